@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from engine.base.cancellation import CancelToken
     from engine.devices.device import Rig
     from engine.devices.packs.signing import PackKeys
-    from engine.machines.rigs.discovery import Peer
     from engine.machines.rigs.pack_installer import PackInstaller
 
 
@@ -41,13 +40,11 @@ def pack_keys() -> PackKeys:
     return PackKeys(pack_key_path(), pack_publishers_path())
 
 
-def find_all_devices(
-    verdicts: Path, rpc_endpoints: Sequence[str] = (), *, checks: Path | None = None, peers: Sequence[Peer] = ()
-) -> Rig:
-    """Return the devices of this machine (with those of packs), of RPC endpoints, and of paired machines."""
+def find_all_devices(verdicts: Path, rpc_endpoints: Sequence[str] = (), *, checks: Path | None = None) -> Rig:
+    """Return the devices of this machine (with those of packs) and of RPC endpoints."""
     from engine.machines.rigs.packed import find_packed_devices
 
-    return find_packed_devices(pack_installer(), verdicts, rpc_endpoints, checks=checks, peers=peers)
+    return find_packed_devices(pack_installer(), verdicts, rpc_endpoints, checks=checks)
 
 
 def main() -> None:

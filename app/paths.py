@@ -123,6 +123,11 @@ def pairings_path() -> Path:
     return user_data_path(APPLICATION, appauthor=False) / "tunnel" / "pairings.json"
 
 
+def machines_path() -> Path:
+    """Return the rig file with the devices of paired machines that the window has used."""
+    return user_data_path(APPLICATION, appauthor=False) / "tunnel" / "machines.json"
+
+
 def settings_path() -> Path:
     """Return the file of settings."""
     return user_config_path(APPLICATION, appauthor=False) / "layerdeck.ini"

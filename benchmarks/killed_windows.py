@@ -73,7 +73,7 @@ def play_round(home: Path, model: Path, server: HubServer, seed: int) -> dict[st
     if chance.random() < SHARE_WITH_WORDS:
         painted.wait(DEADLINE_S / 2)
     time.sleep(chance.uniform(0.0, LONGEST_S))
-    children = {each: " ".join(each.cmdline()[-2:]) for each in psutil.Process(process.pid).children(recursive=True)}
+    children = {each: _role(each) for each in psutil.Process(process.pid).children(recursive=True)}
     process.send_signal(signal.SIGKILL)
     process.wait()
     begun_s = time.monotonic()
@@ -91,6 +91,13 @@ def play_round(home: Path, model: Path, server: HubServer, seed: int) -> dict[st
         "found": found,
         "bad_notices": sorted({line["text"] for line in lines if line["kind"] == "notice" and line["bad"]}),
     }
+
+
+def _role(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline()[-2:])
+    except psutil.Error:
+        return "ended"  # In the moment before it was asked.
 
 
 def _ends_by(process: psutil.Process, limit_s: float) -> bool:

@@ -18,6 +18,7 @@ from app.models.answering import ChatStorage, Then
 from app.notices import Notices
 from engine.base.errors import ChatError, EngineError
 from engine.base.language import tr
+from engine.chat.answer import Append
 from engine.chat.conversation import Conversation as Chat
 from engine.chat.conversation import Hit
 from engine.chat.message import Message, now_ms
@@ -250,9 +251,9 @@ class ChatArchive(QObject, ChatStorage):
 
         self._background.run("Reading attachments", work, then, fail, quiet=True)
 
-    def append(self, message: str, content: str, reasoning: str, then: Then) -> None:
-        """Store more text of an answer."""
-        self._do(lambda store: store.append(message, content, reasoning), then)
+    def append(self, piece: Append, then: Then) -> None:
+        """Store more of an answer."""
+        self._do(lambda store: store.append(piece.message, piece.content, piece.reasoning, piece.calls), then)
 
     def finish(self, chat: str, message: Message, then: Then) -> None:
         """Store a complete answer."""

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
 
 from app.chats.attacher import attachment_size
 from engine.base.language import tr, tr_count
+from engine.base.texts import fenced, show
+from engine.chat.conversation import result_key
+from engine.chat.exports import copied_text
 from engine.chat.message import Message, Timings
+from engine.chat.tools import calls_of_path, missing_results, pretty_arguments
 from engine.chat.tree import MessageTree
-from widgets.chat.shown import Role, ShownImage, ShownMessage
+from widgets.chat.shown import Role, ShownCall, ShownImage, ShownMessage
 from widgets.common.counts import format_count
 
 ENDINGS = {
@@ -16,33 +21,45 @@ ENDINGS = {
     "length": tr("The answer reached the length limit. Continue goes on."),
     "context_full": tr("Stopped because the context is full."),
 }
+NO_RESULTS: Mapping[str, str] = MappingProxyType({})
 INTERRUPTED = tr("Layerdeck ended during this answer. The part that arrived was kept.")
 NEVER_BEGUN = tr("Layerdeck ended before an answer came.")
 
 
 def shown_messages(
-    tree: MessageTree, open_message: str | None, left_out: Collection[str] = ()
+    tree: MessageTree,
+    open_message: str | None,
+    left_out: Collection[str] = (),
+    results: Mapping[str, str] = NO_RESULTS,
 ) -> tuple[ShownMessage, ...]:
     """Return the messages on the shown path of a tree.
 
     `open_message`: the id of the answer that is being written. `left_out`: ids of messages that the prompt leaves out.
+    `results`: typed results of calls, as of `Conversation`.
     """
     said = (message for message in tree.path if message.role != "system")
-    return tuple(shown_message(tree, message, open_message, left_out) for message in said)
+    return tuple(shown_message(tree, message, open_message, left_out, results) for message in said)
 
 
 def shown_message(
-    tree: MessageTree, message: Message, open_message: str | None, left_out: Collection[str] = ()
+    tree: MessageTree,
+    message: Message,
+    open_message: str | None,
+    left_out: Collection[str] = (),
+    results: Mapping[str, str] = NO_RESULTS,
 ) -> ShownMessage:
     """Return one message of a tree; arguments as of `shown_messages`."""
     versions = tree.versions(message.id)
-    role: Role = "user" if message.role == "user" else "assistant"
+    # A result of a call that is not there has no name; such messages were imported.
+    is_result = message.role == "tool"
+    role: Role = "user" if message.role == "user" else "tool" if is_result else "assistant"
     is_open = message.id == open_message
     return ShownMessage(
         id=message.id,
         role=role,
-        speaker=tr("You") if role == "user" else message.model or tr("Model"),
-        text=message.content,
+        speaker=_speaker(tree, message),
+        # In a fence, so that no result is taken for Markdown.
+        text=fenced(message.content) if is_result and message.content else message.content,
         thinking=message.reasoning,
         thinking_note=thinking_note(message, is_open=is_open),
         note="" if is_open else answer_note(message),
@@ -64,8 +81,46 @@ def shown_message(
         # An answer that ended by itself has nothing to continue.
         can_continue=role == "assistant"
         and message.stop_reason != "end_of_text"
-        and bool(message.content or message.reasoning),
+        and bool(message.content or message.reasoning)
+        and not message.calls,
         is_left_out=message.id in left_out,
+        calls=_shown_calls(tree, message, is_open, results),
+        source=copied_text(message) if message.calls or is_result else "",
+        can_answer=is_result and message.id == tree.leaf and not missing_results(tree.path),
+    )
+
+
+def _speaker(tree: MessageTree, message: Message) -> str:
+    match message.role:
+        case "user":
+            return tr("You")
+        case "tool":
+            answer = calls_of_path(tree.path_to(message.parent))
+            calls = () if answer is None else answer.calls
+            name = next((call.name for call in calls if call.id == message.call_id), "")
+            same = [call.id for call in calls if call.name == name]
+            if len(same) > 1:
+                # Parallel calls of one tool are told apart by their order.
+                return tr("Result {number} of {name}", number=same.index(message.call_id) + 1, name=show(name))
+            return tr("Result of {name}", name=show(name)) if name else tr("Result of a tool")
+    return message.model or tr("Model")
+
+
+def _shown_calls(
+    tree: MessageTree, message: Message, is_open: bool, results: Mapping[str, str]
+) -> tuple[ShownCall, ...]:
+    wanted: set[str] = set()
+    if message.calls and not is_open and calls_of_path(tree.path) is message:
+        wanted = {call.id for call in missing_results(tree.path)}
+    return tuple(
+        ShownCall(
+            call.id,
+            show(call.name),
+            pretty_arguments(call),
+            call.id in wanted,
+            results.get(result_key(message.id, call.id), ""),
+        )
+        for call in message.calls
     )
 
 
@@ -77,7 +132,7 @@ def _has_failed(message: Message) -> bool:
 
 
 def _never_began(message: Message) -> bool:
-    return message.role == "assistant" and not (message.content or message.reasoning)
+    return message.role == "assistant" and not (message.content or message.reasoning or message.calls)
 
 
 def answer_note(message: Message) -> str:

@@ -14,7 +14,7 @@ from engine.base.errors import ChatError
 from engine.base.files import write_whole
 from engine.base.language import tr, tr_count
 from engine.chat.conversation import Conversation as Chat
-from engine.chat.exports import as_html, as_json
+from engine.chat.exports import as_html, as_json, as_openai
 from engine.chat.importer import import_file
 from engine.chat.llama_ui import as_jsonl
 from engine.chat.markdown_file import as_markdown
@@ -42,6 +42,7 @@ FORMS = (
     Form(tr("Web page, shown branch"), ".html"),
     Form(tr("Layerdeck JSON, all branches and attachments"), ".json", holds_many=True),
     Form(tr("llama.cpp JSON lines, all branches"), ".jsonl", holds_many=True),
+    Form(tr("OpenAI messages, shown branch"), ".openai.json"),
 )
 READABLE = tr("Exported conversations (*.md *.json *.jsonl);;All files (*)")
 
@@ -114,6 +115,8 @@ def encoded(found: Sequence[tuple[Chat, MessageTree]], form: Form, store: ChatSt
             text = as_markdown(chat, tree.path, _files(tree.path, store))
         case ".html":
             text = as_html(chat, tree.path, _files(tree.path, store))
+        case ".openai.json":
+            return as_openai(chat, tree.path)
         case ".jsonl":
             return as_jsonl(found, _files(_messages(found), store))
         case _:
@@ -134,7 +137,9 @@ def _files(messages: Sequence[Message], store: ChatStore) -> dict[str, bytes]:
 
 def form_of(path: Path, chosen: str, forms: Sequence[Form] = FORMS) -> tuple[Path, Form]:
     """Return path and format: by the ending of the name, else by the chosen filter, whose ending is then added."""
-    by_name = next((form for form in forms if form.ending == path.suffix.lower()), None)
+    # The longest ending first: one may be the end of another.
+    by_length = sorted(forms, key=lambda form: -len(form.ending))
+    by_name = next((form for form in by_length if path.name.lower().endswith(form.ending)), None)
     if by_name is not None:
         return path, by_name
     form = next((form for form in forms if form.filter == chosen), forms[0])

@@ -47,6 +47,12 @@ def _sizes(text: str) -> tuple[int, ...]:
     return tuple(_size(part) for part in text.split(","))
 
 
+def _lent_size(text: str) -> tuple[str, int]:
+    """Parse ID=SIZE, or a size for the only device, with the id ""."""
+    name, _, size = text.rpartition("=")
+    return name.strip(), _size(size)
+
+
 def _port(text: str) -> int:
     # `isdigit` is true of superscripts and digits of other scripts, too.
     if not text.isascii() or not text.isdigit() or not 0 < int(text) < 1 << 16:
@@ -191,6 +197,7 @@ def _add_layout_arguments(
     command: argparse.ArgumentParser, *, file_needed: bool = True, several_files: bool = False
 ) -> None:
     from app.cli.auto_options import add_auto_arguments
+    from app.cli.hand_options import add_hand_arguments
     from app.cli.placing_options import add_place_argument
     from app.cli.settings_options import add_settings_arguments
 
@@ -204,6 +211,7 @@ def _add_layout_arguments(
     command.add_argument("--layout", type=Path, metavar="L", help="layout file (default: the initial layout)")
     add_auto_arguments(command)
     add_place_argument(command)
+    add_hand_arguments(command)
     add_settings_arguments(command)
 
 
@@ -297,13 +305,42 @@ def _add_rig_arguments(rig: argparse.ArgumentParser) -> None:
     )
     lab.add_argument("--out", type=Path, metavar="FILE", help="also write the rig file here")
     lab.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
-    serve = commands.add_parser("serve", help="run an RPC worker for other computers")
-    serve.add_argument("--port", type=_port, required=True, metavar="P")
+    serve = commands.add_parser("serve", help="lend devices to other computers: to paired ones, or as plain RPC")
+    serve.add_argument(
+        "--port",
+        type=_port,
+        metavar="P",
+        help="port to listen on (default 50052, with --secure); a port without --secure serves plain RPC to everybody",
+    )
     serve.add_argument(
         "--host", default="127.0.0.1", metavar="ADDRESS", help="numeric address to listen on (default 127.0.0.1)"
     )
-    serve.add_argument("--device", default="CPU", metavar="D", help="ggml device to offer (default CPU)")
-    serve.add_argument("--cap", type=_size, metavar="SIZE", help="offer at most this much memory")
+    serve.add_argument(
+        "--device",
+        action="append",
+        default=[],
+        metavar="ID",
+        help="device to lend; may repeat (default: all; CPU for plain RPC)",
+    )
+    serve.add_argument(
+        "--except", dest="without", action="append", default=[], metavar="ID", help="lend all but this; may repeat"
+    )
+    serve.add_argument(
+        "--cap",
+        type=_lent_size,
+        action="append",
+        default=[],
+        metavar="[ID=]SIZE",
+        help="lend at most this much of a device's memory; may repeat",
+    )
+    serve.add_argument(
+        "--margin",
+        type=_lent_size,
+        action="append",
+        default=[],
+        metavar="[ID=]SIZE",
+        help="leave this much of a device's free memory for this computer; may repeat",
+    )
     serve.add_argument(
         "--keep",
         type=_quota,
@@ -316,6 +353,10 @@ def _add_rig_arguments(rig: argparse.ArgumentParser) -> None:
         "--announce", action="store_true", help="with --secure: announce this worker in the local network"
     )
     serve.add_argument("--name", metavar="NAME", help="with --secure: name of this computer for others")
+    serve.add_argument(
+        "--install", action="store_true", help="write a systemd user unit that lends with these options, and end"
+    )
+    serve.add_argument("--uninstall", action="store_true", help="remove that unit, and end")
     serve.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     pair = commands.add_parser("pair", help="pair with a computer that shows a pairing code")
     pair.add_argument("endpoint", metavar="HOST:PORT")

@@ -8,16 +8,17 @@ from argparse import Namespace
 from collections import Counter
 from dataclasses import replace
 
+from app.cli.hand_options import placed_experts
 from app.cli.placing_options import add_device_argument, devices_off, placed_modules
 from engine.base.errors import ArgumentError
 from engine.base.units import parse_size
 from engine.devices.device import Rig
-from engine.planning.fit.strategies.constraints import Constraints, Pin, check_constraints
+from engine.planning.fit.strategies.constraints import Constraints, PartPin, Pin, check_constraints
 from engine.planning.settings.context_settings import KV_TYPES, KvType
 
 STRATEGIES = ("fewest", "priority", "balanced", "proportional", "experts", "context", "fastest")
 # At most six digits: no model has more layers, and `int` refuses very long numbers.
-_PIN = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?|output", re.ASCII)
+_PIN = re.compile(r"(?:(experts|dense):)?(?:(\d{1,6})(?:-(\d{1,6}))?)|output", re.ASCII)
 # The output layer in a parsed pin.
 _OUTPUT = -1
 
@@ -31,7 +32,8 @@ def add_auto_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--order", type=_ids, metavar="ID[,ID...]", help="with --auto priority: fill in this order")
     command.add_argument(
         "--pin", type=_pin, action="append", default=[], metavar="LAYERS=ID",
-        help="with --auto: pin layers to a device, such as 0-3=CUDA0 or output=CPU; may repeat",
+        help="with --auto: pin layers or a part of them to a device, such as 0-3=CUDA0, experts:0-3=CPU, dense:4=CUDA1 "
+        "or output=CPU; may repeat",
     )  # fmt: skip
     command.add_argument("--split", action="store_true", help="with --auto: use several devices even if one is enough")
     command.add_argument(
@@ -54,7 +56,8 @@ def constraints_of(options: Namespace, rig: Rig, n_layers: int) -> Constraints:
     Raises:
         ArgumentError: if they are impossible on this rig or for this model.
     """
-    pins = tuple(pin for pin in options.pin if pin.first != _OUTPUT)
+    pins = tuple(pin for pin in options.pin if isinstance(pin, Pin) and pin.first != _OUTPUT)
+    parts = tuple(pin for pin in options.pin if isinstance(pin, PartPin)) + placed_experts(options, rig, n_layers)
     outputs = list(dict.fromkeys(pin.device for pin in options.pin if pin.first == _OUTPUT))
     placed = placed_modules(options, rig).get("output") if hasattr(options, "place") else None
     if placed is not None and placed not in outputs:
@@ -71,6 +74,7 @@ def constraints_of(options: Namespace, rig: Rig, n_layers: int) -> Constraints:
         kv_types=options.kv_types or (),
         # A context length that was asked for is the longest that strategy context goes to.
         max_ctx=options.ctx or None,
+        parts=parts,
     )
     check_constraints(constraints, rig, n_layers)
     return constraints
@@ -122,17 +126,22 @@ def _ids(text: str) -> tuple[str, ...]:
     return ids
 
 
-def _pin(text: str) -> Pin:
+def _pin(text: str) -> Pin | PartPin:
     layers, _, device_id = text.partition("=")
     match = _PIN.fullmatch(layers.strip())
-    if match is None or not device_id.strip():
-        raise argparse.ArgumentTypeError(f'"{text}" is not a pin; write LAYERS=ID such as 0-3=CUDA0 or output=CPU')
-    if match[1] is None:
-        return Pin(device_id.strip(), _OUTPUT, _OUTPUT)
-    first, last = int(match[1]), int(match[2] or match[1])
+    device_id = device_id.strip()
+    if match is None or not device_id:
+        raise argparse.ArgumentTypeError(
+            f'"{text}" is not a pin; write LAYERS=ID such as 0-3=CUDA0, experts:0-3=CPU or output=CPU'
+        )
+    if match[2] is None:
+        return Pin(device_id, _OUTPUT, _OUTPUT)
+    first, last = int(match[2]), int(match[3] or match[2])
     if first > last:
         raise argparse.ArgumentTypeError(f'"{text}" is in reverse order; write the lower layer first: {last}-{first}')
-    return Pin(device_id.strip(), first, last)
+    if match[1] is None:
+        return Pin(device_id, first, last)
+    return PartPin(device_id, "experts" if match[1] == "experts" else "dense", first, last)
 
 
 def _kv_types(text: str) -> tuple[KvType, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from contextlib import closing
+from pathlib import Path
 
 import msgspec
 
@@ -15,6 +16,7 @@ from app.cli.output import check_text, print_document, print_line, say
 from app.cli.talk import Talk, TalkOptions
 from app.paths import chats_path, kept_states_path, presets_path
 from engine.base.errors import ArgumentError
+from engine.base.files import read_at_most
 from engine.base.texts import one_line
 from engine.chat.attachments import read_attachment
 from engine.chat.context import shift_fault
@@ -23,6 +25,7 @@ from engine.chat.message import new_id, now_ms
 from engine.chat.presets import Preset, chat_sampling, read_presets
 from engine.chat.saved_kv_states import SavedKvStates
 from engine.chat.store import ChatStore
+from engine.chat.tools import MAX_CHARACTERS, DefinitionError, read_tools
 from engine.runtime.session.events import Cancelled
 
 
@@ -54,6 +57,12 @@ def run_chat(options: Namespace) -> int:
 
 def _talk(store: ChatStore, options: Namespace) -> int:
     known, conversation = _conversation(store, options)
+    if options.tools is not None:
+        conversation = msgspec.structs.replace(conversation, tools=_read_tools(options.tools))
+    try:
+        read_tools(conversation.tools)
+    except DefinitionError as error:
+        raise ArgumentError(f"--tools: {error}") from None
     preset = _preset(options.preset or conversation.preset)
     printer: ChatPrinter = JsonChat() if options.json else TextChat()
     try:
@@ -108,6 +117,15 @@ def _conversation(store: ChatStore, options: Namespace) -> tuple[Conversation | 
     (known,) = named
     system = known.system if options.system is None else options.system
     return known, msgspec.structs.replace(known, system=system, preset=options.preset or known.preset)
+
+
+def _read_tools(path: Path) -> str:
+    """Return the text of a file of tools."""
+    try:
+        return read_at_most(path, MAX_CHARACTERS * 4 + 1).decode("utf-8-sig")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ArgumentError(f"--tools: {path.name} cannot be read ({reason}); check the path.") from None
 
 
 def _preset(name: str) -> Preset | None:

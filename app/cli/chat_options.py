@@ -34,6 +34,13 @@ def add_chat_arguments(command: argparse.ArgumentParser) -> None:
         help="text, code, a PDF, an image or sound; may repeat",
     )
     command.add_argument(
+        "--tools",
+        type=Path,
+        metavar="FILE",
+        help="tools that the model may call from now on, a JSON list as OpenAI has it; their results are read from "
+        "standard input",
+    )
+    command.add_argument(
         "--overflow",
         choices=OVERFLOWS,
         default="drop",

@@ -10,6 +10,8 @@ from app.cli.output import print_event, print_line, print_text, say
 from app.cli.printers import JsonPrinter, TextPrinter
 from engine.base.texts import escape
 from engine.chat.message import Message
+from engine.chat.tools import pretty_arguments
+from engine.runtime.protocol.messages import ToolCall
 from engine.runtime.session.events import Done, Event, Shifted
 
 
@@ -30,6 +32,14 @@ class Spoken(Event, frozen=True, kw_only=True, tag="token"):
     """A piece of an answer."""
 
     text: str
+
+
+class Called(Event, frozen=True, kw_only=True, tag="tool_call"):
+    """The model called a tool. `arguments`: a JSON object, as text. The next line of the input is its result."""
+
+    id: str
+    name: str
+    arguments: str
 
 
 class Notice(Event, frozen=True, kw_only=True, tag="notice"):
@@ -73,6 +83,9 @@ class JsonChat:
         if content:
             print_event(Spoken(text=content))
 
+    def prompt_result(self, call: ToolCall) -> None:
+        """Print nothing: programs need no prompt."""
+
     def notice(self, sentence: str) -> None:
         print_event(Notice(message=sentence))
 
@@ -80,6 +93,8 @@ class JsonChat:
         print_event(msgspec.structs.replace(event, request=None))
 
     def done(self, done: Done, message: Message) -> None:
+        for call in message.calls:
+            print_event(Called(id=call.id, name=call.name, arguments=call.arguments))
         values = {name: getattr(done, name) for name in Answered.__struct_fields__ if name != "message"}
         # msgspec leaves fields out that are UNSET.
         values["replaced"] = done.replaced or msgspec.UNSET
@@ -117,6 +132,10 @@ class TextChat:
             # Control characters in an answer could steer a terminal. A file or a pipe gets the text unchanged.
             print_text(escape(content, keep_lines=True) if self._on_terminal else content)
 
+    def prompt_result(self, call: ToolCall) -> None:
+        if self._asks:
+            say(f"result of {call.name} (/skip: none)> ", end="")
+
     def notice(self, sentence: str) -> None:
         say(sentence)
 
@@ -125,6 +144,8 @@ class TextChat:
 
     def done(self, done: Done, message: Message) -> None:
         print_line("")
+        for call in message.calls:
+            print_line(f"call of {call.name}: {' '.join(pretty_arguments(call).split())}")
         cached = f", {done.cached_tokens} of {done.prompt_tokens} tokens were cached" if done.cached_tokens else ""
         say(
             f"{done.generated_tokens} tokens, {done.generation_tokens_per_second:.1f} tokens/s; "

@@ -14,23 +14,23 @@ from app.paths import engine_checks_path, self_test_path, speeds_path
 from engine.base.engine_build import engine_version
 from engine.base.errors import ArgumentError, EngineError
 from engine.base.texts import show
-from engine.devices.device import Rig
+from engine.devices.device import Device, Rig, with_free_ids
 from engine.devices.hiding_variables import find_hiding
 from engine.devices.packs.store import NO_PACKS, PACKS_VARIABLE, ListedPack
 from engine.devices.rig_file import encode_rig
-from engine.machines.rigs.discovery import Peer
 from engine.machines.rigs.pack_installer import PackInstaller
 from engine.machines.rigs.speeds import measured_book, speed_lines
 from engine.planning.fit.speed_book import read_speed_book, write_speed_book
 
 
-def find_machine(rpc_endpoints: Sequence[str] = (), peers: Sequence[Peer] = ()) -> Rig:
-    """Return the devices of this computer, of the endpoints and of paired computers.
+def find_machine(rpc_endpoints: Sequence[str] = (), lent: Sequence[Device] = ()) -> Rig:
+    """Return the devices of this computer and of the endpoints, and those that paired computers lend.
 
     New engine packs are checked first. Waits for the network; raises as `find_all_devices`.
     """
     _check_new_packs()
-    return find_all_devices(self_test_path(), rpc_endpoints, checks=engine_checks_path(), peers=peers)
+    rig = find_all_devices(self_test_path(), rpc_endpoints, checks=engine_checks_path())
+    return Rig((*rig.devices, *with_free_ids(lent, rig.ids)), rig.host)
 
 
 def _check_new_packs() -> None:
@@ -142,8 +142,8 @@ def _print(listed: Iterable[ListedPack]) -> None:
 
 def run_devices(options: Namespace) -> int:
     """Print the rig file of this computer. It is always JSON, because it is meant to be saved."""
-    peers = options.tunnels.peers(options.peer)
-    rig = find_machine(options.rpc, peers)
+    lent = options.tunnels.lent_devices(options.peer)
+    rig = find_machine(options.rpc, lent)
     for hiding in find_hiding():
         say(hiding.sentence)
     if options.measure:

@@ -20,8 +20,7 @@ from app.surroundings import settle_places
 from engine.base.errors import EngineError
 
 if TYPE_CHECKING:
-    from engine.devices.device import Rig
-    from engine.machines.rigs.discovery import Peer
+    from engine.devices.device import Device, Rig
     from engine.machines.tunnel.tunnels import Tunnels
 
 
@@ -44,22 +43,25 @@ class CommandTunnels:
             return rig
         return self._made().reach(rig)
 
-    def peers(self, names: Sequence[str]) -> tuple[Peer, ...]:
-        """Return the paired computers with these names, each with a tunnel.
+    def lent_devices(self, names: Sequence[str]) -> tuple[Device, ...]:
+        """Return the devices that the paired computers with these names lend, each with a tunnel.
 
         Raises:
-            EngineError: if one is not paired, or if no tunnel can be opened.
+            EngineError: if one is not paired or does not answer, or if no tunnel can be opened.
         """
         if not names:
             return ()
-        from app.paths import pairings_path
-        from engine.machines.rigs.discovery import Peer
+        from app.paths import engine_checks_path, identity_path, pairings_path
+        from engine.machines.rigs.remote_machines import Machine, RemoteMachines
         from engine.machines.tunnel.pairings import PairingStore
 
-        found = {each.fingerprint: each for each in map(PairingStore(pairings_path()).server, names)}
+        book = PairingStore(pairings_path())
+        found = {each.fingerprint: each for each in map(book.server, names)}
+        machines = RemoteMachines(identity_path(), book, self._made(), engine_checks_path())
         return tuple(
-            Peer(each.endpoint, each.fingerprint, each.name, self._made().route(each.endpoint, each.fingerprint))
+            device
             for each in found.values()
+            for device in machines.find(Machine(each.endpoint, each.fingerprint, each.name)).devices
         )
 
     def known_names(self) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -17,6 +17,7 @@ from app.demo import find_demo
 from app.packs import pack_installer
 from app.paths import calibration_path, engine_checks_path, self_test_path, speeds_path
 from engine.base.cancellation import CancelToken
+from engine.base.confinement import TABLE, cells
 from engine.devices.device import Rig
 from engine.machines.doctor.machine import Files, Machine, find_rig, personal_names
 from engine.machines.doctor.report import Progress, Report, document, examine, table, without_names, write_report
@@ -29,8 +30,7 @@ def run_doctor(options: Namespace) -> int:
     """Examine this computer, and print the results. An interrupt ends it with the results so far."""
 
     def find() -> Rig:
-        peers = options.tunnels.peers(options.peer)
-        return find_machine(options.rpc, peers)
+        return find_machine(options.rpc, options.tunnels.lent_devices(options.peer))
 
     # One machine that does not answer is no reason to leave this one's devices aside.
     rig, problem = find_rig(find, *([find_machine] if options.rpc or options.peer else []))
@@ -65,14 +65,22 @@ def _tell(report: Report, options: Namespace) -> None:
     if options.json:
         print_document(found)
         return
-    rows = table(report.checks)
-    widths = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
-    for *cells, detail in rows:
-        shown = "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
-        print_line(f"{shown}  {detail}".rstrip())
+    _print_table(table(report.checks))
+    if not options.engine:
+        rows = [cells(rights) for rights in TABLE]
+        print_line("\nWhat children can do besides reading code:")
+        _print_table([tuple(rows[0]), *(tuple(row.values()) for row in rows)])
     print_line(f"\n{report.summary}")
     if options.out is not None:
         print_line(f"Written to {options.out}.")
+
+
+def _print_table(rows: Sequence[tuple[str, ...]]) -> None:
+    """Print rows in columns. The last column may be long, and is not padded."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)][:-1]
+    for *first, last in rows:
+        shown = "  ".join(cell.ljust(width) for cell, width in zip(first, widths, strict=True))
+        print_line(f"{shown}  {last}".rstrip())
 
 
 def _show(progress: Progress) -> None:

@@ -16,8 +16,7 @@ from engine.base.files import read_at_most, write_whole
 from engine.base.texts import escape, show
 from engine.devices.rig_file import read_rig
 from engine.model.gguf.reader import read_model
-from engine.planning.exchange.exported import Target
-from engine.planning.exchange.exporting import export_plan
+from engine.planning.exchange.exporting import Target, export_plan
 from engine.planning.exchange.foreign_load import ForeignLoad
 from engine.planning.exchange.importing import MAX_TEXT, arrange, read_foreign
 from engine.planning.layout.layout_file import LayoutFile, encode_layout, layout_document, write_layout

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 import time
 from argparse import Namespace
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from app.cli.auto_options import check_auto_options, constraints_of, with_margins
 from app.cli.devices import find_machine
+from app.cli.hand_options import hand_layout, has_hand_layout, with_hand_overrides
 from app.cli.placing_options import listed_devices, placed_modules, rig_of, with_modules
 from app.cli.settings_options import context_of, side_files_of
 from app.paths import calibration_path, speeds_path
@@ -29,10 +31,12 @@ from engine.planning.fit.speed_book import read_speed_book, write_speed_book
 from engine.planning.fit.strategies.catalogue import auto_layout, find_strategy
 from engine.planning.fit.strategies.constraints import Watch
 from engine.planning.fit.strategies.fastest import initial_layout
+from engine.planning.layout.layout import Layout
 from engine.planning.layout.layout_file import LayoutFile, read_layout
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan
+from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.probing.probe import probe
 from engine.runtime.session.events import Done
 from engine.runtime.session.load_order import LoadOrder, RetryPolicy
@@ -87,13 +91,21 @@ def learn_speed(plan: Plan, done: Done) -> None:
         _log.info("speeds: %s", error.summary())
 
 
+_learning = threading.Lock()
+"""`serve` has a session for each model, and each reports in a thread of its own."""
+
+
 def learn_need(need: ComputingNeed) -> None:
-    """Save what a model needed beyond its forecast while it computed. If that fails, nothing else is lost."""
-    calibration = read_calibration(calibration_path())
-    try:
-        write_calibration(calibration_path(), calibration.with_need(need))
-    except EngineError as error:
-        _log.info("calibration: %s", error.summary())
+    """Save what a model needed beyond its forecast while it computed. If that fails, nothing else is lost.
+
+    For any thread.
+    """
+    with _learning:
+        calibration = read_calibration(calibration_path())
+        try:
+            write_calibration(calibration_path(), calibration.with_need(need))
+        except EngineError as error:
+            _log.info("calibration: %s", error.summary())
 
 
 # Seconds between two lines of progress.
@@ -111,6 +123,7 @@ class Asked:
 def read_inputs(options: Namespace) -> Asked:
     """Read the inputs of `options`. Defaults: the devices of this computer, and the initial layout."""
     check_auto_options(options)
+    has_hand_layout(options)
     if options.auto is not None:
         # Before files are read and devices are found, which takes seconds.
         find_strategy(options.auto)
@@ -135,14 +148,19 @@ def asked_on(options: Namespace, model: ModelFile, rig: Rig, document: LayoutFil
     context = context_of(options, model, document.context if document is not None else None)
     side_files = side_files_of(options, model, rig)
     memory, placed = ModelMemory(model), placed_modules(options, rig)
+
+    def asked(layout: Layout, used: ContextSettings = context, explanation: str | None = None) -> Asked:
+        moved = with_hand_overrides(with_modules(layout, placed, model), options, model, rig)
+        return Asked(Plan(memory, rig, Edit(moved, used, side_files)), explanation)
+
     if document is not None:
-        layout = with_modules(document.layout, placed, model)
-        return Asked(Plan(memory, rig, Edit(layout, context, side_files)))
+        return asked(document.layout)
+    if has_hand_layout(options):
+        return asked(hand_layout(options, model, rig))
     speeds = known_speeds(rig, read_speed_book(speeds_path()))
     listed = listed_devices(options, rig)
-    if options.auto is None and listed is None and "output" not in placed:
-        layout = with_modules(initial_layout(memory, rig, context, side_files, speeds), placed, model)
-        return Asked(Plan(memory, rig, Edit(layout, context, side_files)))
+    if options.auto is None and listed is None and "output" not in placed and not options.experts:
+        return asked(initial_layout(memory, rig, context, side_files, speeds))
     constraints = replace(
         constraints_of(options, rig, model.n_layers), side_files=side_files, speeds=speeds, watch=Watch(tell=patience())
     )
@@ -152,8 +170,7 @@ def asked_on(options: Namespace, model: ModelFile, rig: Rig, document: LayoutFil
         shares = listed is not None and len(listed) > 1
         strategy, constraints = "proportional" if shares else "fastest", replace(constraints, split=shares)
     found = auto_layout(strategy, memory, rig_of(options, rig), context, constraints)
-    layout = with_modules(found.layout, placed, model)
-    return Asked(Plan(memory, rig, Edit(layout, found.context, side_files)), found.explanation)
+    return asked(found.layout, found.context, found.explanation)
 
 
 def patience() -> Callable[[int], None]:

@@ -163,21 +163,17 @@ def with_modules(layout: Layout, placed: Mapping[str, str], model: ModelFile) ->
 
 
 def _with_embedding(layout: Layout, device_id: str, model: ModelFile) -> Layout:
-    from engine.planning.layout.engine_parameters import tensor_overrides
-    from engine.planning.layout.layout import Override
-    from engine.planning.layout.patterns import pattern_finder
+    from engine.planning.layout.parts import embedding_device, place_embedding, ties_embedding
 
-    # llama.cpp keeps input weights in host memory (`LLM_TENSOR_LAYER_INPUT`), unless an override moves them.
-    moved = next((each.device for each in tensor_overrides(layout) if pattern_finder(each.pattern)(_EMBEDDING)), CPU_ID)
-    if moved == device_id:
+    if embedding_device(layout) == device_id:
         return layout
-    if all(tensor.name != "output.weight" for tensor in model.global_tensors) and _has_output(model):
+    if ties_embedding(model):
         # A tied output is created under the same name (`TENSOR_DUPLICATED`), so an override moves both.
         raise ArgumentError(
             "--place embedding: this model's output layer is its embedding, and the engine cannot place them apart; "
             "use --place output, which loads a copy there."
         )
-    return replace(layout, overrides=(Override(device_id, pattern=r"^token_embd\.weight$"), *layout.overrides))
+    return place_embedding(layout, device_id)
 
 
 def with_placed_projector(side_files: SideFiles, options: Namespace, rig: Rig) -> SideFiles:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 
 from app.cli.output import print_document, print_event, print_line, print_text, say
 from engine.base.texts import escape
 from engine.base.units import format_bytes
 from engine.devices.holder import holder_words
+from engine.planning.plan.placement_check import difference_words
 from engine.planning.plan.report import DeviceRow
 from engine.runtime.session.events import (
     AnyEvent,
@@ -93,8 +95,7 @@ class TextPrinter:
                 self._shown = ""
                 self._say(f"layerdeck-cli: {event.message}")
             case Loaded():
-                self._say("loaded")
-                for line in _row_lines(event.devices, event.forecast):
+                for line in _loaded_lines(event):
                     self._say(line)
             case Token():
                 self._show_text(event.text)
@@ -141,6 +142,16 @@ class TextPrinter:
 
 
 Printer = JsonPrinter | TextPrinter
+
+
+def _loaded_lines(event: Loaded) -> Iterator[str]:
+    yield "loaded"
+    yield from _row_lines(event.devices, event.forecast)
+    if event.elsewhere:
+        yield f"layerdeck-cli: {difference_words(event.elsewhere)}"
+    if event.seconds:
+        stages = ", ".join(f"{stage.replace('_', ' ')} {each:.1f} s" for stage, each in event.seconds.items())
+        yield f"the load took {sum(event.seconds.values()):.1f} s: {stages}"
 
 
 def _remedy_lines(event: OutOfMemory) -> list[str]:

@@ -1,4 +1,4 @@
-"""The commands `rig lab` and `rig serve`: RPC workers on this computer, until interrupted."""
+"""The commands `rig lab` and `rig serve`: RPC workers on this computer, until interrupted; and `rig kept`."""
 
 from __future__ import annotations
 
@@ -33,10 +33,15 @@ def run_rig(options: Namespace) -> int:
         from app.cli.secure import run_pair, run_peers
 
         return run_pair(options) if options.rig_command == "pair" else run_peers(options)
+    if options.rig_command == "serve" and (options.install or options.uninstall):
+        from app.cli.service import run_service
+
+        return run_service(options)
     ended = threading.Event()
     # Here an interrupt is the regular end: the event lets workers be closed in order.
     with on_interrupt(ended.set):
-        if options.rig_command == "serve" and options.secure:
+        # Plain RPC is open to everybody, so it needs a port that somebody wrote.
+        if options.rig_command == "serve" and (options.secure or options.port is None):
             from app.cli.secure import run_secure
 
             run_secure(options, ended)
@@ -61,18 +66,24 @@ def _run_lab(options: Namespace, ended: threading.Event) -> None:
 def _serve(options: Namespace, ended: threading.Event) -> None:
     if options.pair or options.announce or options.name:
         raise ArgumentError("--pair, --announce and --name need --secure; add it.")
+    if len(options.device) > 1 or len(options.cap) > 1 or options.without or options.margin:
+        raise ArgumentError("Plain RPC serves one device; add --secure to lend several through one port.")
+    device = options.device[0] if options.device else "CPU"
+    named, cap_bytes = options.cap[0] if options.cap else ("", None)
+    if named not in ("", device):
+        raise ArgumentError(f'--cap: "{named[:60]}" is not served; it serves {device}.')
 
     def report(serving: Serving) -> None:
-        tell(f"{options.device} is served on {options.host}:{serving.port}. End it with Ctrl+C.")
-        tell_serving(options, serving)
+        tell(f"{device} is served on {options.host}:{serving.port}. End it with Ctrl+C.")
+        tell_serving(options, caps_enforced=serving.caps_enforced)
         if not _is_loopback(options.host):
             tell(OPEN_TO_ALL)
 
     serve(
         port=options.port,
         host=options.host,
-        device=options.device,
-        cap_bytes=options.cap,
+        device=device,
+        cap_bytes=cap_bytes,
         kept=kept_weights(options),
         until=ended,
         on_serving=report,

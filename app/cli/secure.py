@@ -7,20 +7,23 @@ import platform
 import sys
 import threading
 from argparse import Namespace
+from collections.abc import Sequence
 from contextlib import ExitStack
 
 from app.cli import exit_codes
 from app.cli.output import print_document, print_line
 from app.cli.serving import kept_weights, tell, tell_serving
+from app.lending import find_lendings
 from app.paths import identity_path, pairings_path
 from engine.base.errors import ArgumentError
-from engine.machines.rigs.discovery import host_device
-from engine.machines.rigs.secure_serving import NOT_GUARDED, SecureAddress, serve_secure
+from engine.base.units import format_bytes
+from engine.devices.addresses import own_addresses
+from engine.machines.rigs.secure_serving import DEFAULT_PORT, NOT_GUARDED, Lending, Lent, SecureAddress, serve_secure
 from engine.machines.tunnel.calling import pair_with
 from engine.machines.tunnel.identity import read_identity, shown_fingerprint
+from engine.machines.tunnel.listener import Use
 from engine.machines.tunnel.pairing import LIFETIME_S, OpenCode
 from engine.machines.tunnel.pairings import Pairing, PairingStore
-from engine.runtime.protocol.messages import Serving
 
 _ROLES = {"client": "may use this computer", "server": "may be used by this computer"}
 
@@ -70,14 +73,16 @@ def _document(pairing: Pairing) -> dict[str, object]:
 
 
 def run_secure(options: Namespace, ended: threading.Event) -> None:
-    """Serve until `ended` is set.
+    """Lend devices until `ended` is set.
 
     Raises:
-        EngineError: if it cannot listen, serve or announce itself.
+        EngineError: if it cannot listen, serve or announce itself, or if a device or size is wrong.
     """
+    check_host(options.host)
+    lendings = find_lendings(only=options.device, without=options.without, caps=options.cap, margins=options.margin)
     address = SecureAddress(
         options.host,
-        options.port,
+        DEFAULT_PORT if options.port is None else options.port,
         options.name or platform.node() or "unnamed",
         read_identity(identity_path()),
         PairingStore(pairings_path()),
@@ -85,50 +90,101 @@ def run_secure(options: Namespace, ended: threading.Event) -> None:
     )
     with ExitStack() as stack:
 
-        def report(serving: Serving) -> None:
-            place = f"{options.host}:{serving.port}"
-            tell(f"{options.device} is available to paired computers on {place}. End it with Ctrl+C.")
+        def report(lent: Lent) -> None:
+            names = ", ".join(f"{each.device.id} ({format_bytes(each.total_bytes)})" for each in lendings)
+            tell(f"Available to paired computers on {options.host}:{lent.port}: {names}. End it with Ctrl+C.")
             tell(f"This computer is {address.name}, {shown_fingerprint(address.identity.fingerprint)}.")
-            tell_serving(options, serving)
-            if not serving.is_guarded:
+            tell_serving(options, caps_enforced=_are_caps_enforced(lendings, lent))
+            if not lent.is_guarded:
                 tell(NOT_GUARDED)
             if options.announce:
-                _announce(stack, options, address, serving)
+                _announce(stack, address, lent.port, lendings)
+            elif ipaddress.ip_address(options.host).is_loopback:
+                tell(_only_here())
             clients = address.book.all("client")
             if clients:
                 tell(f"Paired: {', '.join(each.words for each in clients)}.")
-            # Without a pairing nobody could use this worker.
+            # Without a pairing nobody could use these workers.
             if options.pair or not clients:
                 _show_code(address)
             _renew_on_enter(address)
 
         serve_secure(
             address,
-            device=options.device,
-            cap_bytes=options.cap,
+            lendings,
             kept=kept_weights(options),
             until=ended,
             on_serving=report,
             on_paired=_tell_pairing,
+            on_use=_UseTeller(),
+            on_problem=tell,
         )
 
 
-def _announce(stack: ExitStack, options: Namespace, address: SecureAddress, serving: Serving) -> None:
+def check_host(host: str) -> None:
+    """Check that `host` is a numeric IPv4 address of this computer, or 0.0.0.0.
+
+    Raises:
+        ArgumentError: with the addresses that there are.
+    """
+    addresses = own_addresses()
+    try:
+        address = ipaddress.IPv4Address(host)
+    except ValueError:
+        address = None
+    if address is not None and (address.is_unspecified or address.is_loopback or host in addresses):
+        return
+    raise ArgumentError(
+        f"--host {host[:60]}: no interface of this computer has this address; it has {', '.join(addresses)}. "
+        "0.0.0.0 means all of them."
+    )
+
+
+def _are_caps_enforced(lendings: Sequence[Lending], lent: Lent) -> bool:
+    """Whether the system enforces each cap. A card's counts in plans only."""
+    return all(
+        serving.caps_enforced
+        for each, serving in zip(lendings, lent.servings, strict=True)
+        if each.cap_bytes is not None
+    )
+
+
+class _UseTeller:
+    """Tells who begins and ends to use a device."""
+
+    def __init__(self) -> None:
+        self._before: tuple[Use, ...] = ()
+
+    def __call__(self, uses: tuple[Use, ...]) -> None:
+        for use in uses:
+            if use not in self._before:
+                tell(f"{use.client} uses {use.device}.")
+        for use in self._before:
+            if use not in uses:
+                tell(f"{use.client} has left {use.device}.")
+        self._before = uses
+
+
+def _announce(stack: ExitStack, address: SecureAddress, port: int, lendings: Sequence[Lending]) -> None:
     from engine.machines.tunnel.local_network import Announcement
 
-    # 0: the memory of other devices is not known in this process.
-    total_bytes = options.cap or (host_device().total_bytes if options.device == "CPU" else 0)
     announcement = Announcement(
         address.name,
         address.host,
-        serving.port,
-        device=options.device,
-        total_bytes=total_bytes,
+        port,
+        device=", ".join(each.device.id for each in lendings),
+        total_bytes=sum(each.total_bytes for each in lendings),
         fingerprint=address.identity.fingerprint,
     )
     # Ends with the server, not with this callback.
     stack.enter_context(announcement)
     tell(announced_words(address.host))
+
+
+def _only_here() -> str:
+    addresses = [each for each in own_addresses() if not each.startswith("127.")]
+    example = addresses[0] if addresses else "ITS-ADDRESS"
+    return f"Only this computer reaches it; add --host {example} for others."
 
 
 def announced_words(host: str) -> str:

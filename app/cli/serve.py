@@ -13,7 +13,7 @@ from pathlib import Path
 from app.cli import exit_codes
 from app.cli.auto_options import check_auto_options, with_margins
 from app.cli.entry import on_interrupt
-from app.cli.inputs import asked_on, load_order, this_machine
+from app.cli.inputs import asked_on, learn_need, load_order, this_machine
 from app.cli.library import checked_folder, scan_library
 from app.cli.output import say
 from app.cli.serve_log import ServeLog
@@ -58,7 +58,13 @@ def run_serve(options: Namespace) -> int:
     catalogue = Catalogue(options, preferences)
     entries = catalogue.named()
     pool = ModelPool(
-        PoolParts(entries=catalogue.entries, rig=catalogue.rig, plan=catalogue.plan, holders=memory_holders),
+        PoolParts(
+            entries=catalogue.entries,
+            rig=catalogue.rig,
+            plan=catalogue.plan,
+            holders=memory_holders,
+            learn=learn_need,
+        ),
         keep_alive_s=_first(keep_alive_s, preferences.keep_alive_s, DEFAULT_KEEP_ALIVE_S),
         pinned_s=UNTIL_UNLOADED_S if keep_alive_s is None else keep_alive_s,
         pinned=[entry.id for entry in entries],

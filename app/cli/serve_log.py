@@ -1,4 +1,4 @@
-"""What `serve` says while it runs: on standard error for people, or as events. Nothing of what is asked or answered."""
+"""What `serve` says while it runs: on standard error for people, or as events. It has no prompts and answers."""
 
 from __future__ import annotations
 

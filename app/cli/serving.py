@@ -12,7 +12,6 @@ from app.paths import kept_weights_path
 from engine.base.kept_weights import DEFAULT_QUOTA_BYTES
 from engine.base.units import format_bytes
 from engine.machines.rigs.lab import CAPS_NOT_ENFORCED, KeptWeights
-from engine.runtime.protocol.messages import Serving
 
 
 def kept_weights(options: Namespace) -> KeptWeights | None:
@@ -30,9 +29,9 @@ def _fault(folder: Path) -> str:
     return "" if os.access(folder, os.W_OK | os.X_OK) else os.strerror(errno.EACCES)
 
 
-def tell_serving(options: Namespace, serving: Serving) -> None:
-    """Print whether the memory cap of a running worker is enforced, and the size of its cache of weights."""
-    if options.cap is not None and not serving.caps_enforced:
+def tell_serving(options: Namespace, *, caps_enforced: bool) -> None:
+    """Print whether the memory caps of running workers are enforced, and the size of the cache of weights."""
+    if options.cap and not caps_enforced:
         tell(CAPS_NOT_ENFORCED)
     kept = kept_weights(options)
     if kept is not None:

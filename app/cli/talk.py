@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -34,10 +34,11 @@ from engine.chat.attachments import ReadFile
 from engine.chat.context import Overflow
 from engine.chat.conversation import Conversation, title_of_message
 from engine.chat.message import Message
-from engine.chat.presets import Preset, chat_sampling, system_prompt
+from engine.chat.presets import Preset, chat_sampling, chat_template, system_prompt
 from engine.chat.saved_kv_states import MIN_TOKENS, KvStateKey, SavedKvStates, key_of, model_identity
 from engine.chat.store import ChatStore
 from engine.chat.thinking import begun_answer
+from engine.chat.tools import ToolUse, missing_results, read_tools, result_message, with_results
 from engine.chat.tree import MessageTree, add
 from engine.runtime.protocol.messages import (
     Counted,
@@ -46,11 +47,15 @@ from engine.runtime.protocol.messages import (
     RestoreSequence,
     SaveSequence,
     SequenceSaved,
+    ToolCall,
 )
 from engine.runtime.session.events import Done, Failed, Loaded, RequestEnding, Shifted, Token
 from engine.runtime.session.load_order import LoadOrder
 
-HELP = "/again: another answer to the last question; /quit: end (as the end of the input); Ctrl+C stops an answer."
+HELP = (
+    "/again: another answer to the last question; /skip: go on without the results of calls; /quit: end (as the end of "
+    "the input); Ctrl+C stops an answer."
+)
 _READ_BYTES = 1 << 16
 
 
@@ -136,6 +141,7 @@ class Talk:
         self._answer_options = AnswerOptions(
             system=system_prompt(conversation, options.preset),
             template=conversation.template,
+            tools=ToolUse(read_tools(conversation.tools), chat_template(plan.model, conversation.template)),
             sampling=chat_sampling(plan.model, options.preset, settings).settings,
             overflow=options.overflow,
             model=plan.model.name,
@@ -143,6 +149,8 @@ class Talk:
         )
         self._tree = store.tree(conversation.id)
         self._attached = options.attached
+        self._has_asked = options.prompt is None
+        """Whether lines may be results: a question of --prompt never is one."""
         self._keeps_states = self._make_folder()
         self._follower = Follower(states.folder if self._keeps_states else None)
         # Whether the user was told that text is not stored.
@@ -214,17 +222,26 @@ class Talk:
     # ------------------------------------------------------------------ questions
 
     def _questions(self) -> Iterator[str]:
+        has_prompt = self._options.prompt is not None
         if self._options.prompt is not None:
             yield self._options.prompt
-            return
-        reader = LineReader()
-        self._follower.wake = reader.wake
+        reader = None
         while True:
-            self._printer.prompt()
+            missing = missing_results(self._tree.path)
+            # After --prompt only results are read.
+            if has_prompt and not missing:
+                return
+            if reader is None:
+                reader = LineReader()
+                self._follower.wake = reader.wake
+            if missing:
+                self._printer.prompt_result(missing[0])
+            else:
+                self._printer.prompt()
             line = self._line(reader)
             if line is None or line.strip() == "/quit":
                 return
-            if line.strip():
+            if line.strip() or missing:
                 yield line
 
     def _line(self, reader: LineReader) -> str | None:
@@ -236,8 +253,13 @@ class Talk:
 
     def _take(self, line: str) -> None:
         command = line.strip()
+        missing = missing_results(self._tree.path)
         if command == "/help":
             self._printer.notice(HELP)
+        elif command == "/skip" and missing:
+            self._answer(with_results(self._tree))
+        elif missing and command != "/again" and self._has_asked:
+            self._take_result(missing, line)
         elif command == "/again":
             last = self._tree.path[-1] if self._tree.path else None
             if last is None or last.role != "assistant" or last.parent is None:
@@ -247,18 +269,30 @@ class Talk:
         else:
             self._ask(line)
 
+    def _take_result(self, missing: Sequence[ToolCall], text: str) -> None:
+        """Store the result of the first of these calls. The model is asked when all have theirs."""
+        tree = add(self._tree, result_message(missing[0], text, self._tree.leaf))
+        if len(missing) == 1:
+            self._answer(tree)
+        else:
+            self._store.apply(self._conversation.id, self._tree, tree)
+            self._tree = tree
+
     def _ask(self, text: str) -> None:
+        self._has_asked = True
+        # Only a question of --prompt comes before the results of an earlier chat.
+        before = with_results(self._tree)
         files, self._attached = self._attached, ()
         for file in files:
             self._store.keep_file(file.data)
-        question = new_question(text, self._tree.leaf, [file.attachment for file in files])
+        question = new_question(text, before.leaf, [file.attachment for file in files])
         if not self._tree.messages:
             title = self._conversation.title or title_of_message(question)
             self._conversation = msgspec.structs.replace(self._conversation, title=title)
             # Before its messages, which refer to it in the database.
             if self._store.conversation(self._conversation.id) is None:
                 self._store.save(self._conversation)
-        self._answer(add(self._tree, question))
+        self._answer(add(before, question))
 
     def _answer(self, tree: MessageTree) -> None:
         """Answer the last message of a conversation tree."""
@@ -320,7 +354,7 @@ class Talk:
                     self._follow(run, effect.request)
                 case Append():
                     # Printed only when it is stored: a crash loses no text that people have seen.
-                    self._write(self._store.append(effect.message, effect.content, effect.reasoning))
+                    self._write(self._store.append(effect.message, effect.content, effect.reasoning, effect.calls))
                     run.written(effect)
                     self._printer.said(effect.reasoning, effect.content)
                 case Finish():

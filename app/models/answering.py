@@ -50,8 +50,8 @@ class ChatStorage:
         """Call `then` with the bytes of attachments by their SHA-256, without those that are not stored."""
         then({})
 
-    def append(self, message: str, content: str, reasoning: str, then: Then) -> None:
-        """Store more text of an answer that is being written."""
+    def append(self, piece: Append, then: Then) -> None:
+        """Store more of an answer that is being written."""
         then()
 
     def finish(self, chat: str, message: Message, then: Then) -> None:
@@ -180,7 +180,7 @@ class Answering(QObject):
                 self._loading.stop_answer()
             case Append():
                 then = partial(self._on_written, run, effect)
-                self.storage.append(effect.message, effect.content, effect.reasoning, then)
+                self.storage.append(effect, then)
             case Finish():
                 self._finish(run, effect)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -16,13 +18,23 @@ from app.rig.live_rig import LiveRig
 from app.settings import MAX_RECENT, Settings
 from engine.base.errors import EngineError, LayoutError
 from engine.base.language import tr
+from engine.devices.device import Rig
 from engine.model.gguf.model_file import ModelFile
-from engine.planning.fit.strategies.constraints import AutoLayout, Constraints, Pin, Watch, check_constraints
+from engine.planning.fit.strategies.constraints import (
+    AutoLayout,
+    Constraints,
+    PartPin,
+    Pin,
+    Watch,
+    check_constraints,
+)
 from engine.planning.layout.layout import Layout
+from engine.planning.layout.parts import MOVABLE_PARTS, MovablePart, part_device
+from engine.planning.memory.side_files import SideFiles
 from engine.planning.plan.edit import Edit
-from engine.planning.settings.context_settings import KvType
+from engine.planning.settings.context_settings import ContextSettings, KvType
 from widgets.controls.values import AutoWishes, StrategyWords
-from widgets.layout_editor.placement import PinnedLayers, Pins, PinToggle
+from widgets.layout_editor.placement import PinnedLayers, PinnedPart, Pins, PinToggle
 
 STRATEGY_WORDS = (
     StrategyWords("fewest", tr("&Fewest Devices"), tr("Use as few devices as hold the model")),
@@ -41,6 +53,8 @@ STRATEGY_WORDS = (
 """Title and purpose of each strategy. Titles have the mnemonics of the menu."""
 
 _Value = TypeVar("_Value")
+Find = Callable[[ModelFile, Rig, ContextSettings, SideFiles], Edit]
+"""Finds the layout of a model on a rig; see `AutoLayouts.finder`."""
 
 
 class KeptWishes(msgspec.Struct, frozen=True):
@@ -55,10 +69,14 @@ class KeptWishes(msgspec.Struct, frozen=True):
 
 
 class KeptPins(msgspec.Struct, frozen=True):
-    """Stored pins by path of the model file: device, first and last layer; and the device of the output layer."""
+    """Stored pins by path of the model file: device, first and last layer; and the device of the output layer.
+
+    `parts`: device, part, first and last layer.
+    """
 
     layers: dict[str, tuple[tuple[str, int, int], ...]] = {}
     outputs: dict[str, str] = {}
+    parts: dict[str, tuple[tuple[str, MovablePart, int, int], ...]] = {}
 
 
 class AutoLayouts(QObject):
@@ -99,8 +117,7 @@ class AutoLayouts(QObject):
         return self._pins_of(self._path)
 
     def _pins_of(self, path: str) -> Pins:
-        layers = (PinnedLayers(*pin) for pin in self._pins.layers.get(path, ()))
-        return Pins(tuple(layers), self._pins.outputs.get(path))
+        return _pins(self._pins, path)
 
     @property
     def _path(self) -> str:
@@ -139,7 +156,9 @@ class AutoLayouts(QObject):
         if edit is None:
             return
         pins, layout = self.pins, edit.layout
-        if toggle.layers is None:
+        if toggle.layers is not None and toggle.part is not None:
+            self._set_pins(replace(pins, parts=_toggled_parts(pins, layout, toggle.part, *toggle.layers)))
+        elif toggle.layers is None:
             output = None if pins.output == layout.output_device else layout.output_device
             self._set_pins(replace(pins, output=output))
         else:
@@ -162,7 +181,10 @@ class AutoLayouts(QObject):
             layers[path] = tuple((pin.device, pin.first, pin.last) for pin in pins.layers)
         if pins.output is not None:
             outputs[path] = pins.output
-        self._pins = KeptPins(_latest(layers), _latest(outputs))
+        parts = {key: value for key, value in self._pins.parts.items() if key != path}
+        if pins.parts:
+            parts[path] = tuple((pin.device, pin.part, pin.first, pin.last) for pin in pins.parts)
+        self._pins = KeptPins(_latest(layers), _latest(outputs), _latest(parts))
         self._settings.keep("pins", self._pins)
         self.pins_changed.emit(self.pins)
 
@@ -212,6 +234,23 @@ class AutoLayouts(QObject):
         self.searching.emit(tr("Finding a layout"))
         self._finding.run("Finding a layout", find, apply, refuse, show_progress, quiet=True)
 
+    def finder(self) -> Find:
+        """Return how a layout is found by the preferred strategy, with the options and pins as they are now.
+
+        The function blocks, and is for any thread. It raises `EngineError`.
+        """
+        wishes, pins_of, speeds_of = self.wishes, partial(_pins, self._pins), self._speeds.known_speeds
+
+        def find(model: ModelFile, rig: Rig, context: ContextSettings, side_files: SideFiles) -> Edit:
+            from engine.planning.fit.strategies.catalogue import auto_layout
+
+            constraints = _constraints(model, set(rig.ids), wishes, pins_of(str(model.paths[0])))
+            wanted = replace(constraints, side_files=side_files, speeds=speeds_of(rig))
+            found = auto_layout(wishes.strategy, model, rig, context, wanted)
+            return Edit(found.layout, found.context, side_files)
+
+        return find
+
     def cancel(self) -> None:
         """Cancel a running search. The layout stays as it is."""
         if self._finding.is_running:
@@ -232,20 +271,34 @@ class AutoLayouts(QObject):
 
     def constraints(self, model: ModelFile) -> Constraints:
         """Return the options and pins for `model`, without devices and layers that do not exist."""
-        ids, wishes, pins = set(self._live.rig.ids), self.wishes, self._pins_of(str(model.paths[0]))
-        return Constraints(
-            order=tuple(device_id for device_id in wishes.order if device_id in ids),
-            off=wishes.off & ids,
-            pins=tuple(
-                Pin(pin.device, pin.first, pin.last)
-                for pin in pins.layers
-                if pin.device in ids and pin.last < model.n_layers
-            ),
-            output=pins.output if pins.output in ids else None,
-            split=wishes.split,
-            one_backend=wishes.one_backend,
-            kv_types=wishes.kv_types,
-        )
+        return _constraints(model, set(self._live.rig.ids), self.wishes, self._pins_of(str(model.paths[0])))
+
+
+def _constraints(model: ModelFile, ids: set[str], wishes: AutoWishes, pins: Pins) -> Constraints:
+    return Constraints(
+        order=tuple(device_id for device_id in wishes.order if device_id in ids),
+        off=wishes.off & ids,
+        pins=tuple(
+            Pin(pin.device, pin.first, pin.last)
+            for pin in pins.layers
+            if pin.device in ids and pin.last < model.n_layers
+        ),
+        output=pins.output if pins.output in ids else None,
+        split=wishes.split,
+        one_backend=wishes.one_backend,
+        kv_types=wishes.kv_types,
+        parts=tuple(
+            PartPin(pin.device, pin.part, pin.first, pin.last)
+            for pin in pins.parts
+            if pin.device in ids and pin.last < model.n_layers
+        ),
+    )
+
+
+def _pins(kept: KeptPins, path: str) -> Pins:
+    layers = (PinnedLayers(*pin) for pin in kept.layers.get(path, ()))
+    parts = (PinnedPart(*pin) for pin in kept.parts.get(path, ()))
+    return Pins(tuple(layers), kept.outputs.get(path), tuple(parts))
 
 
 def _wishes(kept: KeptWishes) -> AutoWishes:
@@ -273,6 +326,27 @@ def _toggled(pins: Pins, layout: Layout, first: int, last: int) -> tuple[PinnedL
         else:
             ranges.append(PinnedLayers(held[index], index, index))
     return tuple(ranges)
+
+
+def _toggled_parts(pins: Pins, layout: Layout, part: MovablePart, first: int, last: int) -> tuple[PinnedPart, ...]:
+    """Return the pins after a part of layers `first` to `last` was pinned to its devices, or released."""
+    name = MOVABLE_PARTS[part][0]
+    held = {
+        layer: device for layer in range(layout.n_layers) if (device := pins.part_device_of(part, layer)) is not None
+    }
+    places = {layer: part_device(layout, name, layer) for layer in range(first, last + 1)}
+    if all(held.get(layer) == device for layer, device in places.items()):
+        held = {layer: device for layer, device in held.items() if layer not in places}
+    else:
+        held |= places
+    ranges: list[PinnedPart] = []
+    for layer in sorted(held):
+        before = ranges[-1] if ranges else None
+        if before is not None and before.last == layer - 1 and before.device == held[layer]:
+            ranges[-1] = replace(before, last=layer)
+        else:
+            ranges.append(PinnedPart(held[layer], part, layer, layer))
+    return (*(pin for pin in pins.parts if pin.part != part), *ranges)
 
 
 def _latest(kept: dict[str, _Value]) -> dict[str, _Value]:

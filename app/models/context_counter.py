@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
 from PySide6.QtCore import QObject, QTimer, Signal
 
 from app.models.loading import AnswerLost, Loading
 from engine.base.errors import EngineError
 from engine.chat.context import ContextUse, answer_reserve, use_of
-from engine.runtime.protocol.messages import ChatMessage, Counted, CountTokens, MediaFile
+from engine.runtime.protocol.messages import ChatMessage, Counted, CountTokens, MediaFile, TemplateInput
 from engine.runtime.session.events import Answered
 from engine.runtime.session.status import Phase
 
@@ -26,7 +27,8 @@ MOST_CONVERSATIONS = 32
 class CountedChat:
     """The prompt of a conversation and the parts that the meter shows.
 
-    `files`: texts of its attachments. `media`: images and sounds, without their bytes.
+    `files`: texts of its attachments. `media`: images and sounds, without their bytes. `tools`: definitions of its
+    tools for the template, as JSON.
     """
 
     messages: tuple[ChatMessage, ...]
@@ -35,6 +37,13 @@ class CountedChat:
     files: tuple[str, ...]
     media: tuple[MediaFile, ...]
     max_tokens: int | None
+    tools: str = ""
+
+    @property
+    def request(self) -> CountTokens:
+        """The request that counts the prompt."""
+        template_input = TemplateInput(tools=self.tools)
+        return CountTokens(messages=self.messages, template_input=template_input, template=self.template)
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -54,7 +63,7 @@ class ContextCounter(QObject):
         self._asked: tuple[int, CountedChat, CountTokens] | None = None
         self._texts: dict[str, int] = {}
         self._media: dict[MediaFile, int] = {}
-        self._prompts: dict[tuple[tuple[ChatMessage, ...], str], int] = {}
+        self._prompts: dict[CountTokens, int] = {}
         # Waits until all receivers of the current signal are done: one of them may count another conversation.
         self._timer = QTimer(self)
         self._timer.setSingleShot(True)
@@ -74,11 +83,11 @@ class ContextCounter(QObject):
             return
         texts = tuple(text for text in dict.fromkeys(chat.texts) if text not in self._texts)
         media = tuple(file for file in dict.fromkeys(chat.media) if file not in self._media)
-        used = self._prompts.get((chat.messages, chat.template))
+        used = self._prompts.get(chat.request)
         n_ctx = self._loading.snapshot.context_size
         if texts or media or used is None:
-            messages = () if used is not None else chat.messages
-            self._ask(chat, CountTokens(messages=messages, texts=texts, template=chat.template, media=media))
+            request = CountTokens() if used is not None else chat.request
+            self._ask(chat, msgspec.structs.replace(request, texts=texts, media=media))
         elif n_ctx is not None:
             self._wanted = None
             system = self._texts.get(chat.system, 0)
@@ -103,7 +112,7 @@ class ContextCounter(QObject):
             self._texts.update(zip(request.texts, event.answer.texts, strict=True))
             self._media.update(zip(request.media, event.answer.media, strict=True))
             if request.messages:
-                self._prompts[chat.messages, chat.template] = event.answer.prompt
+                self._prompts[chat.request] = event.answer.prompt
                 # A dict keeps its order of insertion, so the first key is the oldest.
                 if len(self._prompts) > MOST_CONVERSATIONS:
                     del self._prompts[next(iter(self._prompts))]

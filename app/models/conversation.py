@@ -19,16 +19,26 @@ from engine.chat.answer import AnswerOptions, AnswerRun, Append, Finish, continu
 from engine.chat.asking import chat_messages, media_of, texts_of
 from engine.chat.context import cut_of_path, left_out_of, shown_path
 from engine.chat.conversation import Conversation as Chat
-from engine.chat.conversation import title_of_message
+from engine.chat.conversation import result_key, title_of_message
 from engine.chat.message import Attachment, Message, new_id, now_ms
-from engine.chat.presets import Preset, chat_sampling, system_prompt
-from engine.chat.thinking import TEMPLATE_KEY, Marks, begun_answer, marks_of
+from engine.chat.presets import Preset, chat_sampling, chat_template, system_prompt
+from engine.chat.thinking import Marks, begun_answer, marks_of
+from engine.chat.tools import (
+    DefinitionError,
+    ToolUse,
+    calls_of_path,
+    missing_results,
+    read_tools,
+    result_message,
+    with_results,
+)
 from engine.chat.tree import (
     MessageTree,
     add,
     branched,
     changed,
     edited,
+    edited_result,
     is_empty_failure,
     select,
     step_version,
@@ -37,7 +47,7 @@ from engine.chat.tree import (
 )
 from engine.planning.plan.preview import LoadedLayout
 from engine.planning.settings.sampling_sources import Sampling
-from engine.runtime.protocol.messages import ChatMessage
+from engine.runtime.protocol.messages import ChatMessage, ToolCall
 from engine.runtime.session.events import Done
 from engine.runtime.session.status import Phase
 
@@ -136,6 +146,28 @@ class Conversation(QObject):
         return chat_sampling(self._loading.model, self.preset, self.chat.settings)
 
     @property
+    def tools(self) -> ToolUse:
+        """The tools that the model may call; none while their definitions cannot be used."""
+        try:
+            return ToolUse(read_tools(self.chat.tools), self._template)
+        except DefinitionError:
+            return ToolUse((), self._template)
+
+    @property
+    def tools_fault(self) -> str:
+        """Why the definitions of tools cannot be used, as a sentence; empty if they can."""
+        try:
+            read_tools(self.chat.tools)
+        except DefinitionError as error:
+            return str(error)
+        return ""
+
+    @property
+    def missing_results(self) -> tuple[ToolCall, ...]:
+        """The calls at the end of the conversation that wait for a result."""
+        return () if self.open_message is not None else missing_results(self.tree.path)
+
+    @property
     def is_answering(self) -> bool:
         """Whether an answer is being written, in this conversation or in another one."""
         return self.answering.answer is not None
@@ -162,7 +194,7 @@ class Conversation(QObject):
         path = self.prompt_path
         if self.chat.draft.strip():
             path = (*path, Message(id=new_id(), role="user", content=self.chat.draft))
-        return chat_messages(self.system, path)
+        return chat_messages(self.system, path, self.tools)
 
     @property
     def asked_request(self) -> int | None:
@@ -173,8 +205,9 @@ class Conversation(QObject):
         """Return the prompt of the conversation with its parts, to be counted for the meter."""
         path = self.prompt_path
         return CountedChat(
-            messages=chat_messages(self.system, path),
+            messages=chat_messages(self.system, path, self.tools),
             template=self.chat.template,
+            tools=self.tools.definitions,
             system=self.system,
             files=tuple(text for message in path for text in texts_of(message)),
             media=tuple(file for message in path for file in media_of(message)),
@@ -189,7 +222,9 @@ class Conversation(QObject):
         if not path:
             return None
         files = tuple(text for message in path for text in texts_of(message))
-        return replace(self.counted_chat(), messages=chat_messages(self.system, path), files=files, media=())
+        return replace(
+            self.counted_chat(), messages=chat_messages(self.system, path, self.tools), files=files, media=()
+        )
 
     def tell_restored(self, chat: str, restored: Restored) -> None:
         """Show whether the saved state of a conversation could be restored."""
@@ -243,7 +278,9 @@ class Conversation(QObject):
             if data is not None:
                 self._storage.keep_file(data)
         attachments = tuple(attachment for attachment, _data in files)
-        self._ask(add(self.tree, new_question(text, self.tree.leaf, attachments)))
+        tree, typed = self._with_results(), self._typed_results()
+        self._ask(add(tree, new_question(text, tree.leaf, attachments)))
+        self._forget_results(typed)
 
     def regenerate(self, message: str) -> None:
         """Write another version of an answer. One that failed without any text is replaced."""
@@ -260,6 +297,70 @@ class Conversation(QObject):
         if self.can_ask:
             self._ask(edited(self.tree, message, text, created_ms=now_ms()))
 
+    # ------------------------------------------------------------------ tools
+
+    def type_result(self, message: str, call: str, text: str) -> None:
+        """Keep the typed result of a call, which is not sent yet. `message`: the answer with the call."""
+        key = result_key(message, call)
+        if text != self.chat.results.get(key, ""):
+            results = {name: value for name, value in self.chat.results.items() if name != key}
+            self.change_chat(msgspec.structs.replace(self.chat, results={**results, key: text} if text else results))
+
+    def give_result(self, call: str, text: str) -> bool:
+        """Add the result of a call. The model is asked when all calls have theirs; then it has to be loaded.
+
+        Return whether the result was taken.
+        """
+        missing = self.missing_results
+        wanted = next((each for each in missing if each.id == call), None)
+        if wanted is None or (len(missing) == 1 and not self.can_ask):
+            return False
+        tree, typed = add(self.tree, result_message(wanted, text, self.tree.leaf)), self._typed_results(call)
+        if len(missing) == 1:
+            self._ask(tree)
+        else:
+            self._apply(tree)
+        self._forget_results(typed)
+        return True
+
+    def answer_results(self) -> None:
+        """Ask the model with the results so far; calls without one get what was typed for them, or none."""
+        if self.can_ask and self.tree.path:
+            typed = self._typed_results()
+            self._ask(self._with_results())
+            self._forget_results(typed)
+
+    def edit_result(self, message: str, text: str) -> None:
+        """Change the result of a call, as another version of it, and ask the model if all calls have theirs."""
+        if self.can_ask:
+            tree = edited_result(self.tree, message, text, created_ms=now_ms())
+            if missing_results(tree.path):
+                self._apply(tree)
+            else:
+                self._ask(tree)
+
+    def _with_results(self) -> MessageTree:
+        """Return the messages with a result for each call at their end: the typed one, if any."""
+        answer = calls_of_path(self.tree.path)
+        if answer is None or self.open_message is not None:
+            return self.tree
+        typed = self.chat.results
+        return with_results(
+            self.tree, {call.id: typed.get(result_key(answer.id, call.id), "") for call in answer.calls}
+        )
+
+    def _typed_results(self, *calls: str) -> set[str]:
+        """Return the keys of typed results of these calls at the end of the conversation; without calls, of all."""
+        answer = calls_of_path(self.tree.path)
+        found = () if answer is None else calls or tuple(call.id for call in answer.calls)
+        return set() if answer is None else {result_key(answer.id, call) for call in found}
+
+    def _forget_results(self, keys: set[str]) -> None:
+        """Forget typed results, once they are stored as messages: a crash between the two must lose nothing."""
+        if keys & self.chat.results.keys():
+            results = {name: text for name, text in self.chat.results.items() if name not in keys}
+            self.change_chat(msgspec.structs.replace(self.chat, results=results))
+
     def go_on(self, message: str) -> None:
         """Let the model continue an incomplete answer."""
         known = self.tree.messages[message]
@@ -270,9 +371,11 @@ class Conversation(QObject):
 
     def _marks(self) -> Marks | None:
         """Return the thinking tags of the chat template in use."""
-        model = self._loading.model
-        template = self.chat.template or ("" if model is None else model.metadata.get(TEMPLATE_KEY))
-        return marks_of(template) if isinstance(template, str) else None
+        return marks_of(self._template)
+
+    @property
+    def _template(self) -> str:
+        return chat_template(self._loading.model, self.chat.template)
 
     def toggle_pin(self, message: str) -> None:
         """Pin a message, so that its turn stays in the prompt when the context is full, or unpin it."""
@@ -310,6 +413,7 @@ class Conversation(QObject):
             title=tr("{title} (branch)", title=self.chat.title or title_of_message(tree.path[0])),
             leaf=tree.leaf,
             draft="",
+            results={},
             pinned=False,
             forked_from=self.chat.id if self._is_kept else None,
             created_ms=now,
@@ -339,6 +443,7 @@ class Conversation(QObject):
         return AnswerOptions(
             system=self.system,
             template=self.chat.template,
+            tools=self.tools,
             sampling=self.sampling.settings,
             overflow=self.answering.overflow,
             n_ctx=self._context_size,
@@ -435,5 +540,10 @@ class Conversation(QObject):
 def _like(chat: Chat) -> Chat:
     """Return a new conversation with the prompt and settings of another one."""
     return msgspec.structs.replace(
-        new_chat(), system=chat.system, preset=chat.preset, settings=chat.settings, template=chat.template
+        new_chat(),
+        system=chat.system,
+        preset=chat.preset,
+        settings=chat.settings,
+        template=chat.template,
+        tools=chat.tools,
     )

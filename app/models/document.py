@@ -76,6 +76,7 @@ class LayoutDocument(QObject):
         self._speeds = NO_MEASUREMENTS
         self._answered: Mapping[tuple[Path, Edit], float] = {}
         self._drag_start: Edit | None = None
+        self._move_text = ""
         self.probes = ProbeCache()
         """Probed numbers of plans, valid for the key of a plan whatever memory is free."""
         self.plan: Plan | None = None
@@ -218,6 +219,7 @@ class LayoutDocument(QObject):
             return
         # All moves refer to the start of the drag, so that moving back restores it exactly.
         start = self._drag_start or self._state.edit
+        self._move_text = move.text
         self._state.edit = replace(start, layout=move.apply(start.layout))
         self._drag_start = start
         # Moves between two frames need no preview of their own.
@@ -233,7 +235,7 @@ class LayoutDocument(QObject):
         if start == self._state.edit:
             self._recompute()
             return
-        self._push(self._state, start, self._state.edit, tr("move layers"))
+        self._push(self._state, start, self._state.edit, self._move_text)
 
     def cancel_move(self) -> None:
         """End the drag and restore the edit from its start."""

@@ -267,7 +267,12 @@ class Loading(QObject):
         else:
             self.model = info.order.plan.model
             self.loaded = LoadedLayout(
-                info.order.plan.edit, info.measured, info.forecast, info.context, info.flash_attention
+                info.order.plan.edit,
+                info.measured,
+                info.forecast,
+                info.context,
+                info.flash_attention,
+                info.elsewhere,
             )
         self.loaded_changed.emit(self.loaded)
 

@@ -12,6 +12,7 @@ from PySide6.QtCore import QObject, Signal
 
 from app.background import Background, Task
 from app.demo import Demo, find_demo
+from app.models.auto_layouts import Find
 from app.models.document import LayoutDocument
 from app.models.forecaster import Pace
 from app.models.open_model import OpenModel
@@ -125,13 +126,14 @@ class ModelOpener(QObject):
         self,
         path: Path,
         layout: str,
+        find: Find,
         leaving: Sequence[HeldModel],
         opened: Callable[[OpenModel], None],
         failed: Callable[[EngineError], None],
     ) -> None:
         """Open a file for a program, beside the shown one; it is shown only if no other file is open.
 
-        `layout`: text of a layout file; empty: the initial layout on the devices without the models in `leaving`.
+        `layout`: text of a layout file; empty: one that `find` finds on the devices without the models in `leaving`.
         """
         kept, rig, speeds_of = (
             self._settings.side_files(path),
@@ -141,13 +143,14 @@ class ModelOpener(QObject):
 
         def read() -> tuple[OpenedFile, _FirstPlan]:
             found = open_file(path, kept)
-            return found, _first_plan(found, rig, speeds_of(rig), layout)
+            edit = aside_edit(found, rig, layout, find)
+            return found, _first_plan(found, rig, speeds_of(rig), edit)
 
         def show(found: tuple[OpenedFile, _FirstPlan]) -> None:
             (file, first), models = found, self._models
             if self._live.rig.ids != rig.ids:
                 # Devices have changed meanwhile, so the layout is planned again.
-                self.open_aside(path, layout, leaving, opened, failed)
+                self.open_aside(path, layout, find, leaving, opened, failed)
                 return
             model = models.find(file.key)
             if model is None:
@@ -288,21 +291,30 @@ def _open_copy(path: Path, kept: KeptSideFiles, copy: int) -> OpenedFile:
     return replace(opened, model=model, key=replace(opened.key, copy=copy))
 
 
-def _first_plan(opened: OpenedFile, rig: Rig, speeds: Speeds, layout: str = "") -> _FirstPlan:
+def aside_edit(opened: OpenedFile, rig: Rig, layout: str, find: Find) -> Edit:
+    """Return the edit of a model that a program loads. Blocks; `layout` and `find` as of `ModelOpener.open_aside`.
+
+    Raises:
+        EngineError: there is none.
+    """
+    if not layout:
+        return find(opened.model, rig, default_context(opened.model), opened.side_files)
+    document = parse_layout(layout, source=opened.model.name, n_layers=opened.model.n_layers)
+    return Edit(document.layout, document.context, opened.side_files)
+
+
+def _first_plan(opened: OpenedFile, rig: Rig, speeds: Speeds, edit: Edit | None = None) -> _FirstPlan:
     """Return the initial edit of a model on `rig`, and tables that have computed its first preview.
 
-    `layout`: text of a layout file to begin with; empty: none.
+    `edit`: the edit to begin with; None: the initial layout.
     Tables are for one thread at a time; the caller's thread hands them over.
     """
     tables = PreviewTables(opened.model)
-    context, beside = default_context(opened.model), opened.side_files
     # Large models of unknown architecture may take long to forecast.
     with limited(OPENING_SECONDS):
         begun_s = thread_time()
-        if layout:
-            document = parse_layout(layout, source=opened.model.name, n_layers=opened.model.n_layers)
-            edit = Edit(document.layout, document.context, beside)
-        else:
+        if edit is None:
+            context, beside = default_context(opened.model), opened.side_files
             edit = Edit(initial_layout(tables.memory, rig, context, beside, speeds), context, beside)
         make_preview(tables, Plan(tables.memory, rig, edit))
     return _FirstPlan(tables, edit, Pace(thread_time() - begun_s))

@@ -19,7 +19,7 @@ from app.models.open_model import OpenModel
 from engine.base.errors import EngineError
 from engine.chat.context import ContextUse, answer_reserve, use_of
 from engine.runtime.probing.vocabulary import VocabularyCounter
-from engine.runtime.protocol.messages import Counted, CountTokens
+from engine.runtime.protocol.messages import Counted
 from engine.runtime.session.status import Phase
 
 DELAY_MS = 400
@@ -70,7 +70,7 @@ class UnloadedCounter(QObject):
         path = file.paths[0]
         n_media = sum(len(each.media) for each in chat.messages)
         messages = tuple(msgspec.structs.replace(each, media=()) for each in chat.messages)
-        request = CountTokens(messages=messages, texts=chat.texts, template=chat.template)
+        request = msgspec.structs.replace(chat.request, messages=messages, texts=chat.texts)
 
         def take(counted: Counted) -> None:
             tokens = dict(zip(request.texts, counted.texts, strict=True))

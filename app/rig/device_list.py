@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from app.rig.limit_store import LimitStore
-from engine.devices.device import Device, Rig
+from engine.devices.device import Device, Rig, with_free_ids
 from engine.machines.rigs.check_results import CheckResults
 
 _LocalKey = tuple[str, str | None]
@@ -72,22 +72,15 @@ class DeviceList:
 
     def with_devices(self, devices: Sequence[Device]) -> DeviceList:
         """Return the list with added devices; an id that is taken is replaced by a free one."""
-        taken = set(self.rig.ids)
-        added = []
-        for device in devices:
-            device_id = device.id
-            number = 0
-            # Ids are the lanes' names in layouts, so an added device gets another id and the present ones keep theirs.
-            while device_id in taken:
-                device_id = f"RPC{number}" if device.is_rpc else f"{device.id}-{number}"
-                number += 1
-            taken.add(device_id)
-            added.append(replace(device, id=device_id))
-        return self._with((*self.rig.devices, *added))
+        return self._with((*self.rig.devices, *with_free_ids(devices, self.rig.ids)))
 
     def without(self, device_id: str) -> DeviceList:
         """Return the list without a device."""
         return self._with(device for device in self.rig.devices if device.id != device_id)
+
+    def with_changed(self, change: Callable[[Device], Device]) -> DeviceList:
+        """Return the list with each device but the host changed by `change`, which keeps its id."""
+        return self._with(map(change, self.rig.devices))
 
     def without_endpoints(self, endpoints: Collection[str]) -> DeviceList:
         """Return the list without the workers at these endpoints."""

@@ -128,6 +128,10 @@ class LiveMemory:
             return rig_beside(with_less_free(rig, _held_bytes(staying)), staying)
         return rig_beside(rig, self._models, leaving, {CPU_ID: self._seen_own_bytes})
 
+    def reported(self, rig: Rig, *, from_file: bool) -> Rig:
+        """Return `rig` as it is with all our models loaded; `from_file` as of `beside`."""
+        return with_less_free(rig, _held_bytes(self._models)) if from_file else rig
+
     def _with_engine_reading(self, sample: Sample) -> Sample:
         reading = self._engine.get(sample.device)
         if reading is None or sample.used_bytes is not None:
@@ -215,6 +219,11 @@ class LiveRig(QObject):
         A stopped worker has no free memory, so no proposed layout uses it.
         """
         rig = self.memory.beside(self.devices.rig, leaving, from_file=self.devices.from_file)
+        return _without_memory_of(rig, self._stopped) if self._stopped else rig
+
+    def reported(self) -> Rig:
+        """Return the devices with the free memory that they report while all our models are loaded."""
+        rig = self.memory.reported(self.devices.rig, from_file=self.devices.from_file)
         return _without_memory_of(rig, self._stopped) if self._stopped else rig
 
     # ------------------------------------------------------------------ what it is made of

@@ -18,9 +18,9 @@ from app.rig.limit_store import LimitStore
 from app.rig.live_rig import LiveRig
 from engine.base.errors import ArgumentError, EngineError, RigError
 from engine.base.language import tr
-from engine.devices.device import Device, Rig
+from engine.devices.device import Device, Rig, names_of
 from engine.devices.endpoint import parse_endpoint
-from engine.machines.rigs.discovery import Peer, find_peer
+from engine.machines.rigs.remote_machines import LentDevices, Machine, RemoteMachines
 from engine.machines.tunnel.pairings import Pairing, PairingStore
 from engine.machines.tunnel.tunnels import NearbySearch, Tunnels
 from engine.runtime.protocol.network import NearbyMachine
@@ -76,6 +76,7 @@ class Peers(QObject):
         self._identity = identity_path() if folder is None else folder / "identity.pem"
         self._book = PairingStore(pairings_path() if folder is None else folder / "pairings.json")
         self._tunnels = Tunnels(self._identity, self._book)
+        self.machines = RemoteMachines(self._identity, self._book, self._tunnels, engine_checks_path())
         self._search: NearbySearch | None = None
         self._machines: tuple[NearbyMachine, ...] = ()
         self._pairings: tuple[Pairing, ...] = ()
@@ -148,29 +149,28 @@ class Peers(QObject):
         self._background.run(tr("Pairing with {endpoint}", endpoint=endpoint), exchange, show, self._tell_error)
 
     def add(self, machine: Found) -> None:
-        """Add the devices of a paired machine if it answers."""
-        if machine.endpoint in {device.endpoint for device in self._live.devices.rig.devices}:
-            self._tell_error(
-                RigError(
-                    tr(
-                        "{name} at {endpoint} is already among the devices.",
-                        name=machine.name,
-                        endpoint=machine.endpoint,
-                    )
+        """Add the devices that a paired machine lends, if it answers; those that are listed already stay."""
+        asked = Machine(machine.endpoint, machine.fingerprint, machine.name)
+
+        def show(found: LentDevices) -> None:
+            known = {device.endpoint for device in self._live.devices.rig.devices}
+            new = [device for device in found.devices if device.endpoint not in known]
+            if not new:
+                sentence = tr(
+                    "{name} at {endpoint} is already among the devices.", name=machine.name, endpoint=machine.endpoint
                 )
-            )
-            return
-
-        def look() -> tuple[Device, ...]:
-            via = self._tunnels.route(machine.endpoint, machine.fingerprint)
-            return find_peer(Peer(machine.endpoint, machine.fingerprint, machine.name, via), engine_checks_path())
-
-        def show(found: tuple[Device, ...]) -> None:
-            self._live.set_devices(self._live.devices.with_devices(tuple(map(self._limits.apply, found))))
+                self._tell_error(RigError(sentence))
+                return
+            self._live.set_devices(self._live.devices.with_devices(tuple(map(self._limits.apply, new))))
             self._notices.say(tr("Added {name}", name=machine.name))
-            self.told.emit(tr("{name} was added to the devices.", name=machine.name), False)
+            self.told.emit(_added_words(machine.name, new), False)
 
-        self._background.run(tr("Connecting to {name}", name=machine.name), look, show, self._tell_error)
+        self._background.run(
+            tr("Connecting to {name}", name=machine.name),
+            partial(self.machines.find, asked),
+            show,
+            self._tell_error,
+        )
 
     def forget(self, machine: Found) -> None:
         """Delete the pairing on this computer."""
@@ -196,14 +196,27 @@ class Peers(QObject):
         self.told.emit(error.summary(), True)
 
 
+def _added_words(name: str, devices: Sequence[Device]) -> str:
+    if len(devices) == 1 and not devices[0].away:
+        return tr("{name} was added to the devices.", name=name)
+    words = tr("{name} was added to the devices: {ids}.", name=name, ids=names_of(devices))
+    away = [
+        tr("{id} is {away}; it can be used when it is free.", id=device.id, away=device.away)
+        for device in devices
+        if device.away
+    ]
+    return " ".join((words, *away))
+
+
 def list_machines(machines: Sequence[NearbyMachine], pairings: Sequence[Pairing]) -> tuple[Found, ...]:
-    """Return one row for each machine: paired ones first, with their announcement if there is one."""
+    """Return a row for each address: paired machines first, also those that do not announce themselves now.
+
+    A machine may announce several ports.
+    """
     by_fingerprint = {each.fingerprint: each for each in pairings}
     of_endpoint = {each.endpoint: each.fingerprint for each in pairings if each.endpoint}
-    paired: dict[str, Found] = {
-        each.fingerprint: Found(each.name, each.endpoint, each.fingerprint, is_paired=True) for each in pairings
-    }
-    strangers = []
+    announced: list[Found] = []
+    strangers: list[Found] = []
     for each in machines:
         known = by_fingerprint.get(each.fingerprint)
         row = Found(
@@ -216,11 +229,17 @@ def list_machines(machines: Sequence[NearbyMachine], pairings: Sequence[Pairing]
             is_paired=known is not None,
             is_changed=known is None and each.endpoint in of_endpoint,
         )
-        if known is not None:
-            paired[each.fingerprint] = row
-        else:
-            strangers.append(row)
-    return (*paired.values(), *strangers)
+        (strangers if known is None else announced).append(row)
+    found = {row.fingerprint for row in announced}
+    silent = [
+        Found(each.name, each.endpoint, each.fingerprint, is_paired=True)
+        for each in pairings
+        if each.fingerprint not in found
+    ]
+    # In the order of the pairings, so that rows keep their places when machines come and go.
+    places = {fingerprint: place for place, fingerprint in enumerate(by_fingerprint)}
+    paired = sorted((*announced, *silent), key=lambda row: (places[row.fingerprint], row.endpoint))
+    return (*paired, *strangers)
 
 
 def is_address(text: str) -> bool:

@@ -295,5 +295,9 @@ def _make_server(host: str, port: int, key: str, parts: _Parts) -> ApiServer:
 
     access = Access(keys=(key_digest(key),) if key else (), hosts=own_names(host), is_loopback=is_loopback(host))
     served = parts.served
-    pool = ModelPool(PoolParts(parts.offers.entries, load=served.load, keep_alive=served.keep_alive))
+    pool = ModelPool(
+        PoolParts(
+            parts.offers.entries, rig=served.rig, plan=served.plan, load=served.load, keep_alive=served.keep_alive
+        )
+    )
     return ApiServer(Address(host, port), access, pool, version=version(APPLICATION), journal=parts.journal)

@@ -11,35 +11,47 @@ back meanwhile, so that further requests for them come after it.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
+from concurrent.futures import CancelledError as FutureCancelledError
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any, TypeVar
 
 from PySide6.QtCore import QObject, Qt, QTimer, Signal
 
 from app.background import Background
 from app.load.loader import Loader
+from app.models.auto_layouts import AutoLayouts, Find
 from app.models.document import LayoutDocument
 from app.models.open_model import OpenModel
 from app.models.open_models import OpenModels
-from app.models.opener import ModelOpener
+from app.models.opener import ModelOpener, aside_edit
+from app.models.side_files import open_file
 from app.notices import Notices
 from app.rig.live_rig import LiveRig
 from app.serving.offers import Offers
+from app.settings import KeptSideFiles, Settings
 from engine.api.server.offers import entry_of_model
 from engine.api.server.pool import no_room
 from engine.api.server.server import ApiServer
 from engine.api.wire.errors import ApiError, error_of
 from engine.api.wire.names import ModelEntry
-from engine.base.errors import EngineError
+from engine.base.errors import CancelledError, EngineError
 from engine.base.language import tr
+from engine.devices.device import Rig
+from engine.model.gguf.model_file import ModelFile
 from engine.planning.memory.model_memory import ModelMemory
+from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan
 from engine.runtime.session.events import Crashed, Failed, LoadEnding, OutOfMemory
+from engine.runtime.session.load_order import LoadOrder
 from engine.runtime.session.status import Phase
 
 _LOADED = (Phase.READY, Phase.ANSWERING)
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +68,35 @@ class _KeepAlive:
     keep_alive_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """Values that a thread of the server wants from objects of the GUI thread."""
+
+    read: Callable[[], Any]
+    found: Future[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Basis:
+    """What a load on demand begins with: side files and strategy; or file and edit of a model that is open."""
+
+    kept: KeptSideFiles
+    find: Find
+    file: ModelFile | None
+    edit: Edit | None
+
+
 class ServedModels(QObject):
     """Lends loaded models to the server, and loads others for it, one at a time.
 
-    `load` and `keep_alive` are called in the server's loop, everything else in the GUI thread.
+    `load` and `keep_alive` are called in the server's loop, `rig` and `plan` in threads of the server, everything else
+    in the GUI thread.
     """
 
     lent_changed = Signal()
     """`contexts` has changed."""
 
-    _asked = Signal(object)  # _Wanted | _KeepAlive
+    _asked = Signal(object)  # _Wanted | _KeepAlive | _Reading
 
     def __init__(
         self,
@@ -73,6 +104,8 @@ class ServedModels(QObject):
         opener: ModelOpener,
         loader: Loader,
         document: LayoutDocument,
+        auto_layouts: AutoLayouts,
+        settings: Settings,
         live: LiveRig,
         offers: Offers,
         background: Background,
@@ -81,7 +114,11 @@ class ServedModels(QObject):
     ) -> None:
         super().__init__(parent)
         self._models, self._opener, self._loader, self._document = models, opener, loader, document
+        self._auto_layouts, self._settings = auto_layouts, settings
         self._live, self._offers, self._background, self._notices = live, offers, background, notices
+        self._readings: list[Future[Any]] = []
+        """Readings that threads of the server wait for; guarded by the lock."""
+        self._lock = threading.Lock()
         self._server: ApiServer | None = None
         self._entries: dict[OpenModel, ModelEntry] = {}
         """The name of each open model, which stays the same while the window is open."""
@@ -132,6 +169,48 @@ class ServedModels(QObject):
         """Set the idle time of a model, as a request asks for it."""
         self._asked.emit(_KeepAlive(entry, keep_alive_s))
 
+    # ------------------------------------------------------------------ in threads of the server, for forecasts
+
+    def rig(self) -> Rig:
+        """Return the devices with the free memory that they report while the lent models are loaded.
+
+        Raises:
+            EngineError: the server or the window is ending.
+        """
+        return self._read(self._live.reported)
+
+    def plan(self, entry: ModelEntry, rig: Rig) -> LoadOrder:
+        """Return the load that a request for a model would begin on these devices. Takes a moment.
+
+        Raises:
+            EngineError: it cannot be loaded, or the server or the window is ending.
+        """
+        basis = self._read(partial(self._basis, entry))
+        file, edit = basis.file, basis.edit
+        if file is None or edit is None:
+            opened = open_file(entry.path, basis.kept)
+            file, edit = opened.model, aside_edit(opened, rig, entry.layout, basis.find)
+        return LoadOrder(Plan(ModelMemory(file), rig, edit))
+
+    def _basis(self, entry: ModelEntry) -> _Basis:
+        """Return what a load of a model would begin with, in the GUI thread."""
+        model = self._find(entry)
+        file, edit = (None, None) if model is None else (model.file, self._edit_of(model))
+        return _Basis(self._settings.side_files(entry.path), self._auto_layouts.finder(), file, edit)
+
+    def _read(self, read: Callable[[], _T]) -> _T:
+        """Return what `read` returns in the GUI thread, which owns the objects that it reads."""
+        found: Future[_T] = Future()
+        with self._lock:
+            if self._server is None:
+                raise CancelledError("The server is ending.")
+            self._readings.append(found)
+        self._asked.emit(_Reading(read, found))
+        try:
+            return found.result()
+        except FutureCancelledError:
+            raise CancelledError("The server is ending.") from None
+
     # ------------------------------------------------------------------ lending
 
     def attach(self, server: ApiServer) -> None:
@@ -143,7 +222,11 @@ class ServedModels(QObject):
 
     def detach(self) -> None:
         """Lend nothing more, and stop the answers to programs."""
-        self._server = None
+        with self._lock:
+            self._server = None
+            readings, self._readings = self._readings, []
+        for reading in readings:
+            reading.cancel()
         self._lent.clear()
         self.lent_changed.emit()
         self._forget()
@@ -210,7 +293,10 @@ class ServedModels(QObject):
 
     # ------------------------------------------------------------------ loading
 
-    def _on_asked(self, asked: _Wanted | _KeepAlive) -> None:
+    def _on_asked(self, asked: _Wanted | _KeepAlive | _Reading) -> None:
+        if isinstance(asked, _Reading):
+            self._answer(asked)
+            return
         if isinstance(asked, _KeepAlive):
             model = self._find(asked.entry)
             # What a person has loaded stays as that person wants it.
@@ -224,6 +310,16 @@ class ServedModels(QObject):
         self._forget()
         self._wanted = asked
         self._go_on()
+
+    def _answer(self, reading: _Reading) -> None:
+        with self._lock:
+            if reading.found not in self._readings:
+                return  # The server has ended meanwhile.
+            self._readings.remove(reading.found)
+        try:
+            reading.found.set_result(reading.read())
+        except Exception as error:
+            reading.found.set_exception(error)
 
     def _find(self, entry: ModelEntry) -> OpenModel | None:
         """Return the open model of an entry, a loaded one if the file is open more than once."""
@@ -260,11 +356,12 @@ class ServedModels(QObject):
             self._end_preparing(wanted)
 
         self._preparing = wanted
-        self._opener.open_aside(entry.path, entry.layout, idle, opened, partial(self._refuse, wanted))
+        self._opener.open_aside(
+            entry.path, entry.layout, self._auto_layouts.finder(), idle, opened, partial(self._refuse, wanted)
+        )
 
     def _plan(self, wanted: _Wanted, model: OpenModel) -> None:
-        state, file = model.edit_state, model.file
-        edit = self._document.edit if model is self._models.current else None if state is None else state.edit
+        file, edit = model.file, self._edit_of(model)
         if file is None or edit is None:
             return  # Another file takes its place just now.
         rig = self._live.rig_without(())
@@ -284,6 +381,12 @@ class ServedModels(QObject):
         self._background.run(
             tr("Planning {name}", name=file.name), plan, planned, partial(self._refuse, wanted), quiet=True
         )
+
+    def _edit_of(self, model: OpenModel) -> Edit | None:
+        """Return the edit of an open model, on which a request loads it; None if it has none yet."""
+        if model is self._models.current:
+            return self._document.edit
+        return None if model.edit_state is None else model.edit_state.edit
 
     def _end_preparing(self, wanted: _Wanted) -> None:
         if wanted is self._preparing:

@@ -80,6 +80,7 @@ def layout_menu(
     show_auto_layout: _Do,
     toggle_pin: _Do,
     *,
+    show_numbers: _Do,
     use_last: _Do,
     show_export: _Do,
     show_import: _Do,
@@ -108,6 +109,13 @@ def layout_menu(
         Command("auto_layout", tr("Automatic Layo&ut…"), show_auto_layout, "Ctrl+Shift+A"),
         Command("cancel_auto_layout", tr("Cancel Layout Searc&h"), auto_layouts.cancel),
         SEPARATOR,
+        Command(
+            "numbers",
+            tr("Place by &Numbers"),
+            show_numbers,
+            "Ctrl+L",
+            tip=tr("Show fields for the layers and experts of each device, and a line for shares or llama.cpp options"),
+        ),
         Command("pin", tr("P&in or Unpin Selected Layers"), toggle_pin),
         Command("release_pins", tr("Unpin All La&yers"), auto_layouts.release_pins),
         SEPARATOR,
@@ -138,6 +146,7 @@ def devices_menu(
     show_kept_weights: Callable[[], None],
     show_packs: Callable[[], None],
     show_nearby: Callable[[], None],
+    show_lending: Callable[[], None],
     show_other_cards: Callable[[], None],
 ) -> Menu:
     """Return the Devices menu: devices, measurements and engine packs."""
@@ -149,6 +158,7 @@ def devices_menu(
         Command("stop_lab", tr("&Stop Lab Rig"), unloader.stop_lab),
         SEPARATOR,
         Command("find_nearby", tr("Find Machines &Nearby…"), show_nearby),
+        Command("lend", tr("Len&d This Computer…"), show_lending),
         Command("add_remote", tr("Add Re&mote Worker…"), questions.add_remote),
         SEPARATOR,
         Command(

@@ -158,7 +158,19 @@ def make_desk(
         from app.serving.served_models import ServedModels
 
         offers = Offers(library.catalogue)
-        return offers, ServedModels(models, opener, loader, document, live, offers, background, notices, parent)
+        return offers, ServedModels(
+            models,
+            opener,
+            loader,
+            document,
+            auto_layouts,
+            settings,
+            live,
+            offers,
+            background,
+            notices,
+            parent,
+        )
 
     layouts = Layouts(document, models, live, background, notices, speeds, parent)
     desk = Desk(

@@ -12,6 +12,7 @@ from app.window.arrangement import Arrangement, Arranger
 from app.window.chat.conversation_list_presenter import SavedKvStatesPresenter, TransferPresenter
 from app.window.chat.prompt_presenter import PromptPresenter
 from app.window.chat.side_by_side import SideBySide
+from app.window.devices.lend_dialog import LendPresenter
 from app.window.devices.nearby_dialog import NearbyPresenter
 from app.window.devices.other_cards_presenter import OtherCardsPresenter
 from app.window.devices.packs_dialog import PacksPresenter
@@ -105,6 +106,7 @@ def make_actions(
                 desk.auto_layouts,
                 show_auto_layout,
                 main.editor.toggle_pin,
+                show_numbers=main.editor.toggle_numbers,
                 use_last=desk.last_layouts.use,
                 show_export=ExportPresenter(desk.document, desk.background, notices, main).show,
                 show_import=ImportPresenter(desk.document, desk.background, notices, main).show,
@@ -120,6 +122,7 @@ def make_actions(
                 show_kept_weights=KeptWeightsPresenter(desk.background, notices, main).show,
                 show_packs=PacksPresenter(desk.rig.packs, main, check_machine).show,
                 show_nearby=NearbyPresenter(desk.rig.peers, main).show,
+                show_lending=LendPresenter(desk.rig.lender, desk.rig.live, main).show,
                 show_other_cards=other_cards.show,
             ),
             model_menu(models, desk.loader, desk.unloader, desk.settings, show_server),

@@ -8,6 +8,7 @@ from __future__ import annotations
 from PySide6.QtCore import QTimer
 
 from app.models.device_history import DeviceHistory
+from app.models.expert_placing import ExpertPlacing
 from app.models.open_model import OpenModel
 from app.run_marks import RunMarks
 from app.theme import Theme
@@ -260,6 +261,7 @@ def present_layout(main: MainWindow, desk: Desk, actions: Actions) -> None:
         share_editor=main.share_editor,
         bar=main.settings_bar,
         actions=actions,
+        experts=ExpertPlacing(desk.document, desk.background, desk.notices, main),
         parent=main,
     )
 

@@ -10,7 +10,9 @@ from PySide6.QtCore import QObject
 from app.background import Background
 from app.notices import Notices
 from app.rig.device_search import DeviceSearch, RepeatTest, RigFiles
+from app.rig.known_machines import KnownMachines
 from app.rig.lab import Lab
+from app.rig.lender import Lender
 from app.rig.limit_store import LimitStore
 from app.rig.limits import LimitSetter
 from app.rig.live_rig import LiveRig
@@ -33,11 +35,14 @@ class RigParts:
     repeats: RepeatTest
     packs: PackController
     peers: Peers
+    machines: KnownMachines
+    lender: Lender
 
     def start(self, file: Path | None = None) -> None:
         """Begin sampling; use the devices of the rig file `file`, else this machine's."""
         self.sampling.start()
         if file is None:
+            self.machines.restore()
             self.search.refresh()
         else:
             self.files.open(file)
@@ -50,6 +55,8 @@ class RigParts:
         self.sampling.close()
         self.packs.close()
         self.lab.close()
+        self.lender.close()
+        self.machines.close()
         self.peers.close()
 
 
@@ -69,4 +76,6 @@ def make_rig(background: Background, notices: Notices, settings: Settings, paren
         repeats=RepeatTest(live, search, background, notices, parent=parent),
         packs=PackController(search, background, notices, parent),
         peers=peers,
+        machines=KnownMachines(live, peers, book, background, notices, parent=parent),
+        lender=Lender(settings, parent),
     )

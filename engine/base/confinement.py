@@ -1,87 +1,151 @@
-"""Confinement of a child before it reads foreign files: no new rights, no core files, few folders, no network.
+"""What each kind of child may still do once it has read its first request, and the rules that enforce it.
 
-Linux lets an unprivileged process restrict itself (Landlock, since kernel 5.13). On other systems, and on kernels built
-without Landlock, a child runs unconfined and `landlock_version` returns 0. The constants are those of
-`linux/landlock.h` and `linux/prctl.h`, since the standard library has no binding for them.
+`TABLE` has a row of rights for each kind; every rule is made from it. Linux enforces them: Landlock
+(`engine.base.landlock`) for files, TCP ports, signals and programs, and seccomp (`engine.base.seccomp`) for what
+Landlock cannot refuse. macOS has a sandbox whose interface is deprecated and whose profiles are not documented, and
+Windows has AppContainer, which must be set up by the parent: neither is used, so that children there have all our
+rights. Everywhere they get no secrets of our environment (`engine.runtime.process.system`).
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
-import stat
+import platform
+import re
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
-# Numbers of system calls from 424 on are the same on all architectures but Alpha.
-_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
-_VERSION_FLAG = 1
-_RULE_PATH_BENEATH = 1
-_PR_SET_NO_NEW_PRIVS = 38
-_O_PATH = 0o10000000
+from engine.base.landlock import (
+    NETWORK_SINCE,
+    SCOPES_SINCE,
+    THREADS_SINCE,
+    TRUNCATING_SINCE,
+    Reach,
+    drop_privileges,
+    landlock_version,
+    restrict,
+)
+from engine.base.seccomp import can_refuse_calls, own_calls, refuse_other_calls
 
-_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
-_TRUNCATE = 1 << 14
-_FIRST_RIGHTS = (1 << 13) - 1
-_RIGHTS_SINCE = {2: 1 << 13, 3: _TRUNCATE}
-"""Additional file rights, by the Landlock version that introduced them. Device ioctls (version 5) stay allowed, because
-drivers need them.
-
-A right that a ruleset does not handle stays allowed, and a kernel refuses rights newer than its version.
-"""
-_READING = _READ_FILE | _READ_DIR
-_OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE
-"""The only rights that a rule for a file, as opposed to a folder, may name."""
-
-
-_RULE_NET_PORT = 2
-NETWORK_SINCE, SCOPES_SINCE = 4, 6
-"""Landlock versions since which TCP ports, and signals and abstract Unix sockets, can be restricted. UDP and Unix
-sockets with a path cannot.
-"""
-_BIND_TCP, _CONNECT_TCP = 1 << 0, 1 << 1
-_ABSTRACT_SOCKETS, _SIGNALS = 1 << 0, 1 << 1
-
-
-class _RulesetAttributes(ctypes.Structure):
-    _fields_ = (
-        ("handled_access_fs", ctypes.c_uint64),
-        ("handled_access_net", ctypes.c_uint64),
-        ("scoped", ctypes.c_uint64),
-    )
-
-
-class _NetPort(ctypes.Structure):
-    _fields_ = (("allowed_access", ctypes.c_uint64), ("port", ctypes.c_uint64))
+_MIB, _GIB = 1 << 20, 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class Ports:
-    """TCP ports that a confined process may use. `connect`: to connect to; `listen`: to listen on; None: any."""
+class Rights:
+    """Rights of one kind of child, besides reading its own code and the system's libraries.
 
-    connect: tuple[int, ...] | None = ()
-    listen: tuple[int, ...] | None = ()
+    `reads`, `writes`: its files, in words; the paths come with the request. Empty: none.
+    `uses_drivers`: it reads facts about hardware, and writes to devices and to the caches of drivers.
+    `connects`: TCP ports that it connects to: "", those of "endpoints" in its request, or "any".
+    `listens`: it accepts TCP connections. `uses_udp`: it resolves names, or searches the network.
+    `uses_local_sockets`: Unix sockets, for services that resolve names.
+    `starts_renderer`: it starts this program's own renderer of templates, which has no more rights than it has.
+    `memory_bytes`: private memory or address space that it may add to what its start takes; 0 for no fixed limit.
+    `memory`: what limits its memory instead, in words.
+
+    No child signals another process than itself and its children, and none gets secrets of the environment.
+    """
+
+    name: str
+    reads: str = ""
+    writes: str = ""
+    uses_drivers: bool = False
+    connects: str = ""
+    listens: bool = False
+    uses_udp: bool = False
+    uses_local_sockets: bool = False
+    starts_renderer: bool = False
+    memory_bytes: int = 0
+    memory: str = ""
 
 
-NO_NETWORK = Ports()
-ANY_PORT = Ports(None, None)
+DISCOVERY = Rights("discovery", uses_drivers=True, connects="endpoints", memory_bytes=4 * _GIB)
+"""Drivers of many cards take gigabytes. The list itself takes some kilobytes."""
+PROBE = Rights("probe", "model", uses_drivers=True, connects="endpoints", memory="as its header needs")
+LOAD = Rights(
+    "load",
+    "model, adapters, projector",
+    "saved KV states",
+    uses_drivers=True,
+    connects="endpoints",
+    starts_renderer=True,
+    memory="1 GiB for a step on foreign text",
+)
+VOCABULARY = Rights("vocabulary", "model", starts_renderer=True, memory_bytes=4 * _GIB)
+"""A vocabulary of 260,000 tokens takes some hundred MiB."""
+SPEED = Rights("speed", uses_drivers=True, connects="endpoints", memory="as the measurement needs")
+QUANTISE = Rights("quantise", "model", "folder of the new file", memory="as the model needs")
+SERVE = Rights("serve", "", "kept weights", uses_drivers=True, listens=True, memory="cap of the device")
+LIBRARY = Rights("library", "folders of models", memory="none")
+_DECODER = Rights("")
+PDF = replace(_DECODER, name="pdf", memory_bytes=_GIB)
+IMAGE = replace(_DECODER, name="image", memory_bytes=_GIB)
+SOUND = replace(_DECODER, name="sound", memory_bytes=_GIB)
+FORMULA = replace(_DECODER, name="formula", memory_bytes=512 * _MIB)
+RENDERER = replace(_DECODER, name="renderer", memory_bytes=256 * _MIB)
+IMPORTER = Rights("importer", "the file", "folder of the database", memory="none")
+DOWNLOAD = Rights("download", "", "folders of its files", connects="any", uses_udp=True, memory="none")
+TUNNEL = Rights(
+    "tunnel", "key of this machine", connects="any", listens=True, uses_udp=True, uses_local_sockets=True, memory="none"
+)
+NEARBY = Rights("nearby", uses_udp=True, memory_bytes=256 * _MIB)
+"""Endless announcements fill its tables, and then end it."""
+
+TABLE = (
+    LOAD, PROBE, DISCOVERY, VOCABULARY, SPEED, QUANTISE, SERVE, LIBRARY, PDF, IMAGE, SOUND, FORMULA, RENDERER, IMPORTER,
+    DOWNLOAD, TUNNEL, NEARBY,
+)  # fmt: skip
+"""All kinds of children."""
 
 
-class _PathBeneath(ctypes.Structure):
-    # `struct landlock_path_beneath_attr` is packed.
-    _pack_ = 1
-    _fields_ = (("allowed_access", ctypes.c_uint64), ("parent_fd", ctypes.c_int32))
+def cells(rights: Rights) -> dict[str, str]:
+    """Return a kind's rights as words, by the name of the right."""
+    drivers = "drivers" if rights.uses_drivers else ""
+    tcp = [f"to {rights.connects}" if rights.connects else "", "listens" if rights.listens else ""]
+    size = rights.memory_bytes
+    limit = f"{size >> 30} GiB" if size >= _GIB else f"{size >> 20} MiB"
+    return {
+        "child": rights.name,
+        "reads": _joined(rights.reads, drivers),
+        "writes": _joined(rights.writes, "devices" if rights.uses_drivers else ""),
+        "TCP": _joined(*tcp),
+        "UDP": "yes" if rights.uses_udp else "names" if rights.connects == "endpoints" else "no",
+        "Unix sockets": "yes" if rights.uses_local_sockets else "NVIDIA, names" if rights.uses_drivers else "no",
+        "programs": "renderer" if rights.starts_renderer else "no",
+        "signals": "own children" if rights.starts_renderer else "no",
+        "secrets": "no",
+        "memory": limit if size else rights.memory,
+    }
 
 
-def landlock_version() -> int:
-    """Return the Landlock version of this kernel; 0 without Landlock, and a child then has all our rights."""
+def _joined(*words: str) -> str:
+    return ", ".join(filter(None, words)) or "no"
+
+
+def missing_protections() -> tuple[str, ...]:
+    """Return what this system does not enforce of the table, a sentence each; empty if it enforces all."""
     if not sys.platform.startswith("linux"):
-        return 0
-    # With this flag the call returns the version instead of a ruleset, and -1 if the kernel lacks Landlock.
-    return max(0, int(_system_call()(_CREATE_RULESET, None, 0, _VERSION_FLAG)))
+        system = {"darwin": "macOS", "win32": "Windows"}.get(sys.platform, sys.platform)
+        return (f"Children are not confined on {system}: they reach all that you can, apart from your secrets.",)
+    version = landlock_version()
+    told = {
+        1: "Children reach all your files: this kernel has no Landlock (Linux 5.13 and later).",
+        TRUNCATING_SINCE: "Children can empty files that they cannot read (Landlock before version 3).",
+        NETWORK_SINCE: "Children that may connect can connect to any TCP port (Landlock before version 4).",
+        SCOPES_SINCE: "A child that starts the renderer can signal your programs (Landlock before version 6).",
+        THREADS_SINCE: "Threads that drivers start early keep their access to files (Landlock before version 8).",
+    }
+    lacking = [sentence for since, sentence in told.items() if version < since]
+    if not can_refuse_calls():
+        lacking.append(
+            f"Children can use UDP and Unix sockets: seccomp is missing, or unknown for {platform.machine()}."
+        )
+    # Without Landlock the other sentences about it say nothing more.
+    return tuple(each for each in lacking if version or "before version" not in each)
 
 
 def limits_memory() -> bool:
@@ -101,50 +165,96 @@ def refuse_core_files() -> None:
 
 
 def confine(
-    readable: Iterable[Path], writable: Iterable[Path], ports: Ports = NO_NETWORK, *, starts_programs: bool = False
+    rights: Rights,
+    readable: Iterable[Path] = (),
+    writable: Iterable[Path] = (),
+    ports: Iterable[int] = (),
+    *,
+    resolves_names: bool = False,
 ) -> bool:
-    """Restrict this process to these files and to everything below these folders; return whether the system can do
-    that.
+    """Restrict this process to the rights of its kind; return whether the system enforces all of them.
 
-    Newer kernels also restrict TCP to `ports`, and let it send signals to itself and its own children only.
-    `starts_programs`: whether programs among the readable files may be started; they are confined in the same way.
-    This cannot be undone. It drops all additional rights and applies to later threads and children. Open files stay
-    usable. Call it while the process has a single thread: Landlock does not restrict other threads.
+    It cannot be undone, and binds later threads and children. Call it while the process has a single thread: before
+    version 8 Landlock does not bind the others. Open files and connections stay usable.
+
+    `readable`, `writable`: the files and folders of its request. `ports`: TCP ports of the endpoints that it connects
+    to. `resolves_names`: some of them have names instead of addresses.
     """
-    version = landlock_version()
-    if not version:
+    if not sys.platform.startswith("linux"):
         return False
-    handled = _FIRST_RIGHTS
-    # A kernel rejects a ruleset with rights that it does not know.
-    for since, rights in _RIGHTS_SINCE.items():
-        handled |= rights if version >= since else 0
-    call = _system_call()
-    attributes = _RulesetAttributes(handled)
-    if version >= NETWORK_SINCE:
-        attributes.handled_access_net = _CONNECT_TCP * (ports.connect is not None) | _BIND_TCP * (
-            ports.listen is not None
-        )
-    if version >= SCOPES_SINCE:
-        attributes.scoped = _ABSTRACT_SOCKETS | _SIGNALS
-    reading = _READING | (_EXECUTE if starts_programs else 0)
-    ruleset = int(call(_CREATE_RULESET, ctypes.byref(attributes), ctypes.sizeof(attributes), 0))
-    if ruleset < 0:
-        return False
-    try:
-        for path in readable:
-            _allow(ruleset, path, reading)
-        for path in writable:
-            _allow(ruleset, path, handled & ~_EXECUTE)
-        if attributes.handled_access_net:
-            for rights, numbers in ((_CONNECT_TCP, ports.connect), (_BIND_TCP, ports.listen)):
-                for port in numbers or ():
-                    call(_ADD_RULE, ruleset, _RULE_NET_PORT, ctypes.byref(_NetPort(rights, port)), 0)
-        # An unprivileged process may only restrict itself once it can gain no privileges, as by a set-uid program.
-        if ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
-            return False
-        return int(call(_RESTRICT_SELF, ruleset, 0)) == 0
-    finally:
-        os.close(ruleset)
+    system = (*_FACTS, *(system_folders() if rights.uses_drivers else ()))
+    _pin(system)
+    reach = Reach(
+        readable=(*code_folders(), *_BASIC, *system, *readable),
+        writable=(*_BASIC, *(device_folders() if rights.uses_drivers else ()), *writable),
+        programs=_own_programs() if rights.starts_renderer else (),
+        connect=None if rights.connects == "any" else tuple(ports),
+        listen=None if rights.listens else (),
+    )
+    calls = own_calls(
+        tcp=bool(rights.connects) or rights.listens,
+        udp=rights.uses_udp or resolves_names,
+        # A multicast DNS name (.local) is resolved by a service behind such a socket.
+        unix=rights.uses_local_sockets or resolves_names or (rights.uses_drivers and _has_nvidia()),
+        listens=rights.listens,
+        programs=rights.starts_renderer,
+    )
+    # Both are tried in any case: a kernel may have one of them.
+    return all([drop_privileges(), restrict(reach), refuse_other_calls(calls)])
+
+
+def early_threads() -> tuple[str, ...]:
+    """Return the names of this process's other threads that Landlock does not bind; call it right after `confine`.
+
+    Libraries and drivers start them while they are opened. Seccomp binds them.
+    """
+    if not landlock_version() or landlock_version() >= THREADS_SINCE:
+        return ()
+    names = []
+    for task in Path("/proc/self/task").iterdir():
+        if task.name != str(os.getpid()):
+            with suppress(OSError):
+                names.append((task / "comm").read_text(encoding="utf-8", errors="replace").strip())
+    return tuple(names)
+
+
+_BASIC = tuple(Path("/dev", name) for name in ("null", "zero", "full", "random", "urandom"))
+
+
+_FACTS = (
+    *(Path("/proc", name) for name in ("self", "cpuinfo", "meminfo", "stat", "version", "sys")),
+    Path("/sys/devices/system"),
+)
+"""What every child reads of this machine and of itself. The rest of /proc tells of other processes, and to root what
+is in their environment.
+"""
+_pinned: list[int] = []
+
+
+def _pin(paths: Iterable[Path]) -> None:
+    """Keep these paths of /proc open. The kernel makes its inodes anew when it needs memory, and rules name inodes."""
+    for path in paths:
+        if path.parts[1:2] == ("proc",):
+            with suppress(OSError):
+                _pinned.append(os.open(path, os.O_PATH | os.O_CLOEXEC))
+
+
+@cache
+def _own_programs() -> tuple[Path, ...]:
+    """Return the files that start when a child of this program does: the interpreter, and the linker that loads it."""
+    with suppress(OSError):
+        maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
+        linkers = {line.split(maxsplit=5)[-1] for line in maps.splitlines() if _LINKER.search(line)}
+        return (Path(os.path.realpath(sys.executable)), *map(Path, sorted(linkers)))
+    return (Path(os.path.realpath(sys.executable)),)
+
+
+_LINKER = re.compile(r"/ld(?:-[\w.-]+)?\.so[\w.]*$")
+
+
+def _has_nvidia() -> bool:
+    """Return whether NVIDIA's driver is here: it makes Unix sockets, to share memory and for a shared context (MPS)."""
+    return any(Path(path).exists() for path in ("/dev/nvidiactl", "/dev/dxg"))
 
 
 def code_folders() -> tuple[Path, ...]:
@@ -154,22 +264,41 @@ def code_folders() -> tuple[Path, ...]:
     own = (str(Path(__file__).resolve().parents[2]), *sys.path, sys.prefix, sys.base_prefix, *program)
     # drivers load parts of theirs by name, late: the linker then looks here
     linked = os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
-    system = ("/usr", "/lib", "/lib64", "/opt", "/nix", "/etc")
+    system = ("/usr", "/lib", "/lib64", "/opt", "/nix", "/etc", *_RESOLVERS)
     return tuple(Path(folder) for folder in dict.fromkeys((*own, *linked, *system)) if folder)
+
+
+_RESOLVERS = ("/run/systemd/resolve", "/run/resolvconf", "/run/NetworkManager")
+"""Targets of the link /etc/resolv.conf. The rest of /run has sockets and files of the user's session."""
+_DRIVERS = (
+    "/proc/bus", "/proc/device-tree", "/proc/devices", "/proc/driver", "/proc/filesystems", "/proc/modules",
+    "/run/opengl-driver", "/run/opengl-driver-32", "/run/current-system", "/run/udev", "/run/nvidia-persistenced",
+    "/run/nvidia-topologyd",
+)  # fmt: skip
+_DEVICES = (
+    "accel*", "dma_heap", "dri", "dxg", "kfd", "kgsl*", "mali*", "nvhost*", "nvgpu*", "nvidia*", "nvmap", "udmabuf",
+    "davinci*", "devmm_svm", "hisi_hdc",
+)  # fmt: skip
+"""Devices of graphics cards and accelerators. The rest of /dev has terminals, and memory of other programs (shm)."""
+_MPS = Path("/tmp/nvidia-mps")
 
 
 def system_folders() -> tuple[Path, ...]:
     """Return the folders from which drivers and the engine read facts about the hardware."""
     home = Path.home()
     own = (home / ".local/share/vulkan", home / ".config/vulkan", home / ".drirc")
-    return (Path("/proc"), Path("/sys"), Path("/run"), Path("/var/run"), Path("/tmp/nvidia-mps"), *own)
+    return (Path("/sys"), *map(Path, _DRIVERS), *own)
 
 
 def device_folders() -> tuple[Path, ...]:
     """Return the paths to which drivers write: devices, the pipes of a shared CUDA context, and shader caches."""
-    pipes = os.environ.get("CUDA_MPS_PIPE_DIRECTORY")
+    pipes = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or _MPS)
+    # Processes that share a CUDA context share memory too, and AMD's driver names some [unverified on a card].
+    shares = pipes.exists() or Path("/dev/kfd").exists()
+    shared = (pipes, Path("/dev/shm")) if shares else (pipes,)
+    devices = (path for pattern in _DEVICES for path in Path("/dev").glob(pattern))
     kept = (folder for folders in _driver_caches().values() for folder in folders)
-    return (Path("/dev"), *((Path(pipes),) if pipes else ()), *kept)
+    return (*devices, *shared, *kept)
 
 
 def make_driver_caches(backends: Iterable[str]) -> None:
@@ -192,26 +321,3 @@ def _driver_caches() -> dict[str, tuple[Path, ...]]:
         "CUDA": (Path(compiled) if compiled else home / ".nv",),
         "Vulkan": (cache / "nvidia", mesa / "mesa_shader_cache", mesa / "mesa_shader_cache_db"),
     }
-
-
-def _allow(ruleset: int, path: Path, rights: int) -> None:
-    """Add a rule for a path; a path that does not exist needs none."""
-    try:
-        descriptor = os.open(path, _O_PATH | os.O_CLOEXEC)
-    except (OSError, ValueError):
-        return
-    try:
-        # The kernel rejects a rule for a file with rights that concern folders, such as making files.
-        if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
-            rights &= _OF_FILES
-        rule = _PathBeneath(rights, descriptor)
-        _system_call()(_ADD_RULE, ruleset, _RULE_PATH_BENEATH, ctypes.byref(rule), 0)
-    finally:
-        os.close(descriptor)
-
-
-def _system_call() -> ctypes._NamedFuncPointer:
-    call = ctypes.CDLL(None).syscall
-    # The default of ctypes is int, which would cut the result of `syscall` on 64 bits.
-    call.restype = ctypes.c_long
-    return call

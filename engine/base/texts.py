@@ -75,3 +75,11 @@ def _escaped(match: re.Match[str]) -> str:
 def _json_escaped(match: re.Match[str]) -> str:
     code = ord(match[0])
     return f"\\\\u{code:04x}" if 0xD800 <= code <= 0xDFFF else f"\\u{code:04x}"
+
+
+def fenced(text: str, language: str = "") -> str:
+    """Return a text as a block of code in Markdown, between fences that are longer than any in the text."""
+    fence = "```"
+    while fence in text:
+        fence += "`"
+    return f"{fence}{language}\n{text}\n{fence}"

@@ -41,12 +41,21 @@ from engine.chat.context import (
 )
 from engine.chat.message import MAX_CHOICES, Attachment, Message, MessageState, Timings, new_id, now_ms
 from engine.chat.thinking import Delta, Marks, Splitter, begun_answer
+from engine.chat.tool_calls import CallDelta, Found, calls_with
+from engine.chat.tools import NO_TOOLS, ToolUse
 from engine.chat.tree import MessageTree, add, changed
 from engine.planning.fit.shares import share_words
 from engine.planning.layout.layout import Layout
 from engine.planning.settings.sampling_settings import SamplingSettings
 from engine.planning.settings.sampling_sources import changed_settings
-from engine.runtime.protocol.messages import ChatMessage, Counted, CountTokens, Generate, TokenChoice
+from engine.runtime.protocol.messages import (
+    ChatMessage,
+    Counted,
+    CountTokens,
+    Generate,
+    TemplateInput,
+    TokenChoice,
+)
 from engine.runtime.session.events import Cancelled, Crashed, Done, Failed, OutOfMemory, RequestEnding, Shifted
 
 
@@ -58,6 +67,7 @@ class AnswerOptions:
     `template`: a chat template instead of the model's; empty: none.
     `n_ctx`: tokens of the context; None: unknown.
     `model`, `model_identity`, `layout`: stored with the message.
+    `tools`: the tools that the model may call, with the chat template in use.
     """
 
     system: str = ""
@@ -68,6 +78,7 @@ class AnswerOptions:
     model: str = ""
     model_identity: str = ""
     layout: Layout | None = None
+    tools: ToolUse = NO_TOOLS
 
 
 # ------------------------------------------------------------------ effects
@@ -123,11 +134,13 @@ class StopAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """Store more text of the message. When it is on disk, or cannot be stored, call `written` and show the text."""
+    """Store more text of the message, and of its calls. When it is on disk, or cannot be stored, call `written` and
+    show it."""
 
     message: str
     content: str
     reasoning: str = ""
+    calls: tuple[CallDelta, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +211,10 @@ class AnswerRun:
         self._had_thought = self._splitter.has_thought
         self._content, self._reasoning = [message.content], [message.reasoning]
         self._choices = list(message.choices)
+        self._reader = options.tools.reader() if options.tools.tools else None
+        self._calls: list[CallDelta] = []
         self._waiting: list[Delta] = []
+        self._waiting_calls: list[CallDelta] = []
         self._tokens = 0
         self._shift_note = ""
         self._clock = clock
@@ -277,15 +293,18 @@ class AnswerRun:
 
     @property
     def _prompt(self) -> tuple[ChatMessage, ...]:
-        return chat_messages(self.options.system, shown_path(self.path, self.left_out))
+        return chat_messages(self.options.system, shown_path(self.path, self.left_out), self.options.tools)
 
     def _count(self) -> Effects:
         self._step = _Step.COUNTING
-        return (Count(CountTokens(messages=self._prompt, template=self.options.template)),)
+        options = self.options
+        definitions = TemplateInput(tools=options.tools.definitions)
+        request = CountTokens(messages=self._prompt, template_input=definitions, template=options.template)
+        return (Count(request),)
 
     def _take_count(self, counted: Counted) -> Effects:
         options = self.options
-        asked = messages_by_id(options.system, shown_path(self.path, self.left_out))
+        asked = messages_by_id(options.system, shown_path(self.path, self.left_out), options.tools)
         tokens = tokens_of(asked, counted.messages, counted.prompt)
         # Without a reserve the answer would have no room in a context that the prompt just fits.
         reserve = answer_reserve(counted.n_ctx, options.sampling.max_tokens)
@@ -318,7 +337,10 @@ class AnswerRun:
     def _ask(self, prompt: Sequence[ChatMessage]) -> Effects:
         self._step = _Step.WRITING
         options = self.options
-        return (Ask(answer_request(prompt, options.sampling, begun=self.begun, template=options.template)),)
+        request = answer_request(
+            prompt, options.sampling, begun=self.begun, template=options.template, tools=options.tools
+        )
+        return (Ask(request),)
 
     # ------------------------------------------------------------------ while the model answers
 
@@ -345,14 +367,17 @@ class AnswerRun:
         """Return an effect that stores the text since the last call as one piece; no effect if there is no text."""
         content = "".join(delta.content for delta in self._waiting)
         reasoning = "".join(delta.reasoning for delta in self._waiting)
+        calls = tuple(self._waiting_calls)
         self._waiting.clear()
-        return (Append(self.message.id, content, reasoning),) if content or reasoning else ()
+        self._waiting_calls.clear()
+        return (Append(self.message.id, content, reasoning, calls),) if content or reasoning or calls else ()
 
     def written(self, piece: Append) -> None:
         """Add a piece to `message`, once it is on disk or cannot be stored."""
         if not self.has_ended:
             content, reasoning = self.message.content + piece.content, self.message.reasoning + piece.reasoning
-            self.message = msgspec.structs.replace(self.message, content=content, reasoning=reasoning)
+            calls = calls_with(self.message.calls, piece.calls)
+            self.message = msgspec.structs.replace(self.message, content=content, reasoning=reasoning, calls=calls)
 
     def stop(self) -> Effects:
         """Stop the answer for a person. Its text so far is kept."""
@@ -401,8 +426,8 @@ class AnswerRun:
         if self.has_ended:
             return ()
         # Text that might have begun a tag was held back; it is part of the answer after all.
-        self._take(self._splitter.rest())
-        if not any(self._content) and not any(self._reasoning):
+        self._take_rest()
+        if not (any(self._content) or any(self._reasoning) or self._calls):
             rest = self._end("failed", sentence, self.message.timings)
         else:
             timings = self._timings(
@@ -413,7 +438,8 @@ class AnswerRun:
         return (*rest, Finish(self.message, failure=sentence))
 
     def _end(self, state: MessageState, note: str, timings: Timings | None, stop_reason: str = "") -> Effects:
-        self._take(self._splitter.rest())
+        self._take_rest()
+        calls = calls_with((), self._calls)
         rest: Effects = self.flush()
         # A banner that still asks about the full context has to go.
         if self._step is _Step.ASKING_PERSON:
@@ -428,10 +454,30 @@ class AnswerRun:
             stop_reason=stop_reason,
             timings=timings,
             choices=tuple(self._choices),
+            calls=calls,
         )
         return rest
 
+    def _take_rest(self) -> None:
+        """Take the text that was held back; nothing follows."""
+        self._take(self._splitter.rest())
+        if self._reader is not None:
+            self._take_found(self._reader.end())
+
     def _take(self, delta: Delta) -> None:
+        if self._reader is not None and delta.content:
+            # Calls are read from the answer, as the API server does, and never from the thought.
+            found = self._reader.add(delta.content)
+            delta = Delta(delta.reasoning, "")
+            self._take_found(found)
+        self._take_text(delta)
+
+    def _take_found(self, found: Found) -> None:
+        self._calls += found.calls
+        self._waiting_calls += found.calls
+        self._take_text(Delta("", found.content))
+
+    def _take_text(self, delta: Delta) -> None:
         if delta.content or delta.reasoning:
             self._reasoning.append(delta.reasoning)
             self._content.append(delta.content)
@@ -478,7 +524,8 @@ def new_answer(chat: str, tree: MessageTree, options: AnswerOptions) -> AnswerRu
 
 def continued_answer(chat: str, tree: MessageTree, message: Message, options: AnswerOptions, begun: str) -> AnswerRun:
     """Return an existing answer of `tree`, to be continued from `begun`."""
-    writing = msgspec.structs.replace(message, state="writing", note="", stop_reason="")
+    # The model goes on after the text, and writes the calls anew.
+    writing = msgspec.structs.replace(message, state="writing", note="", stop_reason="", calls=())
     return AnswerRun(chat, changed(tree, writing), writing, options, begun=begun)
 
 

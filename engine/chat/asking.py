@@ -8,10 +8,21 @@ from itertools import accumulate
 import msgspec
 
 from engine.base.errors import ChatError
+from engine.base.texts import fenced
 from engine.chat.message import Attachment, Message
 from engine.chat.thinking import CONTROL_MARKS, FAMILIES
+from engine.chat.tool_calls import MARKS
+from engine.chat.tools import NO_TOOLS, ToolUse, in_order_of_calls, is_whole
 from engine.planning.settings.sampling_settings import SamplingSettings
-from engine.runtime.protocol.messages import ChatMessage, Generate, ImageFile, MediaFile, SoundFile, TokenChoice
+from engine.runtime.protocol.messages import (
+    ChatMessage,
+    Generate,
+    ImageFile,
+    MediaFile,
+    SoundFile,
+    TemplateInput,
+    TokenChoice,
+)
 
 MAX_SENT_BYTES = 96 << 20
 """Limit for the images and sounds of one request, which are in memory several times."""
@@ -21,27 +32,45 @@ HEAD_CHARACTERS = 32
 """A message is found in a prompt by so many of its first characters, after the message before it."""
 
 
-def chat_messages(system: str, shown: Sequence[Message]) -> tuple[ChatMessage, ...]:
+def chat_messages(system: str, shown: Sequence[Message], tools: ToolUse = NO_TOOLS) -> tuple[ChatMessage, ...]:
     """Return the messages for the chat template; see `messages_by_id`."""
-    return tuple(messages_by_id(system, shown).values())
+    return tuple(messages_by_id(system, shown, tools).values())
 
 
-def messages_by_id(system: str, shown: Sequence[Message]) -> Mapping[str, ChatMessage]:
+def messages_by_id(system: str, shown: Sequence[Message], tools: ToolUse = NO_TOOLS) -> Mapping[str, ChatMessage]:
     """Return the messages for the chat template by id: the system prompt, then the conversation with the text of its
-    attachments, and with images and sounds, whose bytes `with_files` adds.
+    attachments, and with images and sounds, whose bytes `with_files` adds. Calls and results are as `tools` has them.
 
     Thoughts are left out, and so are questions without an answer: templates expect questions and answers in turns.
     """
     found = {SYSTEM: ChatMessage("system", system)} if system.strip() else {}
+    # Results in the order of their calls: some templates write no ids, so that only the order tells them apart.
+    shown = in_order_of_calls(shown)
+    names: dict[str, str] = {}
     for place, message in enumerate(shown):
         follower = shown[place + 1] if place + 1 < len(shown) else None
+        if message.role != "tool":
+            names = {call.id: call.name for call in message.calls}
         unanswered = message.role == "user" and follower is not None and not _says_something(follower)
         # Many templates raise an error unless user and assistant alternate, so unanswered questions are left out.
         if _says_something(message) and not unanswered:
-            # Templates without tools know no role "tool".
-            role = "user" if message.role == "tool" else message.role
-            found[message.id] = ChatMessage(role, message_text(message), media_of(message))
-    return found
+            found[message.id] = _chat_message(message, names)
+    adapted = tools.messages(tuple(found.values()))
+    # Tools that the template does not know may need a system prompt of their own.
+    ids = tuple(found) if len(adapted) == len(found) else (SYSTEM, *found)
+    return dict(zip(ids, adapted, strict=True))
+
+
+def _chat_message(message: Message, names: Mapping[str, str]) -> ChatMessage:
+    """Return one message for the template. `names`: functions of the calls before it, by the ids of the calls."""
+    text, media = message_text(message), media_of(message)
+    if message.role == "tool":
+        # A result of an unknown call, as in some imported conversations, has no place in any template.
+        if message.call_id not in names:
+            return ChatMessage("user", text, media)
+        return ChatMessage("tool", text, media, call_id=message.call_id, name=names[message.call_id])
+    # A call that the end of the answer has cut off cannot be read by templates.
+    return ChatMessage(message.role, text, media, calls=tuple(filter(is_whole, message.calls)))
 
 
 def message_text(message: Message) -> str:
@@ -103,24 +132,26 @@ def attachment_text(attachment: Attachment) -> str:
     """Return the text of a file for the prompt, between fences that are longer than any in the file."""
     if not attachment.text:
         return f"File: {attachment.name} (not text)"
-    # A file may contain Markdown fences itself.
-    fence = "```"
-    while fence in attachment.text:
-        fence += "`"
-    return f"File: {attachment.name}\n{fence}\n{attachment.text}\n{fence}"
+    return f"File: {attachment.name}\n{fenced(attachment.text)}"
 
 
 def answer_request(
-    messages: Iterable[ChatMessage], settings: SamplingSettings, *, begun: str = "", template: str = ""
+    messages: Iterable[ChatMessage],
+    settings: SamplingSettings,
+    *,
+    begun: str = "",
+    template: str = "",
+    tools: ToolUse = NO_TOOLS,
 ) -> Generate:
     """Return the request for an answer. `begun`: the text that it goes on from (`thinking.begun_answer`)."""
     return Generate(
         messages=tuple(messages),
         sampling=settings,
         template=template,
+        template_input=TemplateInput(tools=tools.definitions),
         begun=begun,
         thinking=tuple((marks.begin, marks.end) for marks in FAMILIES),
-        marks=tuple(sorted(CONTROL_MARKS)),
+        marks=tuple(sorted({*CONTROL_MARKS, *MARKS} if tools.tools else CONTROL_MARKS)),
     )
 
 
@@ -168,4 +199,6 @@ def _choices_of_content(message: Message) -> tuple[TokenChoice, ...]:
 
 
 def _says_something(message: Message) -> bool:
-    return bool(message.content.strip() or message.attachments)
+    # A tool may have nothing to tell; its empty result is one.
+    is_result = message.role == "tool" and bool(message.call_id)
+    return bool(message.content.strip() or message.attachments) or is_result or any(map(is_whole, message.calls))

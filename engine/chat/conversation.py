@@ -19,7 +19,10 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     `preset`: the name of its preset; empty: none.
     `settings`: its own sampling settings, by the names of `SamplingSettings`.
     `template`: a chat template instead of the model's; empty: none.
+    `tools`: definitions of the tools that the model may call, a JSON list as OpenAI has it; empty: none. It is kept
+    as it was typed, with its faults.
     `draft`: text that was typed and not sent.
+    `results`: typed results of calls that were not sent, by `result_key`.
     `forked_from`: the id of the conversation that it was branched from.
     `deleted_ms`: the time of its deletion, until it is purged.
     """
@@ -33,11 +36,18 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     preset: str = ""
     settings: dict[str, object] = {}
     template: str = ""
+    tools: str = ""
     draft: str = ""
+    results: dict[str, str] = {}
     forked_from: str | None = None
     created_ms: int = 0
     updated_ms: int = 0
     deleted_ms: int | None = None
+
+
+def result_key(message: str, call: str) -> str:
+    """Return the key of the typed result of a call; `message`: the id of the answer."""
+    return f"{message}/{call}"
 
 
 class Hit(msgspec.Struct, frozen=True, kw_only=True):

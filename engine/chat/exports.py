@@ -6,15 +6,19 @@ import base64
 import html
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 
 import msgspec
 
-from engine.base.texts import one_line
+from engine.base.texts import fenced, one_line
+from engine.chat.asking import message_text
 from engine.chat.conversation import Conversation
 from engine.chat.message import Attachment, Message
+from engine.chat.tools import pretty_arguments, read_tools
 from engine.chat.tree import MessageTree
 from engine.runtime.media.images.pictures import FORMATS
+from engine.runtime.protocol.messages import ToolCall
 
 VERSION = 1
 FORMAT = "layerdeck-conversations"
@@ -49,7 +53,13 @@ def as_html(conversation: Conversation, messages: Sequence[Message], files: Mapp
             parts.append(f'<p><img src="{address}" alt="{name}"></p>' if address else f"<p>Attached: {name}</p>")
         if message.reasoning:
             parts.append(f"<details><summary>Thinking</summary><pre>{_escaped(message.reasoning)}</pre></details>")
-        parts.append(f"<pre>{_escaped(message.content)}</pre></section>\n")
+        parts.append(f"<pre>{_escaped(message.content)}</pre>")
+        for call in message.calls:
+            name = _escaped(one_line(call.name))
+            parts.append(
+                f"<details><summary>Call {name}</summary><pre>{_escaped(pretty_arguments(call))}</pre></details>"
+            )
+        parts.append("</section>\n")
     return "".join(parts) + "</body></html>\n"
 
 
@@ -73,6 +83,47 @@ def as_json(
     }
     # Imported messages may hold lone surrogates, which UTF-8 cannot encode.
     return (json.dumps(document, ensure_ascii=False, indent=1) + "\n").encode("utf-8", "replace")
+
+
+def as_openai(conversation: Conversation, messages: Sequence[Message]) -> bytes:
+    """Return messages as a request to OpenAI's API has them, with the tools of the conversation.
+
+    Attachments that are text are part of it; images and sounds, thoughts and settings are not.
+    """
+    shown = [*([{"role": "system", "content": conversation.system}] if conversation.system else [])]
+    document: dict[str, object] = {"messages": [*shown, *map(openai_message, messages)]}
+    with suppress(ValueError):  # faulty definitions are of no use elsewhere
+        if tools := read_tools(conversation.tools):
+            document["tools"] = tools
+    return (json.dumps(document, ensure_ascii=False, indent=1) + "\n").encode("utf-8", "replace")
+
+
+def openai_message(message: Message) -> dict[str, object]:
+    """Return a message in OpenAI's form."""
+    document: dict[str, object] = {"role": message.role, "content": message_text(message)}
+    if message.calls:
+        document["tool_calls"] = openai_calls(message.calls)
+    if message.role == "tool":
+        document["tool_call_id"] = message.call_id
+    return document
+
+
+def openai_calls(calls: Sequence[ToolCall]) -> list[dict[str, object]]:
+    """Return calls in OpenAI's form."""
+    return [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for call in calls
+    ]
+
+
+def copied_text(message: Message) -> str:
+    """Return a message as Markdown for the clipboard, with its calls."""
+    return "\n\n".join(filter(None, (message.content, *map(call_block, message.calls))))
+
+
+def call_block(call: ToolCall) -> str:
+    """Return a call as Markdown."""
+    return f"Call of {one_line(call.name)}\n{fenced(pretty_arguments(call), 'json')}"
 
 
 def data_address(attachment: Attachment, files: Mapping[str, bytes] | None) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
-from engine.base.confinement import device_folders, system_folders
+from engine.base.confinement import IMPORTER
 from engine.base.errors import ChatError, EngineError
 from engine.base.language import tr
 from engine.chat.conversation import Conversation
@@ -64,7 +64,7 @@ def _limits(request: ImportFile) -> Limits:
     # Only the database's folder stays writable, so SQLite's temporary files must go there. SQLite reads the variable
     # when it is loaded, which happens after this.
     os.environ["SQLITE_TMPDIR"] = str(folder)
-    return Limits(readable=(*system_folders(), Path(os.fsdecode(request.file))), writable=(*device_folders(), folder))
+    return Limits(IMPORTER, (Path(os.fsdecode(request.file)),), (folder,))
 
 
 def _imported(request: ImportFile) -> FileImported:

@@ -1,4 +1,4 @@
-"""Reads exported conversations: Layerdeck's JSON and Markdown, and the JSON of llama.cpp's web UI.
+"""Reads exported conversations: Layerdeck's JSON and Markdown, the JSON of llama.cpp's web UI, and OpenAI's messages.
 
 Files may come from strangers, so every size is limited. All ids are replaced by new ones: an import overwrites nothing.
 """
@@ -21,17 +21,22 @@ from engine.base.files import read_at_most
 from engine.base.language import tr
 from engine.base.texts import show
 from engine.chat.attachments import as_attachment
-from engine.chat.conversation import Conversation
+from engine.chat.conversation import Conversation, title_of_message
 from engine.chat.exports import FORMAT, VERSION
 from engine.chat.markdown_file import is_markdown_file, read_markdown
-from engine.chat.message import MAX_CHOICES, ROLES, Attachment, Message, new_id
+from engine.chat.message import MAX_CHOICES, ROLES, Attachment, Message, Role, new_id, now_ms
+from engine.chat.tool_calls import new_call_id
+from engine.chat.tools import MAX_CHARACTERS
 from engine.chat.tree import MessageTree, mended_tree, renamed_cut, tree_of
 from engine.runtime.media.images.pictures import MAX_IMAGE_BYTES, MAX_SIDE_PX, is_image
 from engine.runtime.media.sounds.recordings import MAX_LENGTH_MS, MAX_SOUND_BYTES, is_sound
+from engine.runtime.protocol.messages import ToolCall
 
 MAX_BYTES = 256 << 20
 MAX_CONVERSATIONS = 20_000
 MAX_MESSAGES = 1_000_000
+MAX_CALLS = 1000
+"""Limit for the calls of one message."""
 MAX_LABEL_CHARACTERS = 500
 """Limit for titles, folders, and names of models, presets and files."""
 _TOO_LATE_MS = 1 << 52
@@ -104,12 +109,18 @@ def parse_conversations(data: bytes, *, source: str) -> tuple[Imported, ...]:
 
 
 def _from_document(document: object) -> Iterator[Imported]:
+    if isinstance(document, list) and document and all(isinstance(each, dict) and "role" in each for each in document):
+        yield _from_openai({"messages": document})
+        return
     if isinstance(document, list) or (isinstance(document, dict) and "conv" in document):
         # The older format of llama.cpp's web UI: one conversation with its messages, or a list of them.
         for item in _limited(document if isinstance(document, list) else [document], MAX_CONVERSATIONS):
             yield _llama_conversation(_dict(_dict(item).get("conv")), _list(_dict(item).get("messages")))
         return
     root = _dict(document)
+    if isinstance(root.get("messages"), list) and "format" not in root:
+        yield _from_openai(root)
+        return
     if root.get("format") != FORMAT:
         _refuse(tr("it was not exported by Layerdeck or llama.cpp"))
     if root.get("version") != VERSION:
@@ -128,6 +139,76 @@ def _from_document(document: object) -> Iterator[Imported]:
             msgspec.convert(message, Message) for message in _limited(_list(entry.get("messages")), MAX_MESSAGES)
         ]
         yield _imported(conversation, messages, entry.get("leaf"), files)
+
+
+def _from_openai(request: Mapping[str, Any]) -> Imported:
+    """Return a conversation of a request to OpenAI's API: its messages, and its tools."""
+    messages: list[Message] = []
+    for record in map(_dict, _limited(_list(request["messages"]), MAX_MESSAGES)):
+        role = record.get("role")
+        content = record.get("content")
+        if isinstance(content, list):
+            parts = [part.get("text") for part in content if isinstance(part, dict)]
+            content = "\n".join(part for part in parts if isinstance(part, str))
+        messages.append(
+            Message(
+                id=new_id(),
+                role=_role("system" if role == "developer" else role),
+                content=_text(content),
+                parent=messages[-1].id if messages else None,
+                reasoning=_text(record.get("reasoning_content")),
+                calls=_openai_calls(record.get("tool_calls")),
+                call_id=_text(record.get("tool_call_id")),
+            )
+        )
+    tools = request.get("tools")
+    system, tree = _without_system(_renamed(messages, messages[-1].id if messages else None))
+    question = next((message for message in tree.path if message.role == "user"), None)
+    return Imported(
+        Conversation(
+            id=new_id(),
+            title="" if question is None else title_of_message(question),
+            system=system,
+            tools=_tools(json.dumps(tools, ensure_ascii=False, indent=2) if tools else ""),
+            leaf=tree.leaf,
+            created_ms=now_ms(),
+            updated_ms=now_ms(),
+        ),
+        tree,
+    )
+
+
+def _openai_calls(value: object) -> tuple[ToolCall, ...]:
+    if isinstance(value, str) and value:
+        value = _loaded(value)  # llama.cpp's web UI keeps the list as text
+    if not value:
+        return ()
+    calls = []
+    for item in map(_dict, _limited(_list(value), MAX_CALLS)):
+        function = _dict(item.get("function"))
+        arguments = function.get("arguments")
+        text = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
+        calls.append(ToolCall(_text(item.get("id")), _text(function.get("name")), text))
+    return tuple(calls)
+
+
+def _role(role: object) -> Role:
+    if role not in ROLES:
+        _refuse(
+            tr(
+                "a message has the role {role!r}; it must be one of {names}",
+                role=str(role)[:40],
+                names=", ".join(ROLES),
+            )
+        )
+    return role
+
+
+def _tools(text: str) -> str:
+    """Return the tools of an imported conversation; a text that is too long to be shown is refused."""
+    if len(text) > MAX_CHARACTERS:
+        _refuse(tr("its tools have more than {most} characters", most=MAX_CHARACTERS))
+    return text
 
 
 def _from_markdown(text: str) -> Imported:
@@ -150,6 +231,9 @@ def _imported(
             title=_label(conversation.title),
             folder=_label(conversation.folder),
             preset=_label(conversation.preset),
+            tools=_tools(conversation.tools),
+            # Their keys have the old ids of messages.
+            results={},
             leaf=tree.leaf,
             # The imported conversation is a new one: neither deleted nor branched from one that is here.
             deleted_ms=None,
@@ -260,15 +344,6 @@ def _llama_conversation(session: Mapping[str, Any], items: Sequence[Any]) -> Imp
 
 def _llama_message(record: Mapping[str, Any], roots: Mapping[str, Any], files: dict[str, bytes]) -> Message:
     """Return a message, and add the bytes of its images and sounds to `files`."""
-    role = record.get("role")
-    if role not in ROLES:
-        _refuse(
-            tr(
-                "a message has the role {role!r}; it must be one of {names}",
-                role=str(role)[:40],
-                names=", ".join(ROLES),
-            )
-        )
     parent = record.get("parent")
     attachments = []
     for extra in record.get("extra") or ():
@@ -293,11 +368,13 @@ def _llama_message(record: Mapping[str, Any], roots: Mapping[str, Any], files: d
             )
     return Message(
         id=str(record.get("id")),
-        role=role,
+        role=_role(record.get("role")),
         content=_text(record.get("content")),
         parent=None if parent is None or str(parent) in roots else str(parent),
         reasoning=_text(record.get("reasoningContent") or record.get("thinking")),
         model=_text(record.get("model")),
+        calls=_openai_calls(record.get("toolCalls")),
+        call_id=_text(record.get("toolCallId")),
         created_ms=_time(record.get("timestamp")),
         attachments=tuple(attachments),
     )
@@ -350,11 +427,24 @@ def _renamed(messages: Sequence[Message], leaf: object) -> MessageTree:
                 for each in message.attachments
             ),
             choices=message.choices[:MAX_CHOICES],
+            calls=tuple(
+                ToolCall(_label(call.id), _label(call.name), call.arguments) for call in _with_ids(message.calls)
+            ),
+            call_id=_label(message.call_id),
             cut=renamed_cut(message.cut, ids),
         )
         for message in tree.messages.values()
     ]
     return mended_tree(copies, None if tree.leaf is None else ids[tree.leaf])
+
+
+def _with_ids(calls: Sequence[ToolCall]) -> Iterator[ToolCall]:
+    """Yield calls with an id of its own for each, which their results need."""
+    seen: set[str] = set()
+    for call in _limited(calls, MAX_CALLS):
+        ident = new_call_id() if not call.id or call.id in seen else call.id
+        seen.add(ident)
+        yield ToolCall(ident, call.name, call.arguments)
 
 
 def _without_system(tree: MessageTree) -> tuple[str, MessageTree]:

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 
 from engine.chat.conversation import Conversation
-from engine.chat.exports import data_address
+from engine.chat.exports import data_address, openai_calls
 from engine.chat.message import Attachment, Timings, new_id
 from engine.chat.tree import MessageTree
 
@@ -63,6 +63,11 @@ def _lines(
         more: dict[str, object] = {}
         if message.reasoning:
             more["reasoningContent"] = message.reasoning
+        if message.calls:
+            # The web UI keeps the list as text.
+            more["toolCalls"] = json.dumps(openai_calls(message.calls), ensure_ascii=False)
+        if message.call_id:
+            more["toolCallId"] = message.call_id
         if message.model:
             more["model"] = message.model
         if message.timings is not None:

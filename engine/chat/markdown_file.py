@@ -20,9 +20,9 @@ from typing import Any
 import msgspec
 
 from engine.base.language import tr
-from engine.base.texts import one_line
+from engine.base.texts import fenced, one_line
 from engine.chat.conversation import Conversation
-from engine.chat.exports import data_address, data_url, heading
+from engine.chat.exports import call_block, data_address, data_url, heading
 from engine.chat.message import Attachment, Message
 from engine.runtime.media.sounds.recordings import MIMES
 
@@ -31,7 +31,7 @@ KEY_CHARACTERS = 12
 _FIRST = re.compile(r"^<!-- layerdeck-conversation (\d+) ([0-9a-f]+) (\{.*\}) -->$", re.MULTILINE)
 SOUND_TYPES = frozenset(MIMES.values())
 _SYSTEM = {"part": "system"}
-_HIDDEN_OF_CHAT = ("id", "system", "leaf", "draft", "forked_from", "deleted_ms")
+_HIDDEN_OF_CHAT = ("id", "system", "leaf", "draft", "results", "forked_from", "deleted_ms")
 """Fields of a conversation that its comment leaves out: they are in the text, or say nothing in another database."""
 _HIDDEN_OF_MESSAGE = ("parent", "content", "reasoning", "choices")
 
@@ -126,11 +126,18 @@ def _parts(
         for attachment in values["attachments"]:
             # The text of an attachment is visible in the file; its comment only says how long it is.
             attachment["lines"] = attachment.pop("text").count("\n") + 1
+        if not message.calls:
+            del values["calls"]
+        if not message.call_id:
+            del values["call_id"]
         values["reasoning_lines"] = len(_quoted(message.reasoning))
         blocks = [_attached(each, files) for each in message.attachments]
         if message.reasoning:
             blocks.append("\n".join(_quoted(message.reasoning)))
-        parts.append((heading(message), values, "\n\n".join([*blocks, message.content])))
+        # For readers only: the comment has the calls.
+        calls = list(map(call_block, message.calls))
+        values |= {"call_lines": sum(block.count("\n") + 2 for block in calls)} if calls else {}
+        parts.append((heading(message), values, "\n\n".join([*blocks, message.content, *calls])))
     return parts
 
 
@@ -142,12 +149,7 @@ def _attached(attachment: Attachment, files: Mapping[str, bytes] | None) -> str:
     if attachment.kind == "audio" and attachment.mime in SOUND_TYPES and (address := data_url(attachment, files)):
         return f"[Attached: {name}]({address})"
     words = f"Attached: {one_line(attachment.name)}"
-    if not attachment.text:
-        return words
-    fence = "```"
-    while fence in attachment.text:
-        fence += "`"
-    return f"{words}\n{fence}\n{attachment.text}\n{fence}"
+    return f"{words}\n{fenced(attachment.text)}" if attachment.text else words
 
 
 def _quoted(reasoning: str) -> list[str]:
@@ -198,6 +200,9 @@ def _read_message(values: dict[str, Any], part: str, parent: str | None) -> tupl
         raise ValueError(tr("the list of attachments of a message is damaged"))
     for attachment in attachments:
         attachment["text"] = _take_attached(lines, _count(attachment.pop("lines", 1)), attachment.get("sha256"), files)
+    call_lines = _count(values.pop("call_lines", 0))
+    if call_lines and len(lines) >= call_lines and lines[len(lines) - call_lines + 1].startswith("Call of "):
+        del lines[len(lines) - call_lines :]
     reasoning: list[str] = []
     while len(reasoning) < quoted and lines and lines[0].startswith(">"):
         reasoning.append(lines.pop(0).removeprefix(">").removeprefix(" "))

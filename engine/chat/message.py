@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from engine.runtime.protocol.messages import TokenChoice
+from engine.runtime.protocol.messages import TokenChoice, ToolCall
 
 Role = Literal["system", "user", "assistant", "tool"]
 ROLES: tuple[Role, ...] = ("system", "user", "assistant", "tool")
@@ -102,6 +102,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
 
     `parent`: the id of the message before it; None for a root.
     `pinned`: its turn stays in the prompt when old turns are dropped.
+    `call_id`: of a message with role "tool": the call whose result it is.
     The other fields are those of answers:
     `reasoning`: the thought before `content`.
     `model`, `model_identity`: name of the model, and a digest that tells it from others.
@@ -111,6 +112,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     `note`: a sentence on an error, or on dropped turns.
     `choices`: alternatives of its first tokens (thought included) if they were requested; at most `MAX_CHOICES`.
     `cut`: the turns that its prompt left out; None: none.
+    `calls`: the tools that the model called after `content`.
     """
 
     id: str
@@ -131,6 +133,8 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     created_ms: int = 0
     choices: tuple[TokenChoice, ...] = ()
     cut: Cut | None = None
+    calls: tuple[ToolCall, ...] = ()
+    call_id: str = ""
 
 
 def _speed(tokens: int, seconds: float | None) -> float | None:

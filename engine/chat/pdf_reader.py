@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import io
 
+from engine.base.confinement import PDF
 from engine.runtime.process.decoders import run_decoder
 from engine.runtime.protocol.messages import Job, Message
 
 MAX_PAGES = 2000
 MAX_CHARACTERS = 4 << 20
 SECONDS = 30.0
-MEMORY_BYTES = 1 << 30
 
 
 class ReadPdf(Job, frozen=True, tag="read_pdf", kw_only=True):
@@ -31,7 +31,7 @@ class PdfText(Message, frozen=True, tag="pdf_text", kw_only=True):
 
 def main() -> None:
     """Answer requests until the parent ends the process."""
-    run_decoder(ReadPdf, lambda request: pdf_text(request.data), MEMORY_BYTES)
+    run_decoder(ReadPdf, lambda request: pdf_text(request.data), PDF)
 
 
 def pdf_text(data: bytes) -> PdfText:

@@ -13,6 +13,7 @@ from engine.base.errors import ChatError, EngineError
 from engine.base.json_file import JsonObject, encode_document, parse_document, read_file, write_file
 from engine.base.language import tr
 from engine.chat.conversation import Conversation
+from engine.chat.thinking import TEMPLATE_KEY
 from engine.model.demo.speaking import recommended_sampling
 from engine.model.gguf.model_file import ModelFile
 from engine.planning.settings.kinds import SamplingValue
@@ -83,6 +84,12 @@ def chat_sampling(model: ModelFile | None, preset: Preset | None, settings: Mapp
     of_model = {} if model is None else model_sampling(model.metadata)
     of_preset = {} if preset is None else preset.settings
     return sampling_of(of_model, of_preset, settings, authors=recommended_sampling(model))
+
+
+def chat_template(model: ModelFile | None, own: str = "") -> str:
+    """Return the chat template in use: `own` of a conversation, else the model's; empty if there is none."""
+    found = own or ("" if model is None else model.metadata.get(TEMPLATE_KEY))
+    return found if isinstance(found, str) else ""
 
 
 def _preset(item: JsonObject) -> Preset:

@@ -16,17 +16,21 @@ import msgspec
 
 from engine.chat.conversation import Conversation
 from engine.chat.message import Attachment, Cut, Message, Timings
-from engine.runtime.protocol.messages import TokenChoice
+from engine.chat.tool_calls import CallDelta, calls_with
+from engine.runtime.protocol.messages import TokenChoice, ToolCall
 
 CONVERSATION_FIELDS = Conversation.__struct_fields__
 CONVERSATION_COLUMNS = ", ".join(CONVERSATION_FIELDS)
 ATTACHMENT_FIELDS = Attachment.__struct_fields__
 ATTACHMENT_COLUMNS = ", ".join(ATTACHMENT_FIELDS)
-MESSAGE_COLUMNS = "id, role, content, parent, reasoning, state, pinned, created_ms, details, writer"
-DETAILS = ("model", "model_identity", "layout", "settings", "timings", "stop_reason", "note", "choices", "cut")
+MESSAGE_COLUMNS = "id, role, content, parent, reasoning, state, pinned, created_ms, details, calls, writer"
+DETAILS = (
+    *("model", "model_identity", "layout", "settings", "timings", "stop_reason", "note", "choices", "cut"),
+    "call_id",
+)
 """Fields of a message that no query uses. They are one JSON column, so that a new field needs no upgrade."""
 
-_SELDOM = ("choices", "cut")
+_SELDOM = ("choices", "cut", "call_id")
 """Fields of `DETAILS` that are written only if the message has them."""
 
 
@@ -37,7 +41,7 @@ def text(value: str) -> str:
 
 def conversation_value(field: str, value: object) -> object:
     """Return a field of a conversation as the value of its column."""
-    if field == "settings":
+    if field in ("settings", "results"):
         return _document(value)
     return text(value) if isinstance(value, str) else value
 
@@ -45,7 +49,8 @@ def conversation_value(field: str, value: object) -> object:
 def read_conversation(row: Sequence[Any]) -> Conversation:
     """Return a conversation from its row."""
     values = dict(zip(CONVERSATION_FIELDS, row, strict=True))
-    return Conversation(**{**values, "pinned": bool(values["pinned"]), "settings": settings_of(values["settings"])})
+    documents = {name: settings_of(values[name]) for name in ("settings", "results")}
+    return msgspec.convert({**values, **documents, "pinned": bool(values["pinned"])}, Conversation)
 
 
 def message_values(message: Message, conversation: str, writer: str) -> dict[str, object]:
@@ -59,6 +64,7 @@ def message_values(message: Message, conversation: str, writer: str) -> dict[str
         "content": text(message.content),
         "reasoning": text(message.reasoning),
         "details": _document(details),
+        "calls": _document(message.calls) if message.calls else "",
         "state": message.state,
         "writer": writer if message.state == "writing" else None,
         "pinned": message.pinned,
@@ -67,10 +73,10 @@ def message_values(message: Message, conversation: str, writer: str) -> dict[str
 
 
 def read_message(
-    row: Sequence[Any], pieces: Sequence[tuple[str, str]], attachments: Iterable[Attachment], is_alive: bool
+    row: Sequence[Any], pieces: Sequence[tuple[str, str, str]], attachments: Iterable[Attachment], is_alive: bool
 ) -> Message:
     """Return a message from its row and its later pieces. `is_alive`: the process that writes it still runs."""
-    ident, role, content, parent, reasoning, state, pinned, created_ms, details, _writer = row
+    ident, role, content, parent, reasoning, state, pinned, created_ms, details, calls, _writer = row
     return Message(
         id=ident,
         role=role,
@@ -83,8 +89,23 @@ def read_message(
         pinned=bool(pinned),
         created_ms=created_ms,
         attachments=tuple(attachments),
+        calls=calls_with(calls_of(calls), (delta for piece in pieces for delta in _deltas_of(piece[2]))),
         **details_of(details),
     )
+
+
+def piece_value(calls: Sequence[CallDelta]) -> str:
+    """Return pieces of calls as the value of their column."""
+    return _document(calls) if calls else ""
+
+
+def calls_of(document: str) -> tuple[ToolCall, ...]:
+    """Return the calls of a message from their column."""
+    return msgspec.json.decode(document, type=tuple[ToolCall, ...]) if document else ()
+
+
+def _deltas_of(document: str) -> tuple[CallDelta, ...]:
+    return msgspec.json.decode(document, type=tuple[CallDelta, ...]) if document else ()
 
 
 def read_attachment(row: sqlite3.Row | Sequence[Any]) -> Attachment:
@@ -98,7 +119,7 @@ def _document(value: object) -> str:
 
 
 def settings_of(document: str) -> dict[str, object]:
-    """Return the sampling settings of a conversation from their column."""
+    """Return the object of a column, such as the sampling settings of a conversation."""
     found: Mapping[str, object] = msgspec.json.decode(document)
     return dict(found)
 
@@ -161,7 +182,15 @@ _IMAGES = tuple(
     f"ALTER TABLE attachment ADD COLUMN {side}_px INTEGER NOT NULL DEFAULT 0" for side in ("width", "height")
 )
 _SOUNDS = ("ALTER TABLE attachment ADD COLUMN length_ms INTEGER NOT NULL DEFAULT 0",)
-SCRIPTS: tuple[tuple[str, ...], ...] = (_FIRST, _IMAGES, _SOUNDS)
+_TOOLS = (
+    "ALTER TABLE conversation ADD COLUMN tools TEXT NOT NULL DEFAULT ''",
+    "ALTER TABLE conversation ADD COLUMN results TEXT NOT NULL DEFAULT '{}'",
+    "ALTER TABLE message ADD COLUMN calls TEXT NOT NULL DEFAULT ''",
+    "ALTER TABLE piece ADD COLUMN calls TEXT NOT NULL DEFAULT ''",
+    # A search scans the calls, which few messages have.
+    "CREATE INDEX message_with_calls ON message (number) WHERE calls <> ''",
+)
+SCRIPTS: tuple[tuple[str, ...], ...] = (_FIRST, _IMAGES, _SOUNDS, _TOOLS)
 """Statements that upgrade from version 0 (an empty file) to 1, from 1 to 2, and so on."""
 VERSION = len(SCRIPTS)
 

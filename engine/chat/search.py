@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 
 from engine.chat.conversation import Hit
+from engine.chat.schema import calls_of
 from engine.chat.schema import text as readable
 
 DEFAULT_HITS = 100
@@ -23,7 +24,7 @@ def search(connection: sqlite3.Connection, text: str, limit: int) -> tuple[Hit, 
     # %, _ and the escape character itself have a meaning in LIKE patterns.
     pattern = "%" + wanted.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_") + "%"
     titles = connection.execute(
-        "SELECT id, title, NULL, title, updated_ms FROM conversation"
+        "SELECT id, title, NULL, title, updated_ms, '' FROM conversation"
         " WHERE deleted_ms IS NULL AND title LIKE ? ESCAPE '\\' ORDER BY updated_ms DESC LIMIT ?",
         (pattern, limit),
     ).fetchall()
@@ -34,17 +35,30 @@ def search(connection: sqlite3.Connection, text: str, limit: int) -> tuple[Hit, 
         matches = "message.number IN (SELECT rowid FROM message_text WHERE message_text MATCH ?)"
         # In quotation marks FTS5 takes the text as one phrase, and not as query syntax.
         value = '"' + wanted.replace('"', '""') + '"'
+    # Calls are few, and in no index.
+    called = (
+        "message.number IN (SELECT message.number FROM message, json_each(message.calls) AS call"
+        " WHERE message.calls <> '' AND json_valid(message.calls)"
+        " AND call.value ->> '$.name' || ' ' || (call.value ->> '$.arguments') LIKE ? ESCAPE '\\')"
+    )
     messages = connection.execute(
-        "SELECT conversation.id, conversation.title, message.id, message.content, message.created_ms"
+        "SELECT conversation.id, conversation.title, message.id, message.content, message.created_ms, message.calls"
         # CROSS JOIN keeps this order of loops: newest messages first, and SQLite stops at the limit.
         " FROM message CROSS JOIN conversation ON conversation.id = message.conversation"
-        f" WHERE conversation.deleted_ms IS NULL AND {matches} ORDER BY message.number DESC LIMIT ?",
-        (value, limit),
+        f" WHERE conversation.deleted_ms IS NULL AND ({matches} OR {called}) ORDER BY message.number DESC LIMIT ?",
+        (value, pattern, limit),
     )
     return tuple(
-        _hit(conversation, title, message, content, created_ms, wanted)
-        for conversation, title, message, content, created_ms in [*titles, *messages][:limit]
+        _hit(conversation, title, message, _text_with(wanted, content, calls), created_ms, wanted)
+        for conversation, title, message, content, created_ms, calls in [*titles, *messages][:limit]
     )
+
+
+def _text_with(wanted: str, content: str, calls: str) -> str:
+    """Return the text of a message that has the match: its content, or else its calls."""
+    if not calls or wanted.lower() in content.lower():
+        return content
+    return " ".join(f"{call.name} {call.arguments}" for call in calls_of(calls))
 
 
 def _hit(conversation: str, title: str, message: str | None, text: str, created_ms: int, wanted: str) -> Hit:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -31,6 +31,7 @@ from engine.chat.database import is_alive, open_database, open_read_only, our_na
 from engine.chat.message import Attachment, Message, now_ms
 from engine.chat.recovery import damage_met
 from engine.chat.search import DEFAULT_HITS, search
+from engine.chat.tool_calls import CallDelta
 from engine.chat.tree import MessageTree, difference, mended_tree
 from engine.chat.writer import Writer
 
@@ -192,13 +193,15 @@ class ChatStore:
 
         return self._writer.do(job)
 
-    def append(self, message: str, content: str = "", reasoning: str = "") -> Future[None]:
+    def append(
+        self, message: str, content: str = "", reasoning: str = "", calls: Sequence[CallDelta] = ()
+    ) -> Future[None]:
         """Store more text of a message in state `writing`. Show it when the future is done."""
         return self._writer.do(
             lambda connection: _execute(
                 connection,
-                "INSERT INTO piece (message, content, reasoning) VALUES (?, ?, ?)",
-                [message, schema.text(content), schema.text(reasoning)],
+                "INSERT INTO piece (message, content, reasoning, calls) VALUES (?, ?, ?, ?)",
+                [message, content, reasoning, schema.piece_value(calls)],
             ),
             comes_again=True,
         )
@@ -277,13 +280,15 @@ class ChatStore:
             )
 
     def _read_tree(self, connection: sqlite3.Connection, conversation: str) -> MessageTree:
-        pieces: dict[str, list[tuple[str, str]]] = {}
-        for message, content, reasoning in connection.execute(
-            "SELECT piece.message, piece.content, piece.reasoning FROM message JOIN piece ON piece.message = message.id"
+        pieces: dict[str, list[tuple[str, str, str]]] = {}
+        for message, *texts in connection.execute(
+            "SELECT piece.message, piece.content, piece.reasoning, piece.calls"
+            " FROM message JOIN piece ON piece.message = message.id"
             " WHERE message.conversation = ? AND message.writer IS NOT NULL ORDER BY piece.number",
             (conversation,),
         ):
-            pieces.setdefault(message, []).append((content, reasoning))
+            content, reasoning, calls = texts
+            pieces.setdefault(message, []).append((content, reasoning, calls))
         attachments: dict[str, list[Attachment]] = {}
         columns = ", ".join(f"attachment.{field}" for field in schema.ATTACHMENT_FIELDS)
         for row in connection.execute(

@@ -144,6 +144,21 @@ def edited(tree: MessageTree, message: str, content: str, *, created_ms: int) ->
     return add(tree, new)
 
 
+def edited_result(tree: MessageTree, message: str, content: str, *, created_ms: int) -> MessageTree:
+    """Add a version of a tool's result with other content, and show it. Results of parallel calls that follow it on
+    the shown path are copied below it, so that all calls still have theirs."""
+    path = tree.path
+    place = next((place for place, each in enumerate(path) if each.id == message), len(path))
+    parent = tree.messages[message].parent
+    for old in path[place:]:
+        if old.role != "tool":
+            break
+        text = content if old.id == message else old.content
+        new = msgspec.structs.replace(old, id=new_id(), parent=parent, content=text, created_ms=created_ms)
+        tree, parent = add(tree, new), new.id
+    return tree
+
+
 def changed(tree: MessageTree, message: Message) -> MessageTree:
     """Replace the message that has the same id."""
     return tree_with(tree, {**tree.messages, message.id: message}, tree.leaf)
@@ -199,7 +214,8 @@ def is_empty_failure(tree: MessageTree, message: str) -> bool:
     """Return whether a message is an answer without text that failed or was interrupted, and that nothing follows."""
     known = tree.messages[message]
     # An answer is still "writing" in the database if the program was killed.
-    is_empty = known.state in ("failed", "interrupted", "writing") and not known.content and not known.reasoning
+    is_lost = known.state in ("failed", "interrupted", "writing")
+    is_empty = is_lost and not (known.content or known.reasoning or known.calls)
     return is_empty and message not in tree.children
 
 

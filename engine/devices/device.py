@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import msgspec
@@ -81,6 +82,24 @@ class BufferFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class RemoteFacts:
+    """What a paired machine tells of a device that it lends; within bounds, but not verified.
+
+    `backend`: backend that computes behind the RPC server; empty if unknown.
+    `overhead_bytes`: what loads of that machine took beyond the engine's buffers; None if never measured.
+    `read_bytes_per_second`, `by_type`, `op_s`, `products`: speeds that it measured, as of `KeptDevice`; None or empty
+    if it did not. The mappings are pairs of type and speed.
+    """
+
+    backend: str = ""
+    overhead_bytes: int | None = None
+    read_bytes_per_second: float | None = None
+    by_type: tuple[tuple[str, float], ...] = ()
+    op_s: float | None = None
+    products: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Holding:
     """Memory that a loaded model of ours holds on a device. `model`: its display name, which need not be unique."""
 
@@ -139,6 +158,8 @@ class Device:
     `via`: local address (host:port) of that tunnel; None while there is none.
     `computing`: what models were found to need here beyond their forecast, while they computed.
     `is_stopped`: the process of a lab worker ended by itself; nothing can be placed there until it runs again.
+    `away`: why a device of a paired machine cannot be used now, in a few words; empty if it can.
+    `remote`: what a paired machine told of its device behind the RPC worker; None if it told nothing.
     """
 
     id: str
@@ -160,6 +181,8 @@ class Device:
     fingerprint: str | None = None
     via: str | None = None
     is_stopped: bool = False
+    away: str = ""
+    remote: RemoteFacts | None = None
     computing: tuple[ComputingNeed, ...] = ()
 
     def fault(self, feature: Feature, of: str = "") -> Fault | None:
@@ -175,8 +198,11 @@ class Device:
 
     @property
     def available_bytes(self) -> int:
-        """Memory for planning: free memory, or the total if that is unknown, at most the cap; 0 if it has stopped."""
-        if self.is_stopped:
+        """Memory for planning: free memory, or the total if that is unknown, at most the cap.
+
+        0 if it has stopped or is away.
+        """
+        if self.is_stopped or self.away:
             return 0
         free_bytes = self.total_bytes if self.free_bytes is None else self.free_bytes
         return free_bytes if self.cap_bytes is None else min(free_bytes, self.cap_bytes)
@@ -244,6 +270,28 @@ def find_id_fault(device_id: str) -> str | None:
         '"{device_id}" is not a device id; ids have at most 64 letters, digits, "_", "." and "-", such as "CUDA0"',
         device_id=device_id[:60],
     )
+
+
+def with_free_ids(devices: Iterable[Device], taken: Iterable[str]) -> tuple[Device, ...]:
+    """Return `devices` with another id for each whose id is taken: ids are the lanes' names in layouts."""
+    known = set(taken)
+    added = []
+    for device in devices:
+        free = _free_id(device, known)
+        known.add(free)
+        added.append(device if free == device.id else replace(device, id=free))
+    return tuple(added)
+
+
+def _free_id(device: Device, taken: set[str]) -> str:
+    if device.id not in taken:
+        return device.id
+    if device.fingerprint is not None:
+        # Two machines may have one name, and a device keeps that of its machine.
+        names = (f"{device.id[:60]}-{number}" for number in itertools.count(2))
+    else:
+        names = (f"RPC{number}" if device.is_rpc else f"{device.id}-{number}" for number in itertools.count())
+    return next(name for name in names if name not in taken)
 
 
 def names_of(devices: Iterable[Device]) -> str:

@@ -45,6 +45,8 @@ NOTICE = b"\xffLDTUNL\n"
 MAX_NOTICE_BYTES = 1000
 # 253 is the longest name of DNS.
 _ENDPOINT = re.compile(r"([A-Za-z0-9._-]{1,253}):(\d{1,5})", re.ASCII)
+# As of a device id.
+_LENT_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 _RESET_ON_CLOSE = struct.pack("hh" if os.name == "nt" else "ii", 1, 0)
 """SO_LINGER with a time-out of zero: closing sends a reset."""
 # Windows reports a connection in progress as WSAEWOULDBLOCK.
@@ -98,6 +100,23 @@ def parse_endpoint(text: str) -> tuple[str, int]:
             tr('"{text}" is not an endpoint; write HOST:PORT such as "192.0.2.7:50052" (IPv4 or a name)', text=text)
         )
     return match.group(1), int(match.group(2))
+
+
+def parse_lent_endpoint(text: str) -> tuple[str, str]:
+    """Return endpoint and device name of `"host:port"` or `"host:port/NAME"`; the name is empty if there is none.
+
+    The second form names one of the devices that a paired machine lends through one port.
+
+    Raises:
+        ValueError: with a sentence.
+    """
+    place, slash, name = text.strip().partition("/")
+    host, port = parse_endpoint(place)
+    if slash and _LENT_NAME.fullmatch(name) is None:
+        raise ValueError(
+            tr('"{text}" names no device; write HOST:PORT/NAME such as "192.0.2.7:50052/CUDA0"', text=show(text, 120))
+        )
+    return f"{host}:{port}", name
 
 
 def greet(host: str, port: int, timeout_s: float = DEFAULT_TIMEOUT_S) -> Greeting:

@@ -18,17 +18,19 @@ from engine.devices.device import (
     Device,
     Fault,
     Findings,
+    RemoteFacts,
     Rig,
     find_id_fault,
     make_host,
 )
-from engine.devices.endpoint import MAX_ALIGNMENT_BYTES, parse_endpoint
+from engine.devices.endpoint import MAX_ALIGNMENT_BYTES, parse_lent_endpoint
 from engine.model.gguf.quoting import clean
 
 VERSION = 1
 MAX_ENDPOINT_DEVICE = 63
 _BUFFER_KEYS = ("alignment_bytes", "host_alignment_bytes", "largest_tensor_bytes", "largest_buffer_bytes")
 MAX_BACKEND_LENGTH = 60
+MAX_SPEED = 1e15
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 
 
@@ -83,6 +85,7 @@ def _parse_device(item: JsonObject) -> Device:
         "id", "name", "backend", "total_bytes", "free_bytes", "kind", "pci_bus_id", "endpoint", "endpoint_device",
         "cap_bytes", "margin_bytes", "alignment_bytes", "host_alignment_bytes",
         "largest_tensor_bytes", "largest_buffer_bytes", "mixes_streams", "capabilities", "faults", "fingerprint",
+        "remote",
     )  # fmt: skip
     device_id = _parse_id(item)
     backend = item.text("backend")
@@ -115,6 +118,7 @@ def _parse_device(item: JsonObject) -> Device:
         else Capabilities(),
         findings=Findings(_parse_faults(item)),
         fingerprint=_parse_fingerprint(item, backend),
+        remote=_parse_remote(item, backend),
     )
 
 
@@ -169,10 +173,12 @@ def _parse_endpoint(item: JsonObject, backend: str) -> str | None:
     if endpoint is None:
         item.refuse(tr('an RPC device needs its endpoint, such as "192.0.2.7:50052"'), "endpoint")
     try:
-        host, port = parse_endpoint(endpoint)
+        place, name = parse_lent_endpoint(endpoint)
     except ValueError as error:
         item.refuse(str(error), "endpoint")
-    return f"{host}:{port}"
+    if name and item.nullable("fingerprint", item.text, None) is None:
+        item.refuse(tr("only a paired machine lends devices by name; add its fingerprint"), "endpoint")
+    return f"{place}/{name}" if name else place
 
 
 def _parse_fingerprint(item: JsonObject, backend: str) -> str | None:
@@ -186,6 +192,42 @@ def _parse_fingerprint(item: JsonObject, backend: str) -> str | None:
             tr("a fingerprint has 64 digits from 0-9 and a-f; `layerdeck-cli rig peers` shows it"), "fingerprint"
         )
     return fingerprint
+
+
+def _parse_remote(item: JsonObject, backend: str) -> RemoteFacts | None:
+    if "remote" not in item.keys:
+        return None
+    if backend != "RPC":
+        item.refuse(
+            tr("only devices of backend RPC are remote, not those of {backend}", backend=backend[:40]), "remote"
+        )
+    told = item.nested("remote")
+    told.allow("backend", "overhead_bytes", "read_bytes_per_second", "by_type", "op_s", "products")
+    name = told.maybe("backend", told.text, "")
+    if not name.isprintable() or len(name) > MAX_BACKEND_LENGTH:
+        told.refuse(tr("a device needs the name of its backend, such as CUDA or RPC"), "backend")
+    return RemoteFacts(
+        backend=name,
+        overhead_bytes=told.nullable("overhead_bytes", told.size, None),
+        read_bytes_per_second=told.nullable("read_bytes_per_second", lambda key: _parse_speed(told, key), None),
+        by_type=_parse_speeds(told, "by_type"),
+        op_s=told.nullable("op_s", lambda key: _parse_speed(told, key), None),
+        products=_parse_speeds(told, "products"),
+    )
+
+
+def _parse_speeds(item: JsonObject, key: str) -> tuple[tuple[str, float], ...]:
+    if key not in item.keys:
+        return ()
+    speeds = item.nested(key)
+    return tuple((clean(name), _parse_speed(speeds, name)) for name in speeds.keys)
+
+
+def _parse_speed(item: JsonObject, key: str) -> float:
+    speed = item.number(key)
+    if not 0.0 < speed <= MAX_SPEED:
+        item.refuse(tr("a speed must be above 0 and at most 1e15 a second"), key)
+    return speed
 
 
 def _parse_capabilities(item: JsonObject) -> Capabilities:
@@ -254,6 +296,8 @@ def _device_document(device: Device) -> dict[str, object]:
         document["endpoint_device"] = device.endpoint_device
     if device.fingerprint is not None:
         document["fingerprint"] = device.fingerprint
+    if device.remote is not None:
+        document["remote"] = _remote_document(device.remote)
     return {
         **document,
         "cap_bytes": device.cap_bytes,
@@ -268,6 +312,18 @@ def _device_document(device: Device) -> dict[str, object]:
         },
         **_fault_documents(device),
     }
+
+
+def _remote_document(remote: RemoteFacts) -> dict[str, object]:
+    facts = {
+        "backend": remote.backend or None,
+        "overhead_bytes": remote.overhead_bytes,
+        "read_bytes_per_second": remote.read_bytes_per_second,
+        "by_type": dict(remote.by_type) or None,
+        "op_s": remote.op_s,
+        "products": dict(remote.products) or None,
+    }
+    return {key: value for key, value in facts.items() if value is not None}
 
 
 def _fault_documents(device: Device) -> dict[str, object]:

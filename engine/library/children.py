@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from msgspec import structs
 
 from engine.base.cancellation import CancelToken
+from engine.base.confinement import LIBRARY
 from engine.base.errors import EngineError, LibraryError
 from engine.base.programs import child_argv
 from engine.devices.device import Rig
@@ -205,8 +206,7 @@ def main() -> None:
     if hasattr(os, "nice"):
         # A scan must not delay the window.
         os.nice(_NICENESS)
-    # /proc: the heartbeat tells by it whether a slow disk still gives bytes.
-    run_child(LibraryRequest, lambda order: Limits(readable=(*_folders(order), Path("/proc"))), carry_out)
+    run_child(LibraryRequest, lambda order: Limits(LIBRARY, tuple(_folders(order))), carry_out)
 
 
 def _folders(order: LibraryRequest) -> set[Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from pathlib import Path
 
 from engine.base.errors import ModelFileError
@@ -77,7 +78,33 @@ def probe_request(plan: Plan) -> Probe:
         context=plan.settings,
         projector=None if projector is None else _projector_file(plan, projector),
         access=FileAccess(readable=tuple(map(path_text, (*plan.model.paths, *beside)))),
+        memory_bytes=probe_memory_bytes(plan),
     )
+
+
+_PROBE_BASE_BYTES = 1 << 30
+"""For graphs of 65,536 nodes, and code that is loaded late."""
+_DRIVER_BYTES = 4 << 30
+"""For contexts of drivers on many cards; the same as for device discovery."""
+_TOKEN_BYTES = 1 << 10
+"""A token's text, its entries in the maps of a vocabulary, and its merges. Measured: 380 bytes (BPE, 49,152 tokens)."""
+_IMAGE_BYTES = 8 << 30
+"""For the compute buffers of a projector, which are asked for the largest image and may be refused."""
+
+
+def probe_memory_bytes(plan: Plan) -> int:
+    """Return how much private memory a probe may take, by the numbers of the header; in whole GiB.
+
+    A dry run allocates the vocabulary, recurrent state, the output buffer and a projector, but neither weights nor KV
+    cache. A header that makes it take more is damaged.
+    """
+    projector = plan.edit.side_files.projector
+    needed = _PROBE_BASE_BYTES + plan.model.n_vocab * _TOKEN_BYTES
+    needed += sum(row.recurrent_bytes + row.output_bytes for row in plan.forecast)
+    needed += 0 if not plan.rig.devices else _DRIVER_BYTES
+    # Its weights are allocated to try whether there is room, and freed before they are loaded.
+    needed += 0 if projector is None else 2 * _projector_file(plan, projector).weights_bytes + _IMAGE_BYTES
+    return -(-needed >> 30) << 30
 
 
 def environment(plan: Plan) -> dict[str, str]:
@@ -86,30 +113,37 @@ def environment(plan: Plan) -> dict[str, str]:
     ggml and CUDA read them at the start and have no other interface for these settings. Asks the driver; may take a
     moment.
     """
-    found = {}
     tokens = plan.edit.context.op_offload_min_batch
-    if tokens is not None:
-        found[OFFLOAD_VARIABLE] = str(tokens)
-    hip, vulkan = _visible_numbers(plan, "HIP", "ROCm"), _visible_numbers(plan, "Vulkan", "Vulkan")
+    switches = {} if tokens is None else {OFFLOAD_VARIABLE: str(tokens)}
+    return switches | environment_for(plan.rig, [device.id for device in plan.devices_in_use])
+
+
+def environment_for(rig: Rig, used: Collection[str]) -> dict[str, str]:
+    """Return environment variables for a child that sees no local cards of `rig` but those with the ids in `used`.
+
+    Cards whose order is not certain stay visible. Asks the driver; may take a moment.
+    """
+    found = {}
+    hip, vulkan = _visible_numbers(rig, used, "HIP", "ROCm"), _visible_numbers(rig, used, "Vulkan", "Vulkan")
     if hip is not None:
         found[HIP_VARIABLE] = ",".join(hip) or NO_DEVICE
     if vulkan is not None:
         found[VULKAN_VARIABLE] = ",".join(vulkan)
     # HIP reads CUDA's variable where its own is missing, and would find none of its cards among these UUIDs.
-    has_hip = any(device.backend == "HIP" and not device.is_rpc for device in plan.rig.devices)
-    cards = None if has_hip and HIP_VARIABLE not in found else _visible_cards(plan)
+    has_hip = any(device.backend == "HIP" and not device.is_rpc for device in rig.devices)
+    cards = None if has_hip and HIP_VARIABLE not in found else _visible_cards(rig, used)
     if cards is not None:
         found[CUDA_VARIABLE] = ",".join(cards)
     return found
 
 
-def _visible_numbers(plan: Plan, backend: str, name: str) -> tuple[str, ...] | None:
-    """Return the entries for the devices of a backend that the plan uses, or None if they cannot be named.
+def _visible_numbers(rig: Rig, used_ids: Collection[str], backend: str, name: str) -> tuple[str, ...] | None:
+    """Return the entries for the used devices of a backend, or None if they cannot be named.
 
     `name`: ggml's name of a device without its number, which counts the devices that the user's environment leaves.
     A hidden device changes the numbers of the others, so all need a PCI id by which the child finds them.
     """
-    local = [device for device in plan.rig.devices if device.backend == backend and not device.is_rpc]
+    local = [device for device in rig.devices if device.backend == backend and not device.is_rpc]
     slots = [parse_pci_id(device.pci_bus_id or "") for device in local]
     numbers = {device.id: device.id.removeprefix(name) for device in local}
     if not local or None in slots or len(set(slots)) < len(slots) or not all(map(str.isdecimal, numbers.values())):
@@ -123,28 +157,31 @@ def _visible_numbers(plan: Plan, backend: str, name: str) -> tuple[str, ...] | N
         # ROCR_VISIBLE_DEVICES stays as it is: HIP counts what that leaves.
         chosen = os.environ.get(HIP_VARIABLE, os.environ.get(CUDA_VARIABLE))
     entries = None if chosen is None else [entry.strip() for entry in chosen.split(",")]
-    used = sorted(int(numbers[device.id]) for device in plan.devices_in_use if device.id in numbers)
+    used = sorted(int(numbers[device_id]) for device_id in used_ids if device_id in numbers)
     if entries is not None and used and used[-1] >= len(entries):
         return None
     return tuple(str(number) if entries is None else entries[number] for number in used)
 
 
-def _visible_cards(plan: Plan) -> tuple[str, ...] | None:
-    """Return the UUIDs of the CUDA cards that the plan uses, or None if not all cards can be named.
+def _visible_cards(rig: Rig, used_ids: Collection[str]) -> tuple[str, ...] | None:
+    """Return the UUIDs of the used CUDA cards, or None if not all cards can be named.
 
     llama.cpp asks every visible card for its memory, which makes a CUDA context of several hundred MiB on each one
     (`ggml_backend_cuda_device_get_memory`: `cudaSetDevice`, `cudaMemGetInfo`). A card without room for it aborts the
     process. UUIDs hold whatever CUDA_DEVICE_ORDER and CUDA_VISIBLE_DEVICES of the user say; what the user has hidden is
     in no plan.
     """
-    local = {device.id: parse_pci_id(device.pci_bus_id or "") for device in plan.rig.devices if _is_cuda(device)}
+    local = {device.id: parse_pci_id(device.pci_bus_id or "") for device in rig.devices if _is_cuda(device)}
+    # None is listed before the search for devices has ended, or if a rig file describes another machine.
+    if not local:
+        return () if list_nvidia_cards() else None
     # Slices of one card (MIG) have its slot, and the UUID of the card would choose another slice.
-    if not local or None in local.values() or len(set(local.values())) < len(local):
+    if None in local.values() or len(set(local.values())) < len(local):
         return None
     if "MIG-" in os.environ.get(CUDA_VARIABLE, ""):
         return None
-    known = {card.slot: card.uuid for card in list_nvidia_cards()}
-    used = [known.get(slot) for device in plan.devices_in_use if (slot := local.get(device.id)) is not None]
+    known = {card.slot: card.uuid for card in list_nvidia_cards() if not card.is_sliced}
+    used = [known.get(slot) for device_id in used_ids if (slot := local.get(device_id)) is not None]
     return None if None in used or not known else tuple(uuid for uuid in used if uuid is not None)
 
 

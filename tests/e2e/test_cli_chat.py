@@ -424,3 +424,61 @@ def test_what_cannot_be_done_is_one_sentence(
     answer = run_here(capsys, "chat", *words, "--json")
     assert answer.code == 2
     assert sentence in answer.error["message"]
+
+
+TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"properties": {"town": {"type": "string"}}}}}]
+CALLS = (
+    '<tool_call>{"name": "look", "arguments": {"town": "Bonn"}}</tool_call>'
+    '<tool_call>{"name": "look", "arguments": {"town": "Ulm"}}</tool_call>'
+)
+
+
+def test_calls_are_told_and_their_results_are_read_from_the_input(home: Home, model: Path, tmp_path: Path) -> None:
+    tools = tmp_path / "tools.json"
+    tools.write_text(json.dumps(TOOLS))
+    words = ("--threads", "1", "--ctx", "4096", "--max-tokens", "400", "--seed", "1")
+    forced = ("--grammar", f"root ::= {json.dumps(CALLS)}")
+    events = home.events(model, *words, *forced, "--tools", tools, lines="Where is it warm?\n")
+    called = of(events, "tool_call")
+    assert [(each["name"], json.loads(each["arguments"])) for each in called] == [
+        ("look", {"town": "Bonn"}),
+        ("look", {"town": "Ulm"}),
+    ]
+    assert events[-1]["event"] == "done"
+    (begun,) = of(events, "conversation")
+    # Results in a later run; the first of two does not ask the model, an empty line is a result, too.
+    again = home.events(
+        model, *words[:-3], "8", "--seed", "1", "--conversation", begun["id"], lines="12 degrees\n\nThanks.\n"
+    )
+    assert len(of(again, "done")) == 2
+    path = home.path(begun["id"])
+    assert [each.role for each in path] == ["user", "assistant", "tool", "tool", "assistant", "user", "assistant"]
+    assert [(each.content, each.call_id) for each in path[2:4]] == [
+        ("12 degrees", called[0]["id"]),
+        ("", called[1]["id"]),
+    ]
+
+
+def test_a_prompt_reads_results_until_the_answer(home: Home, model: Path, tmp_path: Path) -> None:
+    tools = tmp_path / "tools.json"
+    tools.write_text(json.dumps(TOOLS))
+    words = ("--threads", "1", "--ctx", "4096", "--max-tokens", "400", "--tools", tools, "--prompt", "Where?")
+    done = home.run(model, *words, "--grammar", f"root ::= {json.dumps(CALLS)}", lines="12\n/quit\n")
+    assert done.returncode == 0
+    assert done.stdout.strip().split("\n") == ['call of look: { "town": "Bonn" }', 'call of look: { "town": "Ulm" }']
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [("{", "--tools: The tools are not JSON"), (json.dumps(TOOLS * 2), "--tools: Two tools have the name look")],
+)
+def test_faulty_tools_are_refused_before_the_load(
+    home: Home, model: Path, tmp_path: Path, text: str, sentence: str
+) -> None:
+    tools = tmp_path / "tools.json"
+    tools.write_text(text)
+    done = home.run(model, "--tools", tools, "--prompt", "Hi")
+    assert done.returncode != 0
+    assert sentence in done.stderr
+    missing = home.run(model, "--tools", tmp_path / "none.json", "--prompt", "Hi")
+    assert "none.json cannot be read" in missing.stderr

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from engine.base.confinement import landlock_version
+from engine.base.landlock import landlock_version
 from engine.devices.device import Rig
 from engine.machines.rigs.discovery import host_device
 from engine.model.gguf.reader import read_model

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.base.confinement import code_folders, device_folders, landlock_version, make_driver_caches
+from engine.base.confinement import code_folders, device_folders, make_driver_caches
+from engine.base.landlock import landlock_version
 from engine.runtime.process.system import spawn
 
 needs_landlock = pytest.mark.skipif(not landlock_version(), reason="this system has no Landlock")
@@ -19,11 +20,11 @@ needs_landlock = pytest.mark.skipif(not landlock_version(), reason="this system 
 CHILD = """
 import resource, subprocess, sys
 from pathlib import Path
-from engine.base.confinement import code_folders, confine, device_folders, refuse_core_files, system_folders
+from engine.base.confinement import LOAD, confine, refuse_core_files
 
 own, folder, other = map(Path, sys.argv[1:])
 refuse_core_files()
-assert confine((*code_folders(), *system_folders(), own), (*device_folders(), folder), starts_programs=True)
+confine(LOAD, (own,), (folder,))
 assert resource.getrlimit(resource.RLIMIT_CORE)[0] == 0
 
 
@@ -104,12 +105,14 @@ def test_what_the_environment_names_for_a_driver_is_within_reach(
 RIGHTS = """
 import ctypes, json, os, signal, socket, subprocess, sys
 from pathlib import Path
-from engine.base.confinement import Ports, code_folders, confine, system_folders
+from engine.base.confinement import IMAGE, LOAD, confine
 
 allowed, other, parent = map(int, sys.argv[1:4])
 mode = sys.argv[4]
-ports = Ports(connect=(allowed,)) if mode == "engine" else Ports()
-assert confine((*code_folders(), *system_folders()), (Path("/dev"),), ports, starts_programs=mode == "engine")
+if mode == "decoder":
+    assert confine(IMAGE)
+else:
+    assert confine(LOAD, ports=(allowed,), resolves_names=mode == "named")
 
 
 def can(act):
@@ -134,9 +137,11 @@ print(json.dumps({
     "allowed port": can(lambda: connect(("127.0.0.1", allowed))),
     "other port": can(lambda: connect(("127.0.0.1", other))),
     "listen": can(listen),
+    "look up a name": can(lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM).close()),
     "abstract socket": can(lambda: connect(chr(0) + f"layerdeck-test-{parent}", socket.AF_UNIX)),
     "signal the parent": can(lambda: os.kill(parent, 0)),
     "signal itself": can(lambda: os.kill(os.getpid(), 0)),
+    "another program": can(lambda: subprocess.run(["/bin/true"], check=True)),
     "start a program": can(lambda: subprocess.run([sys.executable, "-c", ""], check=True)),
 }))
 """
@@ -144,7 +149,7 @@ print(json.dumps({
 
 @needs_landlock
 @pytest.mark.skipif(landlock_version() < 6, reason="this kernel's Landlock restricts files only")
-@pytest.mark.parametrize("mode", ["engine", "decoder"])
+@pytest.mark.parametrize("mode", ["engine", "named", "decoder"])
 def test_a_child_connects_signals_and_starts_what_it_needs(mode: str) -> None:
     root = Path(__file__).parents[2]
     with (
@@ -163,7 +168,8 @@ def test_a_child_connects_signals_and_starts_what_it_needs(mode: str) -> None:
             check=False,
         )
     assert done.returncode == 0, done.stderr
-    needs = {"allowed port", "start a program"} if mode == "engine" else set()
+    needs = set() if mode == "decoder" else {"allowed port", "start a program"}
+    needs |= {"look up a name"} if mode == "named" else set()
     assert {name for name, can in json.loads(done.stdout).items() if can} == {"signal itself", *needs}
 
 

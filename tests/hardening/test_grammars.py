@@ -82,20 +82,6 @@ def test_an_honest_grammar_has_no_fault() -> None:
     assert not grammar_fault('root ::= item{1,50} # "("\nitem ::= "- (" [^\\n(]{1,200} ")"? "\\n"\n')
 
 
-def test_the_limit_sleeps_while_no_step_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threading.Thread, "start", lambda _thread: None)
-    limit = StepLimit(print, "the grammar")
-    assert limit._look() is None, "until a step begins"
-    with limit:
-        assert limit._awake.is_set(), "a step wakes the thread"
-        first, second = limit._look(), limit._look()
-    assert (first, second) == (failures._QUICK_STEPS_SECONDS, failures._LOOK_SECONDS)
-    with limit:
-        assert limit._look() == failures._QUICK_STEPS_SECONDS, "another step than at the last look"
-    assert limit._look() is None
-    assert not limit._awake.is_set()
-
-
 @pytest.mark.parametrize("bound", ["STEP_SECONDS", "STEP_BYTES"])
 def test_a_step_without_end_ends_the_process_with_a_sentence(monkeypatch: pytest.MonkeyPatch, bound: str) -> None:
     monkeypatch.setattr(failures, bound, -1)
@@ -111,7 +97,6 @@ def test_a_step_without_end_ends_the_process_with_a_sentence(monkeypatch: pytest
     limit = StepLimit(said.append, "the grammar")
     with limit:
         assert ended.wait(DEADLINE_S)
-    limit.close()
     assert set(codes) == {GAVE_UP_EXIT_CODE}
     outcome = ProcessOutcome(EndReason.ITSELF, exit_code=GAVE_UP_EXIT_CODE, abort_text=said[0])
     assert outcome.sentence == said[0]

@@ -17,7 +17,7 @@ from engine.api.server.pool import ModelPool, PoolParts
 from engine.api.server.server import Address, ApiServer
 from engine.api.wire.names import ModelEntry
 from engine.base.units import GIB
-from engine.devices.device import Rig, make_host
+from engine.devices.device import ComputingNeed, Rig, make_host
 from engine.model.gguf.reader import read_model
 from engine.planning.fit.strategies.fastest import initial_layout
 from engine.planning.memory.model_memory import ModelMemory
@@ -148,9 +148,10 @@ def running(
     plan: Callable[[ModelEntry, Rig], LoadOrder] = plan_on_cpu,
     keep_alive_s: float = float("inf"),
     journal: Journal | None = None,
+    learn: Callable[[ComputingNeed], None] = lambda _need: None,
 ) -> Iterator[RunningServer]:
     """Have a server that offers these models, each loaded when it is asked for."""
-    pool = ModelPool(PoolParts(lambda: entries, rig, plan), keep_alive_s=keep_alive_s)
+    pool = ModelPool(PoolParts(lambda: entries, rig, plan, learn=learn), keep_alive_s=keep_alive_s)
     server = ApiServer(
         Address(port=0), access or Access(), pool, version="test", journal=journal if journal is not None else Journal()
     )

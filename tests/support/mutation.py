@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from struct import Struct, pack, unpack_from
 from typing import Any
 
@@ -75,6 +76,22 @@ class Header:
             shape = pack(f"<I{len(row.shape)}Q", len(row.shape), *row.shape)
             parts.append(pack("<Q", len(row.name)) + row.name + shape + pack("<IQ", row.kind, row.offset % (1 << 64)))
         return b"".join(parts)
+
+
+def change_values(path: Path, values: Mapping[str, bytes]) -> Path:
+    """Replace values of a model's header, type included, and leave its weights; return `path`."""
+    data = path.read_bytes()
+    header = Header(data)
+    weights = data[_padded(len(header.encode())) :]
+    for pair in header.pairs:
+        pair.value = values.get(pair.key.decode(), pair.value)
+    changed = header.encode()
+    path.write_bytes(changed.ljust(_padded(len(changed)), b"\0") + weights)
+    return path
+
+
+def _padded(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
 def mutate_header(header: Header, numbers: random.Random) -> str:

@@ -6,15 +6,18 @@ import asyncio
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from engine.base.units import MIB
 from engine.machines.tunnel.calling import open_session, pair_with
 from engine.machines.tunnel.identity import Identity, read_identity
-from engine.machines.tunnel.listener import Listener
+from engine.machines.tunnel.listener import LentDevice, Listener
+from engine.machines.tunnel.offers import OfferedDevice
 from engine.machines.tunnel.pairing import OpenCode
 from engine.machines.tunnel.pairings import Pairing, PairingStore
 from engine.machines.tunnel.streams import (
@@ -45,15 +48,19 @@ class Home:
 
 
 _Result = TypeVar("_Result")
+Worker = Callable[[], socket.socket]
+"""Connects to a worker."""
 
 
 class Session:
     """A stream of asyncio for a test that has no event loop: each call waits for its end, for `timeout_s` at most."""
 
-    def __init__(self, endpoint: str, certificate: bytes, identity: Identity, timeout_s: float = DEADLINE_S) -> None:
+    def __init__(
+        self, endpoint: str, certificate: bytes, identity: Identity, timeout_s: float = DEADLINE_S, device: str = ""
+    ) -> None:
         self._runner = asyncio.Runner()
         try:
-            self.stream: Stream = self._wait(open_session(endpoint, certificate, identity, timeout_s))
+            self.stream: Stream = self._wait(open_session(endpoint, certificate, identity, timeout_s, device))
         except BaseException:
             self._runner.close()
             raise
@@ -100,25 +107,36 @@ class Attic:
         home.book.add(pairing)
         return pairing
 
-    def open(self, home: Home) -> Session:
-        """Return a session of a paired machine."""
+    def open(self, home: Home, device: str = "") -> Session:
+        """Return a session of a paired machine, with a device by its name or with the first one."""
         pairing = home.book.find("server", self.home.identity.fingerprint)
         assert pairing is not None
-        return Session(self.endpoint, pairing.der, home.identity)
+        return Session(self.endpoint, pairing.der, home.identity, device=device)
+
+
+def described(name: str) -> OfferedDevice:
+    """Return an offer of a device with 64 MiB."""
+    return OfferedDevice(name=name, kind="cpu", total_bytes=64 * MIB, free_bytes=64 * MIB, description="a device")
 
 
 @contextmanager
-def attic(folder: Path, reach_worker: Callable[[], socket.socket]) -> Iterator[Attic]:
-    """Serve on this machine until the end of the context."""
+def attic(
+    folder: Path, workers: Worker | Mapping[str, Worker], names: Sequence[str] = ("CPU",), port: int = 0
+) -> Iterator[Attic]:
+    """Serve on this machine until the end of the context.
+
+    `workers`: what connects to the worker of each device by name, or one for all devices of `names`.
+    """
+    by_name = workers if isinstance(workers, Mapping) else dict.fromkeys(names, workers)
     home, code, paired = Home(folder), OpenCode(), list[Pairing]()
     with Listener(
         "127.0.0.1",
-        0,
+        port,
         identity=home.identity,
         book=home.book,
         code=code,
         name="attic",
-        reach_worker=reach_worker,
+        devices=[LentDevice(name, worker, partial(described, name)) for name, worker in by_name.items()],
         on_paired=paired.append,
     ) as listener:
         yield Attic(home, code, listener, paired)

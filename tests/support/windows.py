@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+import pytest
 from PySide6.QtCore import QCoreApplication, QEvent
 from pytestqt.qtbot import QtBot
 
@@ -41,7 +42,11 @@ class WindowOpener:
 
 @contextmanager
 def window_opener(qtbot: QtBot, qapp: QApplication, folder: Path) -> Iterator[WindowOpener]:
-    """Provide what opens windows; afterwards all of them are closed, and the application has no style any more."""
-    with ExitStack() as stack:
+    """Provide what opens windows; afterwards all of them are closed, and the application has no style any more.
+
+    They have data of their own: equal models of two tests would share notes, layouts and conversations.
+    """
+    with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_DATA_HOME", str(folder / "xdg_data_home"))
         stack.callback(qapp.setStyleSheet, "")
         yield WindowOpener(stack, qtbot, qapp, folder)

@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Literal
 
 from PySide6.QtCore import QEvent, QRectF, Qt, Signal
 from PySide6.QtGui import QColor, QEnterEvent, QFocusEvent, QKeyEvent, QPainter, QPaintEvent
-from PySide6.QtWidgets import QApplication, QLabel, QWidget
+from PySide6.QtWidgets import QApplication, QLabel, QToolButton, QWidget
 
 from engine.base.language import tr
+from widgets.chat.call_blocks import ROW_PX as CALL_ROW_PX
+from widgets.chat.call_blocks import CallsBox
 from widgets.chat.images import Gallery, ImageStrip
 from widgets.chat.message_parts import HEAD_HEIGHT_PX, EditBox, MessageHead, ThinkingBox, WaitingDots, copy_text
-from widgets.chat.shown import MessageAction, ShownMessage
+from widgets.chat.shown import ActionKind, MessageAction, ShownMessage
 from widgets.common.elided_label import ElidedLabel
 from widgets.common.roles import plain_label, set_role
 from widgets.markdown.typesetter import Typesetter
 from widgets.markdown.view import MarkdownView
 
-Fold = Literal["details", "thinking"]
-"""A part of a message that the reader can open."""
+Fold = str
+"""A part of a message that the reader can open: "details", "thinking", "result", or "call" with its number."""
 INSET_PX = 10
 GAP_PX = 6
 LEAST_SPEAKER_PX = 84
 """Least width of the speaker's name in a question; the buttons next to it take the rest."""
 BELOW_PX = 10
 BUTTON_INSET_PX = 10
+RESULT_CHARACTERS = 80
+"""Length of the result of a call that is shown while it is folded."""
 
 
 class Bubble(QWidget):
@@ -50,6 +53,12 @@ class Bubble(QWidget):
         self.view = MarkdownView(typesetter, self)
         self.images = ImageStrip(gallery, self)
         self.dots = WaitingDots(typesetter, self)
+        self.calls = CallsBox(typesetter, self)
+        self.result_button = QToolButton(self)
+        """Unfolds the result of a call."""
+        self.result_button.setProperty("role", "quiet")
+        self.result_button.setCheckable(True)
+        self.result_button.toggled.connect(self._on_result_toggled)
         self.edit_box: EditBox | None = None
         self._is_pointed_at = False
         self._is_last = False
@@ -60,11 +69,15 @@ class Bubble(QWidget):
         self._note.setParent(self)
         self._note.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
         self.head.chosen.connect(self._on_chosen)
-        self.head.copy_chosen.connect(lambda: copy_text(self.text))
+        self.head.copy_chosen.connect(lambda: copy_text(self._source))
         self.thinking.answer_now_requested.connect(lambda: self._act("answer_now"))
         for view in (self.view, self.thinking.view):
             view.link_opened.connect(self.link_opened)
             view.save_requested.connect(self.save_requested)
+        self.calls.sent.connect(lambda call, text: self._act_on_call("result", call, text))
+        self.calls.typed.connect(lambda call, text: self._act_on_call("type_result", call, text))
+        self.calls.skipped.connect(lambda: self._act("answer"))
+        self.calls.height_changed.connect(self.height_changed)
         self.view.height_changed.connect(self.height_changed)
         self.thinking.height_changed.connect(self.height_changed)
         self.view.set_text(message.text)
@@ -77,13 +90,22 @@ class Bubble(QWidget):
     def unfolded(self) -> frozenset[Fold]:
         """The parts that the reader has opened."""
         opened: list[Fold] = ["details"] if self._shows_details else []
-        return frozenset([*opened, "thinking"] if self.thinking.is_unfolded else opened)
+        opened += ["thinking"] if self.thinking.is_unfolded else []
+        opened += ["result"] if self.result_button.isChecked() else []
+        return frozenset([*opened, *self.calls.unfolded()])
 
     def unfold(self, parts: Collection[Fold]) -> None:
         """Open parts that the reader had opened in an earlier bubble of this message."""
         self.thinking.fold_button.setChecked("thinking" in parts)
+        self.result_button.setChecked("result" in parts)
+        self.calls.unfold(parts)
         self._shows_details = "details" in parts
         self._show_note()
+
+    @property
+    def _source(self) -> str:
+        """The text that is copied and edited."""
+        return self.message.source if self.message.source or self.message.role == "tool" else self.text
 
     @property
     def text(self) -> str:
@@ -109,6 +131,8 @@ class Bubble(QWidget):
         self.thinking.show_note(message.thinking_note, is_open=message.is_open and not message.text)
         self._files.setText(tr("With {files}", files=message.files) if message.files else "")
         self.images.show_images(message.images)
+        self.calls.show_calls(message.calls)
+        self._show_result_words()
         set_role(self._note, "error" if message.is_error else "dim")
         self._show_note()
         if not message.is_open:
@@ -132,34 +156,33 @@ class Bubble(QWidget):
         is_answer = self.message.role == "assistant"
         named = self._speaker.sizeHint().width()
         if not is_answer:
-            # That a message was dropped is told in full; its actions go into the menu.
-            actions = self.head.least_width() if self.message.is_left_out else self.head.wanted_width()
+            # That a message was dropped, and whose result it is, is told in full; its actions go into the menu.
+            is_told = self.message.is_left_out or self.message.role == "tool"
+            actions = self.head.least_width() if is_told else self.head.wanted_width()
             named = min(named, max(inner - actions - GAP_PX, LEAST_SPEAKER_PX))
             self.head.setGeometry(INSET_PX + named + GAP_PX, top, inner - named - GAP_PX, HEAD_HEIGHT_PX)
         self._speaker.setGeometry(INSET_PX, top, min(named, inner), HEAD_HEIGHT_PX)
         top += HEAD_HEIGHT_PX
         has_thinking = bool(self.thinking.text)
-        self.thinking.setVisible(has_thinking)
-        if has_thinking:
-            height = self.thinking.fit(width - 2 * INSET_PX)
-            self.thinking.move(INSET_PX, top)
-            top += height + GAP_PX
+        top += self._fit_part(self.thinking, top, inner, is_shown=has_thinking)
         top += self._fit_label(self._files, top, width)
-        self.images.setVisible(bool(self.images.images))
-        if self.images.images:
-            height = self.images.fit(width - 2 * INSET_PX)
-            self.images.move(INSET_PX, top)
-            top += height + GAP_PX
+        top += self._fit_part(self.images, top, inner, is_shown=bool(self.images.images))
         if self.edit_box is not None:
             height = self.edit_box.sizeHint().height()
             self.edit_box.setGeometry(INSET_PX, top, width - 2 * INSET_PX, height)
             top += height + GAP_PX
-        is_awaited = self.message.is_open and not self.text and not has_thinking
+        is_result = self.message.role == "tool"
+        self.result_button.setVisible(is_result and self.edit_box is None)
+        if is_result and self.edit_box is None:
+            wanted = min(self.result_button.sizeHint().width(), inner)
+            self.result_button.setGeometry(INSET_PX, top, wanted, CALL_ROW_PX)
+            top += CALL_ROW_PX + GAP_PX
+        is_awaited = self.message.is_open and not (self.text or has_thinking or self.message.calls)
         self.dots.setVisible(is_awaited)
         if is_awaited:
             self.dots.move(INSET_PX, top)
             top += self.dots.height() + GAP_PX
-        shows_view = self.edit_box is None and bool(self.text)
+        shows_view = self.edit_box is None and bool(self.text) and (not is_result or self.result_button.isChecked())
         self.view.setVisible(shows_view)
         if shows_view:
             # The document has a margin; without it the text is aligned with the name above and the note below.
@@ -167,6 +190,7 @@ class Bubble(QWidget):
             height = self.view.fit(width - 2 * INSET_PX + 2 * margin)
             self.view.move(INSET_PX - margin, top)
             top += height + GAP_PX
+        top += self._fit_part(self.calls, top, inner, is_shown=bool(self.calls.blocks))
         top += self._fit_label(self._note, top, width)
         if is_answer:
             # The text of the first button is aligned with the other texts.
@@ -174,6 +198,15 @@ class Bubble(QWidget):
             top += HEAD_HEIGHT_PX
         self.resize(width, top + BELOW_PX)
         return top + BELOW_PX
+
+    def _fit_part(self, part: ThinkingBox | ImageStrip | CallsBox, top: int, width: int, *, is_shown: bool) -> int:
+        """Place a part if it is shown, and return the height that it takes."""
+        part.setVisible(is_shown)
+        if not is_shown:
+            return 0
+        height = part.fit(width)
+        part.move(INSET_PX, top)
+        return height + GAP_PX
 
     def _fit_label(self, label: QLabel, top: int, width: int) -> int:
         """Place a label if it has text, and return the height that it takes."""
@@ -189,9 +222,9 @@ class Bubble(QWidget):
     def start_editing(self) -> None:
         """Show an editor for the question."""
         # Answers cannot be edited; a message that is being written has no final text.
-        if self.edit_box is not None or self.message.role != "user" or self.message.is_open:
+        if self.edit_box is not None or self.message.role not in ("user", "tool") or self.message.is_open:
             return
-        self.edit_box = EditBox(self.text, self)
+        self.edit_box = EditBox(self._source, self)
         self.edit_box.sent.connect(self._on_edited)
         self.edit_box.cancelled.connect(self.stop_editing)
         self.edit_box.height_changed.connect(self.height_changed)
@@ -226,6 +259,26 @@ class Bubble(QWidget):
     def _show_note(self) -> None:
         lines = (self.message.note, self.message.details if self._shows_details else "")
         self._note.setText("\n".join(filter(None, lines)))
+
+    def unfold_result(self) -> None:
+        """Unfold the result of a call, which has a match of the search."""
+        self.result_button.setChecked(True)
+
+    def _show_result_words(self) -> None:
+        if self.message.role != "tool":
+            return
+        arrow = "▾" if self.result_button.isChecked() else "▸"
+        words = " ".join(self._source[: 4 * RESULT_CHARACTERS].split())
+        words = words if len(words) <= RESULT_CHARACTERS else f"{words[:RESULT_CHARACTERS]}…"
+        self.result_button.setText(f"{arrow} {words.replace('&', '&&') or tr('empty')}")
+        self.result_button.setAccessibleName(self.message.speaker)
+
+    def _on_result_toggled(self) -> None:
+        self._show_result_words()
+        self.height_changed.emit()
+
+    def _act_on_call(self, kind: ActionKind, call: str, text: str) -> None:
+        self.acted.emit(MessageAction(kind, self.message.id, text, call))
 
     def _act(self, kind: str) -> None:
         self.acted.emit(MessageAction(kind, self.message.id))  # type: ignore[arg-type]
@@ -289,7 +342,7 @@ class Bubble(QWidget):
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         box = QRectF(0.5, 0.5, self.width() - 1, self.height() - BELOW_PX + 3)
         painter.setPen(QColor(palette.accent) if self.hasFocus() else Qt.PenStyle.NoPen)
-        painter.setBrush(QColor(palette.card) if self.message.role == "user" else Qt.BrushStyle.NoBrush)
+        painter.setBrush(QColor(palette.card) if self.message.role in ("user", "tool") else Qt.BrushStyle.NoBrush)
         painter.drawRoundedRect(box, 8, 8)
         painter.end()
 

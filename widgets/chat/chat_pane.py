@@ -13,6 +13,7 @@ from operator import attrgetter
 from PySide6.QtCore import QEvent, QObject, Qt, QTimer, Signal
 from PySide6.QtGui import QDragEnterEvent, QDropEvent, QKeyEvent, QTextCursor
 from PySide6.QtWidgets import (
+    QApplication,
     QHBoxLayout,
     QPushButton,
     QStackedWidget,
@@ -46,7 +47,7 @@ MODEL_LOST = tr("The engine of this model has stopped. The conversation was kept
 DRAFT_INTERVAL_MS = 600
 MAX_WIDTH_PX = 868
 MARGIN_PX = 8
-_NEXT_IS_TYPED = ("edit", "regenerate", "continue", "delete", "answer_now")
+_NEXT_IS_TYPED = ("edit", "regenerate", "continue", "delete", "answer_now", "answer")
 
 
 def chat_start(status: ModelStatus, last_model: str = "") -> ChatStart:
@@ -175,6 +176,7 @@ class ChatPane(QWidget):
         # The last letters may still wait for the pause.
         if self._draft_timer.isActive():
             self._report_draft()
+        self.message_list.flush()
         if self.settings_panel is not None:
             self.settings_panel.flush()
 
@@ -292,10 +294,17 @@ class ChatPane(QWidget):
         return super().eventFilter(watched, event)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        """Escape stops the answer, unless a child widget, such as the editor of a question, uses the key itself."""
-        if event.key() == Qt.Key.Key_Escape and not event.modifiers() and not self.stop_button.isHidden():
-            self._on_stop()
-            return
+        """Escape stops the answer, unless a child widget, such as the editor of a question, uses the key itself.
+
+        Otherwise it leaves the result of a call for the input, where another question can be asked.
+        """
+        if event.key() == Qt.Key.Key_Escape and not event.modifiers():
+            if not self.stop_button.isHidden():
+                self._on_stop()
+                return
+            if self.message_list.isAncestorOf(QApplication.focusWidget() or self):
+                self.prompt_edit.setFocus()
+                return
         super().keyPressEvent(event)
 
     def dragEnterEvent(self, event: QDragEnterEvent) -> None:
@@ -345,7 +354,7 @@ class ChatPane(QWidget):
         """Report the action, and move the focus: the message that had it may be gone."""
         place = self.message_list.place_of(action.message)
         self.acted.emit(action)
-        if action.kind in _NEXT_IS_TYPED:
+        if action.kind in _NEXT_IS_TYPED or (action.kind == "result" and not self.message_list.focus_result()):
             self.prompt_edit.setFocus()
         elif action.kind in ("older", "newer"):
             self.message_list.focus_message(place)

@@ -177,6 +177,8 @@ class MessageList(QAbstractScrollArea):
     def _highlight(self, bubble: Bubble) -> None:
         is_current = self._match is not None and self._match.message == bubble.message.id
         number = self._match.number if is_current and self._match is not None else None
+        if is_current and bubble.message.role == "tool":
+            bubble.unfold_result()
         bubble.view.show_matches(self._pattern, number)
 
     def _reveal_match(self) -> bool:
@@ -216,6 +218,20 @@ class MessageList(QAbstractScrollArea):
         """Scroll to the end, and follow new text."""
         self._follows = True
         self._place()
+
+    def flush(self) -> None:
+        """Report typed results of calls at once."""
+        for bubble in self.bubbles():
+            bubble.calls.flush()
+
+    def focus_result(self) -> bool:
+        """Set the focus to the first input for the result of a call; return whether there is one."""
+        for bubble in self.bubbles():
+            for block in bubble.calls.blocks:
+                if block.result is not None:
+                    block.result.edit.setFocus()
+                    return True
+        return False
 
     def edit_last(self) -> bool:
         """Begin to edit the last question; return whether there is one."""
@@ -316,6 +332,8 @@ class MessageList(QAbstractScrollArea):
 
     def _guess(self, message: ShownMessage) -> int:
         # A guess only sets the length of the scroll bar; messages in sight are measured.
+        if message.role == "tool":
+            return AROUND_PX  # folded
         per_line = max(self._width() / CHARACTER_PX, 10)
         return round(AROUND_PX + LINE_PX * (1 + len(message.text) / per_line + message.text.count("\n") * 0.7))
 
@@ -338,7 +356,9 @@ class MessageList(QAbstractScrollArea):
         return bool(self._messages) and self._messages[-1].id == message and self._messages[-1].role == "assistant"
 
     def _drop(self, message: str) -> None:
-        bubble = self._bubbles.pop(message)
+        bubble = self._bubbles[message]
+        bubble.calls.flush()
+        del self._bubbles[message]
         if bubble.unfolded:
             self._unfolded[message] = bubble.unfolded
         # Deleted later: this may run in a signal of the bubble itself.

@@ -32,6 +32,7 @@ TOLD_MS = 1500
 COPIED = tr("Copied")
 _WORDS: dict[str, tuple[str, str]] = {
     "copy": (tr("Copy"), tr("Copy this message as Markdown")),
+    "answer": (tr("Answer now"), tr("Let the model answer with this result")),
     "edit": (tr("Edit"), tr("Change this question and send it as another version")),
     "regenerate": (tr("Regenerate"), tr("Generate another version of this answer")),
     "continue": (tr("Continue"), tr("Continue this answer where it ended")),
@@ -43,6 +44,7 @@ _WORDS: dict[str, tuple[str, str]] = {
 }
 RETRY = (tr("Retry"), tr("Send this question again"))
 """Label and tool tip of `regenerate` on an answer that failed without any text."""
+EDIT_RESULT = tr("Change this result and send it as another version")
 
 
 class MessageHead(QWidget):
@@ -96,6 +98,9 @@ class MessageHead(QWidget):
         self.buttons["regenerate"].setText(again)
         self.buttons["regenerate"].setToolTip(plain_tool_tip(tip))
         self.buttons["regenerate"].setAccessibleName(tip)
+        edit_tip = EDIT_RESULT if message.role == "tool" else _WORDS["edit"][1]
+        self.buttons["edit"].setToolTip(plain_tool_tip(edit_tip))
+        self.buttons["edit"].setAccessibleName(edit_tip)
         many = message.versions > 1
         for widget in (self.older_button, self._versions, self.newer_button):
             widget.setVisible(many)
@@ -103,7 +108,9 @@ class MessageHead(QWidget):
         self.older_button.setEnabled(message.version > 1 and not message.is_open)
         self.newer_button.setEnabled(message.version < message.versions and not message.is_open)
         offered: set[str] = set() if message.role == "note" else {"copy"}
-        if message.role != "note" and not message.is_open:
+        if message.role == "tool":
+            offered |= {"branch", "edit"} | ({"answer"} if message.can_answer else set())
+        elif message.role != "note" and not message.is_open:
             offered |= {"branch", "delete"} | ({"edit", "pin"} if message.role == "user" else {"regenerate"})
             if message.can_continue:
                 offered.add("continue")

@@ -1,4 +1,4 @@
-"""The settings of a conversation: system prompt, preset, samplers, and the chat template."""
+"""The settings of a conversation: system prompt, preset, samplers, the chat template, and tools."""
 
 from __future__ import annotations
 
@@ -180,6 +180,63 @@ class TemplateField(QWidget):
             self._timer.start()
 
 
+TOOLS_EXAMPLE = '[{"type": "function", "function": {"name": "...", "parameters": {}}}]'
+TOOLS_HINT = tr(
+    "A JSON list of functions, as OpenAI's API takes them. The model may call them; you run them, and give the results."
+)
+
+
+class ToolsField(QWidget):
+    """The editor of the tools that the model may call, with a sentence about their faults."""
+
+    tools_changed = Signal(str)
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.text_edit = QPlainTextEdit()
+        self.text_edit.setAccessibleName(tr("Tools (JSON)"))
+        self.text_edit.setPlaceholderText(TOOLS_EXAMPLE)
+        self.text_edit.setTabChangesFocus(True)
+        self.text_edit.setFixedHeight(lines_height(self, EDIT_LINES))
+        self.fault_label = plain_label("", "error", wrap=True)
+        self.fault_label.hide()
+        self.note_label = plain_label(TOOLS_HINT, "dim", wrap=True)
+        self._is_showing = False
+        self._timer = QTimer(self)
+        self._timer.setSingleShot(True)
+        self._timer.setInterval(EDIT_DELAY_MS)
+        self._timer.timeout.connect(self._report)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(4)
+        for widget in (self.text_edit, self.fault_label, self.note_label):
+            column.addWidget(widget)
+        self.text_edit.textChanged.connect(self._on_typed)
+
+    def show_tools(self, text: str, fault: str, note: str) -> None:
+        """Show the definitions as text, with a sentence about their fault, and one about the model; empty: none."""
+        self._is_showing = True
+        if self.text_edit.toPlainText() != text:
+            self.text_edit.setPlainText(text)
+        self._is_showing = False
+        self.fault_label.setText(fault)
+        self.fault_label.setVisible(bool(fault))
+        self.note_label.setText(note or TOOLS_HINT)
+
+    def flush(self) -> None:
+        """Report typed text at once."""
+        if self._timer.isActive():
+            self._report()
+
+    def _report(self) -> None:
+        self._timer.stop()
+        self.tools_changed.emit(self.text_edit.toPlainText())
+
+    def _on_typed(self) -> None:
+        if not self._is_showing and not self._timer.isActive():
+            self._timer.start()
+
+
 NO_PRESET = tr("No preset")
 SYSTEM_DELAY_MS = 500
 SYSTEM_LINES = 4
@@ -244,6 +301,7 @@ class SettingsPanel(QScrollArea):
     preset_delete_requested = Signal()
     value_changed = Signal(SettingChange)
     template_changed = Signal(str)
+    tools_changed = Signal(str)
 
     def __init__(self, templates: Mapping[str, str], parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -260,6 +318,7 @@ class SettingsPanel(QScrollArea):
         self.save_button = QPushButton(tr("Save as preset…"))
         self.delete_button = QPushButton(tr("Delete preset"))
         self.template_field = TemplateField(templates)
+        self.tools_field = ToolsField()
         self.fault_label = plain_label("", "error", wrap=True)
         self.fault_label.hide()
         self.fields: dict[str, SamplingField] = {}
@@ -280,6 +339,7 @@ class SettingsPanel(QScrollArea):
         self.preset_box.activated.connect(self._on_preset)
         self.save_button.clicked.connect(self.preset_save_requested.emit)
         self.template_field.template_changed.connect(self.template_changed)
+        self.tools_field.tools_changed.connect(self.tools_changed)
         self.delete_button.clicked.connect(self.preset_delete_requested.emit)
 
     def show_system(self, text: str, inherited: str) -> None:
@@ -312,10 +372,11 @@ class SettingsPanel(QScrollArea):
         self.fault_label.setVisible(bool(sentence))
 
     def flush(self) -> None:
-        """Report the typed system prompt and template at once."""
+        """Report the typed system prompt, template and tools at once."""
         if self._timer.isActive():
             self._report_system()
         self.template_field.flush()
+        self.tools_field.flush()
 
     def _report_system(self) -> None:
         self._timer.stop()
@@ -361,6 +422,8 @@ class SettingsPanel(QScrollArea):
             column.addLayout(grid)
         column.addWidget(plain_label(tr("Chat template"), "strong"))
         column.addWidget(self.template_field)
+        column.addWidget(plain_label(tr("Tools"), "strong"))
+        column.addWidget(self.tools_field)
         column.addStretch(1)
         self._arrange()
         content = QWidget()

@@ -5,10 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Role = Literal["user", "assistant", "note"]
-"""`note`: a sentence of the program between messages."""
+Role = Literal["user", "assistant", "tool", "note"]
+"""`tool`: the result of a call. `note`: a sentence of the program between messages."""
 ActionKind = Literal[
-    "edit", "regenerate", "continue", "branch", "delete", "pin", "older", "newer", "answer_now", "tokens"
+    "edit",
+    "regenerate",
+    "continue",
+    "branch",
+    "delete",
+    "pin",
+    "older",
+    "newer",
+    "answer_now",
+    "tokens",
+    "answer",
+    "result",
+    "type_result",
 ]
 
 
@@ -20,6 +32,17 @@ class ShownImage:
     name: str
     width_px: int
     height_px: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShownCall:
+    """A call of a tool. `arguments`: for people. `wants_result`: a person can give its result; `draft`: as typed."""
+
+    id: str
+    name: str
+    arguments: str
+    wants_result: bool = False
+    draft: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +59,9 @@ class ShownMessage:
     `is_pinned`: the message stays in the prompt when the context is full.
     `has_choices`: the probabilities of its tokens are stored.
     `is_left_out`: the message is not part of the prompt, because the context is full.
+    `calls`: the tools that the model called after the text.
+    `source`: what Copy and Edit take instead of the text; empty: the text.
+    `can_answer`: the conversation ends with this result, and the model has not answered.
     """
 
     id: str
@@ -56,12 +82,19 @@ class ShownMessage:
     is_pinned: bool = False
     has_choices: bool = False
     is_left_out: bool = False
+    calls: tuple[ShownCall, ...] = ()
+    source: str = ""
+    can_answer: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class MessageAction:
-    """An action of a person on a message. `text`: the new text of an edited question."""
+    """An action of a person on a message.
+
+    `text`: the new text of an edited question, or the result of a call. `call`: the id of that call.
+    """
 
     kind: ActionKind
     message: str
     text: str = ""
+    call: str = ""

@@ -23,6 +23,7 @@ from widgets.devices.readings import (
     NO_ALERT,
     NO_READING,
     CardAlert,
+    away_text,
     device_subtitle,
     device_total_bytes,
     faults_text,
@@ -111,6 +112,10 @@ class DeviceCard(QFrame):
         self._id_label.setText(device.id)
         self._name_label.setText(device_subtitle(device))
         self.plot.set_limit(device.cap_bytes)
+        # Greyed, but not disabled: its menu removes it.
+        set_role(self._id_label, "dim" if device.away else "strong")
+        set_role(self._used_label, "dim" if device.away else "number")
+        self._show_status()
         self.setAccessibleName(
             tr("Device {id}, {device_subtitle}", id=device.id, device_subtitle=device_subtitle(device))
         )
@@ -192,6 +197,8 @@ class DeviceCard(QFrame):
         is_away = self._device.is_rpc and not is_on_this_machine(self._device)
         away = link_words(self._link) if is_away else ""
         status = status_line(self._last)
+        if self._device.away:
+            status = self._device.away
         self._status_label.setText(self._alert.words or (f"{status} · {away}" if away else status))
 
     def _show_total(self) -> None:
@@ -204,6 +211,7 @@ class DeviceCard(QFrame):
     def _show_tool_tip(self) -> None:
         lines = [
             self._alert.sentence,
+            away_text(self._device),
             "" if self._row is None else row_tool_tip(self._row),
             holdings_text(self._device.holdings),
             overhead_text(self._device),

@@ -137,7 +137,7 @@ class DeviceDetails(Dialog):
         self.holders = RowTable((tr("Program or model"), tr("Memory")), tr("Who holds the memory"), wide=0)
         self.holders.setMaximumHeight(150)
         self.span_box = ComboBox()
-        self.span_box.setAccessibleName(tr("Time span"))
+        self.span_box.setAccessibleDescription(tr("Time span"))
         for minutes in SPANS_MIN:
             self.span_box.addItem(tr("{minutes} min", minutes=minutes), minutes)
         self.span_box.setCurrentIndex(1)
@@ -237,7 +237,9 @@ class DeviceDetails(Dialog):
     def _make_plots(self) -> tuple[tuple[_Graph, pg.PlotItem, pg.PlotDataItem], ...]:
         self._view = pg.GraphicsLayoutWidget()
         self._view.setBackground(self._palette.panel)
-        self._view.setAccessibleName(tr("Graphs of the readings"))
+        # The viewport has the focus of a graphics view.
+        for widget in (self._view, self._view.viewport()):
+            widget.setAccessibleName(tr("Graphs of the readings"))
         self._view.scene().sigMouseMoved.connect(self._on_pointer)
         found = []
         for row, graph in enumerate(_GRAPHS):

@@ -27,7 +27,7 @@ class OtherCardsDialog(Dialog):
         super().__init__(tr("Plan with Other Cards"), parent, once=True)
         self._headings = tuple(headings)
         self.card_box = ComboBox()
-        self.card_box.setAccessibleName(tr("Card"))
+        self.card_box.setAccessibleDescription(tr("Card"))
         self.card_box.addItems(list(cards))
         self.add_card_button = QPushButton(tr("&Add"))
         self.add_card_button.clicked.connect(self._on_add)

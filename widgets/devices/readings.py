@@ -58,6 +58,13 @@ def device_subtitle(device: Device) -> str:
     return " · ".join(filter(None, (name, tr("encrypted") if device.fingerprint is not None else "", device.endpoint)))
 
 
+def away_text(device: Device) -> str:
+    """Return a sentence on a device of a paired machine that cannot be used now; empty if it can."""
+    if not device.away:
+        return ""
+    return tr("Cannot be used now ({away}). It comes back by itself.", away=device.away)
+
+
 def simulated_words(ids: Sequence[str]) -> str:
     """Return a line that explains the devices of a lab rig; empty without one."""
     if not ids:

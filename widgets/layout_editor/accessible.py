@@ -16,9 +16,11 @@ from PySide6.QtGui import QAccessible, QAccessibleEvent, QAccessibleInterface, Q
 
 from engine.base.language import tr
 from engine.base.units import format_bytes
-from widgets.layout_editor.keyboard import BoundaryFocus, Focus, LayerFocus, OutputFocus
+from engine.planning.layout.parts import embedding_device, part_words
+from engine.planning.plan.placement_check import difference_words
+from widgets.layout_editor.keyboard import BoundaryFocus, EmbeddingFocus, Focus, LayerFocus, OutputFocus
 from widgets.layout_editor.shown import Shown
-from widgets.layout_editor.texts import boundary_text, lane_sentence
+from widgets.layout_editor.texts import boundary_text, lane_sentence, parts_elsewhere
 
 if TYPE_CHECKING:
     from widgets.layout_editor.view import EditorView
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 _HANDLE_REACH = 9.0
 _MOVE_BOUNDARY = tr("Ctrl+Left and Ctrl+Right move it by one layer")
 _MOVE_LAYERS = tr("Ctrl+Up and Ctrl+Down move it to the next device")
+_MOVE_EXPERTS = tr("Ctrl+Up and Ctrl+Down move it to the next device; with Shift its experts only")
 
 
 class Kind(StrEnum):
@@ -36,6 +39,7 @@ class Kind(StrEnum):
     LAYER = "layer"
     OUTPUT = "output"
     BOUNDARY = "boundary"
+    EMBEDDING = "embedding"
 
 
 Place = tuple[Kind, int]
@@ -91,6 +95,8 @@ def place_of(focus: Focus) -> Place:
             return Kind.LAYER, layer
         case OutputFocus():
             return Kind.OUTPUT, 0
+        case EmbeddingFocus():
+            return Kind.EMBEDDING, 0
 
 
 def children_of_view(shown: Shown | None) -> list[Place]:
@@ -106,6 +112,8 @@ def children_of_lane(shown: Shown, lane: int) -> list[Place]:
     content = shown.contents[lane]
     # Only layers of the lane's own device: a layer whose experts an override puts here has one place in the tree.
     layers = [(Kind.LAYER, layer) for first, last in content.ranges for layer in range(first, last + 1)]
+    if content.has_embedding and shown.preview.embedding_moves:
+        layers.insert(0, (Kind.EMBEDDING, 0))
     return layers + ([(Kind.OUTPUT, 0)] if content.has_output else [])
 
 
@@ -119,6 +127,7 @@ def is_shown(shown: Shown | None, place: Place) -> bool:
         Kind.LAYER: shown.preview.layout.n_layers,
         Kind.OUTPUT: 1,
         Kind.BOUNDARY: len(shown.handles),
+        Kind.EMBEDDING: 1 if shown.preview.embedding_moves else 0,
     }
     return index < counts[kind]
 
@@ -134,8 +143,20 @@ def name_of(shown: Shown, place: Place) -> str:
         case Kind.LAYER, index:
             layer = preview.layers[index]
             size = format_bytes(layer.weights_bytes + layer.kv_bytes)
-            return tr(
+            words = tr(
                 "layer {index} on {device}, {size}", index=index, device=preview.layout.device_of(index), size=size
+            )
+            elsewhere = (
+                tr("{part} on {device}", part=part_words(part), device=device)
+                for part, device in parts_elsewhere(preview.layout, layer)
+            )
+            found = difference_words(tuple(each for each in shown.elsewhere if each.layer == index))
+            return ". ".join(filter(None, (", ".join((words, *elsewhere)), found)))
+        case Kind.EMBEDDING, _:
+            return tr(
+                "embedding on {device}, {size}",
+                device=embedding_device(preview.layout),
+                size=format_bytes(preview.token_embedding_bytes),
             )
         case Kind.BOUNDARY, index:
             return tr("boundary {boundary}", boundary=boundary_text(preview.layout, index))
@@ -154,6 +175,8 @@ def rect_of(shown: Shown, place: Place) -> QRectF:
             return QRectF(0, shown.lanes.track_top(lane), right, shown.lanes.track_height)
         case Kind.LAYER, layer:
             return shown.block_rect(shown.lane_of_layer(layer), layer, layer)
+        case Kind.EMBEDDING, _:
+            return shown.embedding_rect()
         case Kind.BOUNDARY, index:
             handle = shown.handles[index]
             return QRectF(handle.x - _HANDLE_REACH, handle.top, 2 * _HANDLE_REACH, handle.bottom - handle.top)
@@ -164,6 +187,7 @@ _ROLES = {
     Kind.LANE: QAccessible.Role.List,
     Kind.LAYER: QAccessible.Role.ListItem,
     Kind.OUTPUT: QAccessible.Role.ListItem,
+    Kind.EMBEDDING: QAccessible.Role.ListItem,
     Kind.BOUNDARY: QAccessible.Role.Splitter,
 }
 
@@ -261,7 +285,12 @@ class PartInterface(QAccessibleObject):
             return name_of(shown, self._part.place)
         if kind is not QAccessible.Text.Description or self._part.place[0] is Kind.LANE:
             return ""
-        return _MOVE_BOUNDARY if self._part.place[0] is Kind.BOUNDARY else _MOVE_LAYERS
+        match self._part.place:
+            case Kind.BOUNDARY, _:
+                return _MOVE_BOUNDARY
+            case Kind.LAYER, layer if shown.has_part("experts", layer, layer):
+                return _MOVE_EXPERTS
+        return _MOVE_LAYERS
 
     def rect(self) -> QRect:
         if self._shown is None:
@@ -283,6 +312,8 @@ class PartInterface(QAccessibleObject):
             case Kind.OUTPUT, _ if shown is not None:
                 lane = shown.lane_of[shown.preview.layout.output_device]
                 return QAccessible.queryAccessibleInterface(view.parts[Kind.LANE, lane])
+            case Kind.EMBEDDING, _ if shown is not None:
+                return QAccessible.queryAccessibleInterface(view.parts[Kind.LANE, shown.embedding_lane])
         return QAccessible.queryAccessibleInterface(view)
 
     def childCount(self) -> int:

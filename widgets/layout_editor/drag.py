@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from engine.planning.layout.layout import Layout
-from engine.planning.layout.moves import BoundaryMove, OutputMove, RangeMove
+from engine.planning.layout.moves import BoundaryMove, EmbeddingMove, OutputMove, PartMove, RangeMove
+from engine.planning.layout.parts import MovablePart
 from widgets.layout_editor.geometry import Lanes, Track
+
+LaneMove = RangeMove | PartMove | OutputMove | EmbeddingMove
 
 
 def boundary_limits(layout: Layout, index: int) -> tuple[int, int]:
@@ -46,7 +50,9 @@ class BoundaryDrag:
 
 @dataclass(slots=True)
 class LaneDrag:
-    """A drag of layers (`span`; None: the output) from `lane` to another lane.
+    """A drag of layers (`span`; None: the output), or of a part of them, from `lane` to another lane.
+
+    `part`: None for whole layers; "embedding" with a `span` of None: the token embedding.
 
     It begins once the pointer is `threshold` pixels from where it was pressed, so that a click moves nothing.
     """
@@ -57,8 +63,9 @@ class LaneDrag:
     devices: Sequence[str | None]
     threshold: float
     begun: bool = False
+    part: MovablePart | Literal["embedding"] | None = None
 
-    def move_to(self, x: float, y: float, lanes: Lanes) -> RangeMove | OutputMove | None:
+    def move_to(self, x: float, y: float, lanes: Lanes) -> LaneMove | None:
         """Return the move to the lane at `y`, or None if nothing would change or the device is not in the rig."""
         if not self.begun:
             # The Manhattan length, which Qt compares with `QApplication.startDragDistance` too.
@@ -72,7 +79,11 @@ class LaneDrag:
         if lane == self.lane or device is None:
             return None
         self.lane = lane
-        return OutputMove(device) if self.span is None else RangeMove(*self.span, device)
+        if self.span is None:
+            return EmbeddingMove(device) if self.part == "embedding" else OutputMove(device)
+        if self.part is None or self.part == "embedding":
+            return RangeMove(*self.span, device)
+        return PartMove(self.part, *self.span, device)
 
 
 @dataclass(slots=True)

@@ -11,10 +11,11 @@ from engine.planning.layout.moves import Move
 from engine.planning.plan.preview import LoadedLayout, Preview
 from widgets.common.elided_label import ElidedLabel
 from widgets.common.palette import Palette
-from widgets.common.roles import plain_label
+from widgets.common.roles import plain_label, tool_button
 from widgets.common.tool_tips import plain_tool_tip
 from widgets.layout_editor.annotations import Legend, Notes
 from widgets.layout_editor.keyboard import Command, Selection
+from widgets.layout_editor.number_bar import NumberBar
 from widgets.layout_editor.placement import Pins, PinToggle
 from widgets.layout_editor.shown import Shown
 from widgets.layout_editor.texts import loaded_words, note_lines, speed_text, speed_tool_tip, summary_text
@@ -39,6 +40,10 @@ class LayoutEditor(QFrame):
     selection_changed = Signal(Selection)
     why_requested = Signal(str)
     """Asks why layers or the output are on their device; the text names both."""
+    experts_requested = Signal(str)
+    """Asks to move the experts of all layers: a key of `EXPERT_TITLES`."""
+    expert_outcomes_requested = Signal()
+    """Asks what these moves would change; `show_expert_outcomes` is the answer."""
     overrides_drop_requested = Signal()
     """Asks to drop the overrides that the split mode does not allow."""
 
@@ -52,6 +57,14 @@ class LayoutEditor(QFrame):
         self._speed = plain_label(role="strong")
         self._summary = ElidedLabel(role="dim")
         self._view = EditorView()
+        self.numbers = NumberBar()
+        """Layers and experts as numbers, and a line for shares and options; hidden until it is wanted."""
+        self.numbers.hide()
+        self._numbers_button = tool_button(
+            tr("Numbers"), tr("Place layers and experts by numbers, or by a line such as -ngl 40 -ts 24,12")
+        )
+        self._numbers_button.setCheckable(True)
+        self._numbers_button.toggled.connect(self._show_numbers)
         self._notes = Notes()
         self._legend = Legend()
         invitation = plain_label(EMPTY_TEXT, "dim")
@@ -64,6 +77,8 @@ class LayoutEditor(QFrame):
         # Only the view handles keys, so the focus of the editor belongs there.
         self.setFocusProxy(self._view)
         user = self._view.interaction
+        self.numbers.moved.connect(self.moved)
+        self.numbers.move_finished.connect(self.move_finished)
         user.moved.connect(self.moved)
         user.move_finished.connect(self.move_finished)
         user.move_cancelled.connect(self.move_cancelled)
@@ -71,6 +86,8 @@ class LayoutEditor(QFrame):
         user.selection_changed.connect(self.selection_changed)
         user.selection_changed.connect(self._update_header)
         self._view.why_requested.connect(self.why_requested)
+        self._view.experts_requested.connect(self.experts_requested)
+        self._view.expert_outcomes_requested.connect(self.expert_outcomes_requested)
         self._notes.drop_button.clicked.connect(self.overrides_drop_requested)
         self.set_preview(None)
 
@@ -81,10 +98,12 @@ class LayoutEditor(QFrame):
         header.addWidget(self._state, 1)
         header.addWidget(self._speed)
         header.addWidget(self._summary)
+        header.addWidget(self._numbers_button)
         column = QVBoxLayout(self)
         column.setContentsMargins(16, 12, 16, 12)
         column.setSpacing(8)
         column.addLayout(header)
+        column.addWidget(self.numbers)
         column.addWidget(self._pages, 1)
         column.addWidget(self._notes)
         column.addWidget(self._legend)
@@ -120,6 +139,10 @@ class LayoutEditor(QFrame):
         self._pages.setCurrentWidget(self._empty if preview is None else self._view)
         self._title.setVisible(preview is not None)  # the welcome page has a title of its own
         self._legend.setVisible(preview is not None)
+        self._numbers_button.setVisible(preview is not None)
+        self.numbers.setVisible(preview is not None and self._numbers_button.isChecked())
+        if not self.numbers.isHidden():
+            self.numbers.set_preview(preview)
         if preview is not None:
             self._legend.set_parts(
                 experts=any(layer.expert_bytes for layer in preview.layers),
@@ -129,6 +152,16 @@ class LayoutEditor(QFrame):
         rules = set() if preview is None else {each.rule for each in preview.report.violations}
         self._notes.drop_button.setVisible("split_override" in rules)
         self._update_header()
+
+    def toggle_numbers(self) -> None:
+        """Show the fields for numbers with the keyboard in their line, or hide them."""
+        self._numbers_button.toggle()
+
+    def _show_numbers(self, wanted: bool) -> None:
+        self.numbers.setVisible(wanted and self._preview is not None)
+        if not self.numbers.isHidden():
+            self.numbers.set_preview(self._preview)
+            self.numbers.line.setFocus()
 
     def show_while_empty(self, widget: QWidget) -> None:
         """Show `widget` in place of the invitation while there is no preview."""
@@ -151,6 +184,10 @@ class LayoutEditor(QFrame):
     def set_pins(self, pins: Pins) -> None:
         """Mark the pinned layers and the pinned output."""
         self._view.set_pins(pins)
+
+    def show_expert_outcomes(self, texts: dict[str, str]) -> None:
+        """Show in the open menu what each of its moves of all experts would change."""
+        self._view.show_expert_outcomes(texts)
 
     def toggle_pin(self) -> None:
         """Report the selected layers or the output as `pin_toggled`, as the key does; nothing without a selection."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from PySide6.QtCore import QObject, Signal
 
-from engine.planning.layout.moves import BoundaryMove, Move, OutputMove, RangeMove
-from widgets.layout_editor.drag import BoundaryDrag, Drag, LaneDrag, SelectDrag, boundary_limits
+from engine.planning.layout.moves import BoundaryMove, EmbeddingMove, Move, OutputMove, PartMove, RangeMove
+from engine.planning.layout.parts import MOVABLE_PARTS, MovablePart, part_device
+from widgets.layout_editor.drag import BoundaryDrag, Drag, LaneDrag, LaneMove, SelectDrag, boundary_limits
 from widgets.layout_editor.keyboard import (
     BoundaryFocus,
     Command,
+    EmbeddingFocus,
     Focus,
     LayerFocus,
     OutputFocus,
@@ -19,7 +21,16 @@ from widgets.layout_editor.keyboard import (
     run_of,
 )
 from widgets.layout_editor.placement import PinToggle
-from widgets.layout_editor.shown import EmptyTarget, HandleTarget, LayerTarget, OutputTarget, Shown, Target
+from widgets.layout_editor.shown import (
+    EmbeddingTarget,
+    EmptyTarget,
+    HandleTarget,
+    LayerTarget,
+    OutputTarget,
+    PartTarget,
+    Shown,
+    Target,
+)
 
 
 class Interaction(QObject):
@@ -59,7 +70,8 @@ class Interaction(QObject):
             self.hover = None
             self.set_focus(None)
         else:
-            self.set_focus(kept_focus(shown.preview.layout, self.focus))
+            focus = kept_focus(shown.preview.layout, self.focus)
+            self.set_focus(None if _has_no_handle(shown, focus) else focus)
 
     def set_focus(self, focus: Focus | None) -> None:
         """Set the focus; a focus on layers is the selection."""
@@ -72,8 +84,11 @@ class Interaction(QObject):
 
     # The mouse
 
-    def press(self, x: float, y: float, *, extend: bool) -> None:
-        """Start a drag or set the focus, for a press of the left button at a point."""
+    def press(self, x: float, y: float, *, extend: bool, apart: bool = False) -> None:
+        """Start a drag or set the focus, for a press of the left button at a point.
+
+        `apart`: the attention and dense part of a layer is taken without the rest of it.
+        """
         shown = self._shown
         if shown is None:
             return
@@ -88,6 +103,15 @@ class Interaction(QObject):
                 lane = shown.lane_of[layout.output_device]
                 self.drag = LaneDrag(None, lane, (x, y), shown.drop_devices(), self._threshold)
                 self.set_focus(OutputFocus())
+            case EmbeddingTarget():
+                drag = LaneDrag(None, shown.embedding_lane, (x, y), shown.drop_devices(), self._threshold)
+                drag.part = "embedding"
+                self.drag = drag
+                self.set_focus(EmbeddingFocus())
+            case LayerTarget(layer, lane) if apart and not extend:
+                self._press_part(shown, PartTarget(layer, lane, "dense"), (x, y), extend=extend)
+            case PartTarget() as target:
+                self._press_part(shown, target, (x, y), extend=extend)
             case LayerTarget(layer, lane):
                 self._press_layer(shown, layer, lane, (x, y), extend=extend)
             case EmptyTarget():
@@ -114,6 +138,22 @@ class Interaction(QObject):
         self._clicked = LayerFocus(layer, layer)
         self.drag = LaneDrag(span, lane, at, shown.drop_devices(), self._threshold)
 
+    def _press_part(self, shown: Shown, target: PartTarget, at: tuple[float, float], *, extend: bool) -> None:
+        layer = target.layer
+        if extend and isinstance(self.focus, LayerFocus):
+            self.set_focus(LayerFocus(layer, self.focus.anchor))
+            return
+        span = (layer, layer)
+        if self.selection.contains(layer) and self.selection.layers is not None:
+            span = self.selection.layers
+        else:
+            # A part of one layer does not cut a run in two, so without a selection the layer's own part is taken.
+            self.set_focus(LayerFocus(layer, layer))
+        self._clicked = LayerFocus(layer, layer)
+        drag = LaneDrag(span, target.lane, at, shown.drop_devices(), self._threshold)
+        drag.part = target.part
+        self.drag = drag
+
     def pointer_moved(self, x: float, y: float) -> None:
         """Move the drag to the pointer; without a drag, set the target under the pointer."""
         shown = self._shown
@@ -132,7 +172,7 @@ class Interaction(QObject):
                 # The focus is the end at the pointer, so that Shift and the arrow keys go on from there.
                 self.set_focus(LayerFocus(span[1] if drag.anchor == span[0] else span[0], drag.anchor))
 
-    def _drag_lane(self, drag: LaneDrag, move: RangeMove | OutputMove | None) -> None:
+    def _drag_lane(self, drag: LaneDrag, move: LaneMove | None) -> None:
         if drag.begun and drag.span is not None:
             self._clicked = None
             first, last = drag.span
@@ -177,23 +217,27 @@ class Interaction(QObject):
         if shown is None or self.drag is not None:
             return False
         match shown.target_at(x, y):
-            case LayerTarget(layer, _):
+            case LayerTarget(layer, _) | PartTarget(layer, _, _):
                 if not self.selection.contains(layer):
                     self.set_focus(LayerFocus(layer, layer))
             case OutputTarget():
                 self.set_focus(OutputFocus())
+            case EmbeddingTarget():
+                self.set_focus(EmbeddingFocus())
             case _:
                 return False
         return True
 
     def destinations(self) -> tuple[str, ...]:
-        """Return the devices that the focused layers or output can be moved to."""
+        """Return the devices that the focused layers, output or embedding can be moved to."""
         shown, focus = self._shown, self.focus
-        if shown is None or not isinstance(focus, LayerFocus | OutputFocus):
+        if shown is None or not isinstance(focus, LayerFocus | OutputFocus | EmbeddingFocus):
             return ()
         layout = shown.preview.layout
         if isinstance(focus, OutputFocus):
             here = {layout.output_device}
+        elif isinstance(focus, EmbeddingFocus):
+            here = {shown.contents[shown.embedding_lane].device.id}
         else:
             first, last = focus.span
             here = {layout.device_of(layer) for layer in range(first, last + 1)}
@@ -201,10 +245,25 @@ class Interaction(QObject):
         return tuple(device for device in shown.drop_devices() if device is not None and here != {device})
 
     def move_to(self, device: str) -> None:
-        """Move the focused layers or output to a device, as one finished move."""
-        focus = self.focus
-        if isinstance(focus, LayerFocus | OutputFocus):
-            self._send(RangeMove(*focus.span, device) if isinstance(focus, LayerFocus) else OutputMove(device))
+        """Move the focused layers, output or embedding to a device, as one finished move."""
+        move = _move_of(self.focus, device)
+        if move is not None:
+            self._send(move)
+            self.move_finished.emit()
+
+    def part_destinations(self, part: MovablePart) -> tuple[str, ...]:
+        """Return the devices that a part of the focused layers can be moved to; none if they lack the part."""
+        shown, focus = self._shown, self.focus
+        if shown is None or not isinstance(focus, LayerFocus) or not shown.has_part(part, *focus.span):
+            return ()
+        layout, (first, last) = shown.preview.layout, focus.span
+        here = {part_device(layout, name, layer) for name in MOVABLE_PARTS[part] for layer in range(first, last + 1)}
+        return tuple(device for device in shown.drop_devices() if device is not None and here != {device})
+
+    def move_part_to(self, part: MovablePart, device: str) -> None:
+        """Move a part of the focused layers to a device, as one finished move."""
+        if isinstance(self.focus, LayerFocus):
+            self._send(PartMove(part, *self.focus.span, device))
             self.move_finished.emit()
 
     # The keyboard
@@ -213,7 +272,11 @@ class Interaction(QObject):
         """Go to the next or previous stop of the Tab key; return False past the ends."""
         if self._shown is None or self.drag is not None:
             return False
-        stop = next_stop(self._shown.preview.layout, self.focus, step)
+        preview = self._shown.preview
+        stop = next_stop(preview.layout, self.focus, step, embedding=preview.embedding_moves)
+        # In modes tensor and row the runs have no boundaries that could be moved.
+        while _has_no_handle(self._shown, stop):
+            stop = next_stop(preview.layout, stop, step, embedding=preview.embedding_moves)
         if stop is not None:
             self.set_focus(stop)
         return stop is not None
@@ -224,6 +287,11 @@ class Interaction(QObject):
             return self.drag is not None or self.focus is not None
         if command is Command.PIN:
             return self.drag is None and isinstance(self.focus, LayerFocus | OutputFocus)
+        if command in (Command.PIN_EXPERTS, Command.EXPERTS_UP, Command.EXPERTS_DOWN):
+            shown, focus = self._shown, self.focus
+            if shown is None or self.drag is not None or not isinstance(focus, LayerFocus):
+                return False
+            return shown.has_part("experts", *focus.span)
         return self._shown is not None and self.drag is None
 
     def perform(self, command: Command) -> None:
@@ -251,8 +319,11 @@ class Interaction(QObject):
                     self.set_focus(LayerFocus(run.last, run.first))
             case Command.BOUNDARY_LEFT | Command.BOUNDARY_RIGHT:
                 self._step_boundary(shown, -1 if command is Command.BOUNDARY_LEFT else 1)
-            case Command.PIN if isinstance(self.focus, LayerFocus | OutputFocus):
-                self.pin_toggled.emit(PinToggle(self.selection.layers))
+            case Command.PIN | Command.PIN_EXPERTS if self.wants(command):
+                part: MovablePart | None = "experts" if command is Command.PIN_EXPERTS else None
+                self.pin_toggled.emit(PinToggle(self.selection.layers, part))
+            case Command.EXPERTS_UP | Command.EXPERTS_DOWN if self.wants(command):
+                self._step_experts(shown, -1 if command is Command.EXPERTS_UP else 1)
             case Command.LANE_UP | Command.LANE_DOWN:
                 self._step_lane(shown, -1 if command is Command.LANE_UP else 1)
 
@@ -265,22 +336,47 @@ class Interaction(QObject):
                 self._send(BoundaryMove(index, layer))
                 self.move_finished.emit()
 
+    def _step_experts(self, shown: Shown, step: int) -> None:
+        if isinstance(self.focus, LayerFocus):
+            device = _next_device(shown, shown.part_lane("experts", self.focus.layer), step)
+            if device is not None:
+                self.move_part_to("experts", device)
+
     def _step_lane(self, shown: Shown, step: int) -> None:
-        focus, devices = self.focus, shown.drop_devices()
+        focus = self.focus
         if isinstance(focus, LayerFocus):
             lane = shown.lane_of_layer(focus.layer)
         elif isinstance(focus, OutputFocus):
             lane = shown.lane_of[shown.preview.layout.output_device]
+        elif isinstance(focus, EmbeddingFocus):
+            lane = shown.embedding_lane
         else:
             return
+        device = _next_device(shown, lane, step)
+        if device is not None:
+            self.move_to(device)
+
+
+def _has_no_handle(shown: Shown, focus: Focus | None) -> bool:
+    return isinstance(focus, BoundaryFocus) and focus.index >= len(shown.handles)
+
+
+def _next_device(shown: Shown, lane: int, step: int) -> str | None:
+    """Return the device of the lane above (`step` -1) or below; None past the ends."""
+    devices = shown.drop_devices()
+    lane += step
+    # Lanes of devices that the rig does not have are passed over; they show only where a layout wants them.
+    while 0 <= lane < len(devices) and devices[lane] is None:
         lane += step
-        # Lanes of devices that the rig does not have are passed over; they show only where a layout wants them.
-        while 0 <= lane < len(devices) and devices[lane] is None:
-            lane += step
-        if not 0 <= lane < len(devices):
-            return
-        device = devices[lane]
-        if device is None:
-            return
-        self._send(RangeMove(*focus.span, device) if isinstance(focus, LayerFocus) else OutputMove(device))
-        self.move_finished.emit()
+    return devices[lane] if 0 <= lane < len(devices) else None
+
+
+def _move_of(focus: Focus | None, device: str) -> Move | None:
+    match focus:
+        case LayerFocus():
+            return RangeMove(*focus.span, device)
+        case OutputFocus():
+            return OutputMove(device)
+        case EmbeddingFocus():
+            return EmbeddingMove(device)
+    return None

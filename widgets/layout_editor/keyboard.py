@@ -27,19 +27,24 @@ class Command(StrEnum):
     BOUNDARY_RIGHT = "boundary right"
     LANE_UP = "lane up"
     LANE_DOWN = "lane down"
+    EXPERTS_UP = "experts up"
+    EXPERTS_DOWN = "experts down"
     SELECT_RUN = "select run"
     PIN = "pin"
+    PIN_EXPERTS = "pin experts"
     CLEAR = "clear"
 
 
 KEYS: dict[str, str] = {
-    tr("Tab, Shift+Tab"): tr("next or previous boundary, then the output"),
+    tr("Tab, Shift+Tab"): tr("next or previous boundary, then the output and the embedding"),
     tr("Left, Right"): tr("previous or next layer"),
     tr("Home, End"): tr("first or last layer"),
     tr("Shift+Left, Shift+Right"): tr("select more or fewer layers"),
     tr("Space"): tr("select the whole group that contains the layer"),
     tr("Ctrl+Left, Ctrl+Right (or Alt)"): tr("move the boundary by one layer"),
     tr("Ctrl+Up, Ctrl+Down (or Alt)"): tr("move the selected layers, or the output, to the next device"),
+    tr("Ctrl+Shift+Up, Ctrl+Shift+Down"): tr("move the experts of the selected layers to the next device"),
+    tr("Shift+P"): tr("pin or unpin the experts of the selected layers"),
     tr("P"): tr("pin or unpin the selected layers, or the output: automatic layouts leave them there"),
     tr("Escape"): tr("cancel a drag; clear the selection"),
 }
@@ -55,7 +60,12 @@ _PLAIN = {
     _Key.Key_P: Command.PIN,
     _Key.Key_Escape: Command.CLEAR,
 }
-_SHIFT = {_Key.Key_Left: Command.EXTEND_LEFT, _Key.Key_Right: Command.EXTEND_RIGHT}
+_SHIFT = {
+    _Key.Key_Left: Command.EXTEND_LEFT,
+    _Key.Key_Right: Command.EXTEND_RIGHT,
+    _Key.Key_P: Command.PIN_EXPERTS,
+}
+_MOVE_EXPERTS = {_Key.Key_Up: Command.EXPERTS_UP, _Key.Key_Down: Command.EXPERTS_DOWN}
 _MOVE = {
     _Key.Key_Left: Command.BOUNDARY_LEFT,
     _Key.Key_Right: Command.BOUNDARY_RIGHT,
@@ -73,6 +83,7 @@ def command_of(key: int, modifiers: Qt.KeyboardModifier) -> Command | None:
         Qt.KeyboardModifier.ShiftModifier: _SHIFT,
         Qt.KeyboardModifier.ControlModifier: _MOVE,
         Qt.KeyboardModifier.AltModifier: _MOVE,
+        Qt.KeyboardModifier.ControlModifier | Qt.KeyboardModifier.ShiftModifier: _MOVE_EXPERTS,
     }.get(held)
     return None if table is None else table.get(Qt.Key(key))
 
@@ -101,7 +112,12 @@ class OutputFocus:
     """The output block."""
 
 
-Focus = BoundaryFocus | LayerFocus | OutputFocus
+@dataclass(frozen=True, slots=True)
+class EmbeddingFocus:
+    """The token embedding."""
+
+
+Focus = BoundaryFocus | LayerFocus | OutputFocus | EmbeddingFocus
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,18 +135,21 @@ def run_of(layout: Layout, layer: int) -> int:
     return next(index for index, run in enumerate(layout.runs) if run.first <= layer <= run.last)
 
 
-def next_stop(layout: Layout, focus: Focus | None, step: int) -> Focus | None:
-    """Return the next (`step` 1) or previous (-1) Tab stop: the boundaries, then the output; None past the ends."""
+def next_stop(layout: Layout, focus: Focus | None, step: int, *, embedding: bool = False) -> Focus | None:
+    """Return the next (`step` 1) or previous (-1) Tab stop: the boundaries, then the output; None past the ends.
+
+    `embedding`: the token embedding can be moved, and is the last stop.
+    """
     # Layers are no stops of the Tab key: a model has up to hundreds, and the arrow keys go through them.
     stops: list[Focus] = [BoundaryFocus(index) for index in range(len(layout.runs) - 1)]
-    stops.append(OutputFocus())
+    stops += [OutputFocus(), EmbeddingFocus()] if embedding else [OutputFocus()]
     if isinstance(focus, LayerFocus):
         # A layer lies between two boundaries: run i between boundaries i - 1 and i.
         index = run_of(layout, focus.layer) + (0 if step > 0 else -1)
     elif focus is None:
         index = 0 if step > 0 else len(stops) - 1
     else:
-        index = stops.index(focus) + step
+        index = (stops.index(focus) if focus in stops else len(stops)) + step
     return stops[index] if 0 <= index < len(stops) else None
 
 

@@ -29,7 +29,7 @@ from widgets.common.painting import colour, mix
 from widgets.common.palette import Palette
 from widgets.common.text import Fonts, elide, fitting, text_width
 from widgets.layout_editor.geometry import Columns, Lanes, Strip, Track
-from widgets.layout_editor.placement import Blocks, LaneContent, StripKey
+from widgets.layout_editor.placement import Blocks, LaneContent, SliceBlocks, StripKey
 from widgets.layout_editor.texts import held_texts, is_short, lane_texts, measured_texts
 
 _ROUND_FROM = 7.0
@@ -75,6 +75,22 @@ def layers_path(layers: Iterable[int], track: Track, top: float, height: float) 
         else:
             path.addRect(left, top, width, height)
     return path
+
+
+def slices_paths(
+    slices: SliceBlocks, track: Track, lanes: Lanes, top: float
+) -> tuple[tuple[StripKey, QPainterPath], ...]:
+    """Return a path per strip of the slices of layers; `top` is the top of the lane's track."""
+    found: list[tuple[StripKey, QPainterPath]] = []
+    for key, layers in slices:
+        strip, path = strip_of(key, lanes), QPainterPath()
+        for layer, start, end in layers:
+            left = track.edges[layer]
+            width = track.edges[layer + 1] - left
+            width -= gap_between(width)
+            path.addRect(left + start * width, top + strip.top, (end - start) * width, strip.height)
+        found.append((key, path))
+    return tuple(found)
 
 
 def blocks_paths(blocks: Blocks, track: Track, lanes: Lanes, top: float) -> tuple[tuple[StripKey, QPainterPath], ...]:
@@ -157,7 +173,11 @@ class LaneItem(QGraphicsItem):
         # Paths of hundreds of layers cost more than the rest of a lane, so they are made only if layers moved.
         if not same_place or self._values is None or content != self._values.content:
             top = place.lanes.track_top(0)
-            self._solid = blocks_paths(content.blocks, place.track, place.lanes, top)
+            self._solid = (
+                blocks_paths(content.blocks, place.track, place.lanes, top)
+                if content.share is None
+                else slices_paths(content.slices, place.track, place.lanes, top)
+            )
             self._ghosts = blocks_paths(content.ghosts, place.track, place.lanes, top)
         row, forecast = values.row, values.forecast
         self._bars = (

@@ -5,26 +5,41 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from PySide6.QtCore import QPointF, QRectF, Qt
-from PySide6.QtGui import QPainter, QPen
+from PySide6.QtGui import QBrush, QPainter, QPen
 from PySide6.QtWidgets import QGraphicsItem, QStyleOptionGraphicsItem, QWidget
 
 from engine.base.language import tr
+from engine.devices.device import CPU_ID
 from engine.planning.layout.layout import Layout
+from engine.planning.layout.parts import part_words
+from engine.planning.plan.placement_check import PlaceDifference, difference_words
 from widgets.common.memory_bar import bar_tooltip, holdings_text
 from widgets.common.painting import colour
 from widgets.common.palette import DARK, Palette
 from widgets.common.text import Fonts, text_width
 from widgets.layout_editor.drag import BoundaryDrag, Drag, LaneDrag
 from widgets.layout_editor.geometry import HandlePlace, Lanes, Track
-from widgets.layout_editor.keyboard import Focus, LayerFocus, OutputFocus
+from widgets.layout_editor.keyboard import EmbeddingFocus, Focus, LayerFocus, OutputFocus
 from widgets.layout_editor.placement import NO_PINS, Pins
-from widgets.layout_editor.shown import BarTarget, EmptyTarget, HandleTarget, LayerTarget, OutputTarget, Shown, Target
+from widgets.layout_editor.shown import (
+    BarTarget,
+    EmbeddingTarget,
+    EmptyTarget,
+    HandleTarget,
+    LayerTarget,
+    OutputTarget,
+    PartTarget,
+    Shown,
+    Target,
+)
 from widgets.layout_editor.texts import (
+    boundary_cost,
     boundary_text,
     embedding_tooltip,
     layer_tooltip,
     layers_text,
     output_tooltip,
+    part_tooltip,
     range_text,
 )
 
@@ -42,6 +57,7 @@ class Marks:
     focused: QRectF | None = None
     target: QRectF | None = None
     pinned: tuple[QRectF, ...] = ()
+    elsewhere: tuple[QRectF, ...] = ()
 
 
 class OverlayItem(QGraphicsItem):
@@ -85,6 +101,10 @@ class OverlayItem(QGraphicsItem):
         for rect in marks.pinned:
             painter.drawRect(QRectF(rect.left(), rect.top(), rect.width(), _PIN_BAR))
             painter.drawEllipse(QPointF(rect.left() + _PIN_HEAD, rect.top() + _PIN_BAR), _PIN_HEAD, _PIN_HEAD)
+        painter.setBrush(QBrush(colour(palette.bad), Qt.BrushStyle.BDiagPattern))
+        painter.setPen(QPen(colour(palette.bad), 1.5))
+        for rect in marks.elsewhere:
+            painter.drawRect(rect)
         painter.setPen(QPen(colour(palette.text), 1.5))
         painter.setBrush(colour(palette.text, 0.14))
         for rect in marks.selected:
@@ -144,9 +164,15 @@ _HANDLE_OVERHANG = 5.0
 
 
 def handle_places(layout: Layout, lane_of: dict[str, int], track: Track, lanes: Lanes) -> tuple[HandlePlace, ...]:
-    """Return the handle of every boundary: its line spans the lanes of both runs, its dot is in the left run's lane."""
+    """Return the handle of every boundary: its line spans the lanes of both runs, its dot is in the left run's lane.
+
+    In modes tensor and row every member has a slice of each layer, so only CPU layers at the front have a boundary.
+    """
     places = []
+    inside = layout.split_mode in ("tensor", "row")
     for index, (left, right) in enumerate(zip(layout.runs, layout.runs[1:], strict=False)):
+        if inside and left.device != CPU_ID:
+            break
         upper, lower = sorted((lane_of[left.device], lane_of[right.device]))
         places.append(
             HandlePlace(
@@ -231,6 +257,8 @@ def marks_of(
     if has_keyboard and drag is None:
         if isinstance(focus, OutputFocus):
             ring = shown.output_rect()
+        elif isinstance(focus, EmbeddingFocus):
+            ring = shown.embedding_rect()
         elif isinstance(focus, LayerFocus):
             ring = shown.block_rect(shown.lane_of_layer(focus.layer), focus.layer, focus.layer)
     return Marks(
@@ -239,12 +267,29 @@ def marks_of(
         focused=ring,
         target=shown.track_rect(drag.lane) if isinstance(drag, LaneDrag) and drag.begun else None,
         pinned=pin_rects(shown, pins),
+        elsewhere=tuple(elsewhere_rect(shown, each) for each in shown.elsewhere),
     )
+
+
+def elsewhere_rect(shown: Shown, difference: PlaceDifference) -> QRectF:
+    """Return the rectangle of what is on another device than it was asked for, in the lane that was asked for."""
+    if difference.part == "output":
+        return shown.output_rect()
+    lane, layer = shown.lane_of_layer(difference.layer), difference.layer
+    rect = shown.block_rect(lane, layer, layer)
+    if difference.part == "layer":
+        return rect
+    strip = shown.lanes.kv
+    return QRectF(rect.left(), shown.lanes.track_top(lane) + strip.top, rect.width(), strip.height)
 
 
 def _hovered_rect(shown: Shown, hover: Target | None) -> QRectF | None:
     if isinstance(hover, LayerTarget):
         return shown.block_rect(hover.lane, hover.layer, hover.layer)
+    if isinstance(hover, PartTarget):
+        return shown.part_rect(hover.lane, hover.part, hover.layer)
+    if isinstance(hover, EmbeddingTarget):
+        return shown.embedding_rect()
     return shown.output_rect() if isinstance(hover, OutputTarget) else None
 
 
@@ -263,7 +308,12 @@ def pill_text(drag: Drag | None) -> str:
         ]
         return "  |  ".join(texts)
     if isinstance(drag, LaneDrag) and drag.begun:
-        what = tr("output") if drag.span is None else layers_text(*drag.span)
+        if drag.span is None:
+            what = tr("embedding") if drag.part == "embedding" else tr("output")
+        elif drag.part is None:
+            what = layers_text(*drag.span)
+        else:
+            what = tr("{part} of {layers}", part=part_words(drag.part), layers=layers_text(*drag.span))
         return f"{what} → {drag.devices[drag.lane]}"
     return ""
 
@@ -274,26 +324,47 @@ def cursor_of(drag: Drag | None, hover: Target | None) -> Qt.CursorShape:
         return Qt.CursorShape.SplitHCursor
     if isinstance(drag, LaneDrag):
         return Qt.CursorShape.ClosedHandCursor
-    if drag is None and isinstance(hover, LayerTarget | OutputTarget):
+    if drag is None and isinstance(hover, LayerTarget | PartTarget | OutputTarget | EmbeddingTarget):
         return Qt.CursorShape.OpenHandCursor
     return Qt.CursorShape.ArrowCursor
 
 
 def tooltip_of(shown: Shown, target: Target | None, pins: Pins = NO_PINS) -> str:
     """Return the tooltip of the target under the pointer: its numbers and whether it is pinned, in plain lines."""
-    return "\n".join(filter(None, (_numbers_of(shown, target), pin_text(pins, target))))
+    return "\n".join(
+        filter(
+            None, (_numbers_of(shown, target), difference_words(_elsewhere_at(shown, target)), pin_text(pins, target))
+        )
+    )
+
+
+def _elsewhere_at(shown: Shown, target: Target | None) -> tuple[PlaceDifference, ...]:
+    match target:
+        case LayerTarget(layer, _) | PartTarget(layer, _, _):
+            return elsewhere_of(shown, layer)
+        case OutputTarget():
+            return elsewhere_of(shown, shown.preview.layout.n_layers)
+    return ()
+
+
+def elsewhere_of(shown: Shown, layer: int) -> tuple[PlaceDifference, ...]:
+    """Return what of a layer is on another device; `n_layers` is the output layer."""
+    return tuple(each for each in shown.elsewhere if each.layer == layer)
 
 
 def _numbers_of(shown: Shown, target: Target | None) -> str:
     preview = shown.preview
     match target:
         case HandleTarget(index):
-            return tr("{boundary}\nDrag to move the boundary.", boundary=boundary_text(preview.layout, index))
+            lines = tr("{boundary}\nDrag to move the boundary.", boundary=boundary_text(preview.layout, index))
+            return "\n".join(filter(None, (lines, boundary_cost(preview, index))))
         case OutputTarget():
             return output_tooltip(preview)
         case LayerTarget(layer, _) | EmptyTarget(_, int(layer), _):
             return layer_tooltip(preview.layers[layer], preview.layout)
-        case EmptyTarget(_, _, True):
+        case PartTarget(layer, _, part):
+            return part_tooltip(preview, layer, part)
+        case EmbeddingTarget() | EmptyTarget(_, _, True):
             return embedding_tooltip(preview)
         case BarTarget(lane):
             values = shown.values[lane]
@@ -312,6 +383,11 @@ def pin_rects(shown: Shown, pins: Pins) -> tuple[QRectF, ...]:
         for pin in pins.layers
         if pin.device in lane_of and pin.first <= last
     ]
+    for pin in pins.parts:
+        if pin.device in lane_of and pin.first <= last:
+            lane = lane_of[pin.device]
+            ends = (shown.part_rect(lane, pin.part, layer) for layer in (pin.first, min(pin.last, last)))
+            rects.append(next(ends).united(next(ends)))
     if pins.output in lane_of:
         left, right = shown.track.output
         top = shown.lanes.track_top(lane_of[pins.output])
@@ -331,6 +407,8 @@ def pin_text(pins: Pins, target: Target | None) -> str:
     match target:
         case LayerTarget(layer, _):
             device = pins.device_of(layer)
+        case PartTarget(layer, _, part):
+            device = pins.part_device_of(part, layer)
         case OutputTarget():
             device = pins.output
         case _:

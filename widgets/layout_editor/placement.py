@@ -10,6 +10,7 @@ from typing import Literal
 from engine.base.language import tr
 from engine.devices.device import CPU_ID, Device, Rig
 from engine.planning.layout.layout import Layout, Override
+from engine.planning.layout.parts import EMBEDDING_PATTERN, MovablePart, embedding_device
 from engine.planning.plan.preview import LayerBytes, Preview
 from engine.planning.plan.report import DeviceRow
 from widgets.common.memory_bar import PlacedWeights
@@ -19,6 +20,10 @@ StripKey = Literal["dense", "attention", "ffn", "experts", "kv"]
 
 Blocks = tuple[tuple[StripKey, tuple[int, ...]], ...]
 """Layers by strip."""
+
+
+SliceBlocks = tuple[tuple[StripKey, tuple[tuple[int, float, float], ...]], ...]
+"""Slices by strip: layer, and where its slice begins and ends, from 0 to 1 of the layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +47,8 @@ class LaneContent:
     ranges: layers `(first, last)` of the device, both included.
     blocks: layers by strip whose parts are on the device.
     ghosts: layers of the device by strip whose parts an override puts on another one.
+    slices: in modes tensor and row, the slices of layers that are drawn in place of `blocks`.
+    share: the device's mean share of a split layer, None if it is no member.
     """
 
     device: LaneDevice
@@ -50,6 +57,8 @@ class LaneContent:
     ghosts: Blocks
     has_embedding: bool
     has_output: bool
+    slices: SliceBlocks = ()
+    share: float | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -70,6 +79,8 @@ def lane_devices(rig: Rig, layout: Layout) -> tuple[LaneDevice, ...]:
 def _state_words(device: Device) -> str:
     if device.is_stopped:
         return tr("stopped")
+    if device.away:
+        return device.away
     # An RPC server serves one client at a time, so another model's worker has no free memory, however little it holds.
     return tr("in use") if device.is_rpc and device.holdings else ""
 
@@ -123,6 +134,7 @@ def lane_contents(preview: Preview) -> tuple[LaneContent, ...]:
     solid: _Found = defaultdict(lambda: defaultdict(list))
     ghosts: _Found = defaultdict(lambda: defaultdict(list))
     ranges: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
+    embedding = embedding_device(layout)
     for run in layout.runs:
         ranges[run.device].append((run.first, run.last))
         for layer in preview.layers[run.first : run.last + 1]:
@@ -131,18 +143,45 @@ def lane_contents(preview: Preview) -> tuple[LaneContent, ...]:
                 solid[device][key].append(layer.index)
                 if device != run.device:
                     ghosts[run.device][key].append(layer.index)
+    slices, share = _sliced(preview, overrides)
     return tuple(
         LaneContent(
             device=device,
+            slices=slices.get(device.id, ()),
+            share=share.get(device.id),
             ranges=tuple(ranges[device.id]),
             blocks=_freeze(solid[device.id]),
             ghosts=_freeze(ghosts[device.id]),
-            # llama.cpp always keeps the input layer on the CPU (`dev_input` in llama-model.cpp).
-            has_embedding=device.id == CPU_ID,
+            # llama.cpp keeps the input layer on the CPU (`dev_input` in llama-model.cpp), unless an override moves it.
+            has_embedding=device.id == embedding,
             has_output=device.id == layout.output_device,
         )
         for device in lane_devices(preview.rig, layout)
     )
+
+
+def _sliced(preview: Preview, overrides: Sequence[Override]) -> tuple[dict[str, SliceBlocks], dict[str, float]]:
+    """Return the slices and the mean share of each member of modes tensor and row."""
+    if preview.slices is None:
+        return {}, {}
+    members = preview.slices.members
+    found: defaultdict[str, defaultdict[StripKey, list[tuple[int, float, float]]]]
+    found = defaultdict(lambda: defaultdict(list))
+    widths: defaultdict[str, float] = defaultdict(float)
+    for sliced in preview.slices.layers:
+        layer = preview.layers[sliced.index]
+        bounds = {"experts": sliced.experts, "ffn": sliced.ffn}
+        main = sliced.experts if layer.expert_bytes else sliced.ffn if layer.ffn_bytes else sliced.attention
+        for key, device in layer_parts(layer, members[0], overrides, kv_on_device=preview.context.offload_kqv):
+            # A part that an override moves is not split.
+            ends = bounds.get(key, sliced.attention) if device == members[0] else None
+            for place, member in enumerate(members if ends else ()):
+                assert ends is not None
+                found[member][key].append((layer.index, ends[place], ends[place + 1]))
+        for place, member in enumerate(members):
+            widths[member] += (main[place + 1] - main[place]) / len(preview.slices.layers)
+    blocks = {member: tuple((key, tuple(each)) for key, each in by_key.items()) for member, by_key in found.items()}
+    return blocks, dict(widths)
 
 
 def placed_weights(preview: Preview, content: LaneContent, row: DeviceRow | None) -> PlacedWeights:
@@ -162,7 +201,7 @@ def placed_weights(preview: Preview, content: LaneContent, row: DeviceRow | None
     expert_bytes = sum(
         layers[index].expert_bytes for key, indices in content.blocks if key == "experts" for index in indices
     )
-    if is_split or any(item.part is None for item in preview.layout.overrides):
+    if is_split or unknown_patterns(preview.layout):
         # Which tensors a pattern matches is not known here. A device has the forecast's weights, and the host the rest.
         if content.device.id != CPU_ID:
             return PlacedWeights(expert_bytes=expert_bytes)
@@ -184,6 +223,11 @@ def placed_weights(preview: Preview, content: LaneContent, row: DeviceRow | None
     return PlacedWeights(total_bytes, expert_bytes)
 
 
+def unknown_patterns(layout: Layout) -> int:
+    """Return the number of overrides by a pattern that may match any tensor, so that the lanes do not show them."""
+    return sum(1 for item in layout.overrides if item.part is None and item.pattern != EMBEDDING_PATTERN)
+
+
 @dataclass(frozen=True, slots=True)
 class PinnedLayers:
     """Layers `first` to `last`, both included, that stay on `device`."""
@@ -194,15 +238,30 @@ class PinnedLayers:
 
 
 @dataclass(frozen=True, slots=True)
+class PinnedPart:
+    """A part of layers `first` to `last`, both included, that stays on `device`."""
+
+    device: str
+    part: MovablePart
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
 class Pins:
-    """Pinned layers, and the device of the output layer if that is pinned."""
+    """Pinned layers, the device of the output layer if that is pinned, and pinned parts of layers."""
 
     layers: tuple[PinnedLayers, ...] = ()
     output: str | None = None
+    parts: tuple[PinnedPart, ...] = ()
 
     def device_of(self, layer: int) -> str | None:
         """Return the device that a layer is pinned to, None if it is not pinned."""
         return next((pin.device for pin in self.layers if pin.first <= layer <= pin.last), None)
+
+    def part_device_of(self, part: MovablePart, layer: int) -> str | None:
+        """Return the device that a part of a layer is pinned to, None if it is not pinned."""
+        return next((pin.device for pin in self.parts if pin.part == part and pin.first <= layer <= pin.last), None)
 
 
 NO_PINS = Pins()
@@ -210,6 +269,7 @@ NO_PINS = Pins()
 
 @dataclass(frozen=True, slots=True)
 class PinToggle:
-    """Pin or unpin layers `(first, last)`, both included; None: the output layer."""
+    """Pin or unpin layers `(first, last)`, both included, or a part of them; None: the output layer."""
 
     layers: tuple[int, int] | None
+    part: MovablePart | None = None

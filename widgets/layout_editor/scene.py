@@ -51,7 +51,8 @@ class EditorScene(QGraphicsScene):
         values = _lane_values(preview, loaded if state is LOADED else None, contents)
         lane_of = {content.device.id: lane for lane, content in enumerate(contents)}
         handles = handle_places(preview.layout, lane_of, track, lanes)
-        self.shown = Shown(preview, state, contents, places, lanes, track, handles, values)
+        elsewhere = loaded.elsewhere if loaded is not None and state is LOADED else ()
+        self.shown = Shown(preview, state, contents, places, lanes, track, handles, values, elsewhere)
         self._place_lanes(values, LanePlace(places, lanes, track, width))
         self._place_handles(handles)
         bounds = QRectF(0, 0, width, lanes.height)

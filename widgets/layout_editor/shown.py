@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from PySide6.QtCore import QRectF
 
 from engine.planning.layout.layout import Run
+from engine.planning.layout.parts import MovablePart
+from engine.planning.plan.placement_check import PlaceDifference
 from engine.planning.plan.preview import Preview
 from widgets.layout_editor.geometry import Columns, HandlePlace, Lanes, Track, handle_at
-from widgets.layout_editor.lane import LaneValues
-from widgets.layout_editor.placement import LaneContent
+from widgets.layout_editor.lane import LaneValues, strip_of
+from widgets.layout_editor.placement import LaneContent, StripKey
 from widgets.layout_editor.texts import LoadedWords
 
 
@@ -30,8 +32,22 @@ class LayerTarget:
 
 
 @dataclass(frozen=True, slots=True)
+class PartTarget:
+    """A part of a layer that can be moved by itself: its experts, or a dense part in another lane than the layer's."""
+
+    layer: int
+    lane: int
+    part: MovablePart
+
+
+@dataclass(frozen=True, slots=True)
 class OutputTarget:
     """The output block."""
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingTarget:
+    """The token embedding, if it can be moved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +70,15 @@ class BarTarget:
     lane: int
 
 
-Target = HandleTarget | LayerTarget | OutputTarget | EmptyTarget | BarTarget
+Target = HandleTarget | LayerTarget | PartTarget | OutputTarget | EmbeddingTarget | EmptyTarget | BarTarget
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A preview with the places of its lanes, layers and handles, in scene coordinates."""
+    """A preview with the places of its lanes, layers and handles, in scene coordinates.
+
+    `elsewhere`: if the preview is loaded, what is on another device than it asks for.
+    """
 
     preview: Preview
     state: LoadedWords
@@ -69,6 +88,7 @@ class Shown:
     track: Track
     handles: tuple[HandlePlace, ...]
     values: tuple[LaneValues, ...]
+    elsewhere: tuple[PlaceDifference, ...] = ()
 
     @property
     def lane_of(self) -> dict[str, int]:
@@ -100,6 +120,42 @@ class Shown:
             if run.first <= last and run.last >= first
         )
 
+    @property
+    def embedding_lane(self) -> int:
+        """The lane of the token embedding."""
+        return next(lane for lane, content in enumerate(self.contents) if content.has_embedding)
+
+    def embedding_rect(self) -> QRectF:
+        """Return the rectangle of the token embedding."""
+        left, right = self.track.embedding
+        top = self.lanes.track_top(self.embedding_lane)
+        return QRectF(left, top + 3, right - left, self.lanes.track_height - 6)
+
+    def has_part(self, part: MovablePart, first: int, last: int) -> bool:
+        """Return whether any of these layers has bytes in the part."""
+        layers = self.preview.layers[first : last + 1]
+        if part == "experts":
+            return any(layer.expert_bytes for layer in layers)
+        return any(layer.attention_bytes + layer.ffn_bytes for layer in layers)
+
+    def part_lane(self, part: MovablePart, layer: int) -> int:
+        """Return the lane in which a part of a layer is drawn; that of the layer if it has none."""
+        keys = _KEYS[part]
+        return next(
+            (
+                lane
+                for lane, content in enumerate(self.contents)
+                if any(key in keys and layer in layers for key, layers in content.blocks)
+            ),
+            self.lane_of_layer(layer),
+        )
+
+    def part_rect(self, lane: int, part: MovablePart, layer: int) -> QRectF:
+        """Return the rectangle of a part of a layer in `lane`, in scene coordinates."""
+        strip = strip_of(part, self.lanes)
+        left, right = self.track.span(layer, layer)
+        return QRectF(left - 1, self.lanes.track_top(lane) + strip.top, right - left + 1, strip.height)
+
     def track_rect(self, lane: int) -> QRectF:
         """Return the whole track of `lane`."""
         track = self.track
@@ -128,9 +184,32 @@ class Shown:
         content = self.contents[lane]
         if self.track.edges[0] <= x < self.track.edges[-1]:
             layer = self.track.layer_at(x)
+            part = self._part_at(layer, lane, y - self.lanes.track_top(lane))
+            if part is not None:
+                return PartTarget(layer, lane, part)
             if any(first <= layer <= last for first, last in content.ranges):
                 return LayerTarget(layer, lane)
             has_part = any(layer in layers for _, layers in content.blocks)
             return EmptyTarget(lane, layer if has_part else None)
-        # Left of the layers is the token embedding, which has a tooltip and cannot be moved.
-        return EmptyTarget(lane, None, embedding=content.has_embedding and x <= self.track.embedding[1] + 2)
+        # Left of the layers is the token embedding. An embedding that is the output layer too cannot be moved.
+        embedding = content.has_embedding and x <= self.track.embedding[1] + 2
+        if embedding and self.preview.embedding_moves:
+            return EmbeddingTarget()
+        return EmptyTarget(lane, None, embedding=embedding)
+
+    def _part_at(self, layer: int, lane: int, height: float) -> MovablePart | None:
+        """Return the part at a height in the track that is drawn there and moves by itself."""
+        content = self.contents[lane]
+        is_home = any(first <= layer <= last for first, last in content.ranges)
+        for key, layers in content.blocks:
+            strip = strip_of(key, self.lanes)
+            if key == "kv" or not strip.top <= height <= strip.top + strip.height or layer not in layers:
+                continue
+            if key == "experts":
+                return "experts"
+            # In the layer's own lane its dense part stands for the layer.
+            return None if is_home else "dense"
+        return None
+
+
+_KEYS: dict[MovablePart, tuple[StripKey, ...]] = {"experts": ("experts",), "dense": ("dense", "attention", "ffn")}

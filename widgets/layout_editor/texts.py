@@ -9,19 +9,28 @@ from engine.base.language import tr, tr_count
 from engine.base.units import format_bytes
 from engine.devices.device import Holding
 from engine.planning.layout.layout import Layout
+from engine.planning.layout.parts import MOVABLE_PARTS, MovablePart, embedding_device, part_device, part_words
 from engine.planning.plan.preview import LayerBytes, LoadedLayout, Preview
 from engine.planning.plan.report import DeviceRow
 from engine.planning.speed.prediction import (
     DeviceTime,
     SpeedForecast,
+    link_words,
     prompt_words,
     rate_text,
     source_words,
     speed_words,
 )
 from widgets.common.memory_bar import available_bytes, bar_of_row, room_text, shortfall_within
-from widgets.layout_editor.keyboard import BoundaryFocus, Focus, LayerFocus, OutputFocus, Selection
-from widgets.layout_editor.placement import LaneContent
+from widgets.layout_editor.keyboard import (
+    BoundaryFocus,
+    EmbeddingFocus,
+    Focus,
+    LayerFocus,
+    OutputFocus,
+    Selection,
+)
+from widgets.layout_editor.placement import LaneContent, unknown_patterns
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +73,9 @@ def ranges_text(ranges: Iterable[tuple[int, int]]) -> str:
 
 def lane_texts(content: LaneContent) -> tuple[str, ...]:
     """Return the content of a lane in words, longest form first."""
+    if content.share is not None:
+        percent = f"{100 * content.share:.1f}"
+        return tr("{percent} % of the layers", percent=percent), tr("{percent} %", percent=percent)
     if content.ranges:
         layers = ranges_text(content.ranges)
         count = sum(last - first + 1 for first, last in content.ranges)
@@ -107,6 +119,74 @@ def layer_tooltip(layer: LayerBytes, layout: Layout) -> str:
     return "\n".join(lines)
 
 
+def part_tooltip(preview: Preview, layer: int, part: MovablePart) -> str:
+    """Return the device and the bytes of a part of a layer, and what the device of another part costs."""
+    values, layout = preview.layers[layer], preview.layout
+    size = values.expert_bytes if part == "experts" else values.attention_bytes + values.ffn_bytes
+    device = part_device(layout, MOVABLE_PARTS[part][0], layer)
+    lines = [
+        tr("{part} of layer {layer} on {device}", part=part_words(part), layer=layer, device=device).strip(),
+        tr("weights: {weights}", weights=format_bytes(size)),
+    ]
+    home = layout.device_of(layer)
+    if device != home:
+        lines.append(tr("The layer and its KV cache are on {device}.", device=home))
+        if preview.hops is not None:
+            lines.append(
+                tr(
+                    "Each token goes there and back: {size}, about {time}.",
+                    size=format_bytes(2 * preview.hops.size_bytes),
+                    time=milliseconds_text(2 * preview.hops.between(home, device)),
+                )
+            )
+        lines += filter(None, [pipeline_cost(preview)])
+    lines.append(tr("Drag to another lane to move it; a selection moves as one."))
+    return "\n".join(lines)
+
+
+def boundary_cost(preview: Preview, index: int) -> str:
+    """Return what a boundary costs each token; "" if it is unknown."""
+    if preview.hops is None:
+        return ""
+    left, right = preview.layout.runs[index : index + 2]
+    return tr(
+        "Each token sends {size} from {left} to {right}: about {time}.",
+        size=format_bytes(preview.hops.size_bytes),
+        left=left.device,
+        right=right.device,
+        time=milliseconds_text(preview.hops.between(left.device, right.device)),
+    )
+
+
+def pipeline_cost(preview: Preview) -> str:
+    """Return how much of the prompt speed overrides cost because they end the pipeline; "" if they cost nothing."""
+    prompt = None if preview.speed is None else preview.speed.prompt
+    if prompt is None or all(each.rule != "override_stops_pipeline" for each in preview.report.advice):
+        return ""
+    # Devices of a pipeline work at the same time on different micro batches, so the slowest one would decide.
+    seconds = [each.seconds for each in prompt.devices]
+    factor = sum(seconds) / max(seconds, default=1.0) if any(seconds) else 1.0
+    if factor < 1.05:
+        return ""
+    return tr(
+        "Overrides end the pipeline: without them a long prompt could be read up to {factor} times as fast.",
+        factor=f"{factor:.1f}",
+    )
+
+
+def parts_elsewhere(layout: Layout, layer: LayerBytes) -> tuple[tuple[MovablePart, str], ...]:
+    """Return the parts of a layer that are on another device than the layer, with that device."""
+    found: list[tuple[MovablePart, str]] = []
+    home = layout.device_of(layer.index)
+    for part, names in MOVABLE_PARTS.items():
+        if part == "experts" and not layer.expert_bytes:
+            continue
+        device = next((each for name in names if (each := part_device(layout, name, layer.index)) != home), home)
+        if device != home:
+            found.append((part, device))
+    return tuple(found)
+
+
 def output_tooltip(preview: Preview) -> str:
     """Return the device and the bytes of the output layer."""
     size = format_bytes(preview.output_weights_bytes)
@@ -118,7 +198,13 @@ def output_tooltip(preview: Preview) -> str:
 
 
 def embedding_tooltip(preview: Preview) -> str:
-    """Return the bytes of the token embedding, and why it cannot be moved."""
+    """Return the device and the bytes of the token embedding, and whether it can be moved."""
+    if preview.embedding_moves:
+        return tr(
+            "token embedding on {device}: {token_embedding}\nDrag it to another lane to move it.",
+            device=embedding_device(preview.layout),
+            token_embedding=format_bytes(preview.token_embedding_bytes),
+        )
     return tr(
         "token embedding: {token_embedding}\nllama.cpp always places the embedding on the CPU.",
         token_embedding=format_bytes(preview.token_embedding_bytes),
@@ -141,6 +227,8 @@ def focus_text(layout: Layout, focus: Focus | None) -> str:
             return tr("{layers} on {device}", layers=layers_text(*focus.span), device=layout.device_of(focus.layer))
         case OutputFocus():
             return tr("output on {output_device}", output_device=layout.output_device)
+        case EmbeddingFocus():
+            return tr("embedding on {device}", device=embedding_device(layout))
     return ""
 
 
@@ -183,7 +271,7 @@ def note_lines(preview: Preview) -> tuple[tuple[str, bool], ...]:
             (tr("Memory is known only after a probe: {probe_only}", probe_only=preview.report.probe_only), False)
         )
     # A pattern can match any tensor, and the lanes draw parts of layers only.
-    patterns = sum(1 for item in preview.layout.overrides if item.part is None)
+    patterns = unknown_patterns(preview.layout)
     if patterns:
         lines.append(
             (
@@ -291,6 +379,7 @@ def speed_tool_tip(preview: Preview) -> str:
             source=source_words(each.source),
         )
         lines.append(f"{each.id}: {time}")
+    lines.extend(link_words(speed, each) for each in speed.links)
     if any(each.source in ("card", "guess") for each in speed.devices):
         lines.append(REMEDY)
     if preview.answered_per_second is not None:

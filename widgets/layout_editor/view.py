@@ -6,6 +6,7 @@ from functools import partial
 
 from PySide6.QtCore import QEvent, QPoint, Qt, QTimer, Signal
 from PySide6.QtGui import (
+    QAction,
     QContextMenuEvent,
     QFocusEvent,
     QHelpEvent,
@@ -20,6 +21,7 @@ from PySide6.QtGui import (
 from PySide6.QtWidgets import QApplication, QFrame, QGraphicsView, QMenu, QToolTip, QWidget
 
 from engine.base.language import tr
+from engine.planning.layout.parts import MovablePart
 from engine.planning.plan.preview import LoadedLayout, Preview
 from widgets.common.painting import keep_left_to_right
 from widgets.common.palette import Palette
@@ -29,7 +31,14 @@ from widgets.layout_editor import accessible
 from widgets.layout_editor.annotations import RULER_HEIGHT, Ruler
 from widgets.layout_editor.drag import BoundaryDrag
 from widgets.layout_editor.interaction import Interaction
-from widgets.layout_editor.keyboard import BoundaryFocus, Command, LayerFocus, OutputFocus, command_of
+from widgets.layout_editor.keyboard import (
+    BoundaryFocus,
+    Command,
+    EmbeddingFocus,
+    LayerFocus,
+    OutputFocus,
+    command_of,
+)
 from widgets.layout_editor.marks import cursor_of, focus_device, marks_of, pill_text, tooltip_of
 from widgets.layout_editor.placement import NO_PINS, Pins
 from widgets.layout_editor.scene import EditorScene
@@ -37,6 +46,7 @@ from widgets.layout_editor.shown import HandleTarget, Shown
 from widgets.layout_editor.texts import accessible_summary, focus_text
 
 _NAME = tr("Layout editor")
+EXPERT_TITLES = {"to_cpu": tr("All Experts to the &CPU"), "back": tr("As Many Experts &Back as Fit")}
 _SCROLL_BAR_GAP = 8
 # Pixels from the upper and lower edge of the viewport in which a drag scrolls, by how much, and how often: 500 a
 # second.
@@ -59,6 +69,10 @@ class EditorView(QGraphicsView):
 
     why_requested = Signal(str)
     """Asks why layers or the output are on their device; the text names both."""
+    experts_requested = Signal(str)
+    """Asks to move the experts of all layers: a key of `EXPERT_TITLES`."""
+    expert_outcomes_requested = Signal()
+    """Asks what these moves would change; `show_expert_outcomes` is the answer."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -68,6 +82,8 @@ class EditorView(QGraphicsView):
         self.interaction = Interaction(QApplication.startDragDistance(), self)
         self._loaded: LoadedLayout | None = None
         self._pins = NO_PINS
+        self.expert_actions: dict[str, QAction] = {}
+        """Actions of the open menu that move the experts of all layers."""
         self._pointer = QPoint()
         # A pointer that rests at the edge sends no events, so a timer goes on with the scrolling.
         self._scroll_timer = QTimer(self)
@@ -187,7 +203,8 @@ class EditorView(QGraphicsView):
         self._pointer = event.position().toPoint()
         point = self.mapToScene(self._pointer)
         held = Qt.KeyboardModifier.ShiftModifier | Qt.KeyboardModifier.ControlModifier
-        self.interaction.press(point.x(), point.y(), extend=bool(event.modifiers() & held))
+        apart = bool(event.modifiers() & Qt.KeyboardModifier.AltModifier)
+        self.interaction.press(point.x(), point.y(), extend=bool(event.modifiers() & held), apart=apart)
         self._update_marks()
 
     def mouseMoveEvent(self, event: QMouseEvent) -> None:
@@ -219,7 +236,7 @@ class EditorView(QGraphicsView):
         """Show the menu of the layers or the output under the pointer; a key shows that of the focused ones."""
         state = self.interaction
         if event.reason() is QContextMenuEvent.Reason.Keyboard:
-            has_target = isinstance(state.focus, LayerFocus | OutputFocus) and state.drag is None
+            has_target = isinstance(state.focus, LayerFocus | OutputFocus | EmbeddingFocus) and state.drag is None
         else:
             point = self.mapToScene(event.pos())
             has_target = state.focus_at(point.x(), point.y())
@@ -245,13 +262,57 @@ class EditorView(QGraphicsView):
             # A single "&" in an action's text would make the next letter its mnemonic.
             places.addAction(device.replace("&", "&&"), partial(state.move_to, device))
         places.setEnabled(not places.isEmpty())
+        if isinstance(state.focus, EmbeddingFocus):
+            return menu
         if isinstance(state.focus, LayerFocus):
+            self._add_parts(menu, shown)
             menu.addAction(tr("Select the Whole &Group"), partial(self._perform, Command.SELECT_RUN))
         is_pinned = focus_device(self._pins, state.focus) is not None
         menu.addAction(tr("&Unpin") if is_pinned else tr("&Pin Here"), partial(self._perform, Command.PIN))
         menu.addSeparator()
         menu.addAction(tr("&Why Here?"), partial(self.why_requested.emit, words))
         return menu
+
+    def _add_parts(self, menu: QMenu, shown: Shown) -> None:
+        """Add what can be done with the parts of the focused layers."""
+        state = self.interaction
+        assert isinstance(state.focus, LayerFocus)
+        has_experts = shown.has_part("experts", *state.focus.span)
+        parts: list[tuple[MovablePart, str]] = [("dense", tr("Move &Attention and Dense Parts to"))]
+        if has_experts:
+            parts.insert(0, ("experts", tr("Move &Experts to")))
+        for part, title in parts:
+            places = menu.addMenu(title)
+            for device in state.part_destinations(part):
+                places.addAction(device.replace("&", "&&"), partial(state.move_part_to, part, device))
+            places.setEnabled(not places.isEmpty())
+        if has_experts:
+            layer = state.focus.layer
+            pinned = self._pins.part_device_of("experts", layer) is not None
+            title = tr("Unpin E&xperts") if pinned else tr("Pin E&xperts Here")
+            menu.addAction(title, partial(self._perform, Command.PIN_EXPERTS))
+        if any(layer.expert_bytes for layer in shown.preview.layers):
+            menu.addSeparator()
+            actions = {
+                kind: menu.addAction(title, partial(self.experts_requested.emit, kind))
+                for kind, title in EXPERT_TITLES.items()
+            }
+            self.expert_actions = actions
+            menu.aboutToHide.connect(partial(self._forget_actions, actions))
+            self.expert_outcomes_requested.emit()
+            menu.addSeparator()
+
+    def _forget_actions(self, actions: dict[str, QAction]) -> None:
+        # The next menu may have been made already.
+        if self.expert_actions is actions:
+            self.expert_actions = {}
+
+    def show_expert_outcomes(self, texts: dict[str, str]) -> None:
+        """Show what each action of the open menu would change; a text of "" means that it changes nothing."""
+        for kind, action in self.expert_actions.items():
+            text = texts.get(kind, "")
+            action.setText(f"{EXPERT_TITLES[kind]}  ({text})" if text else EXPERT_TITLES[kind])
+            action.setEnabled(bool(text))
 
     def _perform(self, command: Command) -> None:
         self.interaction.perform(command)

@@ -9,6 +9,7 @@ from typing import Literal
 from engine.base.language import tr
 from engine.base.units import format_bytes
 from engine.devices.holder import holder_words
+from engine.planning.plan.placement_check import difference_words
 from engine.planning.plan.report import DeviceRow
 from engine.runtime.session.events import (
     STAGE_WORDS,
@@ -68,7 +69,9 @@ def loaded_outcome(event: Loaded) -> Outcome:
         sentence=tr(
             "{total} on {places}. {forecast}", total=total, places=places, forecast=_forecast_words(rows, forecast)
         ),
-        detail=_mapped_words(event.devices),
+        detail="\n".join(
+            filter(None, (difference_words(event.elsewhere), _mapped_words(event.devices), time_words(event.seconds)))
+        ),
         rows=rows,
         forecast=forecast,
         rows_title=tr("Measured, with the forecast below"),
@@ -205,6 +208,21 @@ def _mapped_words(rows: Sequence[DeviceRow]) -> str:
         "reclaim their memory.",
         mapped=format_bytes(mapped_bytes),
     )
+
+
+def time_words(seconds: Mapping[Stage, float]) -> str:
+    """Return how long a load took, in all and by stage; "" if nothing was timed."""
+    whole_s = sum(seconds.values())
+    if not seconds:
+        return ""
+    # A twentieth of the time is not worth a word.
+    stages = [
+        tr("{stage} {seconds} s", stage=STAGE_WORDS[stage], seconds=f"{each:.1f}")
+        for stage, each in seconds.items()
+        if each >= 0.05 * whole_s and each >= 0.1
+    ]
+    took = tr("The load took {seconds} s", seconds=f"{whole_s:.1f}")
+    return f"{took}: {', '.join(stages)}." if len(stages) > 1 else f"{took}."
 
 
 def progress_words(stage: Stage, device: str | None, fraction: float | None = None) -> str:

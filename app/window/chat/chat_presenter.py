@@ -37,11 +37,11 @@ from engine.runtime.session.state import RequestState
 from engine.runtime.session.status import ModelStatus, Phase
 from widgets.chat.chat_heading import ContextPart
 from widgets.chat.chat_pane import ChatPane
-from widgets.chat.shown import MessageAction
+from widgets.chat.shown import MessageAction, ShownMessage
 from widgets.common.counts import format_count
 
 _log = logging.getLogger("layerdeck.chat")
-_ASKING = ("edit", "regenerate", "continue")
+_ASKING = ("edit", "regenerate", "continue", "answer")
 """Actions on a message that ask the model."""
 
 
@@ -147,7 +147,13 @@ class ChatPresenter(QObject):
             self._forget_deletion()
         self._show_answering()
         self._cut = self._cut_of_answer()
-        self._pane.show_messages(shown_messages(conversation.tree, conversation.open_message, conversation.left_out))
+        self._pane.show_messages(self._shown())
+
+    def _shown(self) -> tuple[ShownMessage, ...]:
+        conversation = self._conversation
+        return shown_messages(
+            conversation.tree, conversation.open_message, conversation.left_out, conversation.chat.results
+        )
 
     def _show_answering(self) -> None:
         is_lost = self._model.loading.snapshot.loaded is None
@@ -161,11 +167,16 @@ class ChatPresenter(QObject):
         conversation = self._conversation
         known = conversation.tree.messages.get(message)
         if known is not None:
-            shown = shown_message(conversation.tree, known, conversation.open_message, conversation.left_out)
+            shown = shown_message(
+                conversation.tree, known, conversation.open_message, conversation.left_out, conversation.chat.results
+            )
             self._pane.message_list.update_message(shown)
 
     def _on_piece(self, piece: Append) -> None:
-        self._pane.message_list.append(piece.message, piece.content, piece.reasoning)
+        if piece.calls:
+            self._show_message(piece.message)
+        else:
+            self._pane.message_list.append(piece.message, piece.content, piece.reasoning)
         self._show_growing()
 
     def _on_token(self, event: Token) -> None:
@@ -176,9 +187,7 @@ class ChatPresenter(QObject):
         """Mark the messages that a full context has just dropped. Most changes are text: those cost nothing here."""
         if run.message.cut != self._cut and self._conversation.open_message is not None:
             self._cut = run.message.cut
-            conversation = self._conversation
-            shown = shown_messages(conversation.tree, conversation.open_message, conversation.left_out)
-            self._pane.show_messages(shown, at_end=False)
+            self._pane.show_messages(self._shown(), at_end=False)
 
     def _on_answer_notice(self, run: AnswerRun, sentence: str) -> None:
         if run.chat == self._conversation.chat.id:
@@ -294,7 +303,12 @@ class ChatPresenter(QObject):
     # ------------------------------------------------------------------ from the pane
 
     def _on_send(self, text: str) -> None:
-        if self._conversation.can_ask:
+        if fault := self._conversation.tools_fault:
+            self._pane.show_draft(text)
+            self._show_answering()
+            sentence = tr("{fault} They are in the settings of this conversation.", fault=fault)
+            self._status_line.show_notice(Notice(sentence, bad=True))
+        elif self._conversation.can_ask:
             self._pane.show_remark("")  # it was about the prompt before
             # Taken only for a question that can be asked: a refused one keeps its files.
             self._conversation.send(text, self._files.attacher.take())
@@ -320,7 +334,11 @@ class ChatPresenter(QObject):
             return
         match action.kind:
             case "edit":
-                conversation.edit(action.message, action.text)
+                known = conversation.tree.messages[action.message]
+                edit = conversation.edit_result if known.role == "tool" else conversation.edit
+                edit(action.message, action.text)
+            case "type_result" | "result" | "answer":
+                self._on_result(action)
             case "regenerate":
                 conversation.regenerate(action.message)
             case "continue":
@@ -340,9 +358,22 @@ class ChatPresenter(QObject):
                 self._before_delete, self._after_delete = before, conversation.tree
                 self._pane.offer_undo(before is not None)
 
+    def _on_result(self, action: MessageAction) -> None:
+        """Carry out an action on the result of a call."""
+        conversation = self._conversation
+        match action.kind:
+            case "type_result":
+                conversation.type_result(action.message, action.call, action.text)
+                self._show_message(action.message)  # a bubble that is made anew has the text
+            case "result":
+                if not conversation.give_result(action.call, action.text):
+                    self._refuse(action)
+            case "answer":
+                conversation.answer_results()
+
     def _refuse(self, action: MessageAction) -> None:
         """Show why the model cannot be asked. The text of an edited question is put into the input."""
-        if action.text and not self._pane.prompt_edit.toPlainText().strip():
+        if action.kind == "edit" and not self._pane.prompt_edit.toPlainText().strip():
             self._pane.prompt_edit.setPlainText(action.text)
         busy = tr("An answer is being written. Wait for its end, or stop it.")
         sentence = busy if self._conversation.is_answering else tr("Load the model first.")

@@ -1,4 +1,4 @@
-"""Presenter of a conversation's settings: system prompt, preset, samplers and chat template."""
+"""Presenter of a conversation's settings: system prompt, preset, samplers, chat template and tools."""
 
 from __future__ import annotations
 
@@ -44,6 +44,7 @@ class ChatSettingsPresenter(QObject):
         panel.preset_delete_requested.connect(self._on_delete)
         panel.value_changed.connect(self._on_value)
         panel.template_changed.connect(self._on_template)
+        panel.tools_changed.connect(self._on_tools)
         self._show()
 
     def _show(self) -> None:
@@ -57,6 +58,7 @@ class ChatSettingsPresenter(QObject):
         chat, preset, sampling = conversation.chat, conversation.preset, conversation.sampling
         panel.show_system(chat.system, "" if preset is None else preset.system)
         panel.template_field.show_template(chat.template, is_same=is_same)
+        panel.tools_field.show_tools(chat.tools, conversation.tools_fault, self._tools_note())
         panel.show_presets(list(self._presets.presets), chat.preset)
         panel.show_values(
             {
@@ -78,6 +80,19 @@ class ChatSettingsPresenter(QObject):
         chat = self._conversation.chat
         if text != chat.template:
             self._conversation.change_chat(msgspec.structs.replace(chat, template=text))
+
+    def _on_tools(self, text: str) -> None:
+        # Faulty text is kept too, so that nothing is lost; nothing is sent until it is right.
+        chat = self._conversation.chat
+        if text != chat.tools:
+            self._conversation.change_chat(msgspec.structs.replace(chat, tools=text))
+
+    def _tools_note(self) -> str:
+        """Return a sentence about a chat template that knows no tools; empty if it knows them, or is not known."""
+        tools = self._conversation.tools
+        if self._loading.model is None or not tools.tools or tools.knows_tools:
+            return ""
+        return tr("The chat template of this model knows no tools; they are described to it in the system prompt.")
 
     def _on_preset(self, name: str) -> None:
         chat = self._conversation.chat

@@ -15,7 +15,7 @@ from engine.base.errors import EngineError
 from engine.base.language import tr
 from engine.chat.asking import choices_in_prompt
 from engine.chat.message import MAX_CHOICES, Message
-from engine.runtime.protocol.messages import Rendered, RenderTemplate, TokenChoice
+from engine.runtime.protocol.messages import Rendered, RenderTemplate, TemplateInput, TokenChoice
 from engine.runtime.session.events import Answered
 from widgets.chat.chat_pane import ChatPane
 from widgets.chat.shown import MessageAction
@@ -89,8 +89,14 @@ class PromptPresenter(OneDialog[PromptDialog]):
             dialog.show_fault(tr("The conversation is empty."))
             return
         try:
+            tools = TemplateInput(tools=model.conversation.tools.definitions)
             number = model.loading.ask(
-                RenderTemplate(messages=messages, template=model.conversation.chat.template, tokenise=True)
+                RenderTemplate(
+                    messages=messages,
+                    template_input=tools,
+                    template=model.conversation.chat.template,
+                    tokenise=True,
+                )
             )
         except EngineError as error:
             dialog.show_fault(error.summary())

@@ -84,15 +84,16 @@ class NearbyDialog(QDialog):
     def _on_found(self, rows: tuple[Found, ...]) -> None:
         before = self.selected
         self._rows = rows
-        # The choice follows the fingerprint: rows move when machines are found or go.
-        prints = [row.fingerprint for row in rows]
+        # The choice follows machine and address: rows move when machines are found or go.
+        keys = [(row.fingerprint, row.endpoint) for row in rows]
+        chosen = None if before is None else (before.fingerprint, before.endpoint)
         self.table.show_rows(
             [_cells(row) for row in rows],
             [
                 [tr("Fingerprint {shown_fingerprint}", shown_fingerprint=shown_fingerprint(each))] * len(_COLUMNS)
-                for each in prints
+                for each, _ in keys
             ],
-            chosen=prints.index(before.fingerprint) if before is not None and before.fingerprint in prints else None,
+            chosen=keys.index(chosen) if chosen in keys else None,
         )
         if rows and self.text == _LOOKING:
             self._say(tr("Choose a machine."))

@@ -15,7 +15,8 @@ from app.window.dialogs import OneDialog
 from engine.base.language import tr
 from engine.devices.device import Rig
 from engine.planning.fit.strategies.constraints import AutoLayout
-from engine.planning.layout.layout import Layout
+from engine.planning.layout.layout import Layout, layer_words
+from engine.planning.layout.parts import part_words
 from widgets.controls.auto_layout_dialog import AutoLayoutDialog
 from widgets.layout_editor.editor import LayoutEditor
 from widgets.layout_editor.placement import Pins
@@ -121,5 +122,14 @@ def _pins_text(pins: Pins) -> str:
     ]
     layers = [tr("layers {names}", names=", ".join(parts))] if parts else []
     output = [tr("the output layer on {output}", output=pins.output)] if pins.output is not None else []
-    text = tr(" and ").join((*layers, *output))
+    held = [
+        tr(
+            "the {part} of {layers} on {device}",
+            part=part_words(pin.part),
+            layers=layer_words(pin.first, pin.last),
+            device=pin.device,
+        )
+        for pin in pins.parts
+    ]
+    text = tr(" and ").join((*layers, *output, *held))
     return tr("Pinned: {text}.", text=text) if text else ""

@@ -19,8 +19,8 @@ from engine.base.language import tr
 from engine.base.texts import capitalised
 from engine.devices.device import Rig
 from engine.model.gguf.model_file import ModelFile
-from engine.planning.exchange.exported import Exported, Target
-from engine.planning.exchange.exporting import export_plan
+from engine.planning.exchange.exported import Exported
+from engine.planning.exchange.exporting import Target, export_plan
 from engine.planning.exchange.importing import MAX_TEXT, Imported, arrange, model_names, read_foreign
 from widgets.controls.exchange_dialogs import ExportLayoutDialog, ImportLayoutDialog
 
@@ -103,13 +103,29 @@ class ImportPresenter(OneDialog[ImportLayoutDialog]):
     """Makes a layout of a text, as one step of undo. Texts are read in the background; only the last one counts."""
 
     def __init__(self, document: LayoutDocument, background: Background, notices: Notices, window: QWidget) -> None:
-        super().__init__(self._make_dialog, ImportLayoutDialog.clear, window)
+        super().__init__(self._make_dialog, self._on_open, window)
         self._document = document
         self._background = background
         self._notices = notices
         self._window = window
         self._reading = background.latest()
         self._found: tuple[ModelFile, Imported] | None = None
+        self._kept_text = ""
+        """A text that could not be used, with which the dialog opens again."""
+        self._read_for: ModelFile | None = None
+        """The model for which the text was read last."""
+        document.preview_changed.connect(lambda _preview: self._on_document_changed())
+
+    def _on_open(self, dialog: ImportLayoutDialog) -> None:
+        kept, self._kept_text = self._kept_text, ""
+        dialog.clear()
+        dialog.text_edit.setPlainText(kept)
+
+    def _on_document_changed(self) -> None:
+        """Read the text anew for another model that is shown while the dialog is open."""
+        is_open = self.dialog is not None and self.dialog.isVisible()
+        if is_open and self._document.plan is not None and self._document.plan.model is not self._read_for:
+            self._read()
 
     def _make_dialog(self) -> ImportLayoutDialog:
         dialog = ImportLayoutDialog(self._window)
@@ -142,6 +158,7 @@ class ImportPresenter(OneDialog[ImportLayoutDialog]):
             dialog.show_fault("" if plan is not None else tr("No model is open."))
             return
         model, rig = plan.model, plan.rig
+        self._read_for = model
 
         def read(_task: Task[None]) -> _Read:
             return _read_text(text, name, model, rig)
@@ -173,6 +190,8 @@ class ImportPresenter(OneDialog[ImportLayoutDialog]):
         model, found = self._found
         if self._document.model is not model:
             self._notices.tell(LayoutError(tr("Another model is shown now. Switch back to {model}.", model=model.name)))
+            self._kept_text = "" if self.dialog is None else self.dialog.text
+            self.open()
             return
         self._document.set_edit(found.layout, found.context, tr("import layout"))
 

@@ -3,21 +3,46 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QObject
 
 from app.models.document import LayoutDocument
+from app.models.expert_placing import ExpertPlacing
 from app.window.actions import Actions
+from engine.base.errors import EngineError
 from engine.base.language import tr
+from engine.base.texts import capitalised
+from engine.base.units import format_bytes
 from engine.planning.layout.layout import Layout, SplitMode
 from engine.planning.layout.split_modes import split_mode_obstacles, split_shares
 from engine.planning.plan.decisions.context_length import trained_length
 from engine.planning.plan.plan import Plan
 from engine.planning.plan.preview import Preview
+from engine.planning.speed.prediction import rate_text
 from widgets.controls.settings_bar import SettingsBar
 from widgets.controls.share_editor import ShareEditor
 from widgets.controls.values import SplitModeChoice
 from widgets.layout_editor.editor import LayoutEditor
+
+if TYPE_CHECKING:
+    from engine.planning.fit.expert_moves import ExpertOutcome
+
+
+def outcome_text(found: ExpertOutcome) -> str:
+    """Return what a placing of experts changes: bytes, and speed where both are predicted; "" if nothing."""
+    if not found.n_layers:
+        return ""
+    size = format_bytes(found.moved_bytes)
+    if not found.fits:
+        return tr("{size}, does not fit", size=size)
+    if found.after is None:
+        return size
+    after = rate_text(found.after.tokens_per_second)
+    if found.before is None:
+        return tr("{size}, fits then, roughly {after} tokens/s", size=size, after=after)
+    before = rate_text(found.before.tokens_per_second)
+    return tr("{size}, roughly {before} → {after} tokens/s", size=size, before=before, after=after)
 
 
 class LayoutPresenter(QObject):
@@ -31,6 +56,7 @@ class LayoutPresenter(QObject):
         share_editor: ShareEditor,
         bar: SettingsBar,
         actions: Actions,
+        experts: ExpertPlacing,
         parent: QObject | None = None,
     ) -> None:
         super().__init__(parent)
@@ -47,6 +73,13 @@ class LayoutPresenter(QObject):
             source.moved.connect(document.move)
             source.move_finished.connect(document.finish_move)
         editor.move_cancelled.connect(document.cancel_move)
+        editor.expert_outcomes_requested.connect(experts.look)
+        editor.experts_requested.connect(experts.use)
+        experts.outcomes_found.connect(
+            lambda found: editor.show_expert_outcomes({kind: outcome_text(each) for kind, each in found.items()})
+        )
+        editor.numbers.experts_entered.connect(lambda wanted: experts.place(wanted.device, wanted.count))
+        editor.numbers.line_entered.connect(lambda text: document.when_forecast(lambda: self._take_line(text)))
         editor.overrides_drop_requested.connect(lambda: document.when_forecast(self._drop_overrides))
         document.drag_ended.connect(editor.end_drag)
 
@@ -59,6 +92,27 @@ class LayoutPresenter(QObject):
             self._bar.set_context(preview.context, trained, preview.report.decisions)
             self._bar.set_split_mode(preview.layout.split_mode, split_mode_obstacles(preview.rig, model))
         self._share_editor.set_shares(() if preview is None else split_shares(preview.layout, preview.rig))
+
+    def _take_line(self, text: str) -> None:
+        """Place the model as a pasted line says, as one step of undo, and say what was left out."""
+        from engine.planning.exchange.typed_line import take_line
+
+        plan, numbers = self._document.plan, self._editor.numbers
+        if plan is None:
+            return
+        edit = plan.edit
+        try:
+            taken = take_line(text, edit.layout, edit.context, plan.model, plan.rig)
+        except EngineError as error:
+            # The line stays, so that it can be corrected.
+            numbers.show_answer(f"{capitalised(error.summary())}.", bad=True)
+            return
+        self._document.set_edit(taken.layout, taken.context, tr("place by a line"))
+        numbers.clear_line()
+        is_new = (taken.layout, taken.context) != (edit.layout, edit.context)
+        runs = ", ".join(f"{run.device} {run.length}" for run in taken.layout.runs)
+        told = tr("Layers: {runs}.", runs=runs) if is_new else tr("The layout is as the line says already.")
+        numbers.show_answer(" ".join((told, *taken.notes)))
 
     def _on_split_mode(self, choice: SplitModeChoice) -> None:
         # The layout in another mode is derived from the plan, which has to be the plan of the current edit.

@@ -12,7 +12,7 @@ import msgspec
 from engine.api.server.asking import TooSlowError
 from engine.api.server.guard import Message, Receive, Scope, Send, respond_with_error
 from engine.api.server.journal import Journal, Record
-from engine.api.wire import sse
+from engine.api.wire.answer import PING
 from engine.api.wire.errors import ApiError
 from engine.base.errors import EngineError
 from engine.base.texts import escape
@@ -81,7 +81,7 @@ class Exchange:
             return  # The answer ended before this task began.
         with suppress(GoneError):  # `receive` tells of it too
             await self._begin()
-            await self.send(sse.PING)
+            await self.send(PING)
 
     async def begin_stream(self) -> None:
         """Begin an answer of server-sent events, unless a comment has."""

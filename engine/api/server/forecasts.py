@@ -101,7 +101,7 @@ class Forecasts:
         try:
             self._rig = await asyncio.to_thread(self._pool.parts.rig)
         except (EngineError, NotImplementedError):
-            # A pool whose models are loaded elsewhere has no devices of its own.
+            # A pool whose models are loaded elsewhere need not know the devices.
             return False
         return True
 

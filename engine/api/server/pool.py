@@ -25,7 +25,7 @@ from engine.api.wire.question import Profile
 from engine.base.errors import EngineError, RuleViolationError
 from engine.base.texts import escape
 from engine.base.units import format_bytes
-from engine.devices.device import Device, Rig
+from engine.devices.device import ComputingNeed, Device, Rig
 from engine.devices.holder import MemoryHolder
 from engine.model.gguf.model_file import identify
 from engine.planning.fit.loaded_models import (
@@ -58,6 +58,10 @@ def _no_rig() -> Rig:
     raise NotImplementedError
 
 
+def _learn_nothing(_need: ComputingNeed) -> None:
+    """Forget what a model needed."""
+
+
 def _no_plan(_entry: ModelEntry, _rig: Rig) -> LoadOrder:
     raise NotImplementedError
 
@@ -70,7 +74,9 @@ class PoolParts:
     `rig`: the devices as they are now.
     `plan`: the load of a model on these devices; raises `EngineError`.
     `holders`: processes that hold memory of a device.
-    `load`: loads a model elsewhere and lends it, in place of `rig` and `plan`; raises `ApiError`. In the loop.
+    `learn`: saves what a model was found to need while it computed, so that `rig` has it. In the session's thread.
+    `load`: loads a model elsewhere and lends it; `rig` and `plan` are for forecasts then. Raises `ApiError`. In the
+    loop.
     `keep_alive`: sets the idle time in seconds of a model that is lent. In the loop.
     """
 
@@ -78,6 +84,7 @@ class PoolParts:
     rig: Callable[[], Rig] = _no_rig
     plan: Callable[[ModelEntry, Rig], LoadOrder] = _no_plan
     holders: Callable[[Device], tuple[MemoryHolder, ...]] = lambda _device: ()
+    learn: Callable[[ComputingNeed], None] = _learn_nothing
     load: Callable[[ModelEntry], Awaitable[None]] | None = None
     keep_alive: Callable[[ModelEntry, float], None] = lambda _entry, _keep_alive_s: None
 
@@ -480,6 +487,9 @@ class ModelPool:
 
     def _on_update(self, loop: asyncio.AbstractEventLoop, slot: _Slot, update: SessionUpdate) -> None:
         """Take an update of a session, in its thread."""
+        if isinstance(update, ComputingNeed):
+            self._parts.learn(update)
+            return
         with suppress(RuntimeError):  # the loop has ended
             if isinstance(update, LoadEnding):
                 loop.call_soon_threadsafe(self._on_ending, slot, update)
@@ -512,9 +522,13 @@ class ModelPool:
         return self._loading is not None or any(slot.users for slot in self._slots.values())
 
     def holdings(self, but: _Slot | None = None) -> Holdings:
-        """Return what loaded models hold."""
+        """Return what loaded models hold.
+
+        Whoever lends models and loads others for them (`PoolParts.load`) unloads idle ones, too: they count as own.
+        """
         lent = tuple(each.lent for each in self._slots.values() if each.lent is not None and each is not but)
-        return Holdings(tuple(self._held(but)), lent)
+        own = tuple(self._held(but))
+        return Holdings(own, lent) if self._parts.load is None else Holdings((*own, *lent), ())
 
     def states(self) -> dict[str, dict[str, Any]]:
         """Return the state of each model that is loaded or wanted, by its id."""

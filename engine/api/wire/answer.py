@@ -1,4 +1,5 @@
-"""What a model writes, taken apart: thought, answer and calls of tools; and what its end says in numbers."""
+"""What a model writes, taken apart: thought, answer and calls of tools; what its end says in numbers; and the events of
+a stream."""
 
 from __future__ import annotations
 
@@ -7,15 +8,27 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
+
 from engine.api.wire.errors import ApiError
 from engine.api.wire.question import Profile, Question, call_reader
-from engine.api.wire.tool_calls import CallDelta
 from engine.chat.thinking import Delta, Splitter
+from engine.chat.tool_calls import CallDelta
 from engine.runtime.protocol.messages import TokenChoice
 from engine.runtime.session.events import Done, Reading, Token
 
 NO_CHANCE = -9999.0
 """Logarithm of a probability that is too small to be told from 0; OpenAI writes this one."""
+PING = b": ping\n\n"
+"""A comment among server-sent events, which keeps proxies from closing a stream while a long prompt is read."""
+DONE = b"data: [DONE]\n\n"
+_encoder = msgspec.json.Encoder()
+
+
+def event_of(document: object, name: str = "") -> bytes:
+    """Return a server-sent event; Anthropic's clients and those of the Responses interface want a name."""
+    head = b"event: " + name.encode() + b"\n" if name else b""
+    return head + b"data: " + _encoder.encode(document) + b"\n\n"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,7 @@ from typing import Any
 
 import msgspec
 
-from engine.api.wire import sse
-from engine.api.wire.answer import Answer, Part, warnings_of
+from engine.api.wire.answer import Answer, Part, event_of, warnings_of
 from engine.api.wire.errors import ApiError, invalid
 from engine.api.wire.media import check_files, image_of_base64, image_of_url
 from engine.api.wire.openai_chat import decode
@@ -297,11 +296,11 @@ class MessageWriter:
         return _event("message_stop")
 
     def fail(self, error: ApiError) -> bytes:
-        return sse.event("error", error.anthropic_document())
+        return event_of(error.anthropic_document(), "error")
 
 
 def _event(name: str, **fields: object) -> bytes:
-    return sse.event(name, {"type": name, **fields})
+    return event_of({"type": name, **fields}, name)
 
 
 def _block(segment: Segment, *, whole: bool) -> dict[str, object]:

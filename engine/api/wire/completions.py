@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from engine.api.wire import sse
-from engine.api.wire.answer import Answer, Part, finish_reason, logarithm, timings_of, usage_of
+from engine.api.wire.answer import DONE, Answer, Part, event_of, finish_reason, logarithm, timings_of, usage_of
 from engine.api.wire.errors import ApiError, invalid
 from engine.api.wire.openai_chat import SamplingFields, StreamOptions, decode
 from engine.api.wire.question import MAX_CHOICES, Profile, keep_alive_seconds
@@ -151,16 +150,16 @@ class CompletionWriter:
 
     def end(self, index: int, done: Done, *, has_calls: bool) -> bytes:
         choice = {**self._choice(index, "", ()), "finish_reason": finish_reason(done, has_calls=has_calls)}
-        return sse.data({**self._head, "choices": [choice], "timings": timings_of(done)})
+        return event_of({**self._head, "choices": [choice], "timings": timings_of(done)})
 
     def close(self, done: Sequence[Done]) -> bytes:
         options = self._request.stream_options
         if options is None or not options.include_usage:
-            return sse.DONE
-        return sse.data({**self._head, "choices": [], "usage": self._usage(done)}) + sse.DONE
+            return DONE
+        return event_of({**self._head, "choices": [], "usage": self._usage(done)}) + DONE
 
     def fail(self, error: ApiError) -> bytes:
-        return sse.data(error.document())
+        return event_of(error.document())
 
     def _usage(self, done: Sequence[Done]) -> dict[str, object]:
         """Return the tokens of all answers; each prompt counts once."""
@@ -174,7 +173,7 @@ class CompletionWriter:
         return self._texts[index // self._request.count] if self._request.echo else ""
 
     def _chunk(self, index: int, text: str, choices: Sequence[TokenChoice] = ()) -> bytes:
-        return sse.data({**self._head, "choices": [self._choice(index, text, choices)]})
+        return event_of({**self._head, "choices": [self._choice(index, text, choices)]})
 
     def _choice(self, index: int, text: str, choices: Sequence[TokenChoice]) -> dict[str, object]:
         logprobs = None if self._request.logprobs is None else self._logprobs(index, choices)

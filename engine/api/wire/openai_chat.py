@@ -8,8 +8,17 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from engine.api.wire import sse
-from engine.api.wire.answer import Answer, Part, finish_reason, logprobs_of, timings_of, usage_of, warnings_of
+from engine.api.wire.answer import (
+    DONE,
+    Answer,
+    Part,
+    event_of,
+    finish_reason,
+    logprobs_of,
+    timings_of,
+    usage_of,
+    warnings_of,
+)
 from engine.api.wire.errors import ApiError, invalid
 from engine.api.wire.media import check_files, image_of_url, sound_of_base64
 from engine.api.wire.question import (
@@ -217,13 +226,13 @@ def read_chat(body: bytes) -> Question:
             model=request.model or "",
             messages=tuple(_message(each, place) for place, each in enumerate(request.messages)),
             tools=tools,
-            choice=_choice(request.tool_choice),
+            choice=choice_of(request.tool_choice),
             settings=request.settings(
                 max_tokens=limit if limit is None or limit >= 0 else None,
                 alternatives=max(1, n_alternatives) if has_logprobs else None,
             ),
             schema=_schema(request.response_format, request.json_schema),
-            values=_values(request),
+            values={**effort_values(request.reasoning_effort), **(request.chat_template_kwargs or {})},
             n=1 if request.n is None else request.n,
             streams=bool(request.stream),
             includes_usage=bool(options and options.include_usage),
@@ -233,16 +242,19 @@ def read_chat(body: bytes) -> Question:
     )
 
 
-def _values(request: ChatRequest) -> dict[str, object]:
-    values: dict[str, object] = {}
-    if request.reasoning_effort is not None:
-        values = {"reasoning_effort": request.reasoning_effort}
-        if request.reasoning_effort == "none":
-            values = {"enable_thinking": False}
-    return {**values, **(request.chat_template_kwargs or {})}
+def effort_values(effort: object) -> dict[str, object]:
+    """Return the variables of the template for a reasoning effort; None: none is asked for."""
+    if effort is None:
+        return {}
+    return {"enable_thinking": False} if effort == "none" else {"reasoning_effort": effort}
 
 
-def _choice(choice: str | dict[str, Any] | None) -> str:
+def choice_of(choice: str | dict[str, Any] | None) -> str:
+    """Return the choice of tools: AUTO, NONE, REQUIRED, or a function, which Responses names without a level more.
+
+    Raises:
+        ApiError: it is none of these.
+    """
     if choice is None:
         return AUTO
     if isinstance(choice, str):
@@ -368,7 +380,7 @@ class ChatWriter:
 
     def begin(self, index: int, prompt: Reading | None) -> bytes:
         """Return the first chunk of a choice, which names the role."""
-        return sse.data(self._chunk(index, {"role": "assistant", "content": None}))
+        return event_of(self._chunk(index, {"role": "assistant", "content": None}))
 
     def part(self, index: int, part: Part) -> bytes:
         """Return the chunks for a part."""
@@ -381,24 +393,24 @@ class ChatWriter:
             function = {"name": call.name, "arguments": call.arguments} if call.name else {"arguments": call.arguments}
             first = {"id": call.id, "type": "function"} if call.name else {}
             deltas.append({"tool_calls": [{"index": call.index, **first, "function": function}]})
-        return b"".join(sse.data(self._chunk(index, delta, part)) for delta in deltas)
+        return b"".join(event_of(self._chunk(index, delta, part)) for delta in deltas)
 
     def end(self, index: int, done: Done, *, has_calls: bool) -> bytes:
         """Return the last chunk of a choice."""
         chunk = self._chunk(index, {}, finish=finish_reason(done, has_calls=has_calls))
-        return sse.data({**chunk, "timings": timings_of(done), **warnings_of([done])})
+        return event_of({**chunk, "timings": timings_of(done), **warnings_of([done])})
 
     def close(self, done: Sequence[Done]) -> bytes:
         """Return the end of the stream, with the tokens of all choices if they were asked for."""
         if not self._question.includes_usage:
-            return sse.DONE
+            return DONE
         usage = {**self._head, "object": "chat.completion.chunk", "choices": [], "usage": usage_of(done)}
         usage |= {"timings": timings_of(done[-1])} if done else {}
-        return sse.data(usage) + sse.DONE
+        return event_of(usage) + DONE
 
     def fail(self, error: ApiError) -> bytes:
         """Return the end of a stream that fails after its first bytes."""
-        return sse.data(error.document())
+        return event_of(error.document())
 
     def _chunk(
         self, index: int, delta: Mapping[str, object], part: Part | None = None, finish: str | None = None

@@ -2,41 +2,39 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
 
 from engine.api.wire.errors import invalid
-from engine.api.wire.tool_calls import HERMES, MARKS, MISTRAL, CallReader, is_harmony, is_llama, types_of
 from engine.chat.asking import MAX_SENT_BYTES, answer_request
-from engine.chat.presets import chat_sampling
-from engine.chat.thinking import TEMPLATE_KEY, marks_of
+from engine.chat.presets import chat_sampling, chat_template
+from engine.chat.thinking import marks_of
+from engine.chat.tool_calls import HERMES, CallReader
+from engine.chat.tools import (
+    MAX_TOOLS,
+    DefinitionError,
+    Document,
+    SchemaBudget,
+    ToolUse,
+    check_depth,
+    check_finite,
+    target_of,
+)
+from engine.chat.tools import check_tool as checked_tool
 from engine.model.gguf.model_file import ModelFile
 from engine.planning.settings.sampling_table import MAX_SEED, SAMPLING_BY_KEY
-from engine.runtime.protocol.messages import (
-    ChatMessage,
-    CountTokens,
-    Generate,
-    TemplateInput,
-    ToolCall,
-)
+from engine.runtime.protocol.messages import ChatMessage, CountTokens, Generate, TemplateInput
 
 MAX_CHOICES = 16
 """Answers to one request (`n`)."""
-MAX_DEPTH = 64
-"""Objects within objects, in definitions of tools and in schemas."""
-MAX_SCHEMA_VALUES = 1 << 15
-"""Values in the schemas of all tools of a call; the engine takes as many characters."""
-MAX_TOOLS = 256
 MAX_MESSAGES = 10_000
 AUTO, NONE, REQUIRED = "auto", "none", "required"
-
-Document = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +82,7 @@ class Profile:
     @property
     def template(self) -> str:
         """Its chat template; empty for none."""
-        text = self.file.metadata.get(TEMPLATE_KEY)
-        return text if isinstance(text, str) else ""
-
-    @property
-    def knows_tools(self) -> bool:
-        """Whether the chat template writes definitions of tools."""
-        return "tools" in self.template
+        return chat_template(self.file)
 
 
 def generate_request(question: Question, profile: Profile, choice: int = 0) -> Generate:
@@ -101,7 +93,7 @@ def generate_request(question: Question, profile: Profile, choice: int = 0) -> G
     if question.is_forced:
         schema = json.dumps(forced_schema(question), ensure_ascii=False)
         # The answer then goes on after the mark that the model was trained to write before a call.
-        begun = f"{HERMES}\n" if _writes_hermes(profile) else ""
+        begun = f"{HERMES}\n" if tool_use(question, profile).writes_hermes else ""
     if schema:
         settings["json_schema"] = schema
         if marks_of(profile.template) is not None:
@@ -117,9 +109,8 @@ def generate_request(question: Question, profile: Profile, choice: int = 0) -> G
     if not begun and _is_begun(messages):
         # As with Anthropic and llama.cpp: the answer goes on from a last message that is the assistant's own.
         messages, begun = messages[:-1], messages[-1].content
-    request = answer_request(messages, sampling, begun=begun)
-    marks = tuple(sorted({*request.marks, *MARKS})) if question.uses_tools else request.marks
-    return msgspec.structs.replace(request, marks=marks, template_input=template_input(question, profile, values))
+    request = answer_request(messages, sampling, begun=begun, tools=tool_use(question, profile))
+    return msgspec.structs.replace(request, template_input=template_input(question, profile, values))
 
 
 def _is_begun(messages: Sequence[ChatMessage]) -> bool:
@@ -136,39 +127,46 @@ def count_request(question: Question, profile: Profile) -> CountTokens:
 
 def call_reader(question: Question, profile: Profile) -> CallReader:
     """Return the reader of the calls in an answer."""
-    template = profile.template if profile.knows_tools else ""
-    return CallReader(template, types_of(question.tools), forced=question.is_forced)
+    return tool_use(question, profile).reader(forced=question.is_forced)
 
 
 def template_input(question: Question, profile: Profile, values: Mapping[str, object]) -> TemplateInput:
     """Return what the template gets besides the messages."""
-    given = question.uses_tools and profile.knows_tools
     return TemplateInput(
-        tools=json.dumps(question.tools, ensure_ascii=False) if given else "",
+        tools=tool_use(question, profile).definitions,
         values=json.dumps(dict(values), ensure_ascii=False) if values else "",
     )
 
 
+def tool_use(question: Question, profile: Profile) -> ToolUse:
+    """Return what the answer may call, and the template of the model."""
+    return ToolUse(question.tools if question.uses_tools else (), profile.template)
+
+
 def messages_for(question: Question, profile: Profile) -> tuple[ChatMessage, ...]:
     """Return the messages as this model's template takes them."""
-    messages = question.messages
-    if not profile.knows_tools and (question.uses_tools or any(each.calls or each.call_id for each in messages)):
-        return _described(question)
-    if MISTRAL in profile.template:
-        return tuple(map(_with_short_ids, messages))
-    return messages
+    return tool_use(question, profile).messages(question.messages)
 
 
-def _writes_hermes(profile: Profile) -> bool:
-    template = profile.template
-    return not profile.knows_tools or (HERMES in template and not is_harmony(template) and not is_llama(template))
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """Turn a `DefinitionError` into the error of a request."""
+    try:
+        yield
+    except DefinitionError as error:
+        raise invalid(str(error), error.place or None) from None
 
 
+@_refusing()
 def forced_schema(question: Question) -> Document:
-    """Return the schema of a call: of the named tool, or of any."""
+    """Return the schema of a call: of the named tool, or of any.
+
+    Raises:
+        ApiError: the schema of a tool cannot be used.
+    """
     tools = [each for each in question.tools if question.choice in (REQUIRED, each["function"]["name"])]
     definitions: Document = {}
-    budget = _Budget()
+    budget = SchemaBudget()
     calls = []
     for number, tool in enumerate(tools):
         parameters = tool["function"].get("parameters") or {"type": "object"}
@@ -180,7 +178,7 @@ def forced_schema(question: Question) -> Document:
     return {**body, "$defs": definitions}
 
 
-def _with_own_definitions(parameters: Document, prefix: str, definitions: Document, budget: _Budget) -> Document:
+def _with_own_definitions(parameters: Document, prefix: str, definitions: Document, budget: SchemaBudget) -> Document:
     """Return a schema as a part of another one; what its references mean is added to `definitions` of that one.
 
     llama-cpp-python's converter names a rule by the last word of a reference, so that each has to be unique, and it
@@ -188,7 +186,7 @@ def _with_own_definitions(parameters: Document, prefix: str, definitions: Docume
     how much is written.
 
     Raises:
-        ApiError: a reference means nothing, or the schema grows too long.
+        DefinitionError: a reference means nothing, or the schema grows too long.
     """
     names: dict[str, str] = {}
     pending: list[str] = []
@@ -210,155 +208,8 @@ def _with_own_definitions(parameters: Document, prefix: str, definitions: Docume
     body = moved({key: value for key, value in parameters.items() if key not in ("$defs", "definitions")})
     while pending:
         reference = pending.pop()
-        definitions[names[reference]] = moved(_target(parameters, reference))
+        definitions[names[reference]] = moved(target_of(parameters, reference))
     return dict(body)
-
-
-class _Budget:
-    """Values that may be looked at, or written out, of a schema: its references may mean overlapping parts of it."""
-
-    def __init__(self) -> None:
-        self._left = MAX_SCHEMA_VALUES
-
-    def take(self) -> None:
-        """Count one value.
-
-        Raises:
-            ApiError: it is one too many.
-        """
-        self._left -= 1
-        if self._left < 0:
-            raise invalid("The schema is too long to be a grammar; make it simpler.")
-
-
-def check_finite(schema: Document, place: str) -> None:
-    """Refuse a schema that needs itself, as a list of lists without end does: no answer could ever be whole.
-
-    A schema that may contain itself, such as a tree, is taken.
-
-    Raises:
-        ApiError: it does, or a reference means nothing.
-    """
-    needed: dict[str, tuple[str, ...]] = {}
-    budget = _Budget()
-    pending = ["#"]
-    while pending:
-        reference = pending.pop()
-        if reference not in needed:
-            needed[reference] = tuple(_needs(_target(schema, reference), budget))
-            pending += needed[reference]
-    is_clear: dict[str, bool] = {}
-    for begin, first in needed.items():
-        path: list[tuple[str, Iterator[str]]] = [(begin, iter(first))]
-        is_clear.setdefault(begin, False)
-        while path:
-            current, rest = path[-1]
-            following = next((each for each in rest if not is_clear.get(each)), None)
-            if following is None:
-                is_clear[current] = True
-                path.pop()
-            elif following in is_clear:
-                shown = following[:200] if following != "#" else "itself"
-                raise invalid(
-                    f"{place} needs itself without end (by {shown}); make a property optional, or end the chain of"
-                    " references.",
-                    place,
-                )
-            else:
-                is_clear[following] = False
-                path.append((following, iter(needed[following])))
-
-
-def _needs(schema: object, budget: _Budget) -> Iterator[str]:
-    """Yield the references without which there is no value of a schema."""
-    pending = [schema]
-    while pending:
-        value = pending.pop()
-        budget.take()
-        if not isinstance(value, dict):
-            continue
-        reference = value.get("$ref")
-        if isinstance(reference, str) and reference.startswith("#"):
-            yield reference
-        properties, required = value.get("properties"), value.get("required")
-        if isinstance(properties, dict) and isinstance(required, list):
-            pending += [properties[key] for key in required if isinstance(key, str) and key in properties]
-        least = value.get("minItems", 0)
-        if isinstance(least, int) and least > 0:
-            pending.append(value.get("items"))
-        parts = value.get("allOf")
-        pending += parts if isinstance(parts, list) else []
-        for key in ("anyOf", "oneOf"):
-            ways = value.get(key)
-            pending += ways if isinstance(ways, list) and len(ways) == 1 else []
-
-
-def _target(schema: Document, reference: str) -> Any:
-    """Return what a JSON pointer means.
-
-    Raises:
-        ApiError: there is nothing.
-    """
-    found: Any = schema
-    for word in filter(None, reference[1:].split("/")):
-        key = word.replace("~1", "/").replace("~0", "~")
-        if isinstance(found, list) and key.isascii() and key.isdigit() and int(key) < len(found):
-            found = found[int(key)]
-        elif isinstance(found, dict) and key in found:
-            found = found[key]
-        else:
-            raise invalid(f"A schema refers to {reference[:200]}, which is not there.", "tools")
-    return found
-
-
-# ------------------------------------------------------------------ models whose template knows no tools
-
-_TOOL_PROMPT = """You can call these functions, given as JSON schemas:
-{tools}
-
-To call one, answer with nothing but this, once for each call:
-<tool_call>
-{{"name": "NAME OF THE FUNCTION", "arguments": {{...}}}}
-</tool_call>
-The results come in the next message. Answer in plain text when no function is needed."""
-
-
-def _described(question: Question) -> tuple[ChatMessage, ...]:
-    """Return the messages with tools in the system prompt, and calls and results as text."""
-    messages = [_as_text(each) for each in question.messages]
-    if not question.uses_tools:
-        return tuple(messages)
-    tools = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in question.tools)
-    prompt = _TOOL_PROMPT.format(tools=tools)
-    if messages and messages[0].role == "system":
-        first = messages.pop(0)
-        prompt = f"{first.content}\n\n{prompt}"
-    return (ChatMessage("system", prompt), *messages)
-
-
-def _as_text(message: ChatMessage) -> ChatMessage:
-    if message.role == "tool":
-        return ChatMessage("user", f"<tool_response>\n{message.content}\n</tool_response>")
-    if not message.calls:
-        return message
-    calls = [
-        f'{HERMES}\n{{"name": {json.dumps(call.name)}, "arguments": {call.arguments}}}\n</tool_call>'
-        for call in message.calls
-    ]
-    text = "\n".join(filter(None, (message.content, *calls)))
-    return ChatMessage(message.role, text, message.media, reasoning=message.reasoning)
-
-
-def _with_short_ids(message: ChatMessage) -> ChatMessage:
-    """Return a message whose call ids have nine letters and digits: Mistral's templates refuse others."""
-    calls = tuple(ToolCall(_short(call.id), call.name, call.arguments) for call in message.calls)
-    return msgspec.structs.replace(message, calls=calls, call_id=message.call_id and _short(message.call_id))
-
-
-def _short(call_id: str) -> str:
-    if len(call_id) == 9 and call_id.isascii() and call_id.isalnum():
-        return call_id
-    return hashlib.sha256(call_id.encode(errors="replace")).hexdigest()[:9]
 
 
 # ------------------------------------------------------------------ checks that all forms share
@@ -413,32 +264,8 @@ def check_tool(tool: object, place: str) -> Document:
     Raises:
         ApiError: it is none.
     """
-    function = tool.get("function") if isinstance(tool, dict) else None
-    name = function.get("name") if isinstance(function, dict) else None
-    if not isinstance(name, str) or not 0 < len(name) <= 128:
-        raise invalid(f"{place} is not a function with a name of 1 to 128 characters.", place)
-    assert isinstance(function, dict)
-    parameters = function.get("parameters")
-    if parameters is not None and not isinstance(parameters, dict):
-        raise invalid(f"{place}.function.parameters is not a JSON schema object.", place)
-    check_depth(parameters, place)
-    kept = {key: function[key] for key in ("name", "description", "parameters") if function.get(key) is not None}
-    return {"type": "function", "function": kept}
-
-
-def check_depth(value: object, place: str) -> None:
-    """Raise `ApiError` for a value that is nested more than `MAX_DEPTH` deep."""
-    level = [value]
-    for _ in range(MAX_DEPTH):
-        level = [
-            child
-            for each in level
-            if isinstance(each, dict | list)
-            for child in (each.values() if isinstance(each, dict) else each)
-        ]
-        if not level:
-            return
-    raise invalid(f"{place} is nested more than {MAX_DEPTH} deep.", place)
+    with _refusing():
+        return checked_tool(tool, place)
 
 
 def checked_schema(schema: object, place: str) -> str:
@@ -449,8 +276,9 @@ def checked_schema(schema: object, place: str) -> str:
     """
     if not isinstance(schema, dict):
         raise invalid(f"{place} is not a JSON schema object.", place)
-    check_depth(schema, place)
-    check_finite(schema, place)
+    with _refusing():
+        check_depth(schema, place)
+        check_finite(schema, place)
     return json.dumps(schema, ensure_ascii=False)
 
 

@@ -7,15 +7,12 @@ from typing import Any
 
 import msgspec
 
-from engine.api.wire import sse
-from engine.api.wire.answer import Answer, Part, warnings_of
+from engine.api.wire.answer import Answer, Part, event_of, warnings_of
 from engine.api.wire.errors import ApiError, invalid
 from engine.api.wire.media import check_files, image_of_url
-from engine.api.wire.openai_chat import decode
+from engine.api.wire.openai_chat import choice_of, decode, effort_values
 from engine.api.wire.question import (
     AUTO,
-    NONE,
-    REQUIRED,
     Question,
     check_question,
     check_tool,
@@ -71,16 +68,14 @@ def read_responses(body: bytes) -> tuple[Question, ResponsesRequest]:
         messages += _Items().messages(request.input)
         if not request.input:
             raise invalid("input is empty; send at least one item.", "input")
-    effort = (request.reasoning or {}).get("effort")
-    values: dict[str, object] = {} if effort is None else {"reasoning_effort": effort}
     question = Question(
         model=request.model or "",
         messages=tuple(messages),
         tools=_tools(request.tools or ()),
-        choice=_choice(request.tool_choice),
+        choice=choice_of(request.tool_choice),
         settings=settings,
         schema=_schema((request.text or {}).get("format")),
-        values={"enable_thinking": False} if effort == "none" else values,
+        values=effort_values((request.reasoning or {}).get("effort")),
         streams=bool(request.stream),
         keep_alive_s=keep_alive_seconds(request.keep_alive),
     )
@@ -129,17 +124,6 @@ def _namespaced(tools: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str, dic
 def _qualified(namespace: object, name: object) -> object:
     """Return the one name by which the model knows a function; what is no name is left for the check of tools."""
     return f"{namespace}__{name}" if isinstance(namespace, str) and namespace and isinstance(name, str) else name
-
-
-def _choice(choice: str | dict[str, Any] | None) -> str:
-    if choice is None:
-        return AUTO
-    name = choice if isinstance(choice, str) else choice.get("name")
-    if isinstance(choice, str) and choice not in (AUTO, NONE, REQUIRED):
-        raise invalid('tool_choice is "auto", "none", "required", or names a function.', "tool_choice")
-    if not isinstance(name, str) or not name:
-        raise invalid("tool_choice names no function.", "tool_choice")
-    return name
 
 
 def _schema(wanted: object) -> str:
@@ -276,7 +260,7 @@ class ResponseWriter:
     def _event(self, event: str, /, **fields: object) -> bytes:
         document = {"type": event, "sequence_number": self._sequence, **fields}
         self._sequence += 1
-        return sse.event(event, document)
+        return event_of(document, event)
 
     def _response(self, segments: Sequence[Segment], done: Done | None) -> dict[str, object]:
         is_cut = done is not None and done.stop_reason in ("length", "context_full")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from engine.api.wire.answer import Answer, Part
-from engine.api.wire.tool_calls import CallDelta
+from engine.chat.tool_calls import CallDelta
 
 Kind = Literal["reasoning", "content", "call"]
 

@@ -164,6 +164,9 @@ class NvmlReader:
                 time_s,
                 tr("no reading: {problem}", problem=self._nvml.problem or tr("unknown to the NVIDIA driver")),
             )
+        if _is_sliced(library, handle):
+            # What CUDA uses is a slice; the memory and the load of the whole card are not those of the device.
+            return gap(self._device, time_s, tr("no reading: a slice of a card (MIG)"))
         try:
             memory = library.nvmlDeviceGetMemoryInfo(handle)
         except library.NVMLError as error:
@@ -250,6 +253,7 @@ class NvidiaCard:
     """A card as the NVIDIA driver lists it.
 
     The driver of a card that shares the memory of the host tells no memory: `total_bytes` is then 0, `free_bytes` None.
+    `is_sliced`: CUDA sees slices of the card (MIG) and not the card.
     """
 
     slot: PciId
@@ -257,6 +261,7 @@ class NvidiaCard:
     name: str
     total_bytes: int
     free_bytes: int | None
+    is_sliced: bool = False
 
 
 def list_nvidia_cards() -> tuple[NvidiaCard, ...]:
@@ -278,7 +283,13 @@ def _nvidia_card(nvml: Nvml, slot: PciId) -> NvidiaCard | None:
     name = ask(library, library.nvmlDeviceGetName, handle)
     memory = ask(library, library.nvmlDeviceGetMemoryInfo, handle)
     total_bytes, free_bytes = (0, None) if memory is None else (int(memory.total), int(memory.free))
-    return NvidiaCard(slot, str(uuid), str(name or "NVIDIA"), total_bytes, free_bytes)
+    return NvidiaCard(slot, str(uuid), str(name or "NVIDIA"), total_bytes, free_bytes, _is_sliced(library, handle))
+
+
+def _is_sliced(library: ModuleType, handle: Any) -> bool:
+    """Return whether CUDA sees slices of a card (MIG) in its place."""
+    modes = ask(library, library.nvmlDeviceGetMigMode, handle)
+    return modes is not None and bool(modes[0] == library.NVML_DEVICE_MIG_ENABLE)
 
 
 DISPLAY_MARGIN_BYTES = GIB

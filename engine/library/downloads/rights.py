@@ -11,7 +11,7 @@ import ssl
 from collections.abc import Iterator
 from pathlib import Path
 
-from engine.base.confinement import Ports, code_folders, confine, system_folders
+from engine.base.confinement import DOWNLOAD, confine
 from engine.library.downloads.part_file import storage_error
 from engine.runtime.protocol.network import Download
 
@@ -25,8 +25,7 @@ def give_up_rights(order: Download) -> bool:
         StorageError: if a folder cannot be made.
     """
     writable = tuple(writable_folders(order))
-    readable = (*code_folders(), *system_folders(), Path("/dev"), *_network_files())
-    return confine(readable, writable, Ports(connect=None))
+    return confine(DOWNLOAD, _network_files(), writable)
 
 
 def writable_folders(order: Download) -> Iterator[Path]:

@@ -9,9 +9,11 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.base.confinement import NETWORK_SINCE, SCOPES_SINCE, landlock_version, limits_memory
+from engine.base.confinement import limits_memory, missing_protections
 from engine.base.engine_build import engine_build
+from engine.base.landlock import landlock_version
 from engine.base.pci import PciId, parse_pci_id
+from engine.base.seccomp import can_refuse_calls
 from engine.devices.hiding_variables import find_hiding
 from engine.devices.packs.store import ListedPack
 from engine.devices.telemetry.cards import Nvml, nvidia_driver
@@ -168,22 +170,21 @@ def pack_checks(packs: Iterable[ListedPack]) -> Iterable[Check]:
 
 def _confinement() -> Check:
     """Return a check of the confinement of children that this system supports."""
-    version, limited = landlock_version(), limits_memory()
-    files = (
-        f"children reach their own files alone (Landlock version {version})"
-        if version
-        else "children can reach all that you can: this system has no Landlock (Linux 5.13 and later)"
+    version, limited, refuses = landlock_version(), limits_memory(), can_refuse_calls()
+    detail = " ".join(
+        (
+            f"Children keep the rights of the table (Landlock version {version}{', seccomp' if refuses else ''})."
+            if version
+            else "Children are not confined to their files.",
+            "Their memory is limited." if limited else "Their memory is not limited.",
+            *missing_protections(),
+        )
     )
-    if version >= NETWORK_SINCE:
-        files += ", connect to the RPC workers of their layout alone"
-    if version >= SCOPES_SINCE:
-        files += ", and signal no process of yours"
-    memory = "their memory is limited" if limited else "their memory is not limited"
     return Check(
         name="confinement",
-        ok=True if version and limited else None,
-        detail=f"{files}; {memory}",
-        figures={"landlock_version": version, "memory_limits": limited},
+        ok=True if version and limited and refuses else None,
+        detail=detail,
+        figures={"landlock_version": version, "seccomp": refuses, "memory_limits": limited},
     )
 
 

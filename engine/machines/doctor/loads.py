@@ -9,7 +9,7 @@ from engine.base.cancellation import CancelToken
 from engine.base.units import format_bytes
 from engine.devices.device import Device, Rig
 from engine.machines.doctor.report import Check, Figure
-from engine.machines.rigs.discovery import host_device
+from engine.machines.rigs.discovery import host_device, list_local_devices
 from engine.model.gguf.reader import read_model
 from engine.planning.fit.calibration import Calibration
 from engine.planning.layout.layout import single_device
@@ -18,18 +18,16 @@ from engine.planning.plan.decisions.context_length import default_context
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan
 from engine.planning.plan.report import DeviceRow
-from engine.runtime.process.questions import Questions, ask_child
+from engine.runtime.process.questions import Questions
 from engine.runtime.protocol.messages import (
     AllocationFailure,
-    DeviceList,
     DeviceMemoryQuery,
     DeviceMemoryReadings,
     Generate,
     Generated,
-    ListDevices,
     LoadedModel,
 )
-from engine.runtime.requests import load_request
+from engine.runtime.requests import environment, load_request
 from engine.runtime.session.reports import loaded_event
 
 PARTS = ("weights_bytes", "mapped_bytes", "kv_cache_bytes", "recurrent_bytes", "compute_bytes", "output_bytes")
@@ -62,7 +60,13 @@ class LoadCheck:
         # Read before the child starts: its CUDA context takes device memory that is part of the overhead.
         plan = self._plan(device)
         before = self._free_bytes(device)
-        with Questions(timeout_s=LOAD_TIMEOUT_S, argv=self._argv, cancel=self._cancel, name="load check") as child:
+        with Questions(
+            timeout_s=LOAD_TIMEOUT_S,
+            argv=self._argv,
+            cancel=self._cancel,
+            name="load check",
+            environment=environment(plan),
+        ) as child:
             answer = child.ask(load_request(plan), _LoadAnswer)
             if isinstance(answer, AllocationFailure):
                 yield Check(
@@ -105,8 +109,8 @@ class LoadCheck:
             return host_device().free_bytes
         if device.is_rpc:
             return None
-        found = ask_child(ListDevices(), DeviceList, argv=self._argv, cancel=self._cancel, name="free memory")
-        return next((each.free_bytes for each in found.devices if each.name == device.id), None)
+        found = list_local_devices(argv=self._argv, cancel=self._cancel)
+        return next((each.free_bytes for each in found if each.name == device.id), None)
 
     def _overhead_check(self, device: Device, plan: Plan, rows: tuple[DeviceRow, ...], grown_bytes: int) -> Check:
         known = [row for row in rows if row.id == device.id]

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from engine.base.cancellation import CancelToken
+from engine.base.confinement import TABLE, cells
 from engine.base.errors import ArgumentError, EngineError
 from engine.base.json_file import encode_document, write_file
 
@@ -95,7 +96,12 @@ class Report(msgspec.Struct, frozen=True):
 
 def document(report: Report) -> dict[str, object]:
     """Return the JSON document of the report."""
-    return {"version": 1, "is_whole": report.is_whole, "checks": [msgspec.to_builtins(each) for each in report.checks]}
+    return {
+        "version": 1,
+        "is_whole": report.is_whole,
+        "checks": [msgspec.to_builtins(each) for each in report.checks],
+        "rights": [cells(each) for each in TABLE],
+    }
 
 
 def without_names(report: Report, names: Mapping[str, str]) -> Report:

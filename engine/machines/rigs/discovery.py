@@ -26,8 +26,8 @@ from engine.devices.endpoint import Greeting, GreetingStatus, greet_all, parse_e
 from engine.devices.hiding_variables import find_hiding
 from engine.devices.host_memory import read_host_memory
 from engine.devices.telemetry.cards import read_card_facts, read_drivers, with_display_margins
-from engine.machines.rigs.bad_cards import list_around_bad_cards
 from engine.machines.rigs.check_results import read_check_results
+from engine.machines.rigs.cuda_cards import list_all_devices
 from engine.machines.rigs.self_test import read_verdicts, with_verdicts
 from engine.model.gguf.quoting import clean
 from engine.runtime.process.questions import DEFAULT_TIMEOUT_S, ask_child, error_with_endpoints, raise_if_cancelled
@@ -80,15 +80,13 @@ class Peer:
     via: str
 
 
-def find_devices(
-    verdicts: Path, rpc_endpoints: Sequence[str] = (), *, checks: Path | None = None, peers: Sequence[Peer] = ()
-) -> Rig:
-    """Return the devices of this machine, of the endpoints and of paired machines, with default margins.
+def find_devices(verdicts: Path, rpc_endpoints: Sequence[str] = (), *, checks: Path | None = None) -> Rig:
+    """Return the devices of this machine and of the endpoints, with default margins.
 
     `verdicts`: file of repeated-device tests. `checks`: file of self-check results; None ignores them. Blocks and
     raises like `discover`.
     """
-    rig = _discover(tuple(rpc_endpoints), peers)
+    rig = discover(rpc_endpoints)
     rig = with_display_margins(rig, read_card_facts(rig.devices))
     rig = with_verdicts(rig, read_verdicts(verdicts))
     return rig if checks is None else read_check_results(checks).apply(rig, read_drivers(rig.devices))
@@ -103,8 +101,12 @@ def find_workers(endpoint: str, checks: Path) -> tuple[Device, ...]:
 
 
 def find_peer(peer: Peer, checks: Path) -> tuple[Device, ...]:
-    """Return the devices of a paired machine, with the results in file `checks`. Blocks and raises like `discover`."""
-    return _workers(_discover((), (peer,)), checks)
+    """Return the devices behind one port of a paired machine, with the results in file `checks`.
+
+    Blocks and raises like `discover`.
+    """
+    rig = discover((peer.endpoint,), routes={peer.endpoint: peer.via})
+    return tuple(_secured(device, peer) for device in _workers(rig, checks))
 
 
 def _workers(rig: Rig, checks: Path) -> tuple[Device, ...]:
@@ -112,23 +114,13 @@ def _workers(rig: Rig, checks: Path) -> tuple[Device, ...]:
     return tuple(book.judged(device) for device in rig.devices if device.is_rpc)
 
 
-def _discover(rpc_endpoints: tuple[str, ...], peers: Sequence[Peer]) -> Rig:
-    if not peers:
-        return discover(rpc_endpoints)
-    known = {peer.endpoint: peer for peer in peers}
-    rig = discover((*rpc_endpoints, *known), routes={peer.endpoint: peer.via for peer in peers})
-    return Rig(tuple(_secured(device, known.get(device.endpoint or "")) for device in rig.devices), rig.host)
-
-
-def _secured(device: Device, peer: Peer | None) -> Device:
-    if peer is None:
-        return device
+def _secured(device: Device, peer: Peer) -> Device:
     name = peer.name if device.endpoint_device == 0 else f"{peer.name} device {device.endpoint_device}"
     return replace(device, name=name, fingerprint=peer.fingerprint, via=peer.via)
 
 
 DEFAULT_GPU_MARGIN_BYTES = 512 * MIB
-"""Default margin of a GPU: its context, scratch pools and the desktop are outside every estimate."""
+"""Default margin of a GPU: what other programs and the desktop take is outside every estimate."""
 
 LESSER_BACKENDS = frozenset({"Vulkan", "OpenCL"})
 """General backends. The vendor's own backend computes faster on the same card."""
@@ -158,8 +150,8 @@ def discover(
         UnreachableError: if an endpoint does not answer as expected; `BusyError` if it serves another client.
         EngineError: if the child failed.
     """
-    endpoints = _endpoints(rpc_endpoints)
     routes = routes or {}
+    endpoints = _endpoints(rpc_endpoints, routes)
     for hiding in find_hiding():
         _log.info("%s", hiding.sentence)
     # Before the engine connects: its client aborts the child if a server does not answer as expected.
@@ -172,10 +164,18 @@ def discover(
         timeout_s = min(timeout_s, ENDPOINTS_TIMEOUT_S)
     ask = partial(_ask_devices, timeout_s=timeout_s, argv=argv, cancel=cancel)
     try:
-        found = list_around_bad_cards(ask, request)
+        found = list_all_devices(ask, request)
     except EngineError as error:
         raise error_with_endpoints(error, endpoints, routes) from None
     return Rig(devices_of(found), host_device())
+
+
+def list_local_devices(
+    *, argv: Sequence[str] | None = None, cancel: CancelToken | None = None
+) -> tuple[GgmlDevice, ...]:
+    """Return this machine's devices as ggml lists them, with their free memory now. Raises as `ask_child` does."""
+    ask = partial(_ask_devices, timeout_s=DEFAULT_TIMEOUT_S, argv=argv, cancel=cancel)
+    return list_all_devices(ask, ListDevices())
 
 
 def _ask_devices(
@@ -198,10 +198,13 @@ def _ask_devices(
     return answer.devices
 
 
-def _endpoints(texts: Iterable[str]) -> tuple[str, ...]:
-    """Return the endpoints in the engine's notation; it aborts for a stray blank."""
+def _endpoints(texts: Iterable[str], routes: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the endpoints in the engine's notation; it aborts for a stray blank. Those with a route are ours."""
     endpoints: list[str] = []
     for text in texts:
+        if text in routes:
+            endpoints.append(text)
+            continue
         try:
             host, port = parse_endpoint(text)
         except ValueError as error:

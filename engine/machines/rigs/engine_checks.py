@@ -29,7 +29,7 @@ from engine.runtime.protocol.messages import (
     Quantise,
     Quantised,
 )
-from engine.runtime.requests import device_refs
+from engine.runtime.requests import device_refs, environment_for
 
 WEIGHT_TYPES = {
     "F16": "F16", "BF16": "BF16", "Q4_0": "Q4_0", "Q4_1": "Q4_1", "Q5_0": "Q5_0", "Q5_1": "Q5_1", "Q8_0": "Q8_0",
@@ -298,7 +298,7 @@ class Checker:
             argv=self.argv,
             cancel=self.cancel,
             name="engine check",
-            environment=self.environment,
+            environment={**environment_for(self.rig, trial.devices), **(self.environment or {})},
         ) as child:
             answer = child.ask(load, _LoadAnswer)
             if isinstance(answer, AllocationFailure):

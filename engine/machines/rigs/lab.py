@@ -310,7 +310,8 @@ class KeptWeights:
     quota_bytes: int = DEFAULT_QUOTA_BYTES
 
 
-def _made_folder(folder: Path) -> Path:
+def make_folder(folder: Path) -> Path:
+    """Return the folder after it was made. Raises `EngineError` if it cannot be."""
     # The child may not make it: it can only reach what is there.
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -328,22 +329,19 @@ def serve(
     device: str = "CPU",
     cap_bytes: int | None = None,
     kept: KeptWeights | None = None,
-    kept_name: str = "",
-    client_port: int | None = None,
     until: threading.Event | None = None,
     on_serving: Callable[[Serving], None] | None = None,
 ) -> None:
     """Serve `device` to other programs until `until` is set. The worker has ended when this returns or raises.
 
-    `kept`: cache of weights, so that a client sends them once; None for none. `kept_name`: its subfolder, by default
-    the port. `client_port`: the only local port that connections may come from, if the system can tell.
+    `kept`: cache of weights, so that a client sends them once; None for none.
 
     Raises:
         EngineError: if it cannot serve (port in use, unknown device), or ended by itself.
     """
-    request = Serve(host=host, port=port, device=device, cap_bytes=cap_bytes, client_port=client_port)
+    request = Serve(host=host, port=port, device=device, cap_bytes=cap_bytes)
     if kept is not None:
-        folder = _made_folder(kept.folder / (kept_name or str(port)))
+        folder = make_folder(kept.folder / str(port))
         request = msgspec.structs.replace(request, kept_weights=str(folder), kept_quota_bytes=kept.quota_bytes)
     child = ServingChild(request)
     until = until or threading.Event()

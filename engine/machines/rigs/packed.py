@@ -9,7 +9,7 @@ from engine.base.engine_build import engine_build
 from engine.base.errors import WorkerCrashedError, WorkerStalledError
 from engine.devices.device import Rig
 from engine.devices.packs.store import read_book
-from engine.machines.rigs.discovery import Peer, find_devices
+from engine.machines.rigs.discovery import find_devices
 from engine.machines.rigs.pack_installer import PackInstaller
 
 
@@ -19,7 +19,6 @@ def find_packed_devices(
     rpc_endpoints: Sequence[str] = (),
     *,
     checks: Path | None = None,
-    peers: Sequence[Peer] = (),
 ) -> Rig:
     """Return the result of `find_devices`. If it fails with packs in use, they are checked and it is repeated.
 
@@ -27,7 +26,7 @@ def find_packed_devices(
     for the checks; raises like it.
     """
     try:
-        return find_devices(verdicts, rpc_endpoints, checks=checks, peers=peers)
+        return find_devices(verdicts, rpc_endpoints, checks=checks)
     except (WorkerCrashedError, WorkerStalledError):
         before = read_book(packs.book).in_use(engine_build())
         if not before:
@@ -35,4 +34,4 @@ def find_packed_devices(
         packs.check_all()
         if read_book(packs.book).in_use(engine_build()) == before:
             raise
-        return find_devices(verdicts, rpc_endpoints, checks=checks, peers=peers)
+        return find_devices(verdicts, rpc_endpoints, checks=checks)

@@ -1,24 +1,42 @@
-"""Serves a device of this machine through the tunnel: a worker that only the listener can reach, and that listener."""
+"""Lends devices of this machine through the tunnel: a worker for each, which only the listener can reach."""
 
 from __future__ import annotations
 
+import logging
 import socket
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 
 import msgspec
 
-from engine.machines.rigs.lab import KeptWeights, serve
-from engine.machines.tunnel.door import Key
+from engine.base.errors import ArgumentError, EngineError
+from engine.base.processor import default_threads
+from engine.base.units import MIB, format_bytes
+from engine.devices.device import CPU_ID, Device
+from engine.devices.host_memory import read_host_memory
+from engine.machines.rigs.lab import MIN_CAP_BYTES, START_TIMEOUT_S, KeptWeights, ServingChild, make_folder
+from engine.machines.tunnel.door import Key, require_guard
 from engine.machines.tunnel.identity import Identity
-from engine.machines.tunnel.listener import Listener
+from engine.machines.tunnel.listener import LentDevice, Listener, Use
+from engine.machines.tunnel.offers import MAX_OFFERED, OfferedDevice, OfferedSpeed
 from engine.machines.tunnel.pairing import OpenCode
 from engine.machines.tunnel.pairings import Pairing, PairingStore
-from engine.runtime.protocol.messages import Serving
+from engine.runtime.protocol.messages import Serve, Serving
 
 NOT_GUARDED = "This system cannot keep other users of this computer from the worker; they can use it without pairing."
+DEFAULT_PORT = 50052
+"""As of llama.cpp's `rpc-server`."""
+HOST_MARGIN_BYTES = 256 * MIB
+"""Default margin of a lent CPU, for the lender's own programs."""
+_HOST_MARGIN_SHARE = 20
+_END_TIMEOUT_S = 5.0
+_POLL_S = 0.25
+RESTART_AFTER_S = 60.0
+"""A worker that ran for less than this is not started again: it would end for the same reason."""
+_log = logging.getLogger("layerdeck.engine")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,59 +51,286 @@ class SecureAddress:
     code: OpenCode
 
 
-def serve_secure(
-    address: SecureAddress,
-    *,
-    device: str,
-    cap_bytes: int | None,
-    kept: KeptWeights | None,
-    until: threading.Event,
-    on_serving: Callable[[Serving], None],
-    on_paired: Callable[[Pairing], None],
-) -> None:
-    """Serve `device` to paired machines until `until` is set. Worker and listener have ended when this returns or
-    raises.
+@dataclass(frozen=True, slots=True)
+class Lending:
+    """One device to lend: at most `cap_bytes` of its memory (None: all), and not the last free `margin_bytes`.
 
-    `on_serving` is called with the worker's message, which has the listener's port.
+    `speed`: what this machine measured; None if it never did.
+    """
+
+    device: Device
+    cap_bytes: int | None = None
+    margin_bytes: int = 0
+    speed: OfferedSpeed | None = None
+
+    @property
+    def total_bytes(self) -> int:
+        return self.device.total_bytes if self.cap_bytes is None else min(self.cap_bytes, self.device.total_bytes)
+
+
+def choose_lendings(
+    devices: Sequence[Device],
+    *,
+    only: Sequence[str] = (),
+    without: Sequence[str] = (),
+    caps: Sequence[tuple[str, int]] = (),
+    margins: Sequence[tuple[str, int]] = (),
+) -> tuple[Lending, ...]:
+    """Return the devices to lend, all by default, with their limits; cards first, the CPU last.
+
+    `caps`, `margins`: bytes by id; the id "" means the only device.
 
     Raises:
-        EngineError: if it cannot listen or serve, or if the worker ended by itself.
+        ArgumentError: for a device that is not here, none left, a size for two devices, or a cap above the memory.
     """
-    # The listener starts before the worker, because its port names the worker's cache folder. Until the worker serves,
-    # callers are told that there is none.
-    reach: list[Callable[[], socket.socket]] = []
-
-    def reach_worker() -> socket.socket:
-        if not reach:
-            raise ConnectionRefusedError
-        return reach[0]()
-
-    # The key outlives the worker: while it is held, no other user can bind the port that the worker trusts.
-    with Key() as key:
-        listener = Listener(
-            address.host,
-            address.port,
-            identity=address.identity,
-            book=address.book,
-            code=address.code,
-            name=address.name,
-            reach_worker=reach_worker,
-            on_paired=on_paired,
-        )
-        with listener:
-
-            def begin(serving: Serving) -> None:
-                reach.append(partial(key.connect, serving.port))
-                on_serving(msgspec.structs.replace(serving, port=listener.port))
-
-            serve(
-                # Any free port of the loopback interface: only `begin` has to know it.
-                port=0,
-                device=device,
-                cap_bytes=cap_bytes,
-                kept=kept,
-                kept_name=str(listener.port),
-                until=until,
-                on_serving=begin,
-                client_port=key.port,
+    here = {device.id: device for device in devices if device.kind != "accel"}
+    for name in (*only, *without):
+        _require(name, here)
+    chosen = tuple(here[name] for name in dict.fromkeys(only or here) if name not in without)
+    if not chosen:
+        raise ArgumentError("No device is left to lend; leave out one --except.")
+    if len(chosen) > MAX_OFFERED:
+        raise ArgumentError(f"At most {MAX_OFFERED} devices can be lent; choose them with --device.")
+    cap_of, margin_of = (_sizes(sizes, chosen, option) for sizes, option in ((caps, "--cap"), (margins, "--margin")))
+    for device in chosen:
+        cap_bytes = cap_of.get(device.id)
+        if cap_bytes is not None and not MIN_CAP_BYTES <= cap_bytes <= device.total_bytes:
+            raise ArgumentError(
+                f"--cap {device.id}={format_bytes(cap_bytes)} is not possible: {device.id} has "
+                f"{format_bytes(device.total_bytes)}. Give between 1 MiB and that."
             )
+    return tuple(
+        Lending(device, cap_of.get(device.id), margin_of.get(device.id, _usual_margin(device))) for device in chosen
+    )
+
+
+def _require(name: str, here: dict[str, Device]) -> None:
+    if name not in here:
+        raise ArgumentError(f'There is no device "{name[:60]}" here to lend; there are {", ".join(here)}.')
+
+
+def _sizes(sizes: Sequence[tuple[str, int]], chosen: Sequence[Device], option: str) -> dict[str, int]:
+    names = {device.id for device in chosen}
+    found: dict[str, int] = {}
+    for name, size_bytes in sizes:
+        if not name and len(names) > 1:
+            raise ArgumentError(
+                f"{option} without a device is for one device, and {len(names)} are lent; write {option} ID=SIZE "
+                f"({', '.join(sorted(names))})."
+            )
+        device = name or next(iter(names))
+        if device not in names:
+            raise ArgumentError(f'{option}: "{device[:60]}" is not lent; there are {", ".join(sorted(names))}.')
+        if device in found:
+            raise ArgumentError(f"{option} gives {device} two sizes; give one.")
+        found[device] = size_bytes
+    return found
+
+
+def _usual_margin(device: Device) -> int:
+    if device.is_host:
+        return min(HOST_MARGIN_BYTES, device.total_bytes // _HOST_MARGIN_SHARE)
+    return device.margin_bytes
+
+
+class _Worker:
+    """The worker of one lent device. It is started again if it ends by itself after it has served for a while."""
+
+    def __init__(self, lending: Lending, key: Key, kept: KeptWeights | None, kept_name: str) -> None:
+        self.lending = lending
+        self.serving: Serving | None = None
+        self._key = key
+        device = lending.device
+        self._request = Serve(
+            host="127.0.0.1",
+            # Any free port of the loopback interface: only we have to know it.
+            port=0,
+            device=device.id,
+            # RLIMIT_DATA limits memory of the process, not of a card; a card's cap counts in the client's plans.
+            cap_bytes=lending.cap_bytes if device.is_host else None,
+            n_threads=default_threads() if device.is_host else 1,
+            client_port=key.port,
+        )
+        if kept is not None:
+            folder = make_folder(kept.folder / kept_name)
+            self._request = msgspec.structs.replace(
+                self._request, kept_weights=str(folder), kept_quota_bytes=kept.quota_bytes
+            )
+        self._child = ServingChild(self._request, name=f"lent-{device.id}")
+        self._began_s = 0.0
+
+    def start(self) -> None:
+        self._began_s = time.monotonic()
+        self._child.start()
+
+    def wait(self, deadline_s: float) -> Serving:
+        self.serving = self._child.wait_until_serving(deadline_s)
+        return self.serving
+
+    def look(self) -> EngineError | None:
+        """Start an ended worker again; return the reason if it cannot be."""
+        outcome = self._child.wait_for_end(0)
+        if outcome is None:
+            return None
+        self.serving = None
+        if time.monotonic() - self._began_s < RESTART_AFTER_S:
+            return outcome.error()
+        _log.warning("the worker of %s is started again: %s", self.lending.device.id, outcome.sentence)
+        self._child = ServingChild(self._request, name=f"lent-{self.lending.device.id}")
+        self.start()
+        try:
+            self.wait(time.monotonic() + START_TIMEOUT_S)
+        except EngineError as error:
+            return error
+        return None
+
+    def begin_stop(self) -> None:
+        self._child.begin_stop()
+
+    def wait_for_end(self) -> None:
+        self._child.wait_for_end(_END_TIMEOUT_S)
+
+    def reach(self) -> socket.socket:
+        """Return a connection to the worker. Raises `OSError`."""
+        if self.serving is None:
+            raise ConnectionRefusedError
+        return self._key.connect(self.serving.port)
+
+    def describe(self) -> OfferedDevice:
+        """Return the present facts of the device."""
+        lending, device = self.lending, self.lending.device
+        free_bytes = read_host_memory().free_bytes if device.is_host else device.free_bytes
+        free_bytes = device.total_bytes if free_bytes is None else free_bytes
+        offered_bytes = min(free_bytes, lending.total_bytes)
+        # Memory beyond the cap stays free anyway, and counts as margin first.
+        usable_bytes = min(offered_bytes, max(0, free_bytes - lending.margin_bytes))
+        return OfferedDevice(
+            name=device.id,
+            kind=device.kind,
+            total_bytes=lending.total_bytes,
+            description=device.name,
+            backend=device.backend,
+            free_bytes=offered_bytes,
+            margin_bytes=offered_bytes - usable_bytes,
+            alignment_bytes=device.buffers.alignment_bytes,
+            largest_tensor_bytes=device.buffers.largest_tensor_bytes,
+            largest_buffer_bytes=device.buffers.largest_buffer_bytes,
+            mixes_streams=device.buffers.mixes_streams,
+            overhead_bytes=device.overhead_bytes,
+            speed=lending.speed,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Lent:
+    """What is served: the listener's port, and the workers' messages in the order of the devices."""
+
+    port: int
+    servings: tuple[Serving, ...]
+
+    @property
+    def is_guarded(self) -> bool:
+        """Whether other users of this machine are kept from every worker."""
+        return all(each.is_guarded for each in self.servings)
+
+    @property
+    def caps_enforced(self) -> bool:
+        return all(each.caps_enforced for each in self.servings)
+
+
+def serve_secure(
+    address: SecureAddress,
+    lendings: Sequence[Lending],
+    *,
+    kept: KeptWeights | None,
+    until: threading.Event,
+    on_serving: Callable[[Lent], None],
+    on_paired: Callable[[Pairing], None],
+    on_use: Callable[[tuple[Use, ...]], None] | None = None,
+    on_problem: Callable[[str], None] | None = None,
+) -> None:
+    """Lend devices to paired machines until `until` is set. Workers and listener have ended when this returns or
+    raises.
+
+    `on_use`: called in threads with the sessions, whenever one begins or ends. `on_problem`: called with a sentence if
+    one of several workers has ended for good.
+
+    Raises:
+        EngineError: if it cannot listen or serve, or if no worker is left.
+    """
+    require_guard()
+    # The key outlives the workers: while it is held, no other user can bind the port that the workers trust.
+    with Key() as key, _serving(address, lendings, key, kept, on_paired, on_use) as (listener, workers):
+        deadline_s = time.monotonic() + START_TIMEOUT_S
+        servings = tuple(worker.wait(deadline_s) for worker in workers)
+        on_serving(Lent(listener.port, servings))
+        _supervise(list(workers), until, on_problem or _log.warning)
+
+
+@contextmanager
+def _serving(
+    address: SecureAddress,
+    lendings: Sequence[Lending],
+    key: Key,
+    kept: KeptWeights | None,
+    on_paired: Callable[[Pairing], None],
+    on_use: Callable[[tuple[Use, ...]], None] | None,
+) -> Iterator[tuple[Listener, tuple[_Worker, ...]]]:
+    """Start the listener, then the workers: its port names their folders. Callers are told meanwhile that there are no
+    workers."""
+    workers: list[_Worker] = []
+
+    def lent(index: int, lending: Lending) -> LentDevice:
+        def reach() -> socket.socket:
+            if index >= len(workers):
+                raise ConnectionRefusedError
+            return workers[index].reach()
+
+        def describe() -> OfferedDevice:
+            if index < len(workers):
+                return workers[index].describe()
+            device = lending.device
+            return OfferedDevice(name=device.id, kind=device.kind, total_bytes=lending.total_bytes)
+
+        return LentDevice(lending.device.id, reach, describe)
+
+    listener = Listener(
+        address.host,
+        address.port,
+        identity=address.identity,
+        book=address.book,
+        code=address.code,
+        name=address.name,
+        devices=[lent(index, each) for index, each in enumerate(lendings)],
+        on_paired=on_paired,
+        on_use=on_use,
+    )
+    with listener:
+        shared = None if kept is None else KeptWeights(kept.folder, kept.quota_bytes // len(lendings))
+        try:
+            for each in lendings:
+                # A single CPU keeps the folder of older releases.
+                is_old = len(lendings) == 1 and each.device.id == CPU_ID
+                name = str(listener.port) if is_old else f"{listener.port}-{each.device.id}"
+                workers.append(_Worker(each, key, shared, name))
+                # At once: workers start in parallel.
+                workers[-1].start()
+            yield listener, tuple(workers)
+        finally:
+            for worker in workers:
+                worker.begin_stop()
+            for worker in workers:
+                worker.wait_for_end()
+
+
+def _supervise(workers: list[_Worker], until: threading.Event, tell: Callable[[str], None]) -> None:
+    # Polled, since the ends of processes and `until` cannot be waited for together.
+    while not until.wait(_POLL_S):
+        for worker in tuple(workers):
+            error = worker.look()
+            if error is None:
+                continue
+            workers.remove(worker)
+            if not workers:
+                raise error
+            tell(f"{worker.lending.device.id} is lent no more. {error.summary()}")

@@ -24,7 +24,7 @@ from engine.planning.layout.engine_parameters import MAX_DEVICES, MAX_ENTRIES, E
 from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.process.questions import Questions
 from engine.runtime.protocol.messages import AllocationFailure, Load, LoadedModel, LogitDigest, Logits
-from engine.runtime.requests import device_refs
+from engine.runtime.requests import device_refs, environment_for
 
 ROUNDS = 20
 MAX_ENTRIES_TRIED = 5
@@ -63,7 +63,13 @@ def try_repeated(
     # The output layer is a position too.
     positions = read_model(model).n_layers + 1
     prompts = [_prompt(number) for number in range(rounds)]
-    with Questions(timeout_s=LOAD_TIMEOUT_S, argv=argv, cancel=cancel, name="self-test") as child:
+    with Questions(
+        timeout_s=LOAD_TIMEOUT_S,
+        argv=argv,
+        cancel=cancel,
+        name="self-test",
+        environment=environment_for(rig, (device_id,)),
+    ) as child:
 
         def digests(runs: Sequence[int]) -> list[str]:
             answer = child.ask(_load(rig, device_id, model, runs), _LoadAnswer)

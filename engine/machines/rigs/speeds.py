@@ -23,7 +23,7 @@ from engine.planning.speed.speeds import Speeds, layout_class
 from engine.planning.speed.work import Work
 from engine.runtime.process.questions import ask_child, error_with_endpoints, raise_if_cancelled
 from engine.runtime.protocol.messages import DeviceRef, DeviceSpeed, MeasureSpeed
-from engine.runtime.requests import device_refs
+from engine.runtime.requests import device_refs, environment_for
 
 MAX_BYTES = 256 * MIB
 """Size of a test matrix: larger than the caches of cards."""
@@ -83,7 +83,13 @@ def measure_speeds(
                 problems.append(obstacle)
                 continue
             speeds[device.id] = _measure(
-                device, refs[device.id], n_threads or default_threads(), timeout_s, argv, cancel
+                device,
+                refs[device.id],
+                n_threads or default_threads(),
+                timeout_s,
+                argv,
+                cancel,
+                environment_for(rig, (device.id,)),
             )
         except EngineError as error:
             raise_if_cancelled(cancel)
@@ -102,13 +108,22 @@ def _measure(
     timeout_s: float,
     argv: Sequence[str] | None,
     cancel: CancelToken | None,
+    environment: Mapping[str, str],
 ) -> DeviceSpeed:
     """Return the speed with the largest matrix that can be allocated: a worker's cap is not known beforehand."""
     size_bytes = min(MAX_BYTES, max(0, device.available_bytes) // _PART)
     while True:
         request = MeasureSpeed(device=ref, size_bytes=size_bytes, n_threads=n_threads, enough_s=_ENOUGH_S, types=_TYPES)
         try:
-            return ask_child(request, DeviceSpeed, timeout_s=timeout_s, argv=argv, cancel=cancel, name=tr("speed test"))
+            return ask_child(
+                request,
+                DeviceSpeed,
+                timeout_s=timeout_s,
+                argv=argv,
+                cancel=cancel,
+                name=tr("speed test"),
+                environment=environment,
+            )
         # Refused memory: try a smaller matrix, down to a size that still says something about bandwidth.
         except BusyError:
             size_bytes //= _PART

@@ -1,7 +1,7 @@
 """`python -m engine.machines.tunnel`: the child that forwards connections to one paired machine.
 
-With the request `Browse` it searches for machines that announce themselves instead. It takes one request, and runs
-until the parent ends.
+With the request `Browse` it searches for machines that announce themselves instead. It runs until
+the parent ends, and opens further ports of the same machine on request.
 """
 
 from __future__ import annotations
@@ -13,31 +13,37 @@ import threading
 import traceback
 from pathlib import Path
 
+from engine.base.confinement import TUNNEL, confine
 from engine.base.errors import EngineError
-from engine.runtime.protocol.messages import Failure
+from engine.runtime.protocol.messages import Failure, Quit
 from engine.runtime.protocol.network import Browse, OpenTunnel, TunnelOpened, TunnelRequest
 from engine.runtime.protocol.pipe import Pipe, Requests, begin_child
 
 
 def main() -> None:
-    """Carry out one request until `Quit`, or until the parent ends."""
+    """Carry out requests until `Quit`, or until the parent ends."""
     pipe = begin_child("layerdeck tunnel")
     requests: Requests[TunnelRequest] = Requests(TunnelRequest, pipe)
     if not requests.read_first():
         return
+    _carry_out(requests.next(), pipe)
+    # A search gives up rights, and so does it before this thread starts. The end of the input ends the process.
+    requests.start_reading()
+    while not isinstance(request := requests.next(), Quit):
+        _carry_out(request, pipe)
+    sys.stderr.flush()
+    # No shutdown of the interpreter: the forwarding thread is still there.
+    os._exit(0)
+
+
+def _carry_out(request: TunnelRequest, pipe: Pipe) -> None:
     try:
-        _begin(requests.next(), pipe)
+        _begin(request, pipe)
     except EngineError as error:
         pipe.send(Failure(kind=error.kind, message=error.summary()))
     except Exception as error:
         traceback.print_exc()
         pipe.send(Failure(kind="internal", message=f"A bug in Layerdeck: {error!r}"))
-    # `_begin` gives up rights and starts the threads that work. The end of the input ends the process in this thread.
-    requests.start_reading()
-    requests.next()
-    sys.stderr.flush()
-    # No shutdown of the interpreter: the forwarding thread is still there.
-    os._exit(0)
 
 
 def _begin(request: TunnelRequest, pipe: Pipe) -> None:
@@ -51,11 +57,14 @@ def _begin(request: TunnelRequest, pipe: Pipe) -> None:
 
             identity = read_identity(Path(request.identity))
             try:
-                forwarder = Forwarder(request.endpoint, base64.b64decode(request.certificate), identity, request.port)
+                certificate = base64.b64decode(request.certificate)
+                forwarder = Forwarder(request.endpoint, certificate, identity, request.port, request.device)
             except OSError as error:
                 raise EngineError(f"No tunnel can begin on this computer ({error.strerror or error}).") from None
+            # The forwarder reads its key again for each connection.
+            confine(TUNNEL, (Path(request.identity),))
             threading.Thread(target=lambda: asyncio.run(forwarder.run()), name="forwarder", daemon=True).start()
-            pipe.send(TunnelOpened(port=forwarder.port))
+            pipe.send(TunnelOpened(port=forwarder.port, device=request.device))
         case Browse():
             from engine.machines.tunnel.local_network import browse
 

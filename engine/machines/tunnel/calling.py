@@ -11,16 +11,28 @@ import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from enum import StrEnum
+from typing import TypeVar
 
 from engine.base.errors import EngineError
+from engine.base.texts import show
 from engine.devices.endpoint import GreetingStatus, make_notice, parse_endpoint
 from engine.machines.tunnel.door import is_our_user
 from engine.machines.tunnel.identity import Identity
+from engine.machines.tunnel.offers import (
+    MAX_OFFERED,
+    Admission,
+    Ask,
+    Entrance,
+    Offer,
+    OfferedDevice,
+    OfferHead,
+    bounded,
+)
 from engine.machines.tunnel.pairing import ask_pairing, read_code
-from engine.machines.tunnel.pairings import Pairing, PairingError
+from engine.machines.tunnel.pairings import MAX_NAME, Pairing, PairingError
 from engine.machines.tunnel.streams import (
     BrokenTalkError,
+    ClosedTalkError,
     Purpose,
     Stream,
     calling_context,
@@ -39,6 +51,7 @@ _HOST = "127.0.0.1"
 _LINGER_S = 1.0
 _PAUSE_S = 0.2
 _log = logging.getLogger("layerdeck.engine")
+_Answer = TypeVar("_Answer", Entrance, OfferHead)
 CHANGED = (
     "shows another certificate than when it was paired: it was set up anew, or another machine answers in its place. "
     "If it was set up anew, forget it and pair with it again"
@@ -47,20 +60,16 @@ STRANGER = "does not know this computer (any more); forget it and pair with it a
 NOT_SECURE = "does not answer as a secure worker does; check the port, and that it runs `rig serve --secure`"
 
 
-class Admission(StrEnum):
-    """The server's first byte of a session."""
-
-    OPEN = "O"
-    BUSY = "B"
-    NO_WORKER = "W"
-
-
 _REFUSALS = {
     Admission.BUSY: (
         GreetingStatus.BUSY,
         "serves another program now, and a worker serves one at a time; end the program that uses it",
     ),
     Admission.NO_WORKER: (GreetingStatus.REFUSED, "answers, but its RPC worker does not run; start it again there"),
+    Admission.UNKNOWN: (
+        GreetingStatus.REFUSED,
+        "is not offered there (any more); let that machine offer it, or remove the device here",
+    ),
 }
 
 
@@ -77,9 +86,11 @@ class TunnelError(EngineError):
 
 
 async def open_session(
-    endpoint: str, certificate: bytes, identity: Identity, timeout_s: float = CALL_TIMEOUT_S
+    endpoint: str, certificate: bytes, identity: Identity, timeout_s: float = CALL_TIMEOUT_S, device: str = ""
 ) -> Stream:
-    """Return a stream to the worker of the machine with this `certificate`.
+    """Return a stream to a worker of the machine with this `certificate`.
+
+    `device`: its name there; empty for the only one of an older machine, or the first one of another.
 
     Raises:
         TunnelError: with the reason, within `timeout_s`.
@@ -87,15 +98,67 @@ async def open_session(
     stream: Stream | None = None
     try:
         async with _calling(endpoint, timeout_s):
-            stream = await _call(endpoint, Purpose.SESSION, identity, certificate)
-            admission = await _read_admission(endpoint, stream)
-            if admission is not Admission.OPEN:
-                raise TunnelError(endpoint, *_REFUSALS[admission])
+            if device:
+                stream = await _call(endpoint, Purpose.ASK, identity, certificate)
+                entrance = await _ask(endpoint, stream, Ask(device), Entrance)
+            else:
+                stream = await _call(endpoint, Purpose.SESSION, identity, certificate)
+                entrance = Entrance(await _read_admission(endpoint, stream))
+            if entrance.admission is not Admission.OPEN:
+                raise _refusal(endpoint, entrance)
     except BaseException:
         if stream is not None:
             stream.abort()  # A close would wait seconds longer for an answer of the other side.
         raise
     return stream
+
+
+def ask_offer(
+    endpoint: str, certificate: bytes, identity: Identity, timeout_s: float = CALL_TIMEOUT_S
+) -> tuple[Offer, float]:
+    """Return what the machine lends, and the seconds of the round trip. For threads without an event loop.
+
+    Raises:
+        TunnelError: with the reason, within `timeout_s`. `NOT_RPC` also for machines that offer one device, unnamed.
+    """
+    return asyncio.run(_ask_offer(endpoint, certificate, identity, timeout_s))
+
+
+async def _ask_offer(endpoint: str, certificate: bytes, identity: Identity, timeout_s: float) -> tuple[Offer, float]:
+    stream: Stream | None = None
+    loop = asyncio.get_running_loop()
+    try:
+        async with _calling(endpoint, timeout_s):
+            stream = await _call(endpoint, Purpose.ASK, identity, certificate)
+            begin_s = loop.time()
+            head = await _ask(endpoint, stream, Ask(), OfferHead)
+            round_trip_s = loop.time() - begin_s
+            if not 0 <= head.count <= MAX_OFFERED:
+                raise BrokenTalkError(f"it offers {head.count} devices")
+            offered = [await stream.receive_message(OfferedDevice) for _ in range(head.count)]
+    finally:
+        if stream is not None:
+            stream.abort()  # Everything was read.
+    devices = {each.name: each for each in map(bounded, offered) if each is not None}
+    return Offer(show(" ".join(head.name.split()), MAX_NAME) or "unnamed", tuple(devices.values())), round_trip_s
+
+
+async def _ask(endpoint: str, stream: Stream, question: Ask, kind: type[_Answer]) -> _Answer:
+    try:
+        await stream.send_message(question)
+        return await stream.receive_message(kind)
+    except TimeoutError:
+        raise
+    # As in `_read_admission`: a server that does not admit our certificate closes after the handshake.
+    except (OSError, ClosedTalkError):
+        raise TunnelError(endpoint, GreetingStatus.UNTRUSTED, STRANGER) from None
+
+
+def _refusal(endpoint: str, entrance: Entrance) -> TunnelError:
+    if entrance.admission is Admission.BUSY and (user := show(" ".join(entrance.user.split()), MAX_NAME)):
+        words = f"is used by {user} now; wait until it is free, or use what else that machine lends"
+        return TunnelError(endpoint, GreetingStatus.BUSY, words)
+    return TunnelError(endpoint, *_REFUSALS[entrance.admission])
 
 
 async def _read_admission(endpoint: str, stream: Stream) -> Admission:
@@ -192,13 +255,14 @@ def _unreached(endpoint: str, error: Exception) -> TunnelError:
 
 
 class Forwarder:
-    """A local port, for processes of our user, that leads to one paired machine.
+    """A local port, for processes of our user, that leads to one paired machine, or to one of its devices.
 
     It listens from its start. `run` forwards connections until it is cancelled.
     """
 
-    def __init__(self, endpoint: str, certificate: bytes, identity: Identity, port: int = 0) -> None:
+    def __init__(self, endpoint: str, certificate: bytes, identity: Identity, port: int = 0, device: str = "") -> None:
         self._endpoint, self._certificate, self._identity = endpoint, certificate, identity
+        self._device = device
         # Listens before the event loop runs: the parent is told the port at once, and early callers wait in the
         # backlog.
         self._listening = socket.create_server((_HOST, port), backlog=MAX_FORWARDED)
@@ -249,7 +313,7 @@ class Forwarder:
 
     async def _forward(self, caller: Stream) -> None:
         try:
-            session = await open_session(self._endpoint, self._certificate, self._identity)
+            session = await open_session(self._endpoint, self._certificate, self._identity, device=self._device)
         except TunnelError as error:
             await _refuse(caller, make_notice(error.status, error.words))
             return

@@ -10,6 +10,8 @@ import sys
 import time
 from pathlib import Path
 
+from engine.base.errors import EngineError
+
 _TABLE = Path("/proc/net/tcp")
 # `struct linger` (on, seconds) has 16-bit fields on Windows and ints elsewhere. 0 seconds: close() sends a reset.
 _RESET_ON_CLOSE = struct.pack("hh" if os.name == "nt" else "ii", 1, 0)
@@ -72,6 +74,24 @@ def _socket() -> socket.socket:
         # Of one user only: others cannot share the port.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     return connection
+
+
+TRUST_VARIABLE = "LAYERDECK_TRUST_LOCAL_USERS"
+"""Environment variable; 1 allows tunnels on systems that cannot tell whose a local connection is."""
+
+
+def require_guard() -> None:
+    """Check that other users of this machine can be kept out of tunnels.
+
+    Raises:
+        EngineError: if the system cannot tell whose a local connection is, and the user has not allowed that.
+    """
+    if (sys.platform.startswith("linux") and _TABLE.exists()) or os.environ.get(TRUST_VARIABLE) == "1":
+        return
+    raise EngineError(
+        "This system cannot tell whose a local connection is, so any user of this computer could use the tunnel to "
+        f"paired computers; if nobody else uses this computer, set {TRUST_VARIABLE}=1."
+    )
 
 
 def is_our_user(caller: socket.socket) -> bool:

@@ -1,4 +1,4 @@
-"""The serving end of the tunnel: a TLS listener that connects paired machines to one RPC worker of this one."""
+"""The serving end of the tunnel: a TLS listener that connects paired machines to the RPC workers of this one."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import asyncio
 import logging
 import socket
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
+import msgspec
+
 from engine.base.errors import EngineError
-from engine.machines.tunnel.calling import Admission
 from engine.machines.tunnel.identity import Identity, fingerprint_of
+from engine.machines.tunnel.offers import Admission, Ask, Entrance, OfferedDevice, OfferHead
 from engine.machines.tunnel.pairing import OpenCode, answer_pairing
 from engine.machines.tunnel.pairings import Pairing, PairingStore
 from engine.machines.tunnel.streams import (
@@ -40,6 +43,39 @@ _END_S = 3.0
 _log = logging.getLogger("layerdeck.engine")
 
 
+@dataclass(frozen=True, slots=True)
+class LentDevice:
+    """A device behind the listener. `name`: for clients.
+
+    `reach` returns a connection to its worker or raises `OSError`; `describe` returns its present facts, without users.
+    Both are called in threads.
+    """
+
+    name: str
+    reach: Callable[[], socket.socket]
+    describe: Callable[[], OfferedDevice]
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """A session: the device's name, the client's name and fingerprint, and when it began (seconds since 1970)."""
+
+    device: str
+    client: str
+    fingerprint: str
+    since_s: float
+
+
+@dataclass(eq=False, slots=True)
+class _Place:
+    """A device with the one session that its RPC server can have. `use`: None while there is none."""
+
+    device: LentDevice
+    # Since Python 3.10 a lock binds to the loop that first waits for it, so it may be made in another thread.
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    use: Use | None = None
+
+
 @dataclass(eq=False, slots=True)
 class _Caller:
     """One connection.
@@ -58,9 +94,10 @@ class _Caller:
 class Listener:
     """Listens while its context is entered, in an event loop in a thread of its own.
 
-    `reach_worker` returns a connection to the worker or raises `OSError`; it and `on_paired` are called in threads.
-    Connections beyond the limits are closed at once, and a caller that is not paired has some seconds. If a pairing is
-    deleted, its session ends.
+    `devices`: those that it lends; a client that names none gets the first one. `on_paired` is called in
+    a thread. `on_use` is called with the sessions after each begin and end of one, in the thread of the event loop; it
+    must not wait. Connections beyond the limits are closed at once, and a
+    caller that is not paired has some seconds. If a pairing is deleted, its sessions end.
 
     Raises, on entering:
         EngineError: if it cannot listen.
@@ -75,16 +112,16 @@ class Listener:
         book: PairingStore,
         code: OpenCode,
         name: str,
-        reach_worker: Callable[[], socket.socket],
+        devices: Sequence[LentDevice],
         on_paired: Callable[[Pairing], None],
+        on_use: Callable[[tuple[Use, ...]], None] | None = None,
     ) -> None:
         self._address = (host, port)
         self._identity, self._book, self._code, self._name = identity, book, code, name
-        self._reach_worker = reach_worker
-        self._on_paired = on_paired
+        self._places = {each.name: _Place(each) for each in devices}
+        self._on_paired, self._on_use = on_paired, on_use
         self._callers: set[_Caller] = set()
-        # Since Python 3.10 these bind to the loop that first waits for them, so they may be made in this thread.
-        self._session = asyncio.Lock()
+        # Since Python 3.10 it binds to the loop that first waits for it, so it may be made in this thread.
         self._session_begun = asyncio.Event()
         self._loop = asyncio.new_event_loop()
         self._listening: socket.socket | None = None
@@ -136,6 +173,9 @@ class Listener:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            # A task that is cancelled before its first step runs no `finally` of its own.
+            for each in self._callers:
+                each.connection.close()
 
     async def _accept(self) -> None:
         assert self._listening is not None
@@ -214,7 +254,7 @@ class Listener:
             if client is not None:
                 caller.session = client.fingerprint
                 self._session_begun.set()
-                await self._serve_session(stream)
+                await self._serve_client(stream, client, purpose, begin_s)
         finally:
             await stream.close()
 
@@ -233,29 +273,72 @@ class Listener:
         finally:
             await stream.close()
 
-    async def _serve_session(self, stream: Stream) -> None:
+    async def _serve_client(self, stream: Stream, client: Pairing, purpose: Purpose, begin_s: float) -> None:
+        if purpose is Purpose.SESSION:
+            # A caller of an older release knows of one device only, and reads one byte.
+            first = next(iter(self._places.values()))
+            await self._serve_session(stream, client, first, lambda each: stream.send(each.admission.value.encode()))
+            return
+        async with asyncio.timeout_at(begin_s + HELLO_S):
+            ask = await stream.receive_message(Ask)
+        if ask.device is None:
+            await self._tell_offer(stream, client)
+            return
+        place = self._places.get(ask.device)
+        if place is None:
+            await stream.send_message(Entrance(Admission.UNKNOWN))
+        else:
+            await self._serve_session(stream, client, place, stream.send_message)
+
+    async def _tell_offer(self, stream: Stream, client: Pairing) -> None:
+        places = tuple(self._places.values())
+        await stream.send_message(OfferHead(self._name, len(places)))
+        for place in places:
+            offered = await asyncio.to_thread(place.device.describe)
+            user = "" if place.use is None else place.use.client
+            is_yours = place.use is not None and place.use.fingerprint == client.fingerprint
+            await stream.send_message(msgspec.structs.replace(offered, user=user, is_yours=is_yours))
+
+    async def _serve_session(
+        self, stream: Stream, client: Pairing, place: _Place, tell: Callable[[Entrance], Awaitable[None]]
+    ) -> None:
         # An RPC server serves one client at a time, so sessions take turns.
         try:
             async with asyncio.timeout(BUSY_S):
-                await self._session.acquire()
+                await place.lock.acquire()
         except TimeoutError:
-            await stream.send(Admission.BUSY.value.encode())
+            await tell(Entrance(Admission.BUSY, "" if place.use is None else place.use.client))
             return
         try:
             try:
-                worker = await plain_stream(await asyncio.to_thread(self._reach_worker))
+                worker = await plain_stream(await asyncio.to_thread(place.device.reach))
             except OSError:
-                await stream.send(Admission.NO_WORKER.value.encode())
+                await tell(Entrance(Admission.NO_WORKER))
                 return
             try:
-                await stream.send(Admission.OPEN.value.encode())
+                await tell(Entrance(Admission.OPEN))
             # Also for a cancel: `relay` has not taken over yet, and the worker would stay busy with this connection.
             except BaseException:
                 await worker.close()
                 raise
-            await relay(stream, worker)
+            place.use = Use(place.device.name, client.name, client.fingerprint, time.time())
+            self._tell_use()
+            try:
+                await relay(stream, worker)
+            finally:
+                place.use = None
+                self._tell_use()
         finally:
-            self._session.release()
+            place.lock.release()
+
+    @property
+    def uses(self) -> tuple[Use, ...]:
+        """The sessions of now. For any thread."""
+        return tuple(use for place in self._places.values() if (use := place.use) is not None)
+
+    def _tell_use(self) -> None:
+        if self._on_use is not None:
+            self._on_use(self.uses)
 
     async def _end_forgotten(self) -> None:
         """End the sessions of clients that are no longer paired; reads the file of pairings during sessions only."""

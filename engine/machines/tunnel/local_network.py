@@ -8,7 +8,6 @@ machines use is listed twice.
 from __future__ import annotations
 
 import ipaddress
-import socket
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -17,9 +16,10 @@ from types import TracebackType
 from zeroconf import Error, InterfaceChoice, ServiceBrowser, ServiceInfo, ServiceListener, Zeroconf
 from zeroconf import IPVersion as Version
 
-from engine.base.confinement import code_folders, confine, system_folders
+from engine.base.confinement import NEARBY, confine
 from engine.base.errors import EngineError
 from engine.base.texts import one_line, shorten
+from engine.devices.addresses import own_addresses
 from engine.devices.endpoint import MAX_DEVICE_BYTES, parse_endpoint
 from engine.machines.tunnel.identity import is_fingerprint
 from engine.machines.tunnel.pairings import MAX_NAME
@@ -31,8 +31,6 @@ MAX_ASKED = 8
 """Most names that are queried at once because their announcement was incomplete."""
 MAX_DEVICE = 40
 RESOLVE_MS = 3000
-MEMORY_BYTES = 256 << 20
-"""Memory limit of this process: endless announcements fill its tables, and then end it."""
 
 
 def browse(interfaces: Sequence[str], tell: Callable[[Message], None]) -> None:
@@ -128,12 +126,12 @@ def read_machine(
 
 
 def _give_up_rights() -> None:
-    confine(readable=(*code_folders(), *system_folders()), writable=())
+    confine(NEARBY)
     if sys.platform.startswith("linux"):
         # RLIMIT_DATA counts private writable memory, and not the files and libraries that are mapped.
         import resource
 
-        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
+        resource.setrlimit(resource.RLIMIT_DATA, (NEARBY.memory_bytes, NEARBY.memory_bytes))
 
 
 SERVICE = "_layerdeck-rpc._tcp.local."
@@ -201,7 +199,5 @@ class Announcement:
 
 
 def _own_addresses() -> list[str]:
-    import ifaddr
-
-    found = (address.ip for adapter in ifaddr.get_adapters() for address in adapter.ips if address.is_IPv4)
-    return [str(each) for each in found if not str(each).startswith("127.")] or [socket.gethostbyname("localhost")]
+    found = own_addresses()
+    return [each for each in found if not each.startswith("127.")] or list(found)

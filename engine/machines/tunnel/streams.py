@@ -41,10 +41,19 @@ class Purpose(StrEnum):
     SESSION = "LDTP1 S\n"
     PAIRING = "LDTP2 P\n"
     """Version 2: version 1 paired with codes of 8 letters and another exchange."""
+    ASK = "LDTP3 A\n"
+    """A paired machine asks for the offer, or for a session with a device by its name. `SESSION` has no name."""
 
 
 class BrokenTalkError(Exception):
     """The other side broke the protocol, or ended in the middle of a message."""
+
+
+class ClosedTalkError(BrokenTalkError):
+    """The other side closed the connection before it had said what was expected."""
+
+    def __init__(self) -> None:
+        super().__init__("the connection was closed")
 
 
 class Stream(asyncio.BufferedProtocol):
@@ -140,7 +149,7 @@ class Stream(asyncio.BufferedProtocol):
         """Return exactly `n_bytes`, which must be less than `BUFFER_BYTES`."""
         while len(self._buffer) < n_bytes:
             if self._ended:
-                raise self._error or BrokenTalkError("the connection was closed")
+                raise self._error or ClosedTalkError
             await self._wait()
         data = bytes(self._buffer[:n_bytes])
         del self._buffer[:n_bytes]
@@ -201,7 +210,7 @@ class Stream(asyncio.BufferedProtocol):
 
     def _require_connection(self) -> None:
         if self._lost:
-            raise self._error or BrokenTalkError("the connection was closed")
+            raise self._error or ClosedTalkError
 
 
 async def tls_stream(connection: socket.socket, context: ssl.SSLContext, *, server_side: bool = False) -> Stream:

@@ -18,6 +18,8 @@ import msgspec
 from engine.base.errors import EngineError, WorkerStalledError
 from engine.base.programs import child_argv
 from engine.devices.device import Device, Rig
+from engine.devices.endpoint import parse_lent_endpoint
+from engine.machines.tunnel.door import require_guard
 from engine.machines.tunnel.pairings import PairingStore
 from engine.runtime.process.child import ChildProcess
 from engine.runtime.process.outcome import EndReason, ProcessOutcome
@@ -41,13 +43,17 @@ _log = logging.getLogger("layerdeck.engine")
 
 
 class _Tunnel:
-    """One forwarding child. If it ends by itself, it is started again on the same port, three times at most."""
+    """One forwarding child, with a local port for each device of the machine that was asked for.
+
+    If it ends by itself, it is started again on the same ports, three times at most.
+    """
 
     def __init__(self, request: OpenTunnel, argv: Sequence[str]) -> None:
         self._request = request
         self._argv = argv
         self._condition = threading.Condition()
-        self._port: int | None = None
+        # By the device's name there; None until the child tells it.
+        self._ports: dict[str, int | None] = {}
         self._problem = ""
         self._closed = False
         self._restarts_left = MAX_RESTARTS
@@ -57,21 +63,29 @@ class _Tunnel:
         with self._condition:
             self._begin(self._child)
 
-    def wait_until_open(self, deadline_s: float) -> str:
-        """Return the local address of the tunnel (host:port).
+    def ask(self, device: str) -> None:
+        """Ask for a port to `device`, once."""
+        with self._condition:
+            if device not in self._ports:
+                self._ports[device] = None
+                self._child.send(msgspec.structs.replace(self._request, device=device))
+
+    def wait_until_open(self, device: str, deadline_s: float) -> str:
+        """Return the local address (host:port) that leads to `device`.
 
         Raises:
             EngineError: if it does not open.
         """
         with self._condition:
             self._condition.wait_for(
-                lambda: self._port is not None or bool(self._problem), max(0.0, deadline_s - time.monotonic())
+                lambda: self._ports[device] is not None or bool(self._problem),
+                max(0.0, deadline_s - time.monotonic()),
             )
             if self._problem:
                 raise EngineError(self._problem)
-            if self._port is None:
+            if self._ports[device] is None:
                 raise WorkerStalledError("The tunnel did not open in time; close other programs and try again.")
-            return f"{_HOST}:{self._port}"
+            return f"{_HOST}:{self._ports[device]}"
 
     @property
     def is_open(self) -> bool:
@@ -102,12 +116,13 @@ class _Tunnel:
 
     def _begin(self, child: ChildProcess) -> None:
         child.start()
-        child.send(self._request)
+        for device, port in self._ports.items():
+            child.send(msgspec.structs.replace(self._request, device=device, port=port or 0))
 
     def _take(self, message: Message) -> None:
         with self._condition:
             if isinstance(message, TunnelOpened):
-                self._port = message.port
+                self._ports[message.device] = message.port
             elif isinstance(message, Failure):
                 self._problem = message.message
             self._condition.notify_all()
@@ -115,14 +130,14 @@ class _Tunnel:
     def _take_end(self, outcome: ProcessOutcome) -> None:
         with self._condition:
             # A tunnel that never opened would fail again for the same reason.
-            may_restart = self._port is not None and self._restarts_left > 0 and not self._problem
+            was_open = any(port is not None for port in self._ports.values())
+            may_restart = was_open and self._restarts_left > 0 and not self._problem
             if self._closed or not may_restart:
                 self._problem = self._problem or f"The tunnel ended. {outcome.sentence}"
                 self._condition.notify_all()
                 return
             self._restarts_left -= 1
-            # The same port: plans and loaded models have the local address of this tunnel.
-            self._request = msgspec.structs.replace(self._request, port=self._port)
+            # On the same ports: plans and loaded models have the local addresses of this tunnel.
             child = self._child = self._make()
             _log.warning("the tunnel to %s is started again: %s", self._request.endpoint, outcome.sentence)
             # Still under the lock: who closes meanwhile must find a child that it can end.
@@ -130,7 +145,10 @@ class _Tunnel:
 
 
 class Tunnels:
-    """Tunnels by endpoint and fingerprint, each opened once and open until `close`. Thread-safe."""
+    """Tunnels by endpoint and fingerprint, each opened once and open until `close`. Thread-safe.
+
+    Endpoints may name a device of the machine (`parse_lent_endpoint`); those of one machine share its child.
+    """
 
     def __init__(self, identity: Path, book: PairingStore, *, argv: Sequence[str] | None = None) -> None:
         self._identity = identity
@@ -179,18 +197,21 @@ class Tunnels:
         for endpoint, fingerprint in wanted:
             if endpoint is None or fingerprint is None:
                 continue
-            tunnel = self._tunnel(endpoint, fingerprint)
+            place, device = parse_lent_endpoint(endpoint)
+            tunnel = self._tunnel(place, fingerprint)
             if tunnel is not None:
-                opened[endpoint, fingerprint] = tunnel
+                tunnel.ask(device)
+                opened[endpoint, fingerprint] = tunnel, device
         # One deadline for all: they were started first, and open in parallel.
         deadline_s = time.monotonic() + START_TIMEOUT_S
-        return {key: tunnel.wait_until_open(deadline_s) for key, tunnel in opened.items()}
+        return {key: tunnel.wait_until_open(device, deadline_s) for key, (tunnel, device) in opened.items()}
 
     def _tunnel(self, endpoint: str, fingerprint: str) -> _Tunnel | None:
         pairing = self._book.find("server", fingerprint)
         if pairing is None:
             return None
         # From the look-up to the start: two threads must not open two tunnels to one machine.
+        require_guard()
         with self._lock:
             if self._closed:
                 raise EngineError("The program is ending.")

@@ -1,12 +1,15 @@
-"""The text that another program reads for a plan, and a sentence for each thing that it cannot say."""
+"""The text that another program reads for a plan, and sentences on what programs with few settings cannot say: which
+devices, which layers, which buffers."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from typing import Literal, get_args
 
-Target = Literal["llama-server", "llama-swap", "ollama", "lmstudio", "python"]
-TARGETS: tuple[Target, ...] = get_args(Target)
+from engine.base.language import tr
+from engine.devices.device import CPU_ID
+from engine.planning.plan.plan import Plan
+from engine.planning.settings.table import SETTINGS
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,3 +19,65 @@ class Exported:
     text: str
     notes: tuple[str, ...]
     file_name: str
+
+
+def offloaded_layers(plan: Plan) -> int:
+    """Return how many layers are not on the CPU, the output layer included."""
+    parameters = plan.parameters
+    if parameters.split_mode in ("tensor", "row"):
+        return parameters.n_gpu_layers
+    entries = zip(parameters.devices, parameters.tensor_split, strict=False)
+    return round(sum(count for device, count in entries if device != CPU_ID))
+
+
+def lost_placement(plan: Plan, program: str) -> Iterator[str]:
+    """Yield what `program`, which takes only a number of layers, cannot say of the layout."""
+    layout, parameters = plan.edit.layout, plan.parameters
+    devices = [device for device in parameters.devices if device != CPU_ID]
+    remote = [each.id for each in plan.devices_in_use if each.is_rpc]
+    if remote:
+        yield tr(
+            "{devices}: RPC workers. {program} uses devices of its own computer only, so these layers go to its GPUs "
+            "or to the CPU.",
+            devices=", ".join(remote),
+            program=program,
+        )
+    if len(set(devices)) > 1:
+        yield tr("Which layers go to which device cannot be said; {program} decides that itself.", program=program)
+    elif devices:
+        yield tr(
+            "That {device} is the device cannot be said; {program} chooses it.", device=devices[0], program=program
+        )
+    if len(set(devices)) < len(devices):
+        yield tr("A device that is used twice cannot be said; {program} uses each device once.", program=program)
+    inner = parameters.devices and CPU_ID in parameters.devices
+    if inner and parameters.split_mode == "layer":
+        yield tr(
+            "CPU layers between devices or after them cannot be said: {program} has the CPU layers first.",
+            program=program,
+        )
+    if layout.split_mode in ("tensor", "row"):
+        yield tr(
+            "Split mode {mode} cannot be said; {program} divides the model between layers.",
+            mode=layout.split_mode,
+            program=program,
+        )
+    if layout.overrides:
+        yield tr(
+            "Overrides of single weights cannot be said ({count}); these weights stay with their layers.",
+            count=len(layout.overrides),
+        )
+
+
+def lost_settings(plan: Plan, program: str, said: Collection[str]) -> Iterator[str]:
+    """Yield a sentence that names the settings with another value than ours that `program` cannot say.
+
+    `said`: keys of the settings that it can say.
+    """
+    lost = [
+        f"{setting.flag} {setting.kind.written(getattr(plan.settings, setting.key))}"
+        for setting in SETTINGS
+        if setting.key not in said and getattr(plan.edit.context, setting.key) != setting.default
+    ]
+    if lost:
+        yield tr("Settings that cannot be said to {program}: {names}.", program=program, names=", ".join(lost))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -55,45 +55,28 @@ class ForeignLoad:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(slots=True)
 class ForeignOptions:
-    """Collects the options of a `ForeignLoad`. A value that cannot be read is noted and left out."""
+    """Collects the options of a `ForeignLoad`. A value that cannot be read is noted and left out.
 
-    program: str
-    model: str = ""
-    n_gpu_layers: int | None = None
-    devices: tuple[str, ...] | None = None
-    servers: tuple[str, ...] = ()
-    shares: tuple[float, ...] = ()
-    split_mode: SplitMode = "layer"
-    main_gpu: int = 0
-    overrides: list[ForeignOverride] = field(default_factory=list)
-    stops_pipeline: bool = False
-    projector: str = ""
-    projector_device: str = ""
-    adapters: list[tuple[str, float]] = field(default_factory=list)
-    context: dict[str, Any] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-    unknown: list[str] = field(default_factory=list)
+    `load`: what was collected so far, but for lists and settings, which grow in fields of their own.
+    """
+
+    def __init__(self, program: str) -> None:
+        self.load = ForeignLoad(program=program)
+        self.overrides: list[ForeignOverride] = []
+        self.adapters: list[tuple[str, float]] = []
+        self.context: dict[str, Any] = {}
+        self.notes: list[str] = []
+        self.unknown: list[str] = []
 
     def done(self) -> ForeignLoad:
         """Return what was collected, with a sentence on what was not known."""
         if self.unknown:
             names = ", ".join(dict.fromkeys(map(clean, self.unknown)))
             self.notes.append(tr("Unknown to Layerdeck, left out: {names}.", names=names))
-        return ForeignLoad(
-            program=self.program,
-            model=self.model,
-            n_gpu_layers=self.n_gpu_layers,
-            devices=self.devices,
-            servers=self.servers,
-            shares=self.shares,
-            split_mode=self.split_mode,
-            main_gpu=self.main_gpu,
+        return replace(
+            self.load,
             overrides=tuple(self.overrides),
-            stops_pipeline=self.stops_pipeline,
-            projector=self.projector,
-            projector_device=self.projector_device,
             adapters=tuple(self.adapters),
             context=msgspec.structs.replace(_OPEN, **self.context),
             notes=tuple(self.notes),
@@ -126,7 +109,8 @@ class ForeignOptions:
         if number is None:
             self.refuse(name, text)
         else:
-            self.n_gpu_layers = None if number == -1 else (MAX_NUMBER if number < 0 else number)
+            layers = None if number == -1 else (MAX_NUMBER if number < 0 else number)
+            self.load = replace(self.load, n_gpu_layers=layers)
 
     def take_main(self, name: str, text: str) -> None:
         """Take the index of the main device."""
@@ -134,7 +118,7 @@ class ForeignOptions:
         if number is None:
             self.refuse(name, text)
         else:
-            self.main_gpu = number
+            self.load = replace(self.load, main_gpu=number)
 
 
 def whole_number(text: str) -> int | None:

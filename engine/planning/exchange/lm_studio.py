@@ -6,8 +6,7 @@ import json
 from collections.abc import Iterator
 
 from engine.base.language import tr
-from engine.planning.exchange.exported import Exported
-from engine.planning.exchange.lost_settings import lost_placement, lost_settings, offloaded_layers
+from engine.planning.exchange.exported import Exported, lost_placement, lost_settings, offloaded_layers
 from engine.planning.plan.plan import Plan
 
 PROGRAM = "LM Studio"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from engine.base.errors import LayoutError
 from engine.base.language import tr
 from engine.model.gguf.quoting import clean
-from engine.planning.exchange.exported import Exported
+from engine.planning.exchange.exported import Exported, lost_placement, lost_settings, offloaded_layers
 from engine.planning.exchange.foreign_load import ForeignLoad, ForeignOptions
-from engine.planning.exchange.lost_settings import lost_placement, lost_settings, offloaded_layers
 from engine.planning.exchange.server_command import number_text
 from engine.planning.plan.plan import Plan
 
@@ -108,7 +108,8 @@ def read_modelfile(text: str) -> ForeignLoad:
             options.unknown.append(clean(word.upper()))
     if not sources:
         raise LayoutError(tr("the Modelfile has no FROM, which names the model"))
-    options.model, options.projector = sources[0], sources[1] if len(sources) > 1 else ""
+    projector = sources[1] if len(sources) > 1 else ""
+    options.load = replace(options.load, model=sources[0], projector=projector)
     if left_out:
         options.notes.append(
             tr("PARAMETER {names}: not of a layout, left out.", names=", ".join(dict.fromkeys(left_out)))

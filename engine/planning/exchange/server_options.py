@@ -9,6 +9,7 @@ import csv
 import re
 import shlex
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import PurePath
 
 from engine.base.errors import LayoutError
@@ -144,7 +145,7 @@ class _Reader:
     def done(self) -> ForeignLoad:
         """Return the load, with the program's own defaults and the sentences on what was left out."""
         options = self.options
-        if options.program == SERVER and "n_seq_max" not in options.context:
+        if options.load.program == SERVER and "n_seq_max" not in options.context:
             options.context.update(n_seq_max=_SERVER_SLOTS, kv_unified=True)
             options.notes.append(
                 tr("Without --parallel llama-server answers {count} requests at a time.", count=_SERVER_SLOTS)
@@ -188,7 +189,7 @@ class _Reader:
     # ------------------------------------------------------------------ options with a value
 
     def model(self, _name: str, value: str) -> None:
-        self.options.model = value
+        self.options.load = replace(self.options.load, model=value)
 
     def hub(self, name: str, value: str) -> None:
         self.options.notes.append(
@@ -210,14 +211,15 @@ class _Reader:
         if len(names) > MAX_DEVICES:
             self.options.refuse(name, value)
         else:
-            self.options.devices = names
+            self.options.load = replace(self.options.load, devices=names)
 
     def servers(self, name: str, value: str) -> None:
         servers = tuple(value.split(","))
         if len(servers) > MAX_DEVICES:
             self.options.refuse(name, value)
         else:
-            self.options.servers = (*self.options.servers, *servers)[:MAX_DEVICES]
+            known = (*self.options.load.servers, *servers)[:MAX_DEVICES]
+            self.options.load = replace(self.options.load, servers=known)
 
     def split(self, name: str, value: str) -> None:
         numbers = [real_number(part) for part in re.split(r"[,/]+", value)]
@@ -225,14 +227,14 @@ class _Reader:
         if len(shares) < len(numbers) or len(shares) > MAX_DEVICES:
             self.options.refuse(name, value)
         else:
-            self.options.shares = shares
+            self.options.load = replace(self.options.load, shares=shares)
 
     def mode(self, name: str, value: str) -> None:
         found = next((mode for mode in SPLIT_MODES if mode == value), None)
         if found is None:
             self.options.refuse(name, value)
         else:
-            self.options.split_mode = found
+            self.options.load = replace(self.options.load, split_mode=found)
 
     def override(self, name: str, value: str) -> None:
         for part in value.split(","):
@@ -240,7 +242,7 @@ class _Reader:
             if not sign or not buffer:
                 self.options.refuse(name, part)
             elif pattern == MATCHES_NO_TENSOR:
-                self.options.stops_pipeline = True
+                self.options.load = replace(self.options.load, stops_pipeline=True)
             else:
                 self._add(ForeignOverride(pattern, buffer))
 
@@ -295,10 +297,10 @@ class _Reader:
         """Nothing: what `--fit` changes are options that were not given, and each of them has its sentence."""
 
     def projector(self, _name: str, value: str) -> None:
-        self.options.projector = value
+        self.options.load = replace(self.options.load, projector=value)
 
     def projector_device(self, _name: str, value: str) -> None:
-        self.options.projector_device = value
+        self.options.load = replace(self.options.load, projector_device=value)
 
     def adapter(self, name: str, value: str) -> None:
         for path in _fields(value):

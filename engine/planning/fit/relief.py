@@ -148,6 +148,7 @@ class Relief:
     def __init__(self, plan: Plan, needs: Needs, constraints: Constraints = NO_CONSTRAINTS) -> None:
         self._plan, self.needs = plan, needs
         self._pins = {layer: pin.device for pin in constraints.pins for layer in range(pin.first, pin.last + 1)}
+        self._constraints = constraints
         if constraints.output is not None:
             self._pins[plan.model.n_layers] = constraints.output
         # Devices of kind accel, such as BLAS, compute in host memory and hold no layers.
@@ -157,6 +158,8 @@ class Relief:
     def is_allowed(self, layout: Layout) -> bool:
         """Return whether `layout` breaks no rule of the engine and leaves pinned layers where they are."""
         if any(layout.device_of(layer) != device for layer, device in self._pins.items()):
+            return False
+        if not all(pin.is_kept(layout) for pin in self._constraints.parts):
             return False
         return not self.needs.plan(layout).violations
 
@@ -243,7 +246,7 @@ class Relief:
         found = single_device(layout.n_layers, CPU_ID)
         for layer, device in self._pins.items():
             found = found.assign(layer, device)
-        return found.move_output(self._pins.get(layout.n_layers, CPU_ID))
+        return self._constraints.with_parts(found.move_output(self._pins.get(layout.n_layers, CPU_ID)))
 
     def _between_layers(self, layout: Layout) -> Layout | None:
         seen: set[Layout] = set()

@@ -69,6 +69,8 @@ class SpeedBook:
         links = {device_id: Link(LOCAL_LATENCY_S, speed) for device_id, speed in (card_links or {}).items()}
         # Measured links replace those that drivers report.
         links |= {key: Link(kept.round_trip_s, kept.sent_bytes_per_second) for key, kept in known.items()}
+        # Measured here counts more: it went over the link that loads use. A told speed says nothing about the link.
+        known = _told(rig) | known
         taught, taught_of_prompts = learnt_factors(self.answers), learnt_factors(self.prompts)
         factors = with_common(taught, self.devices)
         told = (key for key, kept in self.devices.items() if kept.products)
@@ -122,6 +124,17 @@ class SpeedBook:
         return replace(self, prompts=(*self.prompts, prompt)[-KEPT_ANSWERS:]) if prompt.is_sensible else self
 
 
+def _told(rig: Rig) -> dict[str, KeptDevice]:
+    """Return by device id what paired machines told of the speed of their devices; such values have no link."""
+    return {
+        device.id: KeptDevice(
+            remote.read_bytes_per_second, 0.0, 0.0, dict(remote.by_type), remote.op_s, dict(remote.products)
+        )
+        for device in rig.devices
+        if (remote := device.remote) is not None and remote.read_bytes_per_second is not None
+    }
+
+
 def _answer(
     layout_class: str, rig: Rig, times: Iterable[DeviceTime], token_s: float, tokens_per_second: float
 ) -> Answer:
@@ -143,7 +156,8 @@ EMPTY_BOOK = SpeedBook({})
 
 def speed_key(device: Device) -> str:
     """Return the key of a device's speed, which stays the same from run to run."""
-    return _WORKER_HERE if is_on_this_machine(device) else device_key(device)
+    # Workers of a lab are alike. One behind a tunnel is another device, even if its machine is this one.
+    return _WORKER_HERE if is_on_this_machine(device) and device.fingerprint is None else device_key(device)
 
 
 class _Document(msgspec.Struct, frozen=True):

@@ -202,8 +202,8 @@ CUDA_FLASH_HEAD_SIZES = frozenset({40, 64, 72, 80, 96, 112, 128, 256, 512})
 HOST_RULE = SizeRule(alignment_bytes=32)
 CPU_TRAITS = BackendTraits(HOST_RULE)
 
-# A worker's buffers follow the rules of its device. Discovery reports the alignment; the row padding of a remote CUDA
-# device is missing in the forecast.
+# A worker's buffers follow the rules of its device. It reports alignment and largest buffer. A paired machine tells its
+# backend too, and so the row padding (`_remote_traits`).
 RPC_TRAITS = BackendTraits(HOST_RULE)
 
 _CUDA_LIKE = BackendTraits(
@@ -247,8 +247,35 @@ def backend_traits(device: Device) -> BackendTraits:
     """Return the traits of the device's backend; an unknown backend gets cautious ones."""
     if device.is_host:
         return CPU_TRAITS
-    traits = RPC_TRAITS if device.is_rpc else TRAITS.get(device.backend, _OTHER)
-    return _with_reported(traits, device.buffers)
+    if device.is_rpc:
+        remote = device.remote
+        traits = RPC_TRAITS if remote is None else _remote_traits(remote.backend, remote.overhead_bytes or 0)
+        # The RPC client asks the worker about no kernel and no host buffer (`ggml_backend_rpc_device_supports_op`).
+        told = BufferFacts(
+            alignment_bytes=device.buffers.alignment_bytes, largest_buffer_bytes=device.buffers.largest_buffer_bytes
+        )
+        return _with_reported(traits, told)
+    return _with_reported(TRAITS.get(device.backend, _OTHER), device.buffers)
+
+
+@lru_cache(maxsize=64)
+def _remote_traits(backend: str, overhead_bytes: int) -> BackendTraits:
+    """Return the traits of an RPC worker whose device computes with `backend`.
+
+    The client's scheduler sees RPC: any operation, no host buffer, no op offload and no reordering. Sizes of quantised
+    tensors are asked of the worker (`ggml_backend_rpc_buffer_type_get_alloc_size`), so rows are padded as there. What
+    the worker takes before its first buffer is no longer free when its memory is read.
+    """
+    behind = TRAITS.get(backend)
+    if behind is None:
+        return replace(RPC_TRAITS, overhead_bytes=overhead_bytes)
+    return replace(
+        RPC_TRAITS,
+        size_rule=SizeRule(behind.size_rule.alignment_bytes, pads_rows=behind.size_rule.pads_rows),
+        max_buffer_bytes=behind.max_buffer_bytes,
+        has_pools=behind.has_pools,
+        overhead_bytes=overhead_bytes,
+    )
 
 
 @lru_cache(maxsize=64)

@@ -13,7 +13,7 @@ from engine.planning.plan.advice import Advice
 from engine.planning.plan.plan import Plan
 from engine.planning.plan.report import DeviceRow, FitReport
 from engine.planning.settings.context_settings import ContextSettings
-from engine.planning.speed.prediction import SpeedForecast, prompt_words, speed_words
+from engine.planning.speed.prediction import SpeedForecast, link_words, prompt_words, speed_words
 from engine.planning.speed.speeds import Sending
 
 _HEADINGS = (
@@ -73,6 +73,18 @@ def _speed_document(speed: SpeedForecast) -> dict[str, object]:
             for each in speed.devices
         ],
     }
+    if speed.links:
+        document["links"] = [
+            {
+                "id": each.id,
+                "round_trip_ms": round(each.latency_s * 1e3, 3),
+                "bytes_per_second": round(each.bytes_per_second),
+                "token_bytes": round(each.token_bytes),
+                "lost_tokens_per_second": round(speed.lost_per_second(each), 2) if speed.is_known else None,
+                "is_measured": each.is_measured,
+            }
+            for each in speed.links
+        ]
     if speed.prompt is not None:
         document["prompt"] = _prompt_document(speed.prompt)
     return document
@@ -137,7 +149,8 @@ def _speed_line(speed: SpeedForecast) -> str:
         return f"{speed_words(speed)} `layerdeck-cli devices --measure` measures it."
     parts = (f"{each.id} {each.seconds * 1e3:.3g} ms" for each in speed.devices if each.source != "guess")
     prompt = "" if speed.prompt is None else prompt_words(speed.prompt)
-    return " ".join(filter(None, (f"{speed_words(speed)} A token: {', '.join(parts)}.", prompt)))
+    links = [link_words(speed, each) for each in speed.links]
+    return " ".join(filter(None, (f"{speed_words(speed)} A token: {', '.join(parts)}.", prompt, *links)))
 
 
 def _verdict(report: FitReport) -> str:

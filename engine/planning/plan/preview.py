@@ -11,14 +11,19 @@ from functools import cached_property
 
 from engine.devices.device import Rig
 from engine.model.gguf.model_file import ModelFile
+from engine.planning.layout.engine_parameters import leading_cpu_layers
 from engine.planning.layout.layout import Layout
+from engine.planning.layout.parts import EMBEDDING, ties_embedding
 from engine.planning.memory.backends import HOST_RULE
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.memory.side_files import NO_SIDE_FILES, SideFiles
 from engine.planning.plan.edit import Edit
+from engine.planning.plan.placement_check import PlaceDifference
 from engine.planning.plan.plan import Plan
 from engine.planning.plan.report import DeviceRow, FitReport
+from engine.planning.plan.slices import Slices, layer_slices
 from engine.planning.settings.context_settings import ContextSettings
+from engine.planning.speed.hop_costs import HopCosts, hop_costs
 from engine.planning.speed.prediction import CostModel, SpeedForecast
 from engine.planning.speed.speeds import NO_MEASUREMENTS, Sending, Speeds, sendings
 from engine.planning.speed.work import Work
@@ -47,6 +52,9 @@ class Preview:
     `speed`: None if the edit does not fit, or if its speed cannot be predicted.
     `answered_per_second`: tokens per second of the last answer by this edit; None before the first one.
     `sendings`: the weights that a load sends to each worker; only for workers whose link was measured.
+    `slices`: parts of layers on the members of modes tensor and row; None in other modes.
+    `hops`: what a token's way between devices costs; None if it is unknown.
+    `embedding_moves`: the token embedding can be placed; not if it is the output layer too.
     """
 
     model_name: str
@@ -59,6 +67,9 @@ class Preview:
     speed: SpeedForecast | None = None
     answered_per_second: float | None = None
     sendings: tuple[Sending, ...] = ()
+    embedding_moves: bool = False
+    slices: Slices | None = None
+    hops: HopCosts | None = None
 
     @property
     def layout(self) -> Layout:
@@ -76,6 +87,7 @@ class LoadedLayout:
     `edit`: the edit it was loaded with; `used`: the settings that were decided.
     `measured`: rows after the load; `forecast`: rows before it.
     `flash_attention`: whether the engine uses it; None if it did not report that.
+    `elsewhere`: layers and caches that are on another device than the layout asks for.
     """
 
     edit: Edit
@@ -83,6 +95,7 @@ class LoadedLayout:
     forecast: tuple[DeviceRow, ...]
     used: ContextSettings | None = None
     flash_attention: bool | None = None
+    elsewhere: tuple[PlaceDifference, ...] = ()
 
     def differs_from(self, edit: Edit) -> bool:
         """Return whether `edit` has another layout, other settings or other side files than the loaded one."""
@@ -95,11 +108,30 @@ class PreviewTables:
     def __init__(self, model: ModelFile | ModelMemory) -> None:
         self.memory = model if isinstance(model, ModelMemory) else ModelMemory(model)
         self._last: tuple[ContextSettings, tuple[LayerBytes, ...]] | None = None
+        self._last_slices: tuple[tuple[object, ...], Slices | None] | None = None
 
     @cached_property
     def work(self) -> Work:
         """Bytes and operations of a token, layer by layer."""
         return Work(self.memory.model)
+
+    @cached_property
+    def embedding_moves(self) -> bool:
+        """Whether the token embedding can be placed apart from the output layer."""
+        model = self.memory.model
+        return any(each.name == EMBEDDING for each in model.global_tensors) and not ties_embedding(model)
+
+    def slices(self, plan: Plan) -> Slices | None:
+        """Return the slices of a layout of mode tensor or row. The last result is cached for its shares."""
+        layout = plan.edit.layout
+        if layout.split_mode not in ("tensor", "row"):
+            return None
+        key = (layout.split_mode, layout.tensor_split, leading_cpu_layers(layout))
+        if self._last_slices is None or self._last_slices[0] != key:
+            tables = self.memory.for_context(plan.settings)
+            found = layer_slices(layout, self.memory.model, None if tables is None else tables.hyper)
+            self._last_slices = (key, found)
+        return self._last_slices[1]
 
     def layers(self, context: ContextSettings) -> tuple[LayerBytes, ...]:
         """Return the bytes of each layer. The last result is cached: a drag does not change the settings."""
@@ -163,6 +195,9 @@ def make_preview(
         speed=plan_speed(tables.work, plan, speeds) if plan.report.fits else None,
         answered_per_second=answered_per_second,
         sendings=plan_sendings(plan, speeds),
+        embedding_moves=tables.embedding_moves,
+        slices=tables.slices(plan),
+        hops=hop_costs(tables.work, plan.rig, speeds),
     )
 
 

@@ -17,12 +17,14 @@ from dataclasses import dataclass
 from math import ceil
 
 from engine.base.language import tr
-from engine.devices.device import CPU_ID, Device, Rig
+from engine.base.units import format_bytes
+from engine.devices.device import CPU_ID, Device, Rig, is_on_this_machine
 from engine.planning.layout.layout import Layout
 from engine.planning.memory.backends import backend_traits
 from engine.planning.memory.model_memory import ContextMemory
 from engine.planning.settings.context_settings import ContextSettings
 from engine.planning.speed.speeds import (
+    DESCRIBED_BYTES,
     LINKS,
     SOURCES,
     Source,
@@ -60,6 +62,22 @@ class DeviceTime:
 
 
 @dataclass(frozen=True, slots=True)
+class LinkUse:
+    """The link to a worker on another machine. `token_bytes`: sent and received for each token.
+
+    `latency_s`, `bytes_per_second`: of the link. `seconds`: what it takes of a token. `is_measured`: by Measure Speeds;
+    else usual values.
+    """
+
+    id: str
+    latency_s: float
+    bytes_per_second: float
+    token_bytes: float
+    seconds: float
+    is_measured: bool
+
+
+@dataclass(frozen=True, slots=True)
 class SpeedForecast:
     """Predicted seconds of a token, of an answer or of a prompt.
 
@@ -67,6 +85,7 @@ class SpeedForecast:
     `devices`: devices that take part. `source`: least reliable source of the devices that count.
     `is_learnt`: corrected by answers of such layouts.
     `prompt`: for an answer, the speed of a prompt of `n_tokens`; None for an empty context.
+    `links`: links to workers on other machines that take part.
     """
 
     token_s: float
@@ -75,6 +94,11 @@ class SpeedForecast:
     source: Source
     is_learnt: bool = False
     prompt: SpeedForecast | None = None
+    links: tuple[LinkUse, ...] = ()
+
+    def lost_per_second(self, use: LinkUse) -> float:
+        """Return the tokens per second that a link costs: how much faster it were with an instant one."""
+        return 1 / max(self.token_s - use.seconds, 1e-9) - self.tokens_per_second
 
     @property
     def tokens_per_second(self) -> float:
@@ -111,13 +135,15 @@ class SpeedRange:
 class Cost:
     """Seconds of a batch on one device.
 
-    `read_s`: reading memory at full bandwidth. `computed_s`: all other work. `link_s`: transfers.
+    `read_s`: reading memory at full bandwidth. `computed_s`: all other work. `link_s`: transfers of
+    `link_bytes`.
     """
 
     device: Device
     read_s: float = 0.0
     computed_s: float = 0.0
     link_s: float = 0.0
+    link_bytes: float = 0.0
 
     def time(self, slowness: float, factors: Mapping[str, float]) -> tuple[float, float]:
         """Return all seconds, and those of transfers, corrected by learnt `factors`.
@@ -208,15 +234,25 @@ class CostModel:
         prompt: SpeedForecast | None = None,
     ) -> SpeedForecast:
         """Return the prediction for a token: `scale` times the cost of the batch, with learnt corrections."""
-        times = []
+        times, links = [], []
         for device in self.rig.all_devices:
             cost = costs.get(device.id)
             if cost is not None:
                 least, most = efficiency(device, self.speeds)
                 seconds, link_s = cost.time((1 / least + 1 / most) / 2, factors)
                 times.append(DeviceTime(device.id, seconds * scale, link_s * scale, source_of(device, self.speeds)))
+                # Workers of a lab have no link to speak of.
+                if device.is_rpc and cost.link_s and (device.fingerprint is not None or not is_on_this_machine(device)):
+                    links.append(self._link_use(device, cost.link_bytes * scale, link_s * scale))
         token_s = _whole_s(layout, {each.id: each.seconds for each in times})
-        return SpeedForecast(token_s, n_tokens, tuple(times), _least_sure(times, token_s), is_learnt, prompt)
+        return SpeedForecast(
+            token_s, n_tokens, tuple(times), _least_sure(times, token_s), is_learnt, prompt, tuple(links)
+        )
+
+    def _link_use(self, device: Device, token_bytes: float, seconds: float) -> LinkUse:
+        away = link(device, self.speeds)
+        is_measured = device.id in self.speeds.links
+        return LinkUse(device.id, away.latency_s, away.bytes_per_second, token_bytes, seconds, is_measured)
 
 
 class _Batch:
@@ -319,9 +355,11 @@ class _Batch:
             if (cost := self._cost(device_id)) is not None:
                 away = link(cost.device, self._speeds)
                 cost.link_s += times * (hop_seconds(cost.device) + away.latency_s + size / away.bytes_per_second)
+                cost.link_bytes += times * size
         for device_id, ops in described_ops(layout, work).items():
             if (cost := self._cost(device_id)) is not None:
                 cost.link_s += ops * described_seconds(cost.device, self._speeds)
+                cost.link_bytes += ops * DESCRIBED_BYTES
 
 
 def usual_fill(context: ContextSettings) -> int:
@@ -389,6 +427,21 @@ def prompt_words(prompt: SpeedForecast) -> str:
         source=source_words(prompt.source),
         learnt=learnt,
     )
+
+
+def link_words(speed: SpeedForecast, use: LinkUse) -> str:
+    """Return a sentence on a link: round trip, throughput, bytes of a token and what it costs."""
+    rate = use.bytes_per_second
+    words = tr(
+        "Link to {id}: {round_trip} ms there and back, {rate}, {size} per token; it costs {lost} tokens/s.",
+        id=use.id,
+        round_trip=f"{use.latency_s * 1e3:.2g}",
+        # Powers of 1000, as networks are sold.
+        rate=f"{rate / 1e9:.1f} GB/s" if rate >= 1e9 else f"{rate / 1e6:.3g} MB/s",
+        size=format_bytes(round(use.token_bytes)),
+        lost=rate_text(speed.lost_per_second(use)),
+    )
+    return words if use.is_measured else " ".join((words, tr("These are usual values of a network, not measured.")))
 
 
 def rate_text(rate: float) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Literal, get_args
 
-from engine.devices.device import CPU_ID, Device, Rig, is_on_this_machine
+from engine.devices.device import CPU_ID, Device, DeviceKind, Rig, is_on_this_machine
 from engine.planning.layout.layout import Layout
 
 
@@ -99,8 +99,6 @@ _BY_KIND = {"gpu": 300, "igpu": 60, "accel": 40, "cpu": 40}
 """Usual bandwidth in GB/s by kind of device. A guess, and shown as one."""
 _PRODUCTS_PER_BYTE = {"gpu": 30, "igpu": 10, "accel": 5, "cpu": 3}
 """Usual multiplications for each byte of bandwidth. A guess, and shown as one."""
-_REMOTE_DEFAULT = 40
-"""Usual bandwidth of a worker in GB/s. Its device is unknown and may be a CPU."""
 # Usual links: guesses, until a link is measured.
 _LOCAL = Link(20e-6, 10 * _GB)
 """Usual link of a local device."""
@@ -113,7 +111,7 @@ _HOP_SECONDS = 20e-6
 _REMOTE_HOP_SECONDS = 400e-6
 """Seconds of a transfer to a worker besides its link: processor time of client and worker, measured between processes
 on one computer."""
-_DESCRIBED_SECONDS, _DESCRIBED_BYTES = 10e-6, 900
+_DESCRIBED_SECONDS, DESCRIBED_BYTES = 10e-6, 900
 """Cost of sending one node of a graph to a worker: processor time of both in seconds, and the bytes of two to three
 tensors in the message."""
 _OP_SECONDS = 4e-6
@@ -159,7 +157,14 @@ def bandwidth(device: Device, speeds: Speeds = NO_MEASUREMENTS) -> float:
     name = None if device.is_host else _known_name(device.name)
     if name is not None:
         return KNOWN_BANDWIDTHS[name] * float(_GB)
-    return (_REMOTE_DEFAULT if device.is_rpc else _BY_KIND[device.kind]) * float(_GB)
+    return _BY_KIND[_computing_kind(device)] * float(_GB)
+
+
+def _computing_kind(device: Device) -> DeviceKind:
+    """Return the kind of device that computes; an unknown one behind an RPC worker may be a CPU, the slowest kind."""
+    if not device.is_rpc:
+        return device.kind
+    return "cpu" if device.remote is None or device.remote.backend in ("", "CPU") else "gpu"
 
 
 def bandwidth_of_type(device: Device, type_name: str, speeds: Speeds) -> float:
@@ -177,9 +182,7 @@ def products(device: Device, type_name: str, speeds: Speeds) -> float:
         found = by_type.get("F16")
     if found is not None:
         return found
-    # A worker's device is unknown, so its prompt speed is estimated as that of a CPU, the slowest kind.
-    kind = "cpu" if device.is_rpc else device.kind
-    return _PRODUCTS_PER_BYTE[kind] * bandwidth(device, speeds)
+    return _PRODUCTS_PER_BYTE[_computing_kind(device)] * bandwidth(device, speeds)
 
 
 def prompt_source(device: Device, speeds: Speeds) -> Source:
@@ -219,7 +222,7 @@ def described_seconds(device: Device, speeds: Speeds) -> float:
     """Return the seconds to send one node of a graph to `device`. Only workers are sent graphs."""
     if not device.is_rpc:
         return 0.0
-    return _DESCRIBED_SECONDS + _DESCRIBED_BYTES / link(device, speeds).bytes_per_second
+    return _DESCRIBED_SECONDS + DESCRIBED_BYTES / link(device, speeds).bytes_per_second
 
 
 def link(device: Device, speeds: Speeds = NO_MEASUREMENTS) -> Link:

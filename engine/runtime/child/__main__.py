@@ -23,7 +23,7 @@ from engine.runtime.child.native.bindings import Bindings, prepare_environment
 from engine.runtime.child.native.devices import list_devices
 from engine.runtime.child.native.failures import RequestError, failure
 from engine.runtime.child.native.log import EngineLog
-from engine.runtime.child.native.rights import give_up_rights
+from engine.runtime.child.native.rights import give_up_rights, has_rights
 from engine.runtime.child.native.stop import StopFlag
 from engine.runtime.protocol.heartbeat import WorkHeartbeat
 from engine.runtime.protocol.media import MediaCache
@@ -77,8 +77,12 @@ class ModelChild:
     def run(self) -> None:
         """Carry out requests until `Quit`. The first one must have been read."""
         request = self._requests.next()
-        if not isinstance(request, Quit | Stop):
-            self._prepare(request)
+        # A request that only a loaded model can answer fails. It does not tell what rights the child needs.
+        while not has_rights(request):
+            if not self._take(request) or not self._requests.read_first():
+                return
+            request = self._requests.next()
+        self._prepare(request)
         # After giving up rights: Landlock does not bind threads that exist already.
         self._requests.start_reading()
         while self._take(request):
@@ -92,8 +96,12 @@ class ModelChild:
 
     def _tell_abort(self, text: str) -> None:
         """Say why the process is about to abort. If a device refused memory for computing, say what was free there."""
-        refused, devices, again = self._log.refused, self._log.devices, self._is_aborting
+        refused, failed, devices, again = self._log.refused, self._log.failed, self._log.devices, self._is_aborting
         self._is_aborting = True
+        if failed is not None:
+            # ggml's text names neither: "ggml-cuda.cu:109: CUDA error".
+            name = failed.device if devices is None else devices.id_of_name(failed.device)
+            text = f"{text} on {name}: {failed.text}"
         # The driver is asked once: if that fails, ggml aborts again, in here.
         if refused is None or devices is None or again:
             self._pipe.send_abort_text(text)
@@ -158,7 +166,7 @@ class ModelChild:
         # Modules of rare requests are imported here: most of the time of a probe is imports.
         match request:
             case ListDevices():
-                return list_devices(self._engine, request.endpoints, request.routes, self._packs or ())
+                return list_devices(self._engine, request, self._packs or ())
             case Probe():
                 return probe(self._engine, self._log, request, self._pipe.send)
             case Load():

@@ -57,7 +57,7 @@ class Probes:
         self._stack = ExitStack()
         self._child: Questions | None = None
         self._environment: Mapping[str, str] = {}
-        self._rights: tuple[FileAccess | None, tuple[DeviceRef, ...]] = None, ()
+        self._rights: tuple[FileAccess | None, tuple[DeviceRef, ...], int] = None, (), 0
         self._held: set[str] = set()
 
     def __enter__(self) -> Probes:
@@ -115,9 +115,9 @@ class Probes:
 
     def _started(self, environment: Mapping[str, str], request: Probe) -> Questions:
         """Return the child for a probe: the last one if it has the right environment, files and devices."""
-        # A child gave up all files, and ports of RPC servers, but those of its first probe, and ggml reads its
+        # A child gave up all files, ports of RPC servers and memory but those of its first probe, and ggml reads its
         # variables only once.
-        rights = request.access, request.devices
+        rights = request.access, request.devices, request.memory_bytes
         if self._child is None or (environment, rights) != (self._environment, self._rights):
             self._end()
             self._environment, self._rights = environment, rights

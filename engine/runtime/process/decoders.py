@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable
 from typing import TypeVar
 
+from engine.base.confinement import Rights
 from engine.base.programs import child_argv
 from engine.runtime.protocol.messages import Failure, Hello, Job, Message
 from engine.runtime.protocol.pipe import Limits, run_child
@@ -48,8 +49,8 @@ def ask_decoder(child: str, request: Job, answer_type: type[_A], *, cancelled: C
             decoder.end(kill=True)
 
 
-def run_decoder(requests: type[_R], answer: Callable[[_R], Message], memory_bytes: int) -> None:
-    """Run this process as a decoder: no files, and at most `memory_bytes` of address space beyond what is used now.
+def run_decoder(requests: type[_R], answer: Callable[[_R], Message], rights: Rights) -> None:
+    """Run this process as a decoder with its row of the table of rights, which has no files.
 
     `requests`: type of the requests. `answer`: decodes one.
     """
@@ -58,7 +59,7 @@ def run_decoder(requests: type[_R], answer: Callable[[_R], Message], memory_byte
     warnings.simplefilter("ignore")
 
     def limits(_request: _R) -> Limits:
-        return Limits(memory_bytes=memory_bytes)
+        return Limits(rights)
 
     def send_answer(request: _R, send: Callable[[Message], None]) -> None:
         send(answer(request))

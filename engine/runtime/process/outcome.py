@@ -34,7 +34,11 @@ _SHOWN_LINE = 400
 _SHOWN_MESSAGE = 2000
 _SENT_BY_OTHERS = tuple(getattr(signals, name) for name in ("SIGKILL", "SIGTERM") if hasattr(signals, name))
 _CHECK = tr(" Run Help > Check This Machine (or `layerdeck-cli doctor`) to find out what works here.")
-_ABORT_SOURCE = re.compile(r"^(?:\S*[/\\])?([\w.-]+):\d+: GGML_ASSERT\(")
+_ABORT_SOURCE = re.compile(r"^(?:\S*[/\\])?([\w.-]+):\d+: GGML_ASSERT\((.*)")
+_OF_READING = re.compile(r"^(?:\S*[/\\])?llama-(?:vocab|hparams|arch|model\w*)\.cpp:\d+: ")
+"""Source files of llama.cpp that read the model's file. They abort without an assertion too (GGML_ABORT)."""
+_OF_VALUES = re.compile(r"eps >= 0")
+"""Assertions in the sources below that are about a number of the model's file. `eps` is that of a norm."""
 _OF_LAYOUTS = re.compile(
     r"ggml-(?:alloc|backend|cuda|rpc|vulkan|metal|sycl|hip|cpu|threading|opencl|cann)|llama-(?:context|kv|memory|batch|io)"
     r"|common\.cuh|\.cu$|\.metal$|^ops\.cpp$|^repack\.cpp$"
@@ -136,8 +140,10 @@ class ProcessOutcome:
     @property
     def _is_about_model(self) -> bool:
         """Whether an assertion that concerns the model's file ended it."""
+        if _OF_READING.search(self.abort_text):
+            return True
         source = _ABORT_SOURCE.search(self.abort_text)
-        return source is not None and not _OF_LAYOUTS.search(source[1])
+        return source is not None and (not _OF_LAYOUTS.search(source[1]) or _OF_VALUES.match(source[2]) is not None)
 
     @property
     def sentence(self) -> str:

@@ -82,10 +82,13 @@ class ListDevices(Request, frozen=True, tag="list_devices", kw_only=True):
     The endpoints must have been greeted: ggml aborts the child if it cannot connect to one.
 
     `routes`: local address of the tunnel for each endpoint that is reached through one.
+    `known_cards`: UUIDs of NVIDIA cards whose free memory the asker has from the driver. They are listed without a
+    CUDA context, if the child is sure which devices they are.
     """
 
     endpoints: tuple[str, ...] = ()
     routes: dict[str, str] = {}
+    known_cards: tuple[str, ...] = ()
 
 
 class FileAccess(msgspec.Struct, frozen=True):
@@ -122,7 +125,7 @@ class ProjectorFile(msgspec.Struct, frozen=True):
 class Probe(Request, frozen=True, tag="probe", kw_only=True):
     """A load without memory (`no_alloc`), for llama.cpp's own numbers; answered by `Probed` or `Failure`.
 
-    `access`: as of `Load`.
+    `access`: as of `Load`. `memory_bytes`: private memory that the child may add to what it uses now; 0 for no limit.
     """
 
     path: str
@@ -131,6 +134,7 @@ class Probe(Request, frozen=True, tag="probe", kw_only=True):
     context: ContextSettings
     projector: ProjectorFile | None = None
     access: FileAccess | None = None
+    memory_bytes: int = 0
 
 
 class Load(Request, frozen=True, tag="load", kw_only=True):
@@ -310,6 +314,7 @@ class RenderTemplate(ModelRequest, frozen=True, tag="render_template", kw_only=T
     """
 
     messages: tuple[ChatMessage, ...]
+    template_input: TemplateInput = NO_INPUT
     template: str = ""
     tokenise: bool = False
 
@@ -442,6 +447,7 @@ class GgmlDevice(msgspec.Struct, frozen=True, kw_only=True):
     `host_alignment_bytes`: the same for its pinned host buffers; 0 if it has none.
     `largest_tensor_bytes`: largest tensor that it computes with; 0 for no limit.
     `largest_buffer_bytes`: largest buffer that it allocates; 0 for no limit.
+    `uuid`: one of `ListDevices.known_cards`, whose free memory was not asked for; else None.
     """
 
     name: str
@@ -460,6 +466,7 @@ class GgmlDevice(msgspec.Struct, frozen=True, kw_only=True):
     largest_tensor_bytes: int = 0
     largest_buffer_bytes: int = 0
     mixes_streams: bool = True
+    uuid: str | None = None
 
 
 class DeviceSpeed(Message, frozen=True, tag="device_speed", kw_only=True):

@@ -89,7 +89,8 @@ class Downloaded(Message, frozen=True, tag="downloaded", kw_only=True):
 class OpenTunnel(Request, frozen=True, tag="open_tunnel", kw_only=True):
     """Forward connections from a local port to a paired machine over TLS; answered by `TunnelOpened` or `Failure`.
 
-    `endpoint`: `host:port` of the machine. `certificate`: its pinned certificate, base64 of DER.
+    May be repeated for further devices of the same machine. `device`: its name there; empty for the only one of an
+    older machine. `endpoint`: `host:port` of the machine. `certificate`: its pinned certificate, base64 of DER.
     `identity`: path of our own certificate and key. `port`: local port; 0 for any free one.
     """
 
@@ -97,12 +98,14 @@ class OpenTunnel(Request, frozen=True, tag="open_tunnel", kw_only=True):
     certificate: str
     identity: str
     port: int = 0
+    device: str = ""
 
 
 class TunnelOpened(Message, frozen=True, tag="tunnel_opened", kw_only=True):
-    """The tunnel accepts connections at this local port."""
+    """The tunnel accepts connections to `device` at this local port."""
 
     port: int
+    device: str = ""
 
 
 class Browse(Request, frozen=True, tag="browse", kw_only=True):

@@ -321,7 +321,7 @@ class Driver:
                 self._start_work(effect)
 
     def _report(self, news: SessionUpdate) -> None:
-        self._recorder.take(news)
+        news = self._recorder.take(news)
         try:
             # A stream is removed with its ending, before it gets it, because its receiver may raise.
             if isinstance(news, RequestEvent) and news.request in self._streams:

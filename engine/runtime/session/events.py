@@ -12,6 +12,7 @@ import msgspec
 
 from engine.base.language import tr
 from engine.devices.holder import MemoryHolder
+from engine.planning.plan.placement_check import PlaceDifference
 from engine.planning.plan.report import DeviceRow
 from engine.runtime.protocol.messages import FinalMessage, StopReason, TokenChoice
 
@@ -86,10 +87,14 @@ class Loaded(Event, frozen=True, kw_only=True, tag="loaded"):
 
     `devices`: measured memory, a row for each device of the rig.
     `forecast`: forecast memory of the same devices; empty if the forecast did not cover the model.
+    `elsewhere`: layers and caches that are on another device than the layout asks for.
+    `seconds`: time of each stage of the load, in the order of the stages.
     """
 
     devices: tuple[DeviceRow, ...]
     forecast: tuple[DeviceRow, ...]
+    elsewhere: tuple[PlaceDifference, ...] = ()
+    seconds: dict[Stage, float] = {}
 
 
 class Reading(Event, frozen=True, kw_only=True, tag="reading"):

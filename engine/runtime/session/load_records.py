@@ -1,18 +1,25 @@
 """Records of loads in the log: what was forecast and what was measured on each device, and the time of each stage.
 
-`load {...}` has `plan, ending, kind, attempts, seconds, devices`. `seconds` has the time of each stage. A device has
-`id, forecast_bytes, measured_bytes`; measured is null unless the load succeeded.
+`load {...}` has `plan, ending, kind, attempts, seconds, devices, elsewhere`. `seconds` has the time of each stage. A
+device has `id, forecast_bytes, measured_bytes`; measured is null unless the load succeeded. `elsewhere` says which
+layers are on another device than was asked for.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
+import msgspec
+
+from engine.planning.plan.placement_check import difference_words
 from engine.planning.plan.plan import Plan
 from engine.planning.plan.report import DeviceRow
 from engine.runtime.process.records import MAX_DEVICES, log_record
 from engine.runtime.session.events import Attempt, Loaded, LoadEnding, Progress, Stage
+
+_Event = TypeVar("_Event")
 
 
 class LoadRecorder:
@@ -33,8 +40,11 @@ class LoadRecorder:
         """Note the plan that a child is started for."""
         self._plan = plan
 
-    def take(self, event: object) -> None:
-        """Take an event of the session. Those that are not about a load are ignored."""
+    def take(self, event: _Event) -> _Event:
+        """Take an event of the session, and return it: that of a load that succeeded with the time of its stages.
+
+        Events that are not about a load are ignored.
+        """
         match event:
             case Progress():
                 self._enter(event.stage)
@@ -43,7 +53,11 @@ class LoadRecorder:
             case _ if isinstance(event, LoadEnding) and self._stage is not None and _is_of_load(event):
                 self._enter(None)
                 self._log(event)
+                seconds = {stage: round(each, 3) for stage, each in self._seconds.items()}
                 self._plan, self._seconds, self._attempts = None, {}, 0
+                if isinstance(event, Loaded):
+                    return msgspec.structs.replace(event, seconds=seconds)
+        return event
 
     def _enter(self, stage: Stage | None) -> None:
         now_s = self._clock()
@@ -63,6 +77,7 @@ class LoadRecorder:
                 "attempts": max(1, self._attempts),
                 "seconds": {stage: round(seconds, 3) for stage, seconds in self._seconds.items()},
                 "devices": _devices(forecast, measured),
+                "elsewhere": difference_words(ending.elsewhere) if isinstance(ending, Loaded) else "",
             },
         )
 

@@ -393,6 +393,7 @@ def _become_ready(transition: Transition, message: LoadedModel) -> None:
             context=load.request.context,
             measured=event.devices,
             forecast=load.plan.forecast,
+            elsewhere=event.elsewhere,
         ),
         context_used=None,
     )

@@ -10,6 +10,7 @@ from engine.base.units import format_bytes
 from engine.devices.device import Device, Rig, is_on_this_machine, names_of
 from engine.devices.endpoint import Greeting, GreetingStatus
 from engine.planning.memory.estimate import Grade
+from engine.planning.plan.placement_check import placement_differences
 from engine.planning.plan.plan import Plan
 from engine.planning.plan.report import DeviceRow
 from engine.runtime.probing.device_rows import member_estimate, rows_from_parts, with_copies
@@ -35,7 +36,11 @@ def loaded_event(plan: Plan, message: LoadedModel) -> Loaded:
     """Return the event with measured rows and the plan's forecast, which is empty if it did not cover the model."""
     measured = rows_from_parts(message.parts, plan.rig, Grade.MEASURED, member_estimate(plan, message.parts))
     measured = with_copies(measured, plan.rig, plan.resolved.model_estimate.devices)
-    return Loaded(devices=measured, forecast=plan.forecast if plan.report.probe_only is None else ())
+    elsewhere = placement_differences(
+        plan.edit.layout, message.layer_devices, message.kv_devices, offload_kqv=plan.settings.offload_kqv
+    )
+    forecast = plan.forecast if plan.report.probe_only is None else ()
+    return Loaded(devices=measured, forecast=forecast, elsewhere=elsewhere)
 
 
 def out_of_memory_event(rig: Rig, message: AllocationFailure, *, answering: AnswerStage | None = None) -> OutOfMemory:

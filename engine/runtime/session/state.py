@@ -13,6 +13,7 @@ from typing import Any
 from engine.planning.fit.proposal import Proposal
 from engine.planning.fit.step_back import Tried
 from engine.planning.plan.edit import Edit
+from engine.planning.plan.placement_check import PlaceDifference
 from engine.planning.plan.plan import Plan
 from engine.planning.plan.report import DeviceRow
 from engine.planning.settings.context_settings import ContextSettings
@@ -69,6 +70,7 @@ class LoadedInfo:
     `kv_devices`: index and device id of each layer with a KV cache.
     `context`: context settings that were used.
     `measured`, `forecast`: memory, a row for each device.
+    `elsewhere`: layers and caches that are on another device than the layout asks for.
     """
 
     order: LoadOrder
@@ -83,6 +85,7 @@ class LoadedInfo:
     context: ContextSettings
     measured: tuple[DeviceRow, ...]
     forecast: tuple[DeviceRow, ...]
+    elsewhere: tuple[PlaceDifference, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

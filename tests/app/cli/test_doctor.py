@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from app.packs import find_all_devices
+from engine.base.confinement import TABLE
 from engine.devices.device import Rig
 from engine.machines.doctor.machine import Machine
 from engine.machines.doctor.report import Check, Step
@@ -119,3 +120,16 @@ def test_a_file_that_cannot_be_written_is_refused(
     answer = run_here(capsys, "doctor", "--json", "--out", tmp_path / "no" / "folder.json")
     assert answer.code == 2
     assert answer.error["kind"] == "argument"
+
+
+def test_it_prints_what_each_kind_of_child_can_do(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    use_steps(monkeypatch, GOOD)
+    lines = run_here(capsys, "doctor").out.splitlines()
+    head = next(place for place, line in enumerate(lines) if line.startswith("child "))
+    assert [line.split()[0] for line in lines[head + 1 : head + 1 + len(TABLE)]] == [each.name for each in TABLE]
+    (download,) = [line for line in lines if line.startswith("download ")]
+    assert "to any" in download
+    rights = run_here(capsys, "doctor", "--json").document["rights"]
+    assert {each["child"]: each["secrets"] for each in rights} == {each.name: "no" for each in TABLE}

@@ -11,7 +11,7 @@ from app.cli.arguments import EXPORT_TARGETS, IMPORT_SOURCES
 from engine.base.units import GIB
 from engine.devices.device import Device, Rig, make_host
 from engine.devices.rig_file import encode_rig
-from engine.planning.exchange.exported import TARGETS
+from engine.planning.exchange.exporting import TARGETS
 from engine.planning.exchange.importing import SOURCES
 from engine.planning.layout.layout import make_layout
 from engine.planning.layout.layout_file import LayoutFile, read_layout, write_layout

@@ -68,7 +68,7 @@ def test_a_load_through_the_tunnel_from_the_first_code_to_the_last_pairing(
         loaded = run_here(capsys, "load", path, "--rig", rig, "--ctx", "256", "--prompt", "x", "-n", "4", "--json")
         assert loaded.code == 0, loaded.out
         rows = {row["id"]: row for row in next(each for each in loaded.events if each["event"] == "loaded")["devices"]}
-        assert rows["RPC0"]["weights_bytes"] > 0
+        assert rows["attic-CPU"]["weights_bytes"] > 0
 
         assert run_here(capsys, "rig", "peers", "--forget", "attic").code == 0
         refused = run_here(capsys, "load", path, "--rig", rig, "--ctx", "256", "--json")

@@ -107,7 +107,7 @@ def test_an_embedding_is_on_the_cpu_or_moved(capsys: pytest.CaptureFixture[str],
     path = tmp_path / "layout.json"
     path.write_text(json.dumps(moved["layout"]))
     back = layout_of(capsys, folder, "--layout", path, "--place", "embedding=CPU")
-    assert back["overrides"][0] == {"pattern": r"^token_embd\.weight$", "device": "CPU"}
+    assert not back.get("overrides"), "on the CPU it needs none"
 
 
 def test_the_projector_of_a_listed_model_is_on_the_first_of_its_devices(

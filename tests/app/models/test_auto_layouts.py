@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
-import pytest
-from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
 from app.paths import speeds_path
-from app.settings import Settings
-from app.theme import Theme
-from app.wiring import WindowParts, make_window
+from app.wiring import WindowParts
 from engine.devices.device import CPU_ID
 from engine.devices.rig_file import encode_rig
 from engine.model.gguf.model_file import ModelFile
@@ -34,23 +30,6 @@ from widgets.devices.limits import DeviceLimits
 from widgets.layout_editor.placement import NO_PINS, PinnedLayers, Pins, PinToggle
 
 OpenWindow = Callable[[], WindowParts]
-
-
-@pytest.fixture
-def open_window(qtbot: QtBot, qapp: QApplication, tmp_path: Path) -> Iterator[OpenWindow]:
-    opened: list[WindowParts] = []
-
-    def open_one() -> WindowParts:
-        window = make_window(Settings(tmp_path / "settings.ini"), Theme(qapp, "dark"))
-        qtbot.addWidget(window.main)
-        window.main.show()
-        opened.append(window)
-        return window
-
-    yield open_one
-    for window in opened:
-        window.main.close()
-    qapp.setStyleSheet("")
 
 
 def show_model(window: WindowParts, qtbot: QtBot, folder: Path) -> ModelFile:

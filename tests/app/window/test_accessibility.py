@@ -17,6 +17,7 @@ from pytestqt.qtbot import QtBot
 from app.bug_report import BugDialog
 from app.window.about_dialog import AboutDialog, Facts
 from app.window.devices.doctor_dialog import DoctorDialog
+from app.window.devices.lend_dialog import LendDialog
 from app.window.devices.nearby_dialog import NearbyDialog
 from app.window.devices.packs_dialog import PacksDialog
 from app.window.main_window import SCREEN_ROOM
@@ -33,9 +34,12 @@ from widgets.chat.chat_heading import ContextPart
 from widgets.chat.saved_kv_states_dialog import SavedKvStatesDialog
 from widgets.chat.token_dialogs import ChoicesDialog, PromptDialog
 from widgets.common.elided_label import ElidedLabel
+from widgets.common.palette import DARK
 from widgets.controls.exchange_dialogs import ExportLayoutDialog, ImportLayoutDialog
 from widgets.controls.settings_bar import ModelButton
+from widgets.devices.device_details import DeviceDetails
 from widgets.devices.limits import LimitsDialog
+from widgets.devices.other_cards import OtherCardsDialog
 from widgets.serve.request_table import RequestRow
 from widgets.serve.serve_pane import ServePane
 
@@ -45,12 +49,15 @@ MADE: dict[str, Callable[[WindowParts], QDialog]] = {
     "AboutDialog": lambda window: AboutDialog(window.main, Facts((("Qt", "6"),), (("Log", "~"),), "MIT", "others")),
     "BugDialog": lambda window: BugDialog("Traceback", window.main),
     "ChoicesDialog": lambda window: ChoicesDialog(window.main),
+    "DeviceDetails": lambda window: DeviceDetails(make_gpu("CUDA0", 12), DARK, window.main),
     "DoctorDialog": lambda window: DoctorDialog(window.main, window.desk.examiner),
     "ExportLayoutDialog": lambda window: ExportLayoutDialog([("python", "Python")], window.main),
     "ImportLayoutDialog": lambda window: ImportLayoutDialog(window.main),
     "SavedKvStatesDialog": lambda window: SavedKvStatesDialog(window.main),
+    "LendDialog": lambda window: LendDialog(window.main, window.desk.rig.lender, window.desk.rig.live),
     "LimitsDialog": lambda window: LimitsDialog(make_gpu("CUDA0", 12), window.main),
     "NearbyDialog": lambda window: NearbyDialog(window.main, window.desk.rig.peers),
+    "OtherCardsDialog": lambda window: OtherCardsDialog(("RTX 3090",), ("fits",), window.main),
     "PacksDialog": lambda window: PacksDialog(window.main, window.desk.rig.packs),
     "PreferencesDialog": lambda window: PreferencesDialog(
         window.actions, window.theme, window.desk.settings, window.main

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -30,12 +31,15 @@ from engine.base.units import MIB
 from engine.devices.device import CPU_ID
 from engine.planning.fit.loaded_models import UNTIL_UNLOADED_S
 from engine.planning.layout.layout import single_device
+from engine.planning.layout.layout_file import parse_layout
+from engine.planning.plan.decisions.context_length import default_context
 from engine.planning.plan.edit import Edit
 from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.session.status import Phase
 from tests.support.models import write_tiny_llama
 from tests.support.patience import DEADLINE_S
 from tests.support.windows import WindowOpener
+from widgets.controls.values import AutoWishes
 from widgets.serve.serve_pane import ServePane
 
 _T = TypeVar("_T")
@@ -515,3 +519,56 @@ def test_the_server_starts_with_a_window_that_wants_it(bench: Bench, open_window
     again.start(files=(), rig=None)
     bench.wait(lambda: again.desk.server.state.phase is ServerPhase.ON)
     assert again.desk.server.state.url.endswith(str(bench.desk.settings.serve_port))
+
+
+def test_models_that_are_not_loaded_are_listed_with_what_they_would_take(bench: Bench) -> None:
+    bench.load(bench.file("ada"))
+    bench.desk.library.catalogue.index.save_folders((bench.file("bob", seed=1).parent,))
+    bench.start()
+    with bench.client() as client:
+        found = bench.answer(lambda: client.models.retrieve("bob")).model_dump()
+        listed = bench.answer(lambda: list(client.models.list()))
+    assert found["fits"] == "yes"
+    assert [row["id"] for row in found["forecast"]] == [CPU_ID]
+    layout = parse_layout(json.dumps(found["layout"]), source="bob", n_layers=N_LAYERS).layout
+    assert layout == single_device(N_LAYERS, CPU_ID)
+    assert [each.id for each in listed] == ["ada", "bob"]
+
+
+def test_a_forecast_counts_idle_models_as_leaving(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.load(bench.file("ada"))
+    bench.desk.library.catalogue.index.save_folders((bench.file("bob", seed=1).parent,))
+    live = bench.desk.rig.live
+    reported = live.reported()
+    host = replace(reported.host, free_bytes=0, margin_bytes=0)
+    monkeypatch.setattr(live, "reported", lambda: replace(reported, host=host))
+    bench.start()
+    with bench.client() as client:
+        found = bench.answer(lambda: client.models.retrieve("bob")).model_dump()
+    assert (found["fits"], found["unloads"]) == ("after_unloading", ["ada"]), found
+
+
+def test_a_model_is_loaded_for_a_program_with_the_preferred_strategy(bench: Bench) -> None:
+    shown = bench.load(bench.file("ada"))
+    bench.desk.library.catalogue.index.save_folders((bench.file("bob", seed=1).parent,))
+    bench.desk.auto_layouts.set_wishes(AutoWishes(strategy="context"))
+    bench.start()
+    bench.say_hello("bob")
+    (loaded,) = (model for model in bench.desk.models.all if model.name == "bob")
+    info = loaded.loading.loaded
+    assert info is not None
+    assert shown.file is not None
+    assert info.edit.context.n_ctx > default_context(shown.file).n_ctx
+
+
+def test_forecasts_end_with_the_server(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A forecast that waits for the window does not hold up the end of the server."""
+    bench.desk.library.catalogue.index.save_folders((bench.file("bob", seed=1).parent,))
+    bench.start()
+    held: list[object] = []
+    monkeypatch.setattr("app.serving.served_models.ServedModels._answer", lambda _self, reading: held.append(reading))
+    with bench.client() as client:
+        asked = bench.ask(lambda: client.models.retrieve("bob"))
+        bench.wait(lambda: bool(held))
+        bench.stop()
+        bench.wait(asked.done)

@@ -205,7 +205,7 @@ def test_a_database_of_an_earlier_version_is_read(tmp_path: Path, version: int) 
         values = {
             "conversation": ("c", "Title", "", 0, "q", "", "", "{}", "", "", None, 1, 1, None),
             "message": (1, "q", "c", 0, None, "user", "What is in it?", "", "{}", "done", None, 0, 2),
-            "attachment": (1, "f", "q", "text", "a.py", "text/x-python", "", 3, "abc", *([0, 0] * (version > 1))),
+            "attachment": (1, "f", "q", "text", "a.py", "text/x-python", "", 3, "abc", *[0] * (0, 2, 3)[version - 1]),
         }
         for table, row in values.items():
             connection.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", row)

@@ -10,6 +10,10 @@
  * STAND_IN_EMPTY    if set, copies to a card are dropped, and what is read back is zero: for models of any size
  * STAND_IN_EXPERTS  with STAND_IN_EMPTY: 32-bit words that are read back count from 0 to this number less 1, so that
  *                   they are valid numbers of experts, which ggml checks
+ * STAND_IN_LEGACY   if set, the cards have no virtual memory, so that ggml's pools are made of whole buffers
+ * STAND_IN_BROKEN   "1,3": numbers of cards on which no context can be made
+ * STAND_IN_SLICED   "1,3": numbers of cards of which CUDA sees a slice (MIG), with a UUID of its own
+ * STAND_IN_NO_NVML  if set, NVML does not begin
  *
  * Assumptions that a real card must confirm: memory is taken in blocks of 2 MiB, requests below 1 MiB share blocks,
  * and a context is made by the first call that needs a device (with CUDA 12 and later also by cudaSetDevice).
@@ -73,7 +77,9 @@ static int n_seen;
 static ledger *book;
 static process *mine;
 static int64_t context_bytes;
-static int is_empty, n_experts;
+static int is_empty, is_legacy, n_experts;
+static unsigned broken, sliced; /* a bit for each card */
+static int order[MAX_CARDS];    /* CUDA's numbers before any card is hidden -> card */
 static __thread int current;
 static __thread cudaError_t sticky;
 
@@ -97,6 +103,21 @@ static void write_uuid(int index, char *uuid, size_t size) {
     snprintf(uuid, size, "GPU-%08x-0000-0000-0000-000000000000", index + 1);
 }
 
+/* Fill `order`: by PCI bus, or the newest first, as CUDA_DEVICE_ORDER says. */
+static void order_cards(void) {
+    const char *wanted = getenv("CUDA_DEVICE_ORDER");
+    int by_bus = wanted != NULL && strcmp(wanted, "PCI_BUS_ID") == 0;
+    for (int i = 0; i < n_all; i++) {
+        int at = i, speed = all_cards[i].major * 10 + all_cards[i].minor;
+        for (; !by_bus && at > 0; at--) {
+            const card *before = &all_cards[order[at - 1]];
+            if (before->major * 10 + before->minor >= speed) break;
+            order[at] = order[at - 1];
+        }
+        order[at] = i;
+    }
+}
+
 static int card_named(const char *name) {
     for (int i = 0; i < n_all; i++) {
         char uuid[64];
@@ -105,13 +126,13 @@ static int card_named(const char *name) {
     }
     char *end;
     long index = strtol(name, &end, 10);
-    return end != name && index >= 0 && index < n_all ? (int)index : -1;
+    return end != name && index >= 0 && index < n_all ? order[index] : -1;
 }
 
 static void choose_visible(void) {
     const char *visible = getenv("CUDA_VISIBLE_DEVICES");
     if (visible == NULL) {
-        for (; n_seen < n_all; n_seen++) seen[n_seen] = n_seen;
+        for (; n_seen < n_all; n_seen++) seen[n_seen] = order[n_seen];
         return;
     }
     char *copy = strdup(visible), *rest = copy, *item;
@@ -177,13 +198,27 @@ static ledger *map_ledger(void) {
     return found;
 }
 
+/* Return a bit for each number in the variable. */
+static unsigned numbers_in(const char *variable) {
+    unsigned found = 0;
+    char *copy = strdup(getenv(variable) ? getenv(variable) : ""), *rest = copy, *item;
+    while ((item = strsep(&rest, ",")) != NULL)
+        if (*item) found |= 1u << (unsigned)atoi(item);
+    free(copy);
+    return found;
+}
+
 __attribute__((constructor)) static void begin(void) {
     const char *text;
     read_cards();
+    order_cards();
     choose_visible();
     if ((text = getenv("STAND_IN_CONTEXT")) != NULL) context_bytes = atoll(text) * MIB;
     if ((text = getenv("STAND_IN_EXPERTS")) != NULL) n_experts = atoi(text);
     is_empty = getenv("STAND_IN_EMPTY") != NULL;
+    is_legacy = getenv("STAND_IN_LEGACY") != NULL;
+    broken = numbers_in("STAND_IN_BROKEN");
+    sliced = numbers_in("STAND_IN_SLICED");
     book = map_ledger();
     lock();
     if (book->n_processes == MAX_PROCESSES) abort();
@@ -238,6 +273,7 @@ static cudaError_t use_card(int device, const char *call) {
     account *own = &mine->cards[seen[device]];
     cudaError_t error = cudaSuccess;
     if (own->context_call[0]) return error;
+    if (broken & 1u << (unsigned)seen[device]) return done(cudaErrorDevicesUnavailable);
     lock();
     if (!own->context_call[0]) {
         if (take(seen[device], in_blocks(context_bytes))) {
@@ -433,9 +469,37 @@ CUresult cuDeviceGet(CUdevice *out, int number) {
     return number >= 0 && number < n_seen ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
 }
 
+CUresult cuInit(unsigned flags) {
+    (void)flags;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGetCount(int *count) {
+    *count = n_seen;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGetPCIBusId(char *text, int length, CUdevice device) {
+    snprintf(text, (size_t)length, "0000:%02X:00.0", seen[device] + 1);
+    return CUDA_SUCCESS;
+}
+
+/* The macros of cuda.h give these two names the ending of their second versions. */
+CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device) {
+    memset(uuid, 0, sizeof *uuid);
+    uuid->bytes[3] = (char)(seen[device] + 1);
+    uuid->bytes[15] = (char)(sliced >> (unsigned)seen[device] & 1);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceTotalMem(size_t *bytes, CUdevice device) {
+    *bytes = (size_t)all_cards[seen[device]].total_bytes;
+    return CUDA_SUCCESS;
+}
+
 CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice device) {
     (void)device;
-    *value = attribute == CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED;
+    *value = attribute == CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED && !is_legacy;
     return CUDA_SUCCESS;
 }
 
@@ -650,6 +714,7 @@ const char *cudaGetErrorString(cudaError_t error) {
         case cudaErrorMemoryAllocation: return "out of memory";
         case cudaErrorNoDevice: return "no CUDA-capable device is detected";
         case cudaErrorInvalidDevice: return "invalid device ordinal";
+        case cudaErrorDevicesUnavailable: return "CUDA-capable device(s) is/are busy or unavailable";
         default: return "an error of the stand-in";
     }
 }
@@ -773,7 +838,7 @@ DOES_NOTHING(cublasStrsmBatched)
 
 /* ---- NVML, from the same ledger. A reading makes no context. ---- */
 
-enum { NVML_OK = 0, NVML_NOT_SUPPORTED = 3, NVML_NOT_FOUND = 6, NVML_TOO_SMALL = 7 };
+enum { NVML_OK = 0, NVML_NOT_SUPPORTED = 3, NVML_NOT_FOUND = 6, NVML_TOO_SMALL = 7, NVML_NO_DRIVER = 9 };
 typedef struct { char legacy_id[16]; unsigned domain, bus, device, device_id, subsystem_id; char id[32]; } nvml_pci;
 typedef struct { unsigned long long total, free, used; } nvml_memory;
 typedef struct { unsigned pid; unsigned long long used; unsigned gpu_instance, compute_instance; } nvml_process;
@@ -789,6 +854,11 @@ int nvmlDeviceGetCount_v2(unsigned *count) {
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **handle) {
     *handle = (void *)(uintptr_t)(index + 1);
     return index < (unsigned)n_all ? NVML_OK : NVML_NOT_FOUND;
+}
+
+int nvmlDeviceGetMigMode(void *handle, unsigned *now, unsigned *pending) {
+    *now = *pending = sliced >> (unsigned)index_of(handle) & 1;
+    return NVML_OK;
 }
 
 int nvmlDeviceGetName(void *handle, char *name, unsigned length) {
@@ -848,8 +918,15 @@ const char *nvmlErrorString(int status) {
     return "an error of the stand-in";
 }
 
+int nvmlInitWithFlags(unsigned flags) {
+    (void)flags;
+    return getenv("STAND_IN_NO_NVML") != NULL ? NVML_NO_DRIVER : NVML_OK;
+}
+
+int nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
+
 #define HAS_NO_SENSOR(name) int name() { return NVML_NOT_SUPPORTED; }
-DOES_NOTHING(nvmlInitWithFlags) DOES_NOTHING(nvmlInit_v2) DOES_NOTHING(nvmlShutdown)
+DOES_NOTHING(nvmlShutdown)
 HAS_NO_SENSOR(nvmlDeviceGetUtilizationRates) HAS_NO_SENSOR(nvmlDeviceGetTemperature)
 HAS_NO_SENSOR(nvmlDeviceGetPowerUsage) HAS_NO_SENSOR(nvmlDeviceGetDisplayActive)
 HAS_NO_SENSOR(nvmlDeviceGetMaxPcieLinkGeneration) HAS_NO_SENSOR(nvmlDeviceGetCurrPcieLinkWidth)

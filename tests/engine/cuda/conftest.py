@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.engine.cuda.cards import Ledger, build, read_ledger
+from tests.engine.cuda.layouts import N_LAYERS
+from tests.support.models import write_tiny_llama
 
 CARDS = "RTX 3090=8.6=24576, RTX 3090=8.6=24576, RTX 5070=12.0=12288, RTX 3060=8.6=64"
 """The last one is full: a context takes more than it has."""
@@ -21,6 +23,15 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("cards")
     build(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of about 60 MB."""
+    folder = tmp_path_factory.mktemp("models")
+    return write_tiny_llama(
+        folder / "tiny.gguf", n_layers=N_LAYERS, n_embd=512, n_head=8, n_ff=1024, n_vocab=8192, n_ctx_train=8192
+    )
 
 
 class Cards:

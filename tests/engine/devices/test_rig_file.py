@@ -152,6 +152,12 @@ def test_a_machine_that_was_paired_is_kept_with_its_fingerprint() -> None:
         ([{**RPC, "fingerprint": "0AF1" * 16}], "64 digits from 0-9 and a-f"),
         ([{**RPC, "fingerprint": "0af1"}], "64 digits"),
         ([RPC, {**RPC, "id": "RPC1", "endpoint_device": 1, "fingerprint": "0af1" * 16}], "has one certificate"),
+        ([{**RPC, "endpoint": "192.0.2.7:50052/CUDA0"}], "only a paired machine lends devices by name"),
+        ([{**RPC, "endpoint": "192.0.2.7:50052/", "fingerprint": "0af1" * 16}], "names no device"),
+        ([{**CUDA, "remote": {"backend": "CUDA"}}], "only devices of backend RPC are remote"),
+        ([{**RPC, "remote": {"op_s": -1}}], "a speed must be above 0"),
+        ([{**RPC, "remote": {"by_type": {"Q4_0": 1e16}}}], "a speed must be above 0"),
+        ([{**RPC, "remote": {"colour": 1}}], "colour"),
     ],
 )
 def test_what_is_no_fingerprint_is_told(devices: list[object], words: str) -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
+from engine.base.pci import PciId
 from engine.devices.device import CPU_ID, Device, Rig, make_host
+from engine.devices.telemetry.cards import NvidiaCard
 from engine.planning.layout.layout import Layout, Run
 from engine.planning.settings.context_settings import ContextSettings
-from engine.runtime.requests import environment
+from engine.runtime import requests
+from engine.runtime.requests import environment, environment_for
 from tests.support.orders import N_LAYERS, made_up_model, plan_of
 
 VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GGML_VK_VISIBLE_DEVICES")
@@ -64,3 +68,33 @@ def test_cards_without_a_pci_id_stay_visible_for_their_numbers_would_change(monk
     for variable in VARIABLES:
         monkeypatch.delenv(variable, raising=False)
     assert told(cards("HIP", "ROCm", pci=False), "ROCm1") == {}
+
+
+NVIDIA = tuple(NvidiaCard(PciId(0, at + 1, 0), f"GPU-{at}", "RTX", 8 << 30, 8 << 30) for at in range(3))
+
+
+@pytest.mark.parametrize(
+    ("devices", "used", "expected"),
+    [
+        (cards("CUDA", "CUDA"), "CUDA2", "GPU-2"),
+        (cards("CUDA", "CUDA"), CPU_ID, ""),
+        # Before the search for devices has ended a plan is probed too.
+        ((), CPU_ID, ""),
+        # The slot of a slice (MIG) is that of its card, whose UUID would mean another slice.
+        (cards("CUDA", "CUDA"), "CUDA1", None),
+        (cards("CUDA", "CUDA", pci=False), "CUDA0", None),
+        (cards("HIP", "attic"), "attic0", None),
+    ],
+)
+def test_a_child_sees_no_other_nvidia_card_than_those_of_its_plan(
+    devices: tuple[Device, ...], used: str, expected: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in VARIABLES:
+        monkeypatch.delenv(variable, raising=False)
+    listed = tuple(replace(card, is_sliced=card.uuid == "GPU-1") for card in NVIDIA)
+    monkeypatch.setattr(requests, "list_nvidia_cards", lambda: listed)
+    rig = Rig(devices, make_host("host", 8 << 30))
+    assert environment_for(rig, (used,)).get("CUDA_VISIBLE_DEVICES") == expected
+    assert environment_for(rig, ()).get("CUDA_VISIBLE_DEVICES") == (
+        "" if expected is not None or used == "CUDA1" else None
+    )

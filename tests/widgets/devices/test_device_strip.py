@@ -323,3 +323,16 @@ def test_a_line_explains_the_devices_of_a_lab(qtbot: QtBot) -> None:
     assert strip.note_label.isVisible()
     strip.set_note(simulated_words([]))
     assert strip.height() == height
+
+
+def test_a_device_that_is_away_is_greyed_and_says_so(qtbot: QtBot) -> None:
+    lent = Device("attic-CPU", "attic", "RPC", "gpu", 8 * GIB, endpoint="192.0.2.7:50052/CPU", fingerprint="ab" * 32)
+    strip = make_strip(qtbot, replace(lent, away="used by garden"))
+    card = card_of(strip, "attic-CPU")
+    assert card.status_text == "used by garden"
+    assert "comes back by itself" in card.toolTip()
+    assert card._id_label.property("role") == "dim"
+    assert "Remove attic-CPU from the rig" in actions_of(card.context_menu())
+    strip.set_devices((lent,))
+    assert card.status_text != "used by garden"
+    assert card._id_label.property("role") == "strong"

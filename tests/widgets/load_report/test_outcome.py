@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from engine.base.units import GIB, KIB, MIB
 from engine.devices.device import Device, make_host
 from engine.planning.memory.estimate import DeviceMemory, Grade
+from engine.planning.plan.placement_check import PlaceDifference
 from engine.planning.plan.report import DeviceRow, make_row
 from engine.runtime.session.events import STAGE_WORDS, Cancelled, Crashed, Failed, Loaded, OutOfMemory, Stage
 from widgets.load_report.outcome import (
@@ -16,6 +18,7 @@ from widgets.load_report.outcome import (
     format_difference,
     loaded_outcome,
     out_of_memory_outcome,
+    time_words,
 )
 from widgets.load_report.report_table import plain_report, table_lines, visible_columns
 
@@ -176,3 +179,19 @@ def test_the_copied_report_of_a_failure_has_no_table() -> None:
     text = plain_report(failed_outcome(Failed(kind="busy", message="RPC0 serves somebody else.")))
 
     assert text == "FAILED: RPC0 serves somebody else.\n"
+
+
+def test_what_is_elsewhere_and_the_time_by_stage_are_part_of_the_report() -> None:
+    event = msgspec.structs.replace(
+        loaded(),
+        elsewhere=(PlaceDifference("layer", 3, "CUDA0", "CPU"),),
+        seconds={"header": 0.01, "allocate": 1.0, "read": 8.0, "context": 0.6, "warm_up": 0.4},
+    )
+    lines = loaded_outcome(event).detail.splitlines()
+    assert lines[0] == "Layer 3: on CPU, not on CUDA0."
+    assert lines[-1] == (
+        "The load took 10.0 s: allocating memory for the weights 1.0 s, reading the weights 8.0 s, "
+        "setting up the context (KV cache and compute buffers) 0.6 s."
+    )
+    assert time_words({"read": 0.04}) == "The load took 0.0 s."
+    assert time_words({}) == ""

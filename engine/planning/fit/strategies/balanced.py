@@ -113,7 +113,7 @@ def _neighbours(bench: Workbench, layout: Layout) -> Iterator[Layout]:
         for layer, moved in ((first - 1, layout.runs[boundary + 1]), (first, layout.runs[boundary])):
             source = layout.device_of(layer)
             if layer not in bench.pinned and layout.assignment().count(source) > 1:
-                yield layout.assign(layer, moved.device)
+                yield bench.constraints.with_parts(layout.assign(layer, moved.device))
 
 
 def _headroom(bench: Workbench, layout: Layout) -> dict[str, int]:

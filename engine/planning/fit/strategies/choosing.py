@@ -101,7 +101,7 @@ def _with_one_layer(bench: Workbench, layout: Layout, device_id: str) -> tuple[L
     places = layout.assignment()
     free = [index for index, place in enumerate(places) if place != CPU_ID and index not in bench.pinned]
     for layer in dict.fromkeys((*free[:1], *free[-1:])):
-        moved = layout.assign(layer, device_id)
+        moved = bench.constraints.with_parts(layout.assign(layer, device_id))
         # A device that gave its only layer away would leave one device again.
         if len({*moved.devices} - {CPU_ID}) > 1 and bench.report(moved).fits:
             return moved, layer

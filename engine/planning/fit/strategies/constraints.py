@@ -11,6 +11,7 @@ from engine.base.errors import ArgumentError, CancelledError
 from engine.base.language import tr
 from engine.devices.device import CPU_ID, Rig
 from engine.planning.layout.layout import Layout
+from engine.planning.layout.parts import MOVABLE_PARTS, MovablePart, part_device, part_words, place_part
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.memory.side_files import NO_SIDE_FILES, SideFiles
 from engine.planning.settings.context_settings import ContextSettings, KvType
@@ -53,6 +54,24 @@ class Pin:
 
 
 @dataclass(frozen=True, slots=True)
+class PartPin:
+    """Keeps a part of layers `first` to `last`, both included, on `device`, wherever the layers are."""
+
+    device: str
+    part: MovablePart
+    first: int
+    last: int
+
+    def is_kept(self, layout: Layout) -> bool:
+        """Return whether the overrides of `layout` have the part on the device in all these layers."""
+        return all(
+            part_device(layout, name, layer) == self.device
+            for name in MOVABLE_PARTS[self.part]
+            for layer in range(self.first, min(self.last, layout.n_layers - 1) + 1)
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Constraints:
     """Limits on the layouts that a strategy may find. Margins are those of the rig (`Device.margin_bytes`).
 
@@ -60,6 +79,7 @@ class Constraints:
     `off`: ids of devices that must not be used.
     `pins`: layers that stay on a given device.
     `output`: device of the output layer; None: any.
+    `parts`: parts of layers that stay on a given device.
     `split`: use several devices even if one holds everything.
     `one_backend`: use devices of one backend only.
     `kv_types`: cache types that strategy context may choose, the preferred first; empty: those of the settings.
@@ -81,6 +101,13 @@ class Constraints:
     # Not compared: it belongs to one search and is no limit on its result.
     watch: Watch | None = field(default=None, compare=False)
     one_backend: bool = False
+    parts: tuple[PartPin, ...] = ()
+
+    def with_parts(self, layout: Layout) -> Layout:
+        """Return `layout` with the pinned parts on their devices."""
+        for pin in self.parts:
+            layout = place_part(layout, pin.part, pin.first, min(pin.last, layout.n_layers - 1), pin.device)
+        return layout
 
     def off_beside(self, layout: Layout, rig: Rig) -> frozenset[str]:
         """Return the devices that a change of `layout` must not use.
@@ -102,7 +129,13 @@ class Constraints:
             if layout.device_of(layer) == device
         )
         output = self.output if self.output == layout.output_device else None
-        return replace(self, pins=pins, output=output)
+        parts = tuple(
+            PartPin(pin.device, pin.part, layer, layer)
+            for pin in self.parts
+            for layer in range(pin.first, pin.last + 1)
+            if PartPin(pin.device, pin.part, layer, layer).is_kept(layout)
+        )
+        return replace(self, pins=pins, output=output, parts=parts)
 
 
 NO_CONSTRAINTS = Constraints()
@@ -128,7 +161,8 @@ Strategy = Callable[[ModelMemory, Rig, ContextSettings, Constraints], AutoLayout
 
 def pinned_backends(constraints: Constraints, rig: Rig) -> tuple[str, ...]:
     """Return the backends of devices with pinned layers, each once; without the CPU."""
-    pinned_to = {*(pin.device for pin in constraints.pins), constraints.output}
+    pins: tuple[Pin | PartPin, ...] = (*constraints.pins, *constraints.parts)
+    pinned_to = {*(pin.device for pin in pins), constraints.output}
     return tuple(dict.fromkeys(device.backend for device in rig.devices if device.id in pinned_to))
 
 
@@ -143,7 +177,8 @@ def check_constraints(constraints: Constraints, rig: Rig, n_layers: int) -> None
 
 
 def _faults(constraints: Constraints, rig: Rig, n_layers: int) -> Iterator[str]:
-    pinned_to = [*(pin.device for pin in constraints.pins), *filter(None, [constraints.output])]
+    pins: tuple[Pin | PartPin, ...] = (*constraints.pins, *constraints.parts)
+    pinned_to = [*(pin.device for pin in pins), *filter(None, [constraints.output])]
     for device_id in (*constraints.order, *sorted(constraints.off), *pinned_to):
         if rig.device(device_id) is None:
             yield tr(
@@ -174,6 +209,7 @@ def _faults(constraints: Constraints, rig: Rig, n_layers: int) -> Iterator[str]:
             names=" and ".join(backends),
         )
     yield from _pin_faults(constraints, n_layers)
+    yield from _part_faults(constraints, n_layers)
 
 
 def _pin_faults(constraints: Constraints, n_layers: int) -> Iterator[str]:
@@ -192,6 +228,31 @@ def _pin_faults(constraints: Constraints, n_layers: int) -> Iterator[str]:
             if before != pin.device:
                 yield tr(
                     "Layer {index} is pinned to both {before} and {device}; pin it to one device only.",
+                    index=index,
+                    before=before,
+                    device=pin.device,
+                )
+                return
+
+
+def _part_faults(constraints: Constraints, n_layers: int) -> Iterator[str]:
+    held: dict[tuple[str, int], str] = {}
+    for pin in constraints.parts:
+        if not 0 <= pin.first <= pin.last < n_layers:
+            yield tr(
+                "The {part} of layers {first}-{last} cannot be placed: the model has layers 0-{n_layers}.",
+                part=part_words(pin.part),
+                first=pin.first,
+                last=pin.last,
+                n_layers=n_layers - 1,
+            )
+            return
+        for index in range(pin.first, pin.last + 1):
+            before = held.setdefault((pin.part, index), pin.device)
+            if before != pin.device:
+                yield tr(
+                    "The {part} of layer {index} are to be on both {before} and {device}; name one device.",
+                    part=part_words(pin.part),
                     index=index,
                     before=before,
                     device=pin.device,

@@ -38,10 +38,12 @@ from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.memory.side_files import NO_SIDE_FILES, SideFiles
 from engine.planning.plan.decisions.context_length import context_lengths
 from engine.planning.settings.context_settings import ContextSettings
-from engine.planning.speed.prediction import CostModel, SpeedForecast, SpeedRange
+from engine.planning.speed.prediction import CostModel, SpeedForecast, SpeedRange, rate_text
 from engine.planning.speed.speeds import NO_MEASUREMENTS, Speeds, bandwidth, link, op_seconds, source
 from engine.planning.speed.work import Work
 
+_TOLD_SHARE = 0.02
+"""A link that takes less of a token is not told."""
 _MAX_ORDERS = 24
 """All orders of four devices. With more devices: the orders of the four fastest, then the others by speed."""
 INITIAL_SECONDS = 1.0
@@ -111,7 +113,9 @@ def _fastest(bench: Workbench, deadline_s: float = inf) -> AutoLayout:
         return choose(bench, fewest_candidates(bench))
     best = _with_output_on_device(bench, costs, best)
     single = not bench.constraints.split and any(best == layout for _, layout in whole_layouts(bench))
-    reason = _reason(bench, best, costs.answer(best), len(seconds), single=single)
+    prediction = costs.answer(best)
+    words = _reason(bench, best, prediction, len(seconds), single=single)
+    reason = " ".join((words, *_link_sentences(prediction)))
     return AutoLayout(best, bench.context, reason, fits=True)
 
 
@@ -222,3 +226,16 @@ def _reason(bench: Workbench, layout: Layout, prediction: SpeedForecast, n_layou
         describe_runs=describe_runs(layout),
         describe_rest=describe_rest(bench, layout),
     )
+
+
+def _link_sentences(prediction: SpeedForecast) -> list[str]:
+    """Return a sentence for each link that costs a noticeable part of the speed."""
+    return [
+        tr(
+            "The link to {id} costs {lost} tokens/s of that; the layout crosses it as rarely as it can.",
+            id=use.id,
+            lost=rate_text(prediction.lost_per_second(use)),
+        )
+        for use in prediction.links
+        if use.seconds >= _TOLD_SHARE * prediction.token_s
+    ]

@@ -81,7 +81,7 @@ class Workbench:
         # llama.cpp also makes a backend for each accelerator (BLAS), and all backends count against the limit of the
         # scheduler.
         self.devices: tuple[Device, ...] = tuple(found[: MAX_ENTRIES - accelerators])
-        is_free = not self.pinned and self.output is None and not self.side_files
+        is_free = not self.pinned and self.output is None and not self.side_files and not constraints.parts
         # Pinned layers keep their devices in this layout. What is short here is short in every layout.
         on_cpu = self.layout([CPU_ID] * self.n_layers, CPU_ID)
         self.overpinned = frozenset(() if is_free else self.shortfalls(on_cpu))
@@ -111,7 +111,8 @@ class Workbench:
     def layout(self, places: Sequence[str], output: str | None = None, overrides: Sequence[Override] = ()) -> Layout:
         """Return the layout with these devices of the layers; pinned layers keep their own."""
         kept = [self.pinned.get(index, device) for index, device in enumerate(places)]
-        return replace(make_layout(self.n_layers, kept, self.output or output), overrides=tuple(overrides))
+        made = replace(make_layout(self.n_layers, kept, self.output or output), overrides=tuple(overrides))
+        return self.constraints.with_parts(made)
 
     def need(self, layout: Layout) -> Mapping[str, DeviceMemory]:
         """Return the memory of `layout` on each device. Results are cached, since fillings repeat layouts."""
@@ -158,11 +159,13 @@ class Workbench:
         return placed
 
     def holds_all(self, layout: Layout) -> bool:
-        """Return whether nothing is on the CPU except pinned layers, and nothing is overridden."""
+        """Return whether nothing is on the CPU except what is pinned there, and nothing else is overridden."""
         places = layout.assignment()
         on_cpu = any(place == CPU_ID and index not in self.pinned for index, place in enumerate(places))
         output_stays = layout.output_device == CPU_ID and CPU_ID not in (self.output, self.pinned.get(len(places) - 1))
-        return not on_cpu and not output_stays and not layout.overrides
+        if on_cpu or output_stays:
+            return False
+        return not layout.overrides or layout == self.constraints.with_parts(replace(layout, overrides=()))
 
 
 def moved_tensors(model: ModelFile, layout: Layout) -> Iterator[tuple[int, TensorInfo, str]]:

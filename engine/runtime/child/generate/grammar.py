@@ -107,9 +107,8 @@ def _converted(schema: str, say: Callable[[str], None]) -> str:
     # Imported with the first schema: most children never need it.
     from llama_cpp.llama_grammar import json_schema_to_gbnf
 
-    step = StepLimit(say, "the JSON schema")
     try:
-        with step:
+        with StepLimit(say, "the JSON schema"):
             return str(json_schema_to_gbnf(schema))
     except RecursionError:
         raise failure("argument", "The JSON schema is nested too deeply; make it simpler.") from None
@@ -117,8 +116,6 @@ def _converted(schema: str, say: Callable[[str], None]) -> str:
         # The converter raises all kinds of errors on invalid schemas.
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise failure("argument", f"The JSON schema cannot be used: {reason}. Correct it or empty it.") from None
-    finally:
-        step.close()
 
 
 class Grammar:
@@ -134,7 +131,6 @@ class Grammar:
                 loaded.vocabulary, text.encode("utf-8", "replace"), b"root"
             )
         if not self._sampler:
-            self._step.close()
             reason = loaded.log.facts.reason()
             raise failure(
                 "argument",
@@ -150,7 +146,6 @@ class Grammar:
         self._fresh = bytes(numbers)
 
     def free(self) -> None:
-        self._step.close()
         self._low.llama_sampler_free(self._sampler)
 
     def sample(self, chain: Any, place: int) -> int:

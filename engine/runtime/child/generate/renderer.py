@@ -21,11 +21,11 @@ import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 
+from engine.base.confinement import RENDERER
 from engine.runtime.child.generate.chat_template import MAX_TEMPLATE_CHARACTERS, Render, RenderedChat, TemplateError
 from engine.runtime.process.decoders import run_decoder
 from engine.runtime.protocol.messages import NO_INPUT, ChatMessage, TemplateInput
 
-MEMORY_BYTES = 256 << 20
 MAX_GROWTH_CHARACTERS = 1 << 20
 """Most characters by which a prompt may be longer than the conversation."""
 MAX_REPEAT = 1 << 16
@@ -232,7 +232,7 @@ def _joined(pieces: Iterator[str], limit: int) -> str:
 
 def main() -> None:
     """Run as the child that renders templates until the parent ends it."""
-    run_decoder(Render, _answer, MEMORY_BYTES)
+    run_decoder(Render, _answer, RENDERER)
 
 
 def _answer(request: Render) -> RenderedChat:

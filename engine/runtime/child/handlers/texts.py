@@ -87,7 +87,7 @@ _IMAGE, _SOUND = "[image]", "[sound]"
 
 def render_template(loaded: LoadedContext, request: RenderTemplate) -> Rendered:
     """Return the prompt of a conversation, as text and as tokens."""
-    rendered, replaced = chat_text(loaded, request.messages, request.template)
+    rendered, replaced = chat_text(loaded, request.messages, request.template, request.template_input)
     text = rendered.text
     files = media_of(request.messages)
     prompt = NO_MEDIA

@@ -47,6 +47,8 @@ class LoadedContext:
     """
     media: Media | None = None
     """The projector's input of images and sounds; None if no projector is loaded."""
+    name: str = "this model"
+    """Name of the model's file, for sentences."""
     _special_tokens: SpecialTokens | None = None
 
     @property

@@ -220,6 +220,7 @@ class ModelLoader:
         loaded = LoadedContext(
             self._engine, self._log, self._devices, load.context, model, context, side_files, load.positions
         )
+        loaded.name = Path(load.path).name
         side_files.adapters.apply(context)
         if side_files.projector is not None:
             loaded.media = Media(side_files.projector, int(self._engine.low.llama_model_n_embd_inp(model)))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
@@ -85,4 +86,5 @@ class VocabularyReader:
         if not model:
             raise RequestError(model_failure(path, self._log.facts))
         self._path = path
-        self._loaded = LoadedVocabulary(self._engine, self._log, devices, context, int(model), 0)
+        name = Path(path).name
+        self._loaded = LoadedVocabulary(self._engine, self._log, devices, context, int(model), 0, name=name)

@@ -78,6 +78,8 @@ class Bindings:
         self.device_by_type = bind("ggml_backend_dev_by_type", _POINTER, ctypes.c_int)
         self.device_by_name = bind("ggml_backend_dev_by_name", _POINTER, _TEXT)
         self._device_name = bind("ggml_backend_dev_name", _TEXT, _POINTER)
+        self._device_description = bind("ggml_backend_dev_description", _TEXT, _POINTER)
+        self.device_type = bind("ggml_backend_dev_type", ctypes.c_int, _POINTER)
         self._device_props = bind("ggml_backend_dev_get_props", None, _POINTER, ctypes.POINTER(DeviceProps))
         self._device_memory = bind(
             "ggml_backend_dev_memory", None, _POINTER, ctypes.POINTER(ctypes.c_size_t), ctypes.POINTER(ctypes.c_size_t)
@@ -137,7 +139,11 @@ class Bindings:
     def device_name(self, device: int) -> str:
         return _decoded(self._device_name(device))
 
+    def device_description(self, device: int) -> str:
+        return _decoded(self._device_description(device))
+
     def device_props(self, device: int) -> DeviceProps:
+        """Return the properties. On CUDA that makes a context on the card."""
         props = DeviceProps()
         self._device_props(device, ctypes.byref(props))
         return props

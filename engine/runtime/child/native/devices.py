@@ -7,14 +7,23 @@ ggml has no property for the largest tensor of a device, or for single kernels. 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from engine.base.pci import parse_pci_name
 from engine.runtime.child.native.bindings import DEVICE_KINDS, Bindings, InitParams
+from engine.runtime.child.native.cuda_driver import DriverCard, list_driver_cards
 from engine.runtime.child.native.failures import StepLimit, failure
-from engine.runtime.protocol.messages import DeviceList, DeviceMemoryReading, DeviceRef, GgmlDevice, PackLoad
+from engine.runtime.protocol.messages import (
+    DeviceList,
+    DeviceMemoryReading,
+    DeviceRef,
+    GgmlDevice,
+    ListDevices,
+    PackLoad,
+)
 
 _I8 = 24
 """`GGML_TYPE_I8`: a byte for each element."""
@@ -76,6 +85,9 @@ _LARGEST_BYTES = 1 << 62
 """A larger limit means none: backends without a limit return SIZE_MAX."""
 BACKEND_NAMES = {"ROCm": "HIP", "MTL": "Metal"}
 """Usual names of backends for which ggml has another one."""
+
+UNIFIED_VARIABLE = "GGML_CUDA_ENABLE_UNIFIED_MEMORY"
+"""If set, CUDA's buffers are in memory that host and card share."""
 
 DIES_IN_TENSOR_SPLIT = frozenset({"Vulkan"})
 """Backends that crash at the first token of a tensor split.
@@ -140,16 +152,16 @@ class ResolvedDevices:
         return tuple(readings)
 
 
-def list_devices(
-    engine: Bindings, endpoints: Iterable[str], routes: Mapping[str, str], packs: tuple[PackLoad, ...] = ()
-) -> DeviceList:
+def list_devices(engine: Bindings, request: ListDevices, packs: tuple[PackLoad, ...] = ()) -> DeviceList:
     """Return the local devices and those of each endpoint. An endpoint that does not answer aborts the process.
 
-    `routes`: as of `ListDevices`. `packs`: results of loading engine packs, for the answer.
+    `packs`: results of loading engine packs, for the answer.
     """
-    found = [_describe(engine, device) for device in engine.devices()]
-    for endpoint in endpoints:
-        for index, device in enumerate(_endpoint_devices(engine, routes.get(endpoint, endpoint))):
+    local = engine.devices()
+    cards = _known_cards(engine, local, request.known_cards)
+    found = [_describe(engine, device, card=cards.get(device)) for device in local]
+    for endpoint in request.endpoints:
+        for index, device in enumerate(_endpoint_devices(engine, request.routes.get(endpoint, endpoint))):
             found.append(_describe(engine, device, endpoint=endpoint, endpoint_device=index))
     return DeviceList(devices=tuple(found), packs=packs)
 
@@ -216,27 +228,55 @@ def _endpoint_devices(engine: Bindings, endpoint: str) -> list[int]:
         f"the RPC server {endpoint}",
         "It reports an impossible number of devices; check what runs there.",
     )
-    try:
-        with limit:
-            registry = engine.rpc_add_server(endpoint.encode())
-            count = engine.registry_device_count(registry) if registry else 0
-            return [engine.registry_device_get(registry, index) for index in range(count)]
-    finally:
-        limit.close()
+    with limit:
+        registry = engine.rpc_add_server(endpoint.encode())
+        count = engine.registry_device_count(registry) if registry else 0
+        return [engine.registry_device_get(registry, index) for index in range(count)]
 
 
-def _describe(engine: Bindings, device: int, *, endpoint: str | None = None, endpoint_device: int = 0) -> GgmlDevice:
-    props = engine.device_props(device)
+def _known_cards(engine: Bindings, devices: Iterable[int], uuids: Collection[str]) -> dict[int, DriverCard]:
+    """Return the cards with these UUIDs by ggml's device."""
+    # With unified memory ggml tells the memory of the host, which the card's driver knows nothing of.
+    if not uuids or UNIFIED_VARIABLE in os.environ:
+        return {}
+    cuda = [device for device in devices if _backend(engine, device) == "CUDA"]
+    cards = list_driver_cards()
+    # GGML_CUDA_DEVICES makes several devices of a card, or leaves cards out.
+    if len(cuda) != len(cards):
+        return {}
+    return {
+        device: card
+        for device, card in zip(cuda, cards, strict=True)
+        if card.uuid in uuids and DEVICE_KINDS.get(engine.device_type(device)) == "gpu"
+    }
+
+
+def _describe(
+    engine: Bindings,
+    device: int,
+    *,
+    endpoint: str | None = None,
+    endpoint_device: int = 0,
+    card: DriverCard | None = None,
+) -> GgmlDevice:
+    """Describe a device. `card`: the card that it is, which then gets no context; its free memory is left at 0."""
+    if card is None:
+        props = engine.device_props(device)
+        free_bytes, total_bytes = props.memory_free, props.memory_total
+        pci_bus_id = None if endpoint else _device_pci(engine, device)
+    else:
+        free_bytes, total_bytes, pci_bus_id = 0, card.total_bytes, card.pci_bus_id
     registry = engine.device_registry(device)
-    kind: Literal["gpu", "igpu", "accel", "cpu"] = DEVICE_KINDS.get(props.type, "accel")  # type: ignore[assignment]
+    found = DEVICE_KINDS.get(engine.device_type(device), "accel")
+    kind: Literal["gpu", "igpu", "accel", "cpu"] = found  # type: ignore[assignment]
     return GgmlDevice(
         name=engine.device_name(device),
-        description=(props.description or b"").decode("utf-8", "replace"),
+        description=engine.device_description(device),
         backend=_backend(engine, device),
         kind=kind,
-        free_bytes=props.memory_free,
-        total_bytes=props.memory_total,
-        pci_bus_id=None if endpoint else _device_pci(engine, device),
+        free_bytes=free_bytes,
+        total_bytes=total_bytes,
+        pci_bus_id=pci_bus_id,
         endpoint=endpoint,
         endpoint_device=endpoint_device,
         row_split=endpoint is None and bool(engine.registry_function(registry, b"ggml_backend_split_buffer_type")),
@@ -246,6 +286,7 @@ def _describe(engine: Bindings, device: int, *, endpoint: str | None = None, end
         largest_tensor_bytes=largest_tensor_bytes(engine, device) if endpoint is None and kind != "cpu" else 0,
         largest_buffer_bytes=_largest_buffer(engine, engine.device_buffer_type(device)),
         mixes_streams=endpoint is not None or kind == "cpu" or mixes_streams(engine, device),
+        uuid=None if card is None else card.uuid,
     )
 
 

@@ -43,68 +43,93 @@ STEP_SECONDS = 10.0
 STEP_BYTES = 1 << 30
 SIMPLER = "Make it simpler or empty it, then load the model again."
 _LOOK_SECONDS = 0.2
-_QUICK_STEPS_SECONDS = 1.0
-"""Pause between looks while each of them sees another step."""
+_IDLE_LOOKS = 5
 
 
 class StepLimit:
     """Ends the process if a native call takes too much processor time or memory. A context manager around each call.
 
-    A thread of its own checks the limits; `close` ends it.
+    Resident memory is measured, by a thread that runs only while there are such calls. Limits of the system would not
+    do: drivers of graphics cards reserve hundreds of GiB of address space and map host memory as private memory, and
+    a refused allocation ends llama.cpp without a word about the file.
 
     `say`: sends the reason before the process ends. `what`: the input that is to blame. `remedy`: what to do about it.
+    `seconds`, `size_bytes`: the limits; None for `STEP_SECONDS` and `STEP_BYTES`.
     """
 
-    def __init__(self, say: Callable[[str], None], what: str, remedy: str = SIMPLER) -> None:
+    def __init__(
+        self,
+        say: Callable[[str], None],
+        what: str,
+        remedy: str = SIMPLER,
+        *,
+        seconds: float | None = None,
+        size_bytes: int | None = None,
+    ) -> None:
         self._say, self._what, self._remedy = say, what, remedy
-        self._begun: tuple[float, int] | None = None
-        self._seen: tuple[float, int] | None = None
-        self._awake = threading.Event()
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="step-limit", daemon=True)
-        self._thread.start()
+        self._seconds, self._size_bytes = seconds, size_bytes
+        self._begun: tuple[float, int] = 0.0, 0
 
     def __enter__(self) -> None:
         self._begun = (time.process_time(), resident_bytes())
-        if not self._awake.is_set():
-            self._awake.set()
+        _watch.begin(self)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._begun = None
+        _watch.end()
 
-    def close(self) -> None:
-        """End the thread, and wait for it."""
-        self._ended.set()
-        self._awake.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._ended.is_set():
-            pause_s = self._look()
-            if pause_s is None:
-                self._awake.wait()
-            else:
-                self._ended.wait(pause_s)
-
-    def _look(self) -> float | None:
-        """Compare the step that runs with the limits; return the seconds until the next look, None: until a step."""
-        begun, before = self._begun, self._seen
-        self._seen = begun
-        if begun is None:
-            # First forgotten, then asked again: a step that begins in between sets it once more.
-            self._awake.clear()
-            return None if self._begun is None and not self._ended.is_set() else _LOOK_SECONDS
-        begun_s, begun_bytes = begun
-        if time.process_time() - begun_s > STEP_SECONDS:
-            self._give_up(f"more than {STEP_SECONDS:g} s")
-        elif resident_bytes() - begun_bytes > STEP_BYTES:
-            self._give_up(f"more than {STEP_BYTES >> 30} GiB of memory")
-        # While tokens come, each look sees another step: quick ones need no close watch.
-        return _LOOK_SECONDS if begun is before else _QUICK_STEPS_SECONDS
+    def look(self) -> None:
+        """End the process if the call takes too much. Called in the watching thread."""
+        begun_s, begun_bytes = self._begun
+        seconds = STEP_SECONDS if self._seconds is None else self._seconds
+        size_bytes = STEP_BYTES if self._size_bytes is None else self._size_bytes
+        if time.process_time() - begun_s > seconds:
+            self._give_up(f"more than {seconds:.3g} s")
+        elif resident_bytes() - begun_bytes > size_bytes:
+            self._give_up(f"more than {size_bytes / (1 << 30):.2g} GiB of memory")
 
     def _give_up(self, how_much: str) -> None:
         # os._exit, because the main thread is in native code and would never see an exception.
         self._say(f"The engine process ended itself because {self._what} took {how_much} for one step. {self._remedy}")
         os._exit(GAVE_UP_EXIT_CODE)
+
+
+class _Watch:
+    """The thread that looks at the running step. It ends after a second without one, and the next one starts it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running: StepLimit | None = None
+        self._is_on = False
+        self._stopped = threading.Event()
+
+    def begin(self, step: StepLimit) -> None:
+        self._running = step
+        with self._lock:
+            if not self._is_on:
+                self._is_on = True
+                threading.Thread(target=self._run, name="step-limit", daemon=True).start()
+
+    def end(self) -> None:
+        self._running = None
+
+    def _run(self) -> None:
+        idle = 0
+        while True:
+            self._stopped.wait(_LOOK_SECONDS)
+            if (step := self._running) is not None:
+                idle = 0
+                step.look()
+                continue
+            idle += 1
+            if idle < _IDLE_LOOKS:
+                continue
+            with self._lock:
+                if self._running is None:
+                    self._is_on = False
+                    return
+
+
+_watch = _Watch()
+"""One for the process, because the main thread alone makes such calls."""

@@ -41,7 +41,8 @@ _SPLITS = re.compile(r"graph.*: nodes = .*, splits = ([\d/ ]+),")
 _COPIES = re.compile(r"sched copies = (\d+)")
 _PROJECTOR = re.compile(r"load_hparams: model size:\s+([\d.]+) MiB")
 # ggml_cuda_error in ggml-cuda.cu, which is HIP's backend too, logs the error and the device, then aborts the process.
-_COMPUTING_REFUSED = re.compile(r"(CUDA|ROCm|MUSA) error: (?:out of memory|.*resource allocation failed)")
+_CARD_ERROR = re.compile(r"(CUDA|ROCm|MUSA) error: (.+)")
+_COMPUTING_REFUSED = re.compile(r"out of memory|.*resource allocation failed")
 _CURRENT_DEVICE = re.compile(r"current device: (\d+)")
 # ggml_cuda_device_malloc's callers log the size of what cudaMalloc refused.
 _REFUSED_SIZE = re.compile(r"allocating ([\d.]+) MiB on device \d+")
@@ -72,6 +73,14 @@ class RefusedComputing:
 
     device: str
     requested_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FailedCard:
+    """A card on which a call of CUDA failed, not for memory. `device`: ggml's name. `text`: the driver's words."""
+
+    device: str
+    text: str
 
 
 @dataclass(slots=True)
@@ -134,7 +143,10 @@ class EngineLog:
         """Devices of the load; None before there is one."""
         self.refused: RefusedComputing | None = None
         """The device that refused memory while it computed, after which the engine aborts."""
-        self._refusing = ""
+        self.failed: FailedCard | None = None
+        """The card on which a call of CUDA failed, after which the engine aborts."""
+        self._card_error: tuple[str, str] | None = None
+        """Backend and text of a line whose next one names the card."""
         self._refused_bytes: int | None = None
         self.is_mute = False
         """Whether nothing is written to standard error, because a failure is intended."""
@@ -151,7 +163,7 @@ class EngineLog:
         """Forget failures of earlier batches. `on_failed`: called for a failed allocation of the next one."""
         self.facts.failed.clear()
         self.facts.errors.clear()
-        self._refusing, self._refused_bytes = "", None
+        self._card_error = self._refused_bytes = None
         self.on_failed = on_failed
 
     def write(self, level: int, text: str) -> None:
@@ -186,7 +198,7 @@ class EngineLog:
     def _take_trouble(self, level: int, line: str) -> None:
         if level >= ERROR:
             self.facts.errors.append(line.strip())
-            self._take_refused_computing(line)
+            self._take_card_error(line)
         failed = None
         if match := _FAILED_BYTES.search(line):
             failed = FailedAllocation(match[1], int(match[2]), line.strip())
@@ -198,13 +210,18 @@ class EngineLog:
             if self.on_failed is not None:
                 self.on_failed(failed)
 
-    def _take_refused_computing(self, line: str) -> None:
+    def _take_card_error(self, line: str) -> None:
         if match := _REFUSED_SIZE.search(line):
             self._refused_bytes = _from_mib(match[1])
-        elif match := _COMPUTING_REFUSED.search(line):
-            self._refusing = match[1]
-        elif self._refusing and (match := _CURRENT_DEVICE.search(line)):
-            self.refused = RefusedComputing(f"{self._refusing}{match[1]}", self._refused_bytes)
+        elif match := _CARD_ERROR.search(line):
+            self._card_error = match[1], match[2]
+        elif self._card_error is not None and (match := _CURRENT_DEVICE.search(line)):
+            (backend, text), self._card_error = self._card_error, None
+            device = f"{backend}{match[1]}"
+            if _COMPUTING_REFUSED.match(text):
+                self.refused = RefusedComputing(device, self._refused_bytes)
+            else:
+                self.failed = FailedCard(device, text.strip())
 
     def _take_placement(self, line: str) -> None:
         if match := _LAYER.search(line):

@@ -1,21 +1,26 @@
-"""Rights that a child gives up before it opens untrusted files, by its first request, and the cap on its memory."""
+"""Rights that a child keeps, by its first request: its row in the table of `engine.base.confinement`."""
 
 from __future__ import annotations
 
-import os
+import ipaddress
+import logging
 import sys
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
 from engine.base.confinement import (
-    NO_NETWORK,
-    Ports,
-    code_folders,
+    DISCOVERY,
+    LOAD,
+    PROBE,
+    QUANTISE,
+    SERVE,
+    SPEED,
+    VOCABULARY,
+    Rights,
     confine,
-    device_folders,
+    early_threads,
     make_driver_caches,
-    system_folders,
 )
 from engine.runtime.child.native.bindings import Bindings
 from engine.runtime.protocol.messages import (
@@ -25,7 +30,9 @@ from engine.runtime.protocol.messages import (
     FileAccess,
     ListDevices,
     Load,
+    MeasureSpeed,
     Probe,
+    Quantise,
     Serve,
 )
 
@@ -50,37 +57,40 @@ def limit_data(limit_bytes: int) -> bool:
     return True
 
 
-DISCOVERY_BYTES = 4 << 30
-"""Memory limit of device discovery, for the drivers of many cards. The list itself takes some kilobytes."""
-VOCABULARY_BYTES = 4 << 30
-"""Memory limit of a child that reads a vocabulary. One of 260,000 tokens takes some hundred MiB."""
-PROBE_BYTES = 16 << 30
-"""Memory limit of a probe. It allocates the vocabulary, recurrent state, the output buffer, and contexts of drivers."""
+_log = logging.getLogger("layerdeck.engine")
+_NO_FILES = FileAccess()
+
+
+def has_rights(request: AnyRequest) -> bool:
+    """Return whether the table has a row for a child whose first request this is. Others fail without a model."""
+    return isinstance(request, ListDevices | Probe | CountVocabulary | Load | MeasureSpeed | Quantise | Serve)
 
 
 def give_up_rights(engine: Bindings, request: AnyRequest) -> None:
     """Limit this process to what `request` needs. This cannot be undone."""
     # Drivers first: they need files and programs that a confined process cannot use.
-    if isinstance(request, (ListDevices, Probe, Load, Serve)):
+    if isinstance(request, ListDevices | Probe | Load | MeasureSpeed | Serve):
         _open_drivers(engine)
     match request:
         case ListDevices():
-            _limit_memory(DISCOVERY_BYTES)
-            _confine((), (), _ports([request.routes.get(each, each) for each in request.endpoints]))
+            _limit_memory(DISCOVERY.memory_bytes)
+            _confine(DISCOVERY, _NO_FILES, [request.routes.get(each, each) for each in request.endpoints])
         case Probe():
-            _limit_memory(PROBE_BYTES)
-            _limit_files(request.access, request.devices)
+            _limit_memory(request.memory_bytes)
+            _confine(PROBE, request.access, _endpoints(request.devices))
         case CountVocabulary():
-            _limit_memory(VOCABULARY_BYTES)
+            _limit_memory(VOCABULARY.memory_bytes)
             # It renders chat templates as a loaded model does.
-            _limit_files(request.access, (), starts_programs=True)
+            _confine(VOCABULARY, request.access)
         case Load():
             # The chat template is rendered by a child of this one.
-            _limit_files(request.access, request.devices, starts_programs=True)
+            _confine(LOAD, request.access, _endpoints(request.devices))
+        case MeasureSpeed():
+            _confine(SPEED, _NO_FILES, _endpoints((request.device,)))
+        case Quantise():
+            _confine(QUANTISE, FileAccess((request.path,), (str(Path(request.target).absolute().parent),)))
         case Serve():
-            kept = () if request.kept_weights is None else (request.kept_weights,)
-            # Any port: if one cannot be used, a further request names another.
-            _confine((), kept, Ports(listen=None))
+            _confine(SERVE, FileAccess(writable=() if request.kept_weights is None else (request.kept_weights,)))
 
 
 @cache
@@ -94,35 +104,38 @@ def _open_drivers(engine: Bindings) -> None:
     make_driver_caches(backends)
 
 
-def _limit_files(access: FileAccess | None, devices: Sequence[DeviceRef], *, starts_programs: bool = False) -> None:
+def _endpoints(devices: Sequence[DeviceRef]) -> list[str]:
+    """Return the addresses of RPC servers, which are all that the child connects to."""
+    addresses = (device.endpoint if device.address is None else device.address for device in devices)
+    return [each for each in addresses if each]
+
+
+def _confine(rights: Rights, access: FileAccess | None, endpoints: Sequence[str] = ()) -> None:
+    """Give up all but these rights. Further calls can only give up more. `access`: None for no limit."""
     if access is not None:
-        addresses = [device.endpoint if device.address is None else device.address for device in devices]
-        ports = _ports([each for each in addresses if each])
-        _confine(access.readable, access.writable, ports, starts_programs=starts_programs)
-
-
-def _ports(endpoints: Sequence[str]) -> Ports:
-    """Return the ports of RPC servers, which are all that the child connects to."""
-    # `host:port`, checked before they were greeted.
-    return Ports(connect=tuple(sorted({int(each.rpartition(":")[2]) for each in endpoints if each})))
+        # `host:port`, checked before they were greeted.
+        hosts, _, ports = zip(*(each.rpartition(":") for each in endpoints), strict=True) if endpoints else ((),) * 3
+        _confine_once(rights, access, tuple(sorted({*map(int, ports)})), not all(map(_is_address, hosts)))
 
 
 @cache
-def _confine(
-    readable: Sequence[str], writable: Sequence[str], ports: Ports = NO_NETWORK, *, starts_programs: bool = False
-) -> None:
-    """Give up access to all other files and ports. Further calls can only give up more."""
-    confine(
-        readable=(*code_folders(), *system_folders(), *map(Path, readable)),
-        writable=(*device_folders(), *map(Path, writable)),
-        ports=ports,
-        starts_programs=starts_programs,
-    )
+def _confine_once(rights: Rights, access: FileAccess, ports: Sequence[int], resolves_names: bool) -> None:
+    readable, writable = map(Path, access.readable), map(Path, access.writable)
+    confine(rights, readable, writable, ports, resolves_names=resolves_names)
+    if names := early_threads():
+        _log.info("These threads began before the confinement: %s", ", ".join(sorted(set(names))))
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return False
+    return True
 
 
 @cache
 def _limit_memory(further_bytes: int) -> None:
-    """Limit private memory to the present use plus `further_bytes`, or plus half of the machine's memory if less."""
-    if hasattr(os, "sysconf") and (baseline_bytes := data_bytes()):
-        physical_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        limit_data(baseline_bytes + min(further_bytes, physical_bytes // 2))
+    """Limit private memory to the present use plus `further_bytes`; 0 for no limit."""
+    if further_bytes and (baseline_bytes := data_bytes()):
+        limit_data(baseline_bytes + further_bytes)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from engine.base.confinement import FORMULA
 from engine.base.errors import EngineError
 from engine.runtime.process.decoders import run_decoder
 from engine.runtime.protocol.messages import Job, Message
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
 SECONDS = 4.0
 """Time limit for one formula. Large real ones take one second."""
-MEMORY_BYTES = 512 << 20
 MAX_DEPTH = 20
 """Deepest nesting of braces that is tried."""
 SIZE_PX = 16.0
@@ -83,7 +83,7 @@ def main() -> None:
     from ziamath.zmath import Latex
 
     Latex("x")
-    run_decoder(DrawFormula, draw_formula, MEMORY_BYTES)
+    run_decoder(DrawFormula, draw_formula, FORMULA)
 
 
 def draw_formula(request: DrawFormula) -> DrawnFormula:

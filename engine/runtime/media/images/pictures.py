@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from engine.base.confinement import IMAGE
 from engine.base.errors import ChatError, EngineError
 from engine.runtime.process.decoders import ask_decoder, run_decoder
 from engine.runtime.protocol.messages import Job, Message
@@ -102,7 +103,6 @@ MAX_SIDE_PX = 2048
 """Images are scaled down to this side before a model gets them. Projectors use less, and it bounds pixels to 12 MiB."""
 THUMBNAIL_PX = 224
 SECONDS = 20.0
-MEMORY_BYTES = 1 << 30
 _WHITE = (255, 255, 255)
 
 
@@ -132,7 +132,7 @@ class DecodedImage(Message, frozen=True, tag="decoded_image", kw_only=True):
 
 def main() -> None:
     """Run as the decoder child until the parent ends it."""
-    run_decoder(DecodeImage, lambda request: read_image(request.data, small=request.small), MEMORY_BYTES)
+    run_decoder(DecodeImage, lambda request: read_image(request.data, small=request.small), IMAGE)
 
 
 def read_image(data: bytes, *, small: bool) -> DecodedImage:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from engine.base.confinement import SOUND
 from engine.base.errors import ChatError, EngineError
 from engine.runtime.process.decoders import ask_decoder, run_decoder
 from engine.runtime.protocol.messages import Job, Message
@@ -81,7 +82,6 @@ SECONDS = 30.0
 """Time limit. With the decoder's start it is less than the stall timeout of the model child that waits for it (60
 s).
 """
-MEMORY_BYTES = 1 << 30
 SAMPLE_BYTES = 2
 SLACK_MS = 100
 """Tolerance: resampling rounds the length, so that it differs a little from rate to rate."""
@@ -131,7 +131,7 @@ def sample_count(length_ms: int, rate: int) -> int:
 
 def main() -> None:
     """Run as the decoder child until the parent ends it."""
-    run_decoder(DecodeSound, _answer, MEMORY_BYTES)
+    run_decoder(DecodeSound, _answer, SOUND)
 
 
 def _answer(request: DecodeSound) -> DecodedSound:

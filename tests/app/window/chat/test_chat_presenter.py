@@ -24,7 +24,7 @@ from engine.model.gguf.reader import read_model
 from engine.planning.layout.layout import single_device
 from engine.planning.plan.edit import Edit
 from engine.planning.settings.context_settings import ContextSettings
-from engine.runtime.protocol.messages import Counted, CountTokens, Rendered, RenderTemplate
+from engine.runtime.protocol.messages import Counted, CountTokens, Rendered, RenderTemplate, ToolCall
 from engine.runtime.session.events import Answered
 from engine.runtime.session.status import ModelStatus, Phase
 from tests.support.models import write_tiny_llama
@@ -291,3 +291,60 @@ def test_retry_without_a_loaded_model_says_what_is_missing(open_window: WindowOp
     assert window.main.status_line.text() == "Load the model first."
     pane.acted.emit(MessageAction("edit", "q", "Why, then?"))
     assert pane.prompt_edit.toPlainText() == "Why, then?", "it is not lost"
+
+
+TOOLS = '[{"type": "function", "function": {"name": "look", "parameters": {}}}]'
+
+
+def test_faulty_tools_are_told_and_nothing_is_sent_with_them(reading: WindowParts) -> None:
+    model, pane = reading.desk.models.current, reading.views.current.chat
+    pane.heading.settings_button.click()
+    panel = pane.settings_panel
+    assert panel is not None
+    field = panel.tools_field
+    field.text_edit.setPlainText('[{"type"')
+    field.flush()
+    assert field.fault_label.text().startswith("The tools are not JSON: ")
+    assert model.conversation.chat.tools == '[{"type"', "what was typed is kept"
+    pane.heading.settings_button.click()
+    pane.prompt_edit.setPlainText("Where?")
+    pane.send_button.click()
+    assert not model.conversation.is_answering
+    assert pane.prompt_edit.toPlainText() == "Where?"
+    assert "They are in the settings of this conversation." in reading.main.status_line.text()
+    field.text_edit.setPlainText(TOOLS)
+    field.flush()
+    assert field.fault_label.isHidden()
+    assert field.note_label.text().startswith("The chat template of this model knows no tools")
+    assert [tool["function"]["name"] for tool in model.conversation.tools.tools] == ["look"]
+
+
+def test_a_result_is_sent_from_its_message(reading: WindowParts, qtbot: QtBot) -> None:
+    model, pane = reading.desk.models.current, reading.views.current.chat
+    conversation = model.conversation
+    call = ToolCall("c1", "look", '{"town": "Bonn"}')
+    called = Message(id="a", role="assistant", content="", parent="q", calls=(call,))
+    conversation.open(Chat(id="c", tools=TOOLS), tree_of((Message(id="q", role="user", content="Where?"), called), "a"))
+    bubble = pane.message_list.bubble("a")
+    assert bubble is not None
+    result = bubble.calls.blocks[0].result
+    assert result is not None
+    result.edit.setPlainText("12 degrees")
+    result.flush()
+    assert conversation.chat.results == {"a/c1": "12 degrees"}
+    result.send_button.click()
+    assert conversation.is_answering
+    assert [(each.role, each.content) for each in conversation.tree.path[2:3]] == [("tool", "12 degrees")]
+    assert conversation.chat.results == {}
+    qtbot.waitUntil(lambda: pane.messages[2] == ("tool", "```\n12 degrees\n```"))
+    conversation.answering.stop()
+    qtbot.waitUntil(lambda: model.loading.phase is Phase.READY and not conversation.is_answering)
+    # Without a loaded model the text stays.
+    conversation.open(Chat(id="d"), tree_of((Message(id="q", role="user", content="Where?"), called), "a"))
+    model.loading.unload()
+    qtbot.waitUntil(lambda: not model.loading.has_child)
+    pane.acted.emit(MessageAction("type_result", "a", "8 degrees", "c1"))
+    pane.acted.emit(MessageAction("result", "a", "8 degrees", "c1"))
+    assert conversation.chat.results == {"a/c1": "8 degrees"}
+    assert len(conversation.tree.messages) == 2
+    assert reading.main.status_line.text() == "Load the model first."

@@ -117,15 +117,15 @@ def test_a_machine_is_found_paired_added_and_forgotten(
         qtbot.waitUntil(lambda: len(live.devices.rig.devices) == 1)
     (device,) = live.devices.rig.devices
     assert (device.id, device.name, device.endpoint, device.fingerprint) == (
-        "RPC0",
-        "attic",
-        served.endpoint,
+        "attic-CPU",
+        "attic · a device",
+        f"{served.endpoint}/CPU",
         fingerprint,
     )
     assert device.via not in (None, served.endpoint)
     assert dialog.text == "attic was added to the devices."
     click(dialog, "add")
-    assert "is already among the devices" in dialog.text
+    qtbot.waitUntil(lambda: "is already among the devices" in dialog.text)
     qtbot.waitUntil(lambda: rows(dialog, served)[0][4] == "paired, not found now")
     click(dialog, "forget")
     qtbot.waitUntil(lambda: not rows(dialog, served))

@@ -14,7 +14,7 @@ from app.wiring import WindowParts
 from engine.devices.device import CPU_ID
 from engine.devices.rig_file import encode_rig
 from engine.model.gguf.reader import read_model
-from engine.planning.exchange.exported import TARGETS
+from engine.planning.exchange.exporting import TARGETS
 from engine.planning.exchange.importing import MAX_TEXT
 from engine.planning.layout.layout import make_layout, single_device
 from engine.planning.plan.edit import Edit
@@ -158,3 +158,31 @@ def test_a_file_with_more_bytes_than_characters_is_read_whole(
     dialog = import_dialog(edited)
     dialog.open_requested.emit()
     qtbot.waitUntil(lambda: "CPU 4" in dialog.notes_label.text())
+
+
+def test_a_pasted_text_is_read_again_for_another_model(edited: WindowParts, qtbot: QtBot, tmp_path: Path) -> None:
+    dialog = import_dialog(edited)
+    dialog.text_edit.setPlainText("llama-server -m other.gguf -ngl 0")
+    qtbot.waitUntil(lambda: is_ready(dialog))
+    assert "CPU 4" in dialog.notes_label.text()
+    other = read_model(write_header_only(tmp_path / "six.gguf", n_layers=6))
+    rig = make_rig(make_gpu("CUDA0", 12))
+    edited.desk.document.open(other, rig, Edit(single_device(6, "CUDA0"), ContextSettings()))
+    qtbot.waitUntil(lambda: "CPU 6" in dialog.notes_label.text())
+    assert dialog.text == "llama-server -m other.gguf -ngl 0"
+
+
+def test_a_text_that_was_read_for_a_model_that_is_gone_is_kept(
+    edited: WindowParts, qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OK may come in the moment in which the model has changed and the text was not read anew."""
+    dialog = import_dialog(edited)
+    dialog.text_edit.setPlainText("llama-server -m other.gguf -ngl 0")
+    qtbot.waitUntil(lambda: is_ready(dialog))
+    other = read_model(write_header_only(tmp_path / "six.gguf", n_layers=6))
+    monkeypatch.setattr(type(edited.desk.document), "model", property(lambda _document: other))
+    dialog.accept()
+    monkeypatch.undo()
+    again = import_dialog(edited)
+    assert again.text == "llama-server -m other.gguf -ngl 0"
+    qtbot.waitUntil(lambda: is_ready(again))

@@ -10,14 +10,18 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
+from engine.api.server import pool
 from engine.api.server.pool import MAX_WAITING
 from engine.api.wire.errors import ApiError
 from engine.api.wire.names import ModelEntry, find_entry
-from engine.devices.device import Rig
+from engine.devices.device import ComputingNeed, Rig
+from engine.runtime.session.driver import SessionUpdate
+from engine.runtime.session.session import ModelSession
 from tests.support.api_server import CONTEXT, Reply, RunningServer, cpu_rig, entry_of, plan_on_cpu, running
 from tests.support.models import write_tiny_llama
 
@@ -58,6 +62,23 @@ def test_models_are_loaded_when_they_are_asked_for(paths: tuple[Path, Path]) -> 
         assert ask(server, "SECOND.gguf").document["model"] == "second"
         assert ask(server, "").document["model"] == "second"
         assert states(server) == {"first": "loaded", "second": "loaded"}
+
+
+def test_what_a_model_needed_while_it_computed_is_learned(
+    paths: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need = ComputingNeed("CUDA 0", "first", 2048, 256, False, ("f16", "f16"), 5)
+
+    class Reporting(ModelSession):
+        def __init__(self, receive: Callable[[SessionUpdate], None], **others: Any) -> None:
+            super().__init__(receive, **others)
+            receive(need)
+
+    monkeypatch.setattr(pool, "ModelSession", Reporting)
+    learned: list[ComputingNeed] = []
+    with running([entry_of(paths[0])], learn=learned.append) as server:
+        assert ask(server, "first").status == 200
+    assert learned == [need]
 
 
 def test_models_that_exclude_each_other_take_turns(paths: tuple[Path, Path]) -> None:

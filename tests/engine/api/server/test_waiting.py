@@ -24,8 +24,7 @@ from engine.api.server.guard import Access, Message
 from engine.api.server.journal import Journal
 from engine.api.server.pool import ModelPool, PoolParts
 from engine.api.server.server import Address, ApiServer
-from engine.api.wire import sse
-from engine.api.wire.answer import PlainReader
+from engine.api.wire.answer import PING, PlainReader
 from engine.api.wire.completions import CompletionRequest, CompletionWriter
 from engine.api.wire.errors import ApiError
 from engine.api.wire.names import ModelEntry
@@ -219,7 +218,7 @@ def test_no_sign_of_life_follows_the_end_of_an_answer(monkeypatch: pytest.Monkey
         exchange.close()
 
     asyncio.run(check())
-    assert not any(message.get("body") == sse.PING for message in got)
+    assert not any(message.get("body") == PING for message in got)
 
 
 # ------------------------------------------------------------------ clients that leave

@@ -8,7 +8,7 @@ from engine.api.wire.answer import Answer, Part
 from engine.api.wire.anthropic import MessageWriter
 from engine.api.wire.question import Question
 from engine.api.wire.responses import ResponsesRequest, ResponseWriter
-from engine.api.wire.tool_calls import CallDelta
+from engine.chat.tool_calls import CallDelta
 from engine.runtime.protocol.messages import ChatMessage
 from engine.runtime.session.events import Done
 

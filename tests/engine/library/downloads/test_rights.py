@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from engine.base.confinement import landlock_version
+from engine.base.landlock import landlock_version
 from engine.library.downloads.job import hub_job
 from engine.library.downloads.part_file import StorageError
 from engine.library.downloads.rights import writable_folders

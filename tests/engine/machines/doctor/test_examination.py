@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from engine.base.cancellation import CancelToken
-from engine.base.confinement import landlock_version
 from engine.base.errors import EngineError, UnreachableError
+from engine.base.landlock import landlock_version
 from engine.base.pci import PciId
 from engine.base.units import GIB, MIB
 from engine.devices.device import Device, Rig, make_host
@@ -70,8 +70,9 @@ def test_it_says_what_children_give_up_here(
 ) -> None:
     monkeypatch.setattr(installed, "landlock_version", lambda: version)
     monkeypatch.setattr(installed, "limits_memory", lambda: limited)
+    monkeypatch.setattr(installed, "can_refuse_calls", lambda: True)
     found = next(each for each in installed.installed_checks() if each.name == "confinement")
-    assert (found.ok, found.figures) == (ok, {"landlock_version": version, "memory_limits": limited})
+    assert (found.ok, found.figures) == (ok, {"landlock_version": version, "seccomp": True, "memory_limits": limited})
     assert ("Landlock version 4" in found.detail, "not limited" in found.detail) == (version == 4, not limited)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,11 +16,13 @@ import pytest
 from engine.base.units import MIB
 from engine.devices.device import Rig, routes_of
 from engine.devices.endpoint import GreetingStatus, greet, greet_all
-from engine.machines.rigs.discovery import Peer, find_peer, host_device
+from engine.machines.rigs.discovery import host_device
 from engine.machines.rigs.lab import LabRig
-from engine.machines.rigs.secure_serving import SecureAddress, serve_secure
+from engine.machines.rigs.remote_machines import Machine, RemoteMachines
+from engine.machines.rigs.secure_serving import Lending, Lent, SecureAddress, serve_secure
 from engine.machines.rigs.speeds import measure_speeds
 from engine.machines.tunnel.calling import pair_with
+from engine.machines.tunnel.listener import Use
 from engine.machines.tunnel.pairing import OpenCode
 from engine.machines.tunnel.pairings import Pairing
 from engine.machines.tunnel.tunnels import Tunnels
@@ -29,7 +31,7 @@ from engine.model.gguf.reader import read_model
 from engine.planning.layout.layout import Layout, Run
 from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.probing.probe import probe
-from engine.runtime.protocol.messages import Generate, Serving
+from engine.runtime.protocol.messages import Generate
 from engine.runtime.session.events import Done, Failed, Loaded, Token
 from tests.support.models import write_tiny_llama
 from tests.support.orders import order_of, plan_of
@@ -40,16 +42,18 @@ from tests.support.tunnels import Home
 CAP_BYTES = 64 * MIB
 N_LAYERS = 4
 CONTEXT = ContextSettings(n_ctx=2048, n_batch=64, n_ubatch=64, threads=1, threads_batch=1)
-LAYOUT = Layout(N_LAYERS, (Run("CPU", 0, 1), Run("RPC0", 2, N_LAYERS - 1)), "RPC0")
+LAYOUT = Layout(N_LAYERS, (Run("CPU", 0, 1), Run("attic-CPU", 2, N_LAYERS - 1)), "attic-CPU")
 
 
 class Served:
     """A machine that serves from the start of its context until `stop`, or the end of that."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, lendings: Sequence[Lending] | None = None) -> None:
         self.home, self.code, self.paired = Home(folder), OpenCode(), list[Pairing]()
         self._until = threading.Event()
-        self._told: queue.SimpleQueue[Serving] = queue.SimpleQueue()
+        self._told: queue.SimpleQueue[Lent] = queue.SimpleQueue()
+        self.uses: tuple[Use, ...] = ()
+        self._lendings = lendings
         self._thread = threading.Thread(target=self._serve)
 
     def __enter__(self) -> Served:
@@ -69,15 +73,18 @@ class Served:
         self._until.set()
         self._thread.join(DEADLINE_S)
 
+    def _take_uses(self, uses: tuple[Use, ...]) -> None:
+        self.uses = uses
+
     def _serve(self) -> None:
         serve_secure(
             SecureAddress("127.0.0.1", 0, "attic", self.home.identity, self.home.book, self.code),
-            device="CPU",
-            cap_bytes=CAP_BYTES,
+            self._lendings or (Lending(host_device(), CAP_BYTES),),
             kept=None,
             until=self._until,
             on_serving=self._told.put,
             on_paired=self.paired.append,
+            on_use=self._take_uses,
         )
 
 
@@ -88,10 +95,9 @@ def reached(served: Served, folder: Path) -> Iterator[Rig]:
     pairing = pair_with(served.endpoint, served.code.renew(), laptop.identity, "laptop", DEADLINE_S)
     laptop.book.add(pairing)
     with Tunnels(laptop.folder / "identity.pem", laptop.book) as tunnels:
-        via = tunnels.route(pairing.endpoint, pairing.fingerprint)
-        (device,) = find_peer(Peer(pairing.endpoint, pairing.fingerprint, pairing.name, via), folder / "checks.json")
-        assert (device.name, device.endpoint, device.via) == ("attic", served.endpoint, via)
-        yield Rig((device,), host_device())
+        machines = RemoteMachines(laptop.folder / "identity.pem", laptop.book, tunnels, folder / "checks.json")
+        found = machines.find(Machine(pairing.endpoint, pairing.fingerprint, pairing.name))
+        yield Rig(found.devices, host_device())
 
 
 @pytest.fixture(scope="module")
@@ -112,9 +118,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ModelFile:
     return read_model(write_tiny_llama(path, n_layers=N_LAYERS, n_ctx_train=1 << 16))
 
 
-def answer_on(model: ModelFile, rig: Rig) -> list[str]:
+def answer_on(model: ModelFile, rig: Rig, layout: Layout = LAYOUT) -> list[str]:
     with SessionLog() as log:
-        log.session.load(order_of(model, rig, LAYOUT, CONTEXT))
+        log.session.load(order_of(model, rig, layout, CONTEXT))
         (loaded,) = log.wait_for_endings(1)
         assert isinstance(loaded, Loaded), loaded
         log.session.ask(Generate(prompt="tell me", max_tokens=24, temperature=0.0, seed=1))
@@ -126,7 +132,8 @@ def test_the_answer_through_the_tunnel_is_that_of_plain_rpc(rig: Rig, model: Mod
     secure = answer_on(model, rig)
     assert secure
     with LabRig([CAP_BYTES]) as lab:
-        assert answer_on(model, lab.rig) == secure
+        layout = Layout(N_LAYERS, (Run("CPU", 0, 1), Run("RPC0", 2, N_LAYERS - 1)), "RPC0")
+        assert answer_on(model, lab.rig, layout) == secure
 
 
 def test_the_engines_own_plan_comes_through_the_tunnel(rig: Rig, model: ModelFile) -> None:
@@ -137,7 +144,7 @@ def test_the_engines_own_plan_comes_through_the_tunnel(rig: Rig, model: ModelFil
 def test_a_round_trip_is_measured_through_the_tunnel(rig: Rig) -> None:
     measured = measure_speeds(rig)
     assert measured.problems == ()
-    assert measured.speeds["RPC0"].round_trip_s > 0
+    assert measured.speeds["attic-CPU"].round_trip_s > 0
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux lets a socket refuse by port")
@@ -150,8 +157,9 @@ def test_nobody_else_of_this_machine_reaches_the_worker_itself(served: Served, r
         if connection.status == psutil.CONN_LISTEN and f"127.0.0.1:{connection.laddr.port}" != rig.devices[0].via
     ]
     (port,) = worker_ports
+    endpoint = f"{served.endpoint}/CPU"
     assert greet("127.0.0.1", port, 0.3).status is GreetingStatus.TIMED_OUT
-    assert greet_all([served.endpoint], DEADLINE_S, routes=routes_of(rig.devices))[served.endpoint].ok
+    assert greet_all([endpoint], DEADLINE_S, routes=routes_of(rig.devices))[endpoint].ok
 
 
 def test_a_machine_without_a_tunnel_is_never_asked_in_the_clear(served: Served, rig: Rig, model: ModelFile) -> None:
@@ -173,10 +181,10 @@ def test_a_machine_that_goes_in_the_middle_of_an_answer_is_named(tmp_path: Path,
         lost = log.wait_for_endings(2)[1]
         assert isinstance(lost, Failed), lost
         assert lost.kind == "unreachable"
-        assert lost.message.startswith(f"RPC0 ({served.endpoint}) was lost during the answer.")
+        assert lost.message.startswith(f"attic-CPU ({served.endpoint}/CPU) was lost during the answer.")
         assert str(rig.devices[0].via) not in lost.message
         log.session.load(order_of(model, rig, LAYOUT, CONTEXT))
         refused = log.wait_for_endings(3)[2]
         assert isinstance(refused, Failed)
         words = "refused the connection: nothing listens there; start `rig serve --secure` there."
-        assert refused.message == f"RPC0: {served.endpoint} {words}"
+        assert refused.message == f"attic-CPU: {served.endpoint}/CPU {words}"

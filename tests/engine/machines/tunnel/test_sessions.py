@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -156,3 +158,34 @@ def test_a_process_with_many_open_files_pairs_and_talks(laptop: Home, tmp_path: 
         session = served.open(laptop)
         assert ask(session, b"hello") == b"hello"
         session.close()
+
+
+def test_a_caller_whose_task_never_began_is_closed_with_the_listener(
+    laptop: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A listener that ends cancels tasks that it has just made."""
+    taken: list[socket.socket] = []
+    has_cancelled = threading.Event()
+    made = listener._Caller
+
+    def ending(connection: socket.socket, address: str) -> object:
+        caller = made(connection, address)
+        taken.append(connection)
+
+        def cancel() -> None:
+            assert caller.task is not None
+            caller.task.cancel()
+            has_cancelled.set()
+
+        # Before the first step of the task, which is made after this call.
+        asyncio.get_running_loop().call_soon(cancel)
+        return caller
+
+    monkeypatch.setattr(listener, "_Caller", ending)
+    with (
+        echoing() as reach,
+        attic(tmp_path / "attic", reach) as served,
+        socket.create_connection(("127.0.0.1", served.listener.port)),
+    ):
+        assert has_cancelled.wait(DEADLINE_S)
+    assert [each.fileno() for each in taken] == [-1]

@@ -15,8 +15,7 @@ from engine.base.errors import RuleViolationError
 from engine.base.units import GIB
 from engine.devices.device import CPU_ID, Device, Rig, make_host
 from engine.model.gguf.reader import read_model
-from engine.planning.exchange.exported import TARGETS
-from engine.planning.exchange.exporting import export_plan
+from engine.planning.exchange.exporting import TARGETS, export_plan
 from engine.planning.exchange.importing import arrange, read_foreign
 from engine.planning.layout.layout import Layout, Override, Run, make_layout
 from engine.planning.memory.model_memory import ModelMemory

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from engine.base.units import GIB
 from engine.devices.device import CPU_ID, Capabilities, Device, Rig, make_host
 from engine.model.gguf.reader import read_model
-from engine.planning.exchange.exported import Target
-from engine.planning.exchange.exporting import export_plan
+from engine.planning.exchange.exporting import Target, export_plan
 from engine.planning.exchange.importing import arrange, read_foreign
 from engine.planning.layout.layout import Layout, Override, make_layout
 from engine.planning.layout.patterns import OVERRIDE_PARTS

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from engine.base.errors import PlacedError
-from engine.devices.device import CPU_ID, Rig
+from engine.devices.device import CPU_ID, Device, RemoteFacts, Rig
 from engine.model.gguf.reader import read_model
 from engine.planning.fit.speed_book import (
     EMPTY_BOOK,
@@ -208,3 +208,20 @@ def test_a_full_book_forgets_the_oldest() -> None:
     assert len(book.devices) == 128
     assert book.answers[-1].layout_class == "class 299"
     assert len(book.answers) == KEPT_ANSWERS
+
+
+def test_a_told_speed_counts_until_it_is_measured_here() -> None:
+    facts = RemoteFacts("CUDA", None, 9e11, (("Q4_0", 5e11),), 2e-6, (("F16", 3e13),))
+    lent = Device(
+        "attic-CUDA0", "attic", "RPC", "gpu", 1 << 34, endpoint="192.0.2.7:50052/CUDA0", fingerprint="ab" * 32,
+        remote=facts,
+    )  # fmt: skip
+    rig = make_rig(lent)
+    told = SpeedBook({}).speeds(rig)
+    assert (told.bandwidths, told.by_type) == ({"attic-CUDA0": 9e11}, {"attic-CUDA0": {"Q4_0": 5e11}})
+    assert (told.op_seconds, told.products) == ({"attic-CUDA0": 2e-6}, {"attic-CUDA0": {"F16": 3e13}})
+    # It says nothing about the link.
+    assert told.links == {}
+    measured = SpeedBook({}).with_device(lent, KeptDevice(4e11, 1e-3, 1e8)).speeds(rig)
+    assert measured.bandwidths == {"attic-CUDA0": 4e11}
+    assert measured.links == {"attic-CUDA0": Link(1e-3, 1e8)}

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from engine.planning.memory.backends import HOST_RULE, ROW_PADDING, TRAITS
+from engine.base.units import GIB, MIB
+from engine.devices.device import BufferFacts, Device, RemoteFacts
+from engine.planning.memory.backends import HOST_RULE, ROW_PADDING, RPC_TRAITS, TRAITS, SizeRule, backend_traits
 from engine.planning.memory.compute_graph.devices import backends_of
 from engine.planning.memory.compute_graph.ggml.graph import Graph
 from engine.planning.memory.kv_cache import CacheTensor
@@ -39,3 +43,21 @@ def test_results_of_a_quantised_type_are_padded_on_cuda_only() -> None:
     copy = graph.cast(graph.new_input("f32", 128, 3), "q8_0")
     assert cuda.alloc_size(copy) == copy.n_bytes + 12 * Q8_0_BYTES
     assert vulkan.alloc_size(copy) == copy.n_bytes == 3 * 4 * Q8_0_BYTES
+
+
+def test_a_remote_card_pads_as_its_backend_and_is_else_a_worker() -> None:
+    worker = Device("RPC0", "attic", "RPC", "gpu", 8 * GIB, endpoint="192.0.2.7:50052")
+    assert backend_traits(worker) == RPC_TRAITS
+    card = replace(
+        worker,
+        remote=RemoteFacts("CUDA"),
+        buffers=BufferFacts(alignment_bytes=128, largest_tensor_bytes=1, largest_buffer_bytes=GIB, mixes_streams=False),
+    )
+    found = backend_traits(card)
+    assert found.size_rule == SizeRule(128, pads_rows=True)
+    assert (found.has_pools, found.max_buffer_bytes, found.overhead_bytes) == (True, GIB, 0)
+    assert not any((found.op_offload, found.pinned_host, found.converts_kv, found.reorders, found.fuses))
+    assert backend_traits(replace(worker, remote=RemoteFacts("CUDA", 300 * MIB))).overhead_bytes == 300 * MIB
+    # A backend that we do not know, and a processor: as a worker that told nothing.
+    for backend in ("", "CPU", "nobody's"):
+        assert not backend_traits(replace(worker, remote=RemoteFacts(backend))).size_rule.pads_rows

@@ -227,3 +227,30 @@ def test_what_cannot_be_loaded_has_no_speed(memory: ModelMemory) -> None:
     plan = Plan(memory, RIG, Edit(single_device(32, "gone"), CONTEXT))
     assert plan.violations
     assert plan_speed(PreviewTables(memory).work, plan, MEASURED) is None
+
+
+def test_a_link_has_a_row_with_what_it_costs(memory: ModelMemory) -> None:
+    layout = make_layout(32, [CPU_ID] * 16 + ["RPC0"] * 8 + [CPU_ID] * 8)
+    found = speed_of(memory, layout)
+    (use,) = found.links
+    assert (use.id, use.latency_s, use.bytes_per_second, use.is_measured) == ("RPC0", 1e-3, 1e8, True)
+    assert use.token_bytes == 2 * 4 * 4096
+    part = found.on("RPC0")
+    assert part is not None
+    assert use.seconds == part.link_s
+    instant = 1 / (found.token_s - use.seconds)
+    assert found.lost_per_second(use) == pytest.approx(instant - found.tokens_per_second)
+    # A slower link costs more.
+    slow = speed_of(memory, layout, replace(MEASURED, links={"RPC0": Link(20e-3, 1e6)}))
+    assert slow.lost_per_second(slow.links[0]) > 2 * found.lost_per_second(use)
+    assert not speed_of(memory, layout, replace(MEASURED, links={})).links[0].is_measured
+    (row,) = plan_document(Plan(memory, RIG, Edit(layout, CONTEXT)), speed=found)["speed"]["links"]  # type: ignore[index]
+    assert row["token_bytes"] == 2 * 4 * 4096
+    assert row["lost_tokens_per_second"] == round(found.lost_per_second(use), 2)
+
+
+def test_workers_of_a_lab_have_no_row_of_a_link(memory: ModelMemory) -> None:
+    lab = make_rig(replace(WORKER, endpoint="127.0.0.1:50052"))
+    assert speed_of(memory, single_device(32, "RPC0"), rig=lab).links == ()
+    behind = make_rig(replace(WORKER, endpoint="127.0.0.1:50052/CPU", fingerprint="ab" * 32))
+    assert len(speed_of(memory, single_device(32, "RPC0"), rig=behind).links) == 1

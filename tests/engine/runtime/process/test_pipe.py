@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.base.confinement import landlock_version
 from engine.base.errors import EngineError
+from engine.base.landlock import landlock_version
 from engine.devices.device import Rig
 from engine.machines.rigs.discovery import host_device
 from engine.model.gguf.reader import read_model
@@ -47,6 +47,7 @@ TELLS_ITS_THREADS = """
 import json, sys
 from pathlib import Path
 from engine.runtime.protocol.messages import Piece, Tokenise
+from engine.base.confinement import LIBRARY
 from engine.runtime.protocol.pipe import Limits, run_child
 
 
@@ -61,7 +62,7 @@ def answer(request, send):
     send(Piece(request=request.id, text=json.dumps(told)))
 
 
-run_child(Tokenise, lambda request: Limits(readable=(Path("/proc"),)), answer)
+run_child(Tokenise, lambda request: Limits(LIBRARY), answer)
 """
 BREAKS = "import os; from engine.runtime.protocol.pipe import Pipe; Pipe().greet('x'); os.abort()"
 
@@ -101,8 +102,8 @@ def test_a_child_that_breaks_down_is_an_error() -> None:
 def test_a_child_is_of_our_group_if_it_is_to_go_with_us() -> None:
     tells = (
         "import os; from engine.runtime.protocol.messages import Piece, Tokenise; "
-        "from engine.runtime.protocol.pipe import Limits, run_child; "
-        "run_child(Tokenise, lambda _: Limits(), lambda r, send: send(Piece(request=0, text=str(os.getpgrp()))))"
+        "from engine.base.confinement import LIBRARY; from engine.runtime.protocol.pipe import Limits, run_child; "
+        "run_child(Tokenise, lambda _: Limits(LIBRARY), lambda r, send: send(Piece(request=0, text=str(os.getpgrp()))))"
     )
     assert int(ask(tells, "")) == os.getpgrp()
 

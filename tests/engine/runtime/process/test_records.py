@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from engine.planning.layout.engine_parameters import EngineParameters
+from engine.planning.plan.placement_check import PlaceDifference
 from engine.planning.plan.report import DeviceRow
 from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.process.records import MAX_RECORD, device_facts, log_record, log_start, logged_environment
@@ -99,11 +100,14 @@ def test_a_load_records_stages_and_both_sizes(caplog: pytest.LogCaptureFixture) 
         recorder.begin_child(plan)
         run(("allocate", 1), ("read", 2), ("read", 4), ("warm_up", 1))
         recorder.take(Failed(kind="argument", message="no", request=3))  # about a request
-        recorder.take(Loaded(devices=measured, forecast=plan.forecast))
+        elsewhere = (PlaceDifference("layer", 3, "RPC0", "CPU"),)
+        told = recorder.take(Loaded(devices=measured, forecast=plan.forecast, elsewhere=elsewhere))
         run(("header", 1))
         recorder.take(Cancelled(stage="header"))
     good, cancelled = records(caplog, "load")
     assert good["seconds"] == {"header": 0.5, "fit": 0.25, "allocate": 1, "read": 6, "warm_up": 1}
+    assert told.seconds == good["seconds"], "the report has the same times"
+    assert good["elsewhere"] == "Layer 3: on CPU, not on RPC0."
     assert good["ending"] == "loaded"
     rows: tuple[DeviceRow, ...] = plan.forecast
     assert good["devices"] == [

@@ -76,6 +76,8 @@ def test_load_and_generate_over_two_workers_and_the_cpu(model: ModelFile, lab: L
         assert isinstance(loaded, Loaded), loaded
         assert [row.id for row in loaded.devices] == ["RPC0", "RPC1", "CPU"]
         assert all(row.grade is Grade.MEASURED and row.need_bytes > 0 for row in loaded.devices)
+        assert loaded.elsewhere == (), "everything is where the layout asks for it"
+        assert loaded.seconds.keys() >= {"header", "read", "context"}
         assert log.session.snapshot.loaded is not None
         assert log.session.snapshot.loaded.layer_devices == (*MIXED.assignment(), "RPC1")[: N_LAYERS + 1]
         assert held_bytes(lab, "RPC0") >= loaded.devices[0].weights_bytes + loaded.devices[0].kv_cache_bytes

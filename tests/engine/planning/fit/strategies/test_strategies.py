@@ -629,3 +629,12 @@ def test_reasons_are_whole_sentences_that_can_be_translated() -> None:
     finally:
         use_language(Language())
     assert [each.explanation for each in (two, three, one)] == ["zwei", "mehrere", "sonst"]
+
+
+def test_a_layout_says_what_a_slow_link_costs() -> None:
+    rig = make_rig(make_gpu("CUDA0", 4), remote(0, 4), host_gib=8)
+    answer = found("fastest", "dense 8B", rig)
+    assert "RPC0" in answer.layout.devices
+    assert "The link to RPC0 costs" in answer.explanation
+    near = make_rig(make_gpu("CUDA0", 4), remote(0, 4, host="127.0.0.1"), host_gib=8)
+    assert "The link" not in found("fastest", "dense 8B", near).explanation

@@ -7,10 +7,12 @@ from typing import Any, cast
 
 import pytest
 
+from engine.runtime.child.native import devices
 from engine.runtime.child.native.bindings import Bindings
-from engine.runtime.child.native.devices import resolve_devices
+from engine.runtime.child.native.cuda_driver import DriverCard
+from engine.runtime.child.native.devices import UNIFIED_VARIABLE, list_devices, resolve_devices
 from engine.runtime.child.native.failures import RequestError
-from engine.runtime.protocol.messages import DeviceRef, Failure
+from engine.runtime.protocol.messages import DeviceRef, Failure, ListDevices
 
 CPU = 9
 SERVERS = {"a:1": [101, 102], "b:1": [103]}
@@ -22,6 +24,9 @@ class Machine:
     def __init__(self, *cards: tuple[str, str, str | None]) -> None:
         self._cards = dict(enumerate(cards, start=1))
         self.asked: list[str] = []
+        self.props_of: list[str] = []
+        """Devices whose properties were read, which makes a context on a CUDA card."""
+        self.kinds: dict[str, int] = {}
 
     def devices(self) -> list[int]:
         return [*self._cards, CPU]
@@ -39,8 +44,23 @@ class Machine:
         return self._cards[registry][1] if registry in self._cards else "CPU"
 
     def device_props(self, device: int) -> SimpleNamespace:
+        self.props_of.append(self.device_name(device))
         pci = self._cards[device][2] if device in self._cards else None
-        return SimpleNamespace(device_id=pci.encode() if pci else None)
+        return SimpleNamespace(device_id=pci.encode() if pci else None, memory_free=5, memory_total=8)
+
+    def device_type(self, device: int) -> int:
+        return 0 if device == CPU else self.kinds.get(self.device_name(device), 1)
+
+    def device_description(self, device: int) -> str:
+        return self.device_name(device)
+
+    def device_buffer_type(self, _device: int) -> int:
+        return 0
+
+    device_host_buffer_type = device_buffer_type
+
+    def registry_function(self, _registry: int, _name: bytes) -> int:
+        return 0
 
     def send_abort_text(self, text: str) -> None:
         raise AssertionError(f"nothing here takes long: {text}")
@@ -123,3 +143,46 @@ def test_a_device_that_the_server_does_not_have_is_named() -> None:
     assert gone.kind == "unreachable"
     assert "z" in gone.message
     assert "b:1" in gone.message
+
+
+DRIVER_CARDS = tuple(DriverCard(f"0000:0{at}:00.0", f"GPU-{at}", 7) for at in (1, 2))
+
+
+@pytest.mark.parametrize(
+    ("known", "driver", "integrated", "environ", "without_context"),
+    [
+        (("GPU-1", "GPU-2"), DRIVER_CARDS, "", {}, ["CUDA0", "CUDA1"]),
+        (("GPU-2",), DRIVER_CARDS, "", {}, ["CUDA1"]),
+        ((), DRIVER_CARDS, "", {}, []),
+        # Virtual devices: ggml has more than the driver.
+        (("GPU-1", "GPU-2"), DRIVER_CARDS[:1], "", {}, []),
+        (("GPU-1", "GPU-2"), (), "", {}, []),
+        # Memory of the host, which the driver of the card does not tell.
+        (("GPU-1", "GPU-2"), DRIVER_CARDS, "CUDA0", {}, ["CUDA1"]),
+        (("GPU-1", "GPU-2"), DRIVER_CARDS, "", {UNIFIED_VARIABLE: "1"}, []),
+    ],
+)
+def test_known_cards_are_listed_without_asking_ggml_for_their_memory(
+    known: tuple[str, ...],
+    driver: tuple[DriverCard, ...],
+    integrated: str,
+    environ: dict[str, str],
+    without_context: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    machine = Machine(("CUDA0", "CUDA", "0000:01:00.0"), ("CUDA1", "CUDA", "0000:02:00.0"))
+    machine.kinds = {integrated: 2}
+    monkeypatch.setattr(devices, "list_driver_cards", lambda: driver)
+    for name in ("largest_tensor_bytes", "mixes_streams"):
+        monkeypatch.setattr(devices, name, lambda *_: 0)
+    monkeypatch.delenv(UNIFIED_VARIABLE, raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    found = list_devices(cast(Bindings, cast(Any, machine)), ListDevices(known_cards=known)).devices
+    cards = {each.name: each for each in found if each.backend == "CUDA"}
+    assert [name for name, each in cards.items() if each.uuid] == without_context
+    assert [name for name in cards if name not in machine.props_of] == without_context
+    assert {name: (each.free_bytes, each.total_bytes) for name, each in cards.items()} == {
+        name: (0, 7) if name in without_context else (5, 8) for name in cards
+    }
+    assert [each.pci_bus_id for each in cards.values()] == ["0000:01:00.0", "0000:02:00.0"]

@@ -12,6 +12,7 @@ from engine.runtime.child.native.log import (
     WARN,
     EngineLog,
     FailedAllocation,
+    FailedCard,
     LogFacts,
     RefusedComputing,
     context_failure,
@@ -95,6 +96,13 @@ def test_memory_that_a_card_refuses_while_it_computes_is_understood(
     for line in lines:
         log.write(ERROR, line + "\n")
     assert log.refused == expected
+
+
+def test_the_card_of_another_error_is_told_with_the_words_of_the_driver() -> None:
+    log = EngineLog()
+    log.write(ERROR, "CUDA error: an illegal memory access was encountered\n")
+    log.write(ERROR, "  current device: 1, in function f at ggml-cuda.cu:1\n")
+    assert (log.failed, log.refused) == (FailedCard("CUDA1", "an illegal memory access was encountered"), None)
 
 
 def test_the_size_that_an_earlier_batch_was_refused_is_not_told_again() -> None:

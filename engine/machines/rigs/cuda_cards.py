@@ -1,8 +1,10 @@
-"""Device discovery on a machine where CUDA fails on some cards.
+"""Device discovery without CUDA contexts, and on a machine where CUDA fails on some cards.
 
-llama.cpp asks every visible card for its memory. That makes a CUDA context, and a card that is full or broken aborts
-the process. So such a card is hidden from the child by CUDA_VISIBLE_DEVICES, and described by the driver instead (NVML,
-which needs no context).
+llama.cpp asks every visible card for its memory. That makes a CUDA context of several hundred MiB, and a card that is
+full or broken aborts the process. So NVIDIA's driver is asked for the memory instead (NVML), and the child leaves out
+the cards that the driver tells of. The child itself is asked for other cards: slices of a card (MIG), cards that share
+the memory of the host, and all if there is no NVML. A card on which the child aborts is hidden from it by
+CUDA_VISIBLE_DEVICES.
 """
 
 from __future__ import annotations
@@ -16,16 +18,15 @@ import msgspec
 
 from engine.base.errors import WorkerCrashedError
 from engine.base.pci import PciId, parse_pci_id
-from engine.base.units import MIB
 from engine.devices.telemetry.cards import NvidiaCard, list_nvidia_cards
+from engine.planning.memory.backends import TRAITS
 from engine.runtime.protocol.messages import GgmlDevice, ListDevices
 from engine.runtime.requests import CUDA_VARIABLE
 
-CONTEXT_BYTES = 200 * MIB
-"""A card with less free memory has no room for a CUDA context. Contexts take 200 to 600 MiB by card and driver
-[unverified on a card]; if one does not fit that is found by trying."""
 ORDER_VARIABLE = "CUDA_DEVICE_ORDER"
 _BY_SLOT = "PCI_BUS_ID"
+_HAVE_CONTEXTS = ("CUDA", "HIP")
+"""Backends that read a card's free memory in a context of their own."""
 _log = logging.getLogger("layerdeck.discovery")
 
 _CUDA_DEVICE = GgmlDevice(
@@ -46,27 +47,40 @@ AskDevices = Callable[[ListDevices, Mapping[str, str]], Sequence[GgmlDevice]]
 """Asks a new child with an environment for its devices."""
 
 
-def list_around_bad_cards(ask: AskDevices, request: ListDevices) -> tuple[GgmlDevice, ...]:
-    """Return the devices that `request` lists, with bad CUDA cards as the driver describes them.
+def list_all_devices(ask: AskDevices, request: ListDevices) -> tuple[GgmlDevice, ...]:
+    """Return the devices that `request` lists, with the free memory that they have without a process of ours.
 
     Raises:
         EngineError: the child failed, and hiding cards does not help.
     """
-    cards = visible_cards(list_nvidia_cards(), os.environ)
-    bad = {card.slot for card in cards if card.free_bytes is not None and card.free_bytes < CONTEXT_BYTES}
+    cards = list_nvidia_cards()
+    known = tuple(card.uuid for card in cards if card.free_bytes is not None and not card.is_sliced)
+    request = msgspec.structs.replace(request, known_cards=known)
     try:
-        found = ask(request, _without(cards, bad))
+        return tuple(_free_of_contexts(ask(request, {}), cards))
     except WorkerCrashedError:
         # Cards are tried alone only after a crash, since each takes a child of its own.
-        added = {card.slot for card in cards if card.slot not in bad and not _works(ask, card)}
-        if not added:
+        shown = visible_cards(cards, os.environ)
+        bad = {card.slot for card in shown if not _works(ask, card)}
+        if not bad:
             raise
-        bad |= added
-        found = ask(request, _without(cards, bad))
-    if not bad:
-        return tuple(found)
-    _log.info("CUDA was not used on %s", ", ".join(card.uuid for card in cards if card.slot in bad))
-    return tuple(_numbered(found, cards, bad))
+    found = _free_of_contexts(ask(request, _without(shown, bad)), cards)
+    _log.info("CUDA was not used on %s", ", ".join(card.uuid for card in shown if card.slot in bad))
+    return tuple(_numbered(found, shown, bad))
+
+
+def _free_of_contexts(found: Iterable[GgmlDevice], cards: Iterable[NvidiaCard]) -> Iterator[GgmlDevice]:
+    """Yield the devices with the free memory of which nothing is taken by the child that listed them."""
+    free = {card.uuid: card.free_bytes for card in cards}
+    for device in found:
+        free_bytes = device.free_bytes
+        if device.uuid is not None:
+            free_bytes = free.get(device.uuid) or 0
+        elif device.backend in _HAVE_CONTEXTS and device.endpoint is None:
+            # The child's own context is not in what it tells, and has ended with it. A forecast adds the same bytes,
+            # so that whether a load fits does not depend on how good the guess is.
+            free_bytes += TRAITS[device.backend].overhead_bytes
+        yield msgspec.structs.replace(device, free_bytes=min(free_bytes, device.total_bytes))
 
 
 def visible_cards(cards: Sequence[NvidiaCard], environ: Mapping[str, str]) -> tuple[NvidiaCard, ...]:

@@ -10,11 +10,12 @@ import json
 import re
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from engine.chat.thinking import overlap
+from engine.runtime.protocol.messages import ToolCall
 
 HERMES = "<tool_call>"
 PYTHON_TAG = "<|python_tag|>"
@@ -53,6 +54,18 @@ class Found(NamedTuple):
 
     content: str = ""
     calls: tuple[CallDelta, ...] = ()
+
+
+def calls_with(calls: Sequence[ToolCall], deltas: Iterable[CallDelta]) -> tuple[ToolCall, ...]:
+    """Return calls with further pieces of the last one, and with new ones."""
+    found = list(calls)
+    for delta in deltas:
+        if delta.name:
+            found.append(ToolCall(delta.id, delta.name, delta.arguments))
+        elif found:
+            last = found[-1]
+            found[-1] = ToolCall(last.id, last.name, last.arguments + delta.arguments)
+    return tuple(found)
 
 
 class _Call(ABC):

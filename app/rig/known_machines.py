@@ -1,0 +1,210 @@
+"""Paired machines of the rig: remembered when the window closes, greyed while they are away, used again by themselves.
+
+Their devices are kept in a rig file, with what is known of them. Each machine is asked again and again while one of its
+devices is listed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from PySide6.QtCore import QObject, QTimer
+
+from app.background import Background, Worker
+from app.notices import Notices
+from app.paths import machines_path
+from app.rig.limit_store import LimitStore
+from app.rig.live_rig import LiveRig
+from app.rig.peers import Peers
+from engine.base.errors import EngineError
+from engine.base.language import tr
+from engine.devices.device import Device, Rig
+from engine.devices.endpoint import GreetingStatus, parse_lent_endpoint
+from engine.devices.rig_file import read_rig, write_rig
+from engine.machines.rigs.remote_machines import Machine, machine_of, with_offer
+from engine.machines.tunnel.calling import TunnelError
+from engine.machines.tunnel.offers import OfferedDevice
+
+WATCH_MS = 10_000
+"""Time between two questions to a machine."""
+_log = logging.getLogger("layerdeck.machines")
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """The answer of a machine. `offered`: by name; None from an older release. `vias`: local addresses by endpoint."""
+
+    offered: Mapping[str, OfferedDevice] | None
+    vias: Mapping[str, str | None]
+
+
+class KnownMachines(QObject):
+    """Keeps the list of devices in step with the paired machines. `close` ends the questions."""
+
+    def __init__(
+        self,
+        live: LiveRig,
+        peers: Peers,
+        limits: LimitStore,
+        background: Background,
+        notices: Notices,
+        *,
+        path: Path | None = None,
+        watch_ms: int = WATCH_MS,
+        parent: QObject | None = None,
+    ) -> None:
+        super().__init__(parent)
+        self._live, self._peers, self._limits = live, peers, limits
+        self._background, self._notices = background, notices
+        self._path = path or machines_path()
+        self._writer = Worker("machines")
+        self._asked: set[Machine] = set()
+        self._kept: tuple[Device, ...] | None = None
+        self._timer = QTimer(self)
+        self._timer.setInterval(watch_ms)
+        self._timer.timeout.connect(self.look)
+        live.devices_changed.connect(self._on_devices_changed)
+
+    def restore(self) -> None:
+        """List the devices of the last time, as away until their machines answer."""
+
+        def read() -> tuple[Device, ...]:
+            return read_rig(self._path).devices if self._path.exists() else ()
+
+        def show(devices: tuple[Device, ...]) -> None:
+            self._kept = devices
+            listed = {device.endpoint for device in self._live.devices.rig.devices}
+            away = [
+                replace(self._limits.apply(device), away=tr("away"))
+                for device in devices
+                if device.fingerprint is not None and device.endpoint not in listed
+            ]
+            # A rig file that was opened meanwhile describes all devices.
+            if away and not self._live.devices.from_file:
+                self._live.set_devices(self._live.devices.with_devices(away))
+            self.look()
+
+        def failed(error: EngineError) -> None:
+            _log.warning("the list of machines was not read: %s", error.summary())
+            show(())
+
+        self._background.run("Reading machines", read, show, failed, quiet=True)
+
+    def look(self) -> None:
+        """Ask each paired machine of the rig what it lends now."""
+        for machine in dict.fromkeys(map(machine_of, self._live.devices.rig.devices)):
+            if machine is None or machine in self._asked:
+                continue
+            self._asked.add(machine)
+            self._background.run(
+                "Looking at machines",
+                partial(self._see, machine, self._devices_of(machine)),
+                partial(self._show, machine),
+                partial(self._show_away, machine),
+                quiet=True,
+            )
+
+    def close(self) -> None:
+        """Stop asking."""
+        self._timer.stop()
+
+    def _devices_of(self, machine: Machine) -> tuple[Device, ...]:
+        return tuple(device for device in self._live.devices.rig.devices if machine_of(device) == machine)
+
+    def _see(self, machine: Machine, devices: tuple[Device, ...]) -> _Seen:
+        """Ask the machine, and open its tunnels; in a thread of the background. Raises as `RemoteMachines.ask`."""
+        offered: Mapping[str, OfferedDevice] | None
+        try:
+            offer, _ = self._peers.machines.ask(machine)
+            offered = {each.name: each for each in offer.devices}
+        except TunnelError as error:
+            # An older release closes such a question, and its device has no name.
+            if error.status is not GreetingStatus.NOT_RPC or any(_name_of(device) for device in devices):
+                raise
+            offered = None
+        reached = self._peers.reach(Rig(devices, self._live.devices.rig.host))
+        return _Seen(offered, {device.endpoint or "": device.via for device in reached.devices})
+
+    def _show(self, machine: Machine, seen: _Seen) -> None:
+        def now(device: Device) -> Device:
+            device = replace(device, via=seen.vias.get(device.endpoint or "", device.via))
+            if seen.offered is None:
+                return replace(device, away="")
+            name = _name_of(device) or next(iter(seen.offered), "")
+            changed = with_offer(device, seen.offered.get(name))
+            # The sizes of a rig file are somebody's plan.
+            return replace(device, away=changed.away) if self._live.devices.from_file else changed
+
+        self._change(machine, now)
+
+    def _show_away(self, machine: Machine, error: EngineError) -> None:
+        _log.info("%s: %s", machine.name, error.summary())
+        is_changed = isinstance(error, TunnelError) and error.status is GreetingStatus.UNTRUSTED
+        words = tr("away") if isinstance(error, TunnelError) and not is_changed else tr("not paired")
+        self._change(machine, lambda device: replace(device, away=words))
+
+    def _change(self, machine: Machine, change: Callable[[Device], Device]) -> None:
+        """Change the devices of a machine that are listed by now, and say if it has come or gone."""
+        self._asked.discard(machine)
+        before = {device.id: device for device in self._devices_of(machine)}
+        if not before:
+            return
+        after = {name: change(device) for name, device in before.items()}
+        self._live.set_devices(self._live.devices.with_changed(lambda device: after.get(device.id, device)))
+        self._keep()
+        was_usable, is_usable = (any(not each.away for each in devices.values()) for devices in (before, after))
+        if is_usable and not was_usable:
+            self._notices.say(tr("{name} is here again.", name=machine.name))
+        elif was_usable and not is_usable:
+            away = next(each.away for each in after.values())
+            self._notices.say(tr("{name} cannot be used now: {away}.", name=machine.name, away=away), bad=True)
+
+    def _on_devices_changed(self) -> None:
+        if any(device.fingerprint is not None for device in self._live.devices.rig.devices):
+            self._timer.start()
+        else:
+            self._timer.stop()
+        self._keep()
+
+    def _keep(self) -> None:
+        """Write the list if it has changed."""
+        devices = self._live.devices
+        lent = tuple(device for device in devices.rig.devices if device.fingerprint is not None)
+        # A rig file is not what this window has used. `restore` has to come first.
+        if devices.from_file or self._kept is None or _facts(lent) == _facts(self._kept):
+            return
+        self._kept = lent
+        self._background.run(
+            "Keeping machines",
+            partial(_write, self._path, Rig(lent, devices.rig.host)),
+            _nothing,
+            _log_error,
+            quiet=True,
+            worker=self._writer,
+        )
+
+
+def _write(path: Path, rig: Rig) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_rig(path, rig)
+
+
+def _facts(devices: Sequence[Device]) -> list[object]:
+    """Return what the file has of the devices, but their free memory, which changes all the time."""
+    return [(device.id, device.name, device.endpoint, device.total_bytes, device.remote) for device in devices]
+
+
+def _log_error(error: EngineError) -> None:
+    _log.warning("the list of machines was not written: %s", error.summary())
+
+
+def _nothing(_result: None) -> None:
+    """Nothing follows a written file."""
+
+
+def _name_of(device: Device) -> str:
+    return parse_lent_endpoint(device.endpoint or "")[1]

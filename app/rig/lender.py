@@ -1,0 +1,196 @@
+"""Lends this computer's devices to paired ones while the window is open: the server in a thread of its own."""
+
+from __future__ import annotations
+
+import platform
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import msgspec
+from PySide6.QtCore import QObject, Qt, Signal
+
+from app.paths import identity_path, kept_weights_path, pairings_path
+from app.settings import Settings
+from engine.base.errors import EngineError
+from engine.base.language import tr
+
+if TYPE_CHECKING:
+    from engine.machines.rigs.secure_serving import SecureAddress
+    from engine.machines.tunnel.listener import Use
+
+_KEY = "lending"
+_END_S = 8.0
+DEFAULT_PORT = 50052
+MAX_NAME = 40
+
+
+class LendChoice(msgspec.Struct, frozen=True):
+    """What to lend, as it is kept in the settings.
+
+    `host`: address to listen on; empty for the first one that other computers reach. `without`: ids of devices that are
+    not lent. `caps`: most bytes by id.
+    """
+
+    host: str = ""
+    port: int = DEFAULT_PORT
+    name: str = ""
+    announce: bool = True
+    without: tuple[str, ...] = ()
+    caps: dict[str, int] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class LendState:
+    """What the dialog shows. `place`: `host:port` that others call; empty while nothing is lent.
+
+    `code`: the pairing code that counts now. `users`: name of the client by device id. `problem`: why the last try
+    ended; `note`: a sentence about the running one.
+    """
+
+    is_starting: bool = False
+    place: str = ""
+    code: str = ""
+    users: tuple[tuple[str, str], ...] = ()
+    problem: str = ""
+    note: str = ""
+
+
+class Lender(QObject):
+    """Starts and stops lending. `state_changed` reports each change; `close` ends the workers."""
+
+    state_changed = Signal(LendState)
+    _reported = Signal(object)
+
+    def __init__(self, settings: Settings, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self._settings = settings
+        self.choice = settings.kept(_KEY, LendChoice) or LendChoice(name=platform.node()[:MAX_NAME])
+        self.state = LendState()
+        self._until: threading.Event | None = None
+        self._thread: threading.Thread | None = None
+        self._address: SecureAddress | None = None
+        # Emitted by threads of the server.
+        self._reported.connect(self._on_reported, Qt.ConnectionType.QueuedConnection)
+
+    def start(self, choice: LendChoice) -> None:
+        """Lend with `choice`, which is kept; nothing happens if it lends already."""
+        if self._until is not None:
+            return
+        self.choice = choice
+        self._settings.keep(_KEY, choice)
+        until = self._until = threading.Event()
+        self._set(LendState(is_starting=True))
+        self._thread = threading.Thread(target=self._run, args=(choice, until), name="lender", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop lending now; sessions of others end."""
+        if self._until is not None:
+            self._until.set()
+            self._until = self._address = None
+            self._set(LendState())
+
+    def renew_code(self) -> None:
+        """Show a new pairing code; the one before counts no more."""
+        if self._address is not None:
+            self._set(replace(self.state, code=self._address.code.renew()))
+
+    def close(self) -> None:
+        """Stop lending, waiting a bounded time."""
+        self.stop()
+        if self._thread is not None:
+            self._thread.join(_END_S)
+
+    def _set(self, state: LendState) -> None:
+        self.state = state
+        self.state_changed.emit(state)
+
+    def _report(self, until: threading.Event, change: Callable[[], None]) -> None:
+        """Let the GUI thread make a change, unless lending was stopped or begun anew meanwhile."""
+        self._reported.emit((until, change))
+
+    def _on_reported(self, report: tuple[threading.Event, Callable[[], None]]) -> None:
+        until, change = report
+        if until is self._until:
+            change()
+
+    # ------------------------------------------------------------------ in the thread
+
+    def _run(self, choice: LendChoice, until: threading.Event) -> None:
+        try:
+            self._serve(choice, until)
+        except EngineError as error:
+            sentence = error.summary()
+            self._report(until, lambda: self._end(sentence))
+
+    def _end(self, sentence: str) -> None:
+        self._until = self._address = None
+        self._set(LendState(problem=sentence))
+
+    def _serve(self, choice: LendChoice, until: threading.Event) -> None:
+        # Imported here: most windows never lend.
+        from app.lending import find_lendings
+        from engine.machines.rigs.lab import KeptWeights
+        from engine.machines.rigs.secure_serving import Lent, SecureAddress, serve_secure
+        from engine.machines.tunnel.identity import read_identity
+        from engine.machines.tunnel.local_network import Announcement
+        from engine.machines.tunnel.pairing import OpenCode
+        from engine.machines.tunnel.pairings import PairingStore
+
+        lendings = find_lendings(without=choice.without, caps=tuple(choice.caps.items()))
+        host = choice.host or lending_addresses()[0]
+        name = choice.name or platform.node() or "unnamed"
+        book = PairingStore(pairings_path())
+        address = SecureAddress(host, choice.port, name, read_identity(identity_path()), book, OpenCode())
+        with ExitStack() as stack:
+
+            def begin(lent: Lent) -> None:
+                note = ""
+                if choice.announce:
+                    announcement = Announcement(
+                        name,
+                        host,
+                        lent.port,
+                        device=", ".join(each.device.id for each in lendings),
+                        total_bytes=sum(each.total_bytes for each in lendings),
+                        fingerprint=address.identity.fingerprint,
+                    )
+                    try:
+                        stack.enter_context(announcement)
+                    except EngineError as error:
+                        # The address can be typed at the other computer.
+                        note = error.summary()
+                self._report(until, lambda: self._begin(address, f"{host}:{lent.port}", note))
+
+            serve_secure(
+                address,
+                lendings,
+                kept=KeptWeights(kept_weights_path()),
+                until=until,
+                on_serving=begin,
+                on_paired=lambda pairing: self._report(
+                    until, lambda: self._say(tr("Paired with {words}.", words=pairing.words), uses_code=True)
+                ),
+                on_use=lambda uses: self._report(until, lambda: self._show_uses(uses)),
+                on_problem=lambda sentence: self._report(until, lambda: self._say(sentence)),
+            )
+
+    def _begin(self, address: SecureAddress, place: str, note: str) -> None:
+        self._address = address
+        self._set(LendState(place=place, code=address.code.renew(), note=note))
+
+    def _show_uses(self, uses: tuple[Use, ...]) -> None:
+        self._set(replace(self.state, users=tuple((use.device, use.client) for use in uses)))
+
+    def _say(self, sentence: str, *, uses_code: bool = False) -> None:
+        self._set(replace(self.state, note=sentence, code="" if uses_code else self.state.code))
+
+
+def lending_addresses() -> tuple[str, ...]:
+    """Return this computer's addresses to listen on, those that others reach first."""
+    from engine.devices.addresses import own_addresses
+
+    return own_addresses()

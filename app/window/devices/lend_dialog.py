@@ -1,0 +1,187 @@
+"""Devices > Lend This Computer: what is lent to paired computers, who uses it, and an end to it. Not modal."""
+
+from __future__ import annotations
+
+from PySide6.QtWidgets import (
+    QCheckBox,
+    QComboBox,
+    QFormLayout,
+    QGridLayout,
+    QLabel,
+    QLineEdit,
+    QSpinBox,
+    QWidget,
+)
+
+from app.rig.lender import MAX_NAME, LendChoice, Lender, LendState, lending_addresses
+from app.rig.live_rig import LiveRig
+from app.window.dialogs import OneDialog
+from engine.base.language import tr
+from engine.base.units import format_bytes, parse_size
+from engine.devices.device import Device
+from widgets.common.dialog import Dialog
+from widgets.common.roles import plain_label, set_role
+
+INTRODUCTION = tr(
+    "Other computers can use the devices of this one for their models. Only paired computers can, over an encrypted "
+    "connection, and each device serves one of them at a time. It ends when this window closes; `layerdeck-cli rig "
+    "serve --install` lends without a window."
+)
+_ALL = "0.0.0.0"
+
+
+class _DeviceRow:
+    """Controls of one device: whether it is lent, how much of it, and who uses it."""
+
+    def __init__(self, device: Device, choice: LendChoice) -> None:
+        self.device = device
+        self.box = QCheckBox(device.id)
+        self.box.setChecked(device.id not in choice.without)
+        self.name = plain_label(f"{device.name}, {format_bytes(device.total_bytes)}", "dim")
+        self.cap_line = QLineEdit()
+        self.cap_line.setPlaceholderText(tr("all"))
+        self.cap_line.setAccessibleName(tr("Most memory of {id} to lend", id=device.id))
+        cap_bytes = choice.caps.get(device.id)
+        self.cap_line.setText("" if cap_bytes is None else format_bytes(cap_bytes))
+        self.user = plain_label("", "dim")
+
+    def cap_bytes(self) -> int | None:
+        """Return the entered limit; None for none. Raises `ValueError` with a sentence."""
+        text = self.cap_line.text().strip()
+        return parse_size(text) if text else None
+
+
+class LendDialog(Dialog):
+    """Shows and changes what the lender does. Closing the dialog changes nothing."""
+
+    def __init__(self, parent: QWidget, lender: Lender, live: LiveRig) -> None:
+        super().__init__(tr("Lend This Computer"), parent, once=True)
+        self._lender = lender
+        devices = live.devices.rig.all_devices
+        local = [device for device in devices if not device.is_rpc and device.kind != "accel"]
+        self.rows = tuple(_DeviceRow(device, lender.choice) for device in local)
+        self.address_box = QComboBox()
+        self.port_box = QSpinBox()
+        self.name_line = QLineEdit(lender.choice.name)
+        self.announce_box = QCheckBox(tr("Show this computer in the local network"))
+        self.state_label = plain_label("", "strong", wrap=True)
+        self.code_label = plain_label("", wrap=True)
+        self._build()
+        self.lend_button = self.add_button(tr("&Lend"), self._on_lend)
+        self.stop_button = self.add_button(tr("&Stop Lending Now"), lender.stop)
+        self.code_button = self.add_button(tr("New Pairing &Code"), lender.renew_code)
+        lender.state_changed.connect(self.show_state)
+        self.show_state(lender.state)
+
+    @property
+    def text(self) -> str:
+        """The sentence on the state."""
+        return self.state_label.text()
+
+    def show_state(self, state: LendState) -> None:
+        """Show whether devices are lent, and to whom."""
+        is_on = bool(state.place) or state.is_starting
+        self.state_label.setText(_state_words(state))
+        set_role(self.state_label, "error" if state.problem else "strong")
+        self.code_label.setText(_code_words(state))
+        self.lend_button.setEnabled(not is_on)
+        self.stop_button.setEnabled(is_on)
+        self.code_button.setEnabled(bool(state.place))
+        for control in (self.address_box, self.port_box, self.name_line, self.announce_box):
+            control.setEnabled(not is_on)
+        users = dict(state.users)
+        for row in self.rows:
+            row.box.setEnabled(not is_on)
+            row.cap_line.setEnabled(not is_on)
+            client = users.get(row.device.id)
+            lent = tr("free") if state.place and row.box.isChecked() else ""
+            row.user.setText(lent if client is None else tr("used by {user}", user=client))
+
+    def _on_lend(self) -> None:
+        caps = {}
+        for row in self.rows:
+            try:
+                cap_bytes = row.cap_bytes()
+            except ValueError as error:
+                self._refuse(f"{row.device.id}: {error}", row.cap_line)
+                return
+            if cap_bytes is not None and not 0 < cap_bytes <= row.device.total_bytes:
+                size = format_bytes(row.device.total_bytes)
+                self._refuse(tr("{id} has {size}; lend at most that.", id=row.device.id, size=size), row.cap_line)
+                return
+            if cap_bytes is not None and row.box.isChecked():
+                caps[row.device.id] = cap_bytes
+        self._lender.start(
+            LendChoice(
+                host=str(self.address_box.currentData()),
+                port=self.port_box.value(),
+                name=self.name_line.text().strip(),
+                announce=self.announce_box.isChecked(),
+                without=tuple(row.device.id for row in self.rows if not row.box.isChecked()),
+                caps=caps,
+            )
+        )
+
+    def _refuse(self, sentence: str, control: QWidget) -> None:
+        self.show_state(LendState(problem=sentence))
+        control.setFocus()
+
+    def _build(self) -> None:
+        grid = QGridLayout()
+        grid.setColumnStretch(1, 1)
+        headings = (tr("Device"), "", tr("At most"), tr("Used by"))
+        for column, heading in enumerate(headings):
+            grid.addWidget(plain_label(heading, "dim"), 0, column)
+        for place, row in enumerate(self.rows, start=1):
+            parts: tuple[QWidget, ...] = (row.box, row.name, row.cap_line, row.user)
+            for column, part in enumerate(parts):
+                grid.addWidget(part, place, column)
+        choice = self._lender.choice
+        for address in lending_addresses():
+            self.address_box.addItem(_address_words(address), address)
+        self.address_box.addItem(tr("all networks"), _ALL)
+        self.address_box.setCurrentIndex(max(0, self.address_box.findData(choice.host)))
+        self.address_box.setAccessibleName(tr("Address to listen on"))
+        self.port_box.setRange(1, 65535)
+        self.port_box.setValue(choice.port)
+        self.port_box.setAccessibleName(tr("Port"))
+        self.name_line.setMaxLength(MAX_NAME)
+        self.name_line.setAccessibleName(tr("Name for other computers"))
+        self.announce_box.setChecked(choice.announce)
+        form = QFormLayout()
+        form.addRow(tr("Address"), self.address_box)
+        form.addRow(tr("Port"), self.port_box)
+        form.addRow(tr("Name for other computers"), self.name_line)
+        form.addRow("", self.announce_box)
+        introduction: QLabel = plain_label(INTRODUCTION, "dim", wrap=True)
+        self.lay_out(introduction, grid, form, self.state_label, self.code_label, None)
+        self.resize(640, 420)
+
+
+def _address_words(address: str) -> str:
+    return tr("{address} (this computer only)", address=address) if address.startswith("127.") else address
+
+
+def _state_words(state: LendState) -> str:
+    if state.problem:
+        return state.problem
+    if state.is_starting:
+        return tr("Starting…")
+    if not state.place:
+        return tr("Nothing is lent.")
+    return " ".join(filter(None, (tr("Lent at {place}.", place=state.place), state.note)))
+
+
+def _code_words(state: LendState) -> str:
+    if not state.place:
+        return ""
+    if not state.code:
+        return tr("No pairing code counts now. Paired computers need none.")
+    return tr("Pairing code: {code} (for ten minutes, one computer). Type it at the other one.", code=state.code)
+
+
+class LendPresenter(OneDialog[LendDialog]):
+    """Shows the lender's state while its dialog is open."""
+
+    def __init__(self, lender: Lender, live: LiveRig, window: QWidget) -> None:
+        super().__init__(lambda: LendDialog(window, lender, live), lambda _dialog: None, window)

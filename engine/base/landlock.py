@@ -1,0 +1,150 @@
+"""Landlock: a Linux process limits the files, TCP ports, signals and abstract Unix sockets that it can use.
+
+The kernel has it since version 5.13. The constants are those of `linux/landlock.h` and `linux/prctl.h`, since the
+standard library has no binding for them. What Landlock cannot refuse, `engine.base.seccomp` does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import stat
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+# Numbers of system calls from 424 on are the same on all architectures but Alpha.
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
+_VERSION_FLAG = 1
+_RULE_PATH_BENEATH, _RULE_NET_PORT = 1, 2
+_ALL_THREADS = 1 << 3
+_PR_SET_NO_NEW_PRIVS = 38
+_O_PATH = 0o10000000
+
+_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
+_TRUNCATE = 1 << 14
+_FIRST_RIGHTS = (1 << 13) - 1
+_RIGHTS_SINCE = {2: 1 << 13, 3: _TRUNCATE}
+"""Additional file rights, by the Landlock version that introduced them. Device ioctls (version 5) stay allowed, because
+drivers need them.
+
+A right that a ruleset does not handle stays allowed, and a kernel refuses rights newer than its version.
+"""
+_READING = _READ_FILE | _READ_DIR
+_OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE
+"""The only rights that a rule for a file, as opposed to a folder, may name."""
+_BIND_TCP, _CONNECT_TCP = 1 << 0, 1 << 1
+_ABSTRACT_SOCKETS, _SIGNALS = 1 << 0, 1 << 1
+
+TRUNCATING_SINCE, NETWORK_SINCE, SCOPES_SINCE, THREADS_SINCE = 3, 4, 6, 8
+"""Landlock versions since which the following can be restricted: the length of files, TCP ports, signals and abstract
+Unix sockets, and threads that exist already."""
+
+
+class _RulesetAttributes(ctypes.Structure):
+    _fields_ = (
+        ("handled_access_fs", ctypes.c_uint64),
+        ("handled_access_net", ctypes.c_uint64),
+        ("scoped", ctypes.c_uint64),
+    )
+
+
+class _NetPort(ctypes.Structure):
+    _fields_ = (("allowed_access", ctypes.c_uint64), ("port", ctypes.c_uint64))
+
+
+class _PathBeneath(ctypes.Structure):
+    # `struct landlock_path_beneath_attr` is packed.
+    _pack_ = 1
+    _fields_ = (("allowed_access", ctypes.c_uint64), ("parent_fd", ctypes.c_int32))
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """What a process can still use: files with all below them if they are folders, programs, and TCP ports.
+
+    `connect`: ports to connect to; `listen`: ports to listen on; None: any.
+    """
+
+    readable: tuple[Path, ...] = ()
+    writable: tuple[Path, ...] = ()
+    programs: tuple[Path, ...] = ()
+    connect: tuple[int, ...] | None = ()
+    listen: tuple[int, ...] | None = ()
+
+
+def landlock_version() -> int:
+    """Return the Landlock version of this kernel; 0 without Landlock."""
+    if not sys.platform.startswith("linux"):
+        return 0
+    # With this flag the call returns the version instead of a ruleset, and -1 if the kernel lacks Landlock.
+    return max(0, int(_system_call()(_CREATE_RULESET, None, 0, _VERSION_FLAG)))
+
+
+def drop_privileges() -> bool:
+    """Let this thread, and those that it starts, gain no privileges, as by a set-uid program; return whether it works.
+
+    The kernel requires it of an unprivileged process that restricts itself, by Landlock and by seccomp.
+    """
+    return bool(ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0)
+
+
+def restrict(reach: Reach) -> bool:
+    """Restrict the calling thread, and those that it starts, to `reach`; return whether the system can do that.
+
+    From version 8 on all threads of the process are restricted. `drop_privileges` goes first. Open files stay usable.
+    """
+    version = landlock_version()
+    if not version:
+        return False
+    handled = _FIRST_RIGHTS
+    # A kernel rejects a ruleset with rights that it does not know.
+    for since, rights in _RIGHTS_SINCE.items():
+        handled |= rights if version >= since else 0
+    call = _system_call()
+    attributes = _RulesetAttributes(handled)
+    if version >= NETWORK_SINCE:
+        attributes.handled_access_net = _CONNECT_TCP * (reach.connect is not None) | _BIND_TCP * (
+            reach.listen is not None
+        )
+    if version >= SCOPES_SINCE:
+        attributes.scoped = _ABSTRACT_SOCKETS | _SIGNALS
+    ruleset = int(call(_CREATE_RULESET, ctypes.byref(attributes), ctypes.sizeof(attributes), 0))
+    if ruleset < 0:
+        return False
+    try:
+        _allow_files(ruleset, reach.readable, _READING)
+        _allow_files(ruleset, reach.writable, handled & ~_EXECUTE)
+        _allow_files(ruleset, reach.programs, _EXECUTE | _READ_FILE)
+        if attributes.handled_access_net:
+            for rights, numbers in ((_CONNECT_TCP, reach.connect), (_BIND_TCP, reach.listen)):
+                for port in numbers or ():
+                    call(_ADD_RULE, ruleset, _RULE_NET_PORT, ctypes.byref(_NetPort(rights, port)), 0)
+        flags = _ALL_THREADS if version >= THREADS_SINCE else 0
+        return int(call(_RESTRICT_SELF, ruleset, flags)) == 0
+    finally:
+        os.close(ruleset)
+
+
+def _allow_files(ruleset: int, paths: Iterable[Path], rights: int) -> None:
+    """Add a rule for each path; one that does not exist needs none."""
+    for path in paths:
+        try:
+            descriptor = os.open(path, _O_PATH | os.O_CLOEXEC)
+        except (OSError, ValueError):
+            continue
+        try:
+            # The kernel rejects a rule for a file with rights that concern folders, such as making files.
+            is_folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
+            rule = _PathBeneath(rights if is_folder else rights & _OF_FILES, descriptor)
+            _system_call()(_ADD_RULE, ruleset, _RULE_PATH_BENEATH, ctypes.byref(rule), 0)
+        finally:
+            os.close(descriptor)
+
+
+def _system_call() -> ctypes._NamedFuncPointer:
+    call = ctypes.CDLL(None).syscall
+    # The default of ctypes is int, which would cut the result of `syscall` on 64 bits.
+    call.restype = ctypes.c_long
+    return call

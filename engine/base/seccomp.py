@@ -1,0 +1,238 @@
+"""seccomp: a Linux process refuses system calls of its own, in all of its threads.
+
+It refuses what Landlock cannot: UDP, Unix sockets with a path, protocols beside TCP, listening without `bind`, starting
+programs on a kernel without Landlock, and signals to the parent before Landlock's version 6. It also binds threads that
+exist already, such as those of drivers; Landlock does so from version 8 on.
+
+The filter is a program of some 100 instructions (classic BPF, `linux/filter.h`). libseccomp would write it too, but its
+binding (pyseccomp) needs a library of the system that not every desktop has, in a process that must start fast. The
+numbers of system calls are those of `asm/unistd_64.h` (x86_64) and `asm-generic/unistd.h` (aarch64). On other machines
+nothing is refused. Most calls cost nothing more: the kernel knows in advance which numbers a filter always allows.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import platform
+import socket
+import struct
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """System calls that a process keeps. `pid`: its own number.
+
+    `tcp`, `udp`, `unix`: sockets of this kind. `listens`: it accepts connections. `programs`: it starts programs, and
+    then it may also signal processes other than its parent.
+    """
+
+    pid: int
+    parent: int
+    tcp: bool = False
+    udp: bool = False
+    unix: bool = False
+    listens: bool = False
+    programs: bool = False
+
+
+class _Machine(NamedTuple):
+    """`architecture`: AUDIT_ARCH_* of `linux/audit.h`. `numbers`: of system calls, by name."""
+
+    architecture: int
+    numbers: dict[str, int]
+
+
+_MACHINES = {
+    "x86_64": _Machine(0xC000003E, {
+        "socket": 41, "accept": 43, "sendto": 44, "sendmsg": 46, "listen": 50, "execve": 59, "kill": 62, "ptrace": 101,
+        "rt_sigqueueinfo": 129, "pivot_root": 155, "chroot": 161, "mount": 165, "umount2": 166, "swapon": 167,
+        "reboot": 169, "init_module": 175, "delete_module": 176, "tkill": 200, "tgkill": 234, "kexec_load": 246,
+        "add_key": 248, "request_key": 249, "keyctl": 250, "unshare": 272, "accept4": 288, "rt_tgsigqueueinfo": 297,
+        "perf_event_open": 298, "open_by_handle_at": 304, "sendmmsg": 307, "setns": 308, "process_vm_readv": 310,
+        "process_vm_writev": 311, "finit_module": 313, "seccomp": 317, "kexec_file_load": 320, "bpf": 321,
+        "execveat": 322, "userfaultfd": 323,
+    }),
+    "aarch64": _Machine(0xC00000B7, {
+        "umount2": 39, "mount": 40, "pivot_root": 41, "chroot": 51, "unshare": 97, "kexec_load": 104,
+        "init_module": 105, "delete_module": 106, "ptrace": 117, "kill": 129, "tkill": 130, "tgkill": 131,
+        "rt_sigqueueinfo": 138, "reboot": 142, "socket": 198, "listen": 201, "accept": 202, "sendto": 206,
+        "sendmsg": 211, "add_key": 217, "request_key": 218, "keyctl": 219, "execve": 221, "swapon": 224,
+        "rt_tgsigqueueinfo": 240, "perf_event_open": 241, "accept4": 242, "open_by_handle_at": 265, "setns": 268,
+        "sendmmsg": 269, "process_vm_readv": 270, "process_vm_writev": 271, "finit_module": 273, "seccomp": 277,
+        "bpf": 280, "execveat": 281, "userfaultfd": 282, "kexec_file_load": 294,
+    }),
+}  # fmt: skip
+_COMMON = {
+    "pidfd_send_signal": 424, "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427, "open_tree": 428,
+    "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432, "pidfd_open": 434, "pidfd_getfd": 438,
+    "process_madvise": 440, "mount_setattr": 442,
+}  # fmt: skip
+"""Numbers of system calls from 424 on are the same on both machines."""
+
+_NEVER = (
+    "ptrace", "process_vm_readv", "process_vm_writev", "process_madvise", "pidfd_open", "pidfd_getfd",
+    "pidfd_send_signal", "tkill", "io_uring_setup", "io_uring_enter", "io_uring_register", "bpf", "perf_event_open",
+    "userfaultfd", "add_key", "request_key", "keyctl", "unshare", "setns", "chroot", "pivot_root", "mount", "umount2",
+    "open_tree", "move_mount", "fsopen", "fsconfig", "fsmount", "mount_setattr", "open_by_handle_at", "init_module",
+    "finit_module", "delete_module", "kexec_load", "kexec_file_load", "reboot", "swapon",
+)  # fmt: skip
+"""No child and no driver needs them. io_uring would open sockets and files that no filter sees."""
+_SIGNALLING = ("kill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo")
+_SENDING = {"sendto": 3, "sendmsg": 2, "sendmmsg": 3}
+"""Place of the flags among the arguments."""
+_FAST_OPEN = 0x20000000
+"""MSG_FASTOPEN connects while it sends, without `connect`, which is what Landlock restricts."""
+_X32 = 0x40000000
+"""Bit of the numbers of the x32 interface of x86_64."""
+
+_LOAD, _AND, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x06
+_INSTRUCTION = struct.Struct("HBBI")
+_ALLOW, _REFUSE = 0x7FFF0000, 0x00050000 | errno.EACCES
+_NUMBER, _ARCHITECTURE = 0, 4
+_NEGATIVE = 1 << 31
+_ALL_BITS = 0xFFFFFFFF
+_SET_FILTER, _ALL_THREADS = 1, 1
+_SOCKET_TYPE = 0xF
+"""The other bits of the type are flags, such as SOCK_CLOEXEC."""
+
+_Instruction = tuple[int, int, int, int]
+
+
+class _Test(NamedTuple):
+    """The word at `place` of `struct seccomp_data`, masked, is one of `values`."""
+
+    place: int
+    values: tuple[int, ...]
+    mask: int = _ALL_BITS
+
+
+def _argument(index: int, *values: int, mask: int = _ALL_BITS) -> _Test:
+    # Six arguments of 8 bytes follow number, architecture and instruction pointer. The lower half comes first.
+    return _Test(16 + 8 * index, tuple(value & _ALL_BITS for value in values), mask)
+
+
+def seccomp_filter(calls: Calls, machine: str = "") -> bytes:
+    """Return the program of `linux/filter.h` that refuses all but `calls`; empty for an unknown machine."""
+    known = _MACHINES.get(machine or platform.machine())
+    if known is None:
+        return b""
+    number = {**known.numbers, **_COMMON}
+
+    def call(*names: str) -> _Test:
+        return _Test(_NUMBER, tuple(number[name] for name in names))
+
+    # Another architecture numbers its calls otherwise, so that none of them is allowed.
+    program: list[_Instruction] = [
+        (_LOAD, 0, 0, _ARCHITECTURE),
+        (_EQUAL, 1, 0, known.architecture),
+        (_RETURN, 0, 0, _REFUSE),
+        (_LOAD, 0, 0, _NUMBER),
+        (_AT_LEAST, 0, 1, _X32),
+        (_RETURN, 0, 0, _REFUSE),
+    ]
+    program += _when(_REFUSE, call(*_NEVER))
+    for tests in _sockets(calls):
+        program += _when(_ALLOW, call("socket"), *tests)
+    program += _when(_REFUSE, call("socket"))
+    for name, place in _SENDING.items():
+        program += _when(_REFUSE, call(name), _argument(place, _FAST_OPEN, mask=_FAST_OPEN))
+    if not calls.listens:
+        program += _when(_REFUSE, call("listen", "accept", "accept4"))
+    program += _when(_ALLOW, call(*_SIGNALLING), _argument(0, calls.pid))
+    if calls.programs:
+        # 0 and negative numbers are groups of processes, to which the parent may belong.
+        program += _when(_REFUSE, call(*_SIGNALLING), _argument(0, 0, calls.parent))
+        program += _when(_REFUSE, call(*_SIGNALLING), _argument(0, _NEGATIVE, mask=_NEGATIVE))
+    else:
+        program += _when(_REFUSE, call(*_SIGNALLING))
+        program += _when(_REFUSE, call("execve", "execveat"))
+    return b"".join(_INSTRUCTION.pack(*each) for each in (*program, (_RETURN, 0, 0, _ALLOW)))
+
+
+def _sockets(calls: Calls) -> Iterable[tuple[_Test, ...]]:
+    """Yield the tests of each kind of socket that is allowed: family, type, protocol."""
+    internet = _argument(0, socket.AF_INET, socket.AF_INET6)
+    if calls.tcp:
+        # Landlock sees TCP alone: Multipath TCP would connect to any port.
+        stream = _argument(1, socket.SOCK_STREAM, mask=_SOCKET_TYPE)
+        yield internet, stream, _argument(2, 0, socket.IPPROTO_TCP)
+    if calls.udp:
+        datagram = _argument(1, socket.SOCK_DGRAM, mask=_SOCKET_TYPE)
+        yield internet, datagram, _argument(2, 0, socket.IPPROTO_UDP)
+        # Name resolution asks the kernel for the addresses of this machine.
+        yield _argument(0, _NETLINK), _argument(2, 0)
+    if calls.unix:
+        yield (_argument(0, _UNIX),)
+
+
+_UNIX, _NETLINK = 1, 16
+"""Families AF_UNIX and AF_NETLINK, which Python's module has on some systems only."""
+
+
+def _when(action: int, *tests: _Test) -> list[_Instruction]:
+    """Return instructions that end the program with `action` if all tests hold, and else go on after them."""
+    body: list[_Instruction] = [(_RETURN, 0, 0, action)]
+    for test in reversed(tests):
+        masks = [(_AND, 0, 0, test.mask)] if test.mask != _ALL_BITS else []
+        last = len(test.values) - 1
+        # Jumps count the instructions that are skipped, if equal and if not.
+        equal = [
+            (_EQUAL, last - index, len(body) if index == last else 0, value) for index, value in enumerate(test.values)
+        ]
+        body = [(_LOAD, 0, 0, test.place), *masks, *equal, *body]
+    return body
+
+
+class _Program(ctypes.Structure):
+    """`struct sock_fprog`."""
+
+    _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_void_p))
+
+
+@cache
+def can_refuse_calls() -> bool:
+    """Return whether this system has seccomp, on a machine whose system calls are known."""
+    if not sys.platform.startswith("linux") or platform.machine() not in _MACHINES:
+        return False
+    # GET_ACTION_AVAIL (2) fails if the kernel was built without filters.
+    action = ctypes.c_uint32(0x00050000)
+    return int(_seccomp(2, 0, ctypes.byref(action))) == 0
+
+
+def refuse_other_calls(calls: Calls) -> bool:
+    """Refuse all but `calls` in all threads of this process; return whether the system can do that.
+
+    A refused call fails with EACCES. `drop_privileges` of `engine.base.landlock` goes first.
+    """
+    if not can_refuse_calls():
+        return False
+    code = seccomp_filter(calls)
+    kept = ctypes.create_string_buffer(code, len(code))
+    program = _Program(len(code) // _INSTRUCTION.size, ctypes.addressof(kept))
+    # A positive result is the number of a thread that cannot be bound, as with a filter of its own.
+    return int(_seccomp(_SET_FILTER, _ALL_THREADS, ctypes.byref(program))) == 0
+
+
+def own_calls(
+    *,
+    tcp: bool = False,
+    udp: bool = False,
+    unix: bool = False,
+    listens: bool = False,
+    programs: bool = False,
+) -> Calls:
+    """Return the calls of this process; the arguments as of `Calls`."""
+    return Calls(os.getpid(), os.getppid(), tcp, udp, unix, listens, programs)
+
+
+def _seccomp(operation: int, flags: int, argument: object) -> int:
+    call = ctypes.CDLL(None).syscall
+    call.restype = ctypes.c_long
+    return int(call(_MACHINES[platform.machine()].numbers["seccomp"], operation, flags, argument))

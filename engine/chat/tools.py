@@ -1,0 +1,378 @@
+"""Tools that a model may call: checks of their definitions, and messages with calls and results for a chat template.
+
+A definition is OpenAI's: `{"type": "function", "function": {"name": ..., "description": ..., "parameters": ...}}`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+
+from engine.base.language import tr
+from engine.base.texts import show
+from engine.chat.message import Message, new_id, now_ms
+from engine.chat.tool_calls import HERMES, MISTRAL, CallReader, is_harmony, is_llama, types_of
+from engine.chat.tree import MessageTree, add
+from engine.runtime.protocol.messages import ChatMessage, ToolCall
+
+MAX_TOOLS = 256
+MAX_NAME_CHARACTERS = 128
+MAX_DEPTH = 64
+"""Objects within objects, in definitions of tools and in schemas."""
+MAX_SCHEMA_VALUES = 1 << 15
+"""Values in the schemas of all tools of a call; the engine takes as many characters."""
+MAX_CHARACTERS = 1 << 18
+"""Limit for the definitions of a conversation as text."""
+NO_RESULT = "(no result)"
+"""Stored as the result of a call that a person answered without one; the model reads it."""
+
+Document = dict[str, Any]
+NO_TEXTS: Mapping[str, str] = MappingProxyType({})
+
+
+class DefinitionError(ValueError):
+    """A tool or a schema cannot be used. `place`: where in the document, such as `tools[2]`; empty if unknown."""
+
+    def __init__(self, reason: str, place: str = "") -> None:
+        super().__init__(reason)
+        self.place = place
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """What one request may call. `tools`: definitions; empty: nothing. `template`: the chat template in use."""
+
+    tools: tuple[Document, ...] = ()
+    template: str = ""
+
+    @property
+    def knows_tools(self) -> bool:
+        """Whether the chat template writes definitions of tools."""
+        return "tools" in self.template
+
+    @property
+    def definitions(self) -> str:
+        """The tools as JSON for the template; empty if it gets none."""
+        return json.dumps(self.tools, ensure_ascii=False) if self.tools and self.knows_tools else ""
+
+    @property
+    def writes_hermes(self) -> bool:
+        """Whether calls are written as Hermes' models do."""
+        template = self.template
+        return not self.knows_tools or (HERMES in template and not is_harmony(template) and not is_llama(template))
+
+    def reader(self, *, forced: bool = False) -> CallReader:
+        """Return the reader of the calls in an answer. `forced`: a grammar makes the answer one call as JSON."""
+        return CallReader(self.template if self.knows_tools else "", types_of(self.tools), forced=forced)
+
+    def messages(self, messages: Sequence[ChatMessage]) -> tuple[ChatMessage, ...]:
+        """Return messages as this template takes them.
+
+        If it knows no tools, they are described in the system prompt, which may become a new first message.
+        """
+        has_calls = any(each.calls or each.call_id for each in messages)
+        if not self.knows_tools and (self.tools or has_calls):
+            return self._described(messages)
+        if MISTRAL in self.template:
+            return tuple(map(_with_short_ids, messages))
+        return tuple(messages)
+
+    def _described(self, messages: Sequence[ChatMessage]) -> tuple[ChatMessage, ...]:
+        """Return the messages with tools in the system prompt, and calls and results as text."""
+        texts = [_as_text(each) for each in messages]
+        if not self.tools:
+            return tuple(texts)
+        tools = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in self.tools)
+        prompt = _TOOL_PROMPT.format(tools=tools)
+        if texts and texts[0].role == "system":
+            prompt = f"{texts.pop(0).content}\n\n{prompt}"
+        return (ChatMessage("system", prompt), *texts)
+
+
+NO_TOOLS = ToolUse()
+
+_TOOL_PROMPT = """You can call these functions, given as JSON schemas:
+{tools}
+
+To call one, answer with nothing but this, once for each call:
+<tool_call>
+{{"name": "NAME OF THE FUNCTION", "arguments": {{...}}}}
+</tool_call>
+The results come in the next message. Answer in plain text when no function is needed."""
+
+
+def _as_text(message: ChatMessage) -> ChatMessage:
+    if message.role == "tool":
+        return ChatMessage("user", f"<tool_response>\n{message.content}\n</tool_response>")
+    if not message.calls:
+        return message
+    calls = [
+        f'{HERMES}\n{{"name": {json.dumps(call.name)}, "arguments": {call.arguments}}}\n</tool_call>'
+        for call in message.calls
+    ]
+    text = "\n".join(filter(None, (message.content, *calls)))
+    return ChatMessage(message.role, text, message.media, reasoning=message.reasoning)
+
+
+def _with_short_ids(message: ChatMessage) -> ChatMessage:
+    """Return a message whose call ids have nine letters and digits: Mistral's templates refuse others."""
+    calls = tuple(ToolCall(_short(call.id), call.name, call.arguments) for call in message.calls)
+    return msgspec.structs.replace(message, calls=calls, call_id=message.call_id and _short(message.call_id))
+
+
+def _short(call_id: str) -> str:
+    if len(call_id) == 9 and call_id.isascii() and call_id.isalnum():
+        return call_id
+    return hashlib.sha256(call_id.encode(errors="replace")).hexdigest()[:9]
+
+
+def is_whole(call: ToolCall) -> bool:
+    """Return whether the arguments of a call are a JSON object; they are not if the answer ended within the call."""
+    try:
+        return isinstance(json.loads(call.arguments), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def pretty_arguments(call: ToolCall) -> str:
+    """Return the arguments of a call for people: indented JSON, or the text as it is if it is not JSON."""
+    try:
+        return json.dumps(json.loads(call.arguments), ensure_ascii=False, indent=2)
+    except (ValueError, RecursionError):
+        return call.arguments
+
+
+def in_order_of_calls(path: Sequence[Message]) -> tuple[Message, ...]:
+    """Return messages with the results of each answer in the order of its calls."""
+    places: dict[str, tuple[int, int]] = {}
+    order: dict[str, int] = {}
+    first = 0
+    for place, message in enumerate(path):
+        if message.role != "tool":
+            first, order = place + 1, {call.id: number for number, call in enumerate(message.calls)}
+            places[message.id] = place, 0
+        else:
+            places[message.id] = first, order.get(message.call_id, len(order))
+    return tuple(sorted(path, key=lambda message: places[message.id]))
+
+
+def calls_of_path(path: Sequence[Message]) -> Message | None:
+    """Return the answer whose results the end of a path waits for, or has; None if it does not end with calls."""
+    last = next((message for message in reversed(path) if message.role != "tool"), None)
+    return last if last is not None and last.calls else None
+
+
+def missing_results(path: Sequence[Message]) -> tuple[ToolCall, ...]:
+    """Return the calls at the end of a path that have no result yet."""
+    answer = calls_of_path(path)
+    if answer is None or answer.state == "writing":
+        return ()
+    given = {message.call_id for message in path[path.index(answer) + 1 :]}
+    return tuple(call for call in answer.calls if call.id not in given and is_whole(call))
+
+
+def with_results(tree: MessageTree, texts: Mapping[str, str] = NO_TEXTS) -> MessageTree:
+    """Return messages with a result for each call at their end: templates expect one.
+
+    `texts`: results by the ids of calls; `NO_RESULT` for others.
+    """
+    for call in missing_results(tree.path):
+        tree = add(tree, result_message(call, texts.get(call.id) or NO_RESULT, tree.leaf))
+    return tree
+
+
+def result_message(call: ToolCall, text: str, parent: str | None) -> Message:
+    """Return the result of a call as the next message after `parent`."""
+    return Message(id=new_id(), role="tool", content=text, parent=parent, call_id=call.id, created_ms=now_ms())
+
+
+# ------------------------------------------------------------------ definitions
+
+
+def read_tools(text: str) -> tuple[Document, ...]:
+    """Return the tools of a JSON list, as people type it; none if the text is blank.
+
+    Raises:
+        DefinitionError: it cannot be used.
+    """
+    if not text.strip():
+        return ()
+    if len(text) > MAX_CHARACTERS:
+        raise DefinitionError(
+            tr(
+                "The tools have {count} characters; at most {most} are allowed. Leave some tools out.",
+                count=len(text),
+                most=MAX_CHARACTERS,
+            )
+        )
+    try:
+        found = json.loads(text)
+    except RecursionError:
+        raise DefinitionError(tr("The tools are nested too deeply; make them simpler.")) from None
+    except ValueError as error:
+        raise DefinitionError(tr("The tools are not JSON: {error}.", error=error)) from None
+    if isinstance(found, dict) and isinstance(found.get("tools"), list):
+        found = found["tools"]  # a request that was copied as a whole
+    if not isinstance(found, list):
+        raise DefinitionError(tr("The tools are not a JSON list; put [ and ] around the definitions."))
+    if len(found) > MAX_TOOLS:
+        raise DefinitionError(
+            tr("There are {count} tools; at most {most} are allowed. Leave some out.", count=len(found), most=MAX_TOOLS)
+        )
+    tools = tuple(check_tool(each, f"tools[{number}]") for number, each in enumerate(found))
+    names = [str(tool["function"]["name"]) for tool in tools]
+    for tool, name in zip(tools, names, strict=True):
+        if names.count(name) > 1:
+            raise DefinitionError(tr("Two tools have the name {name}; rename one of them.", name=show(name)))
+        check_finite(tool["function"].get("parameters") or {}, tr("The schema of the tool {name}", name=show(name)))
+    return tools
+
+
+def check_tool(tool: object, place: str) -> Document:
+    """Return the definition of a function.
+
+    Raises:
+        DefinitionError: it is none.
+    """
+    function = tool.get("function") if isinstance(tool, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_CHARACTERS:
+        raise DefinitionError(
+            tr(
+                "{place} is not a function with a name of 1 to {most} characters.",
+                place=place,
+                most=MAX_NAME_CHARACTERS,
+            ),
+            place,
+        )
+    assert isinstance(function, dict)
+    parameters = function.get("parameters")
+    if parameters is not None and not isinstance(parameters, dict):
+        raise DefinitionError(tr("{place}.function.parameters is not a JSON schema object.", place=place), place)
+    check_depth(parameters, place)
+    kept = {key: function[key] for key in ("name", "description", "parameters") if function.get(key) is not None}
+    return {"type": "function", "function": kept}
+
+
+def check_depth(value: object, place: str) -> None:
+    """Raise `DefinitionError` for a value that is nested more than `MAX_DEPTH` deep."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            child
+            for each in level
+            if isinstance(each, dict | list)
+            for child in (each.values() if isinstance(each, dict) else each)
+        ]
+        if not level:
+            return
+    raise DefinitionError(tr("{place} is nested more than {most} deep.", place=place, most=MAX_DEPTH), place)
+
+
+class SchemaBudget:
+    """Values that may be looked at, or written out, of a schema: its references may mean overlapping parts of it."""
+
+    def __init__(self) -> None:
+        self._left = MAX_SCHEMA_VALUES
+
+    def take(self) -> None:
+        """Count one value.
+
+        Raises:
+            DefinitionError: it is one too many.
+        """
+        self._left -= 1
+        if self._left < 0:
+            raise DefinitionError(tr("The schema is too long to be a grammar; make it simpler."))
+
+
+def check_finite(schema: Document, place: str) -> None:
+    """Refuse a schema that needs itself, as a list of lists without end does: no answer could ever be whole.
+
+    A schema that may contain itself, such as a tree, is taken.
+
+    Raises:
+        DefinitionError: it does, or a reference means nothing.
+    """
+    needed: dict[str, tuple[str, ...]] = {}
+    budget = SchemaBudget()
+    pending = ["#"]
+    while pending:
+        reference = pending.pop()
+        if reference not in needed:
+            needed[reference] = tuple(_needs(target_of(schema, reference), budget))
+            pending += needed[reference]
+    is_clear: dict[str, bool] = {}
+    for begin, first in needed.items():
+        path: list[tuple[str, Iterator[str]]] = [(begin, iter(first))]
+        is_clear.setdefault(begin, False)
+        while path:
+            current, rest = path[-1]
+            following = next((each for each in rest if not is_clear.get(each)), None)
+            if following is None:
+                is_clear[current] = True
+                path.pop()
+            elif following in is_clear:
+                shown = following[:200] if following != "#" else "itself"
+                raise DefinitionError(
+                    tr(
+                        "{place} needs itself without end (by {shown}); make a property optional, or end the chain of"
+                        " references.",
+                        place=place,
+                        shown=shown,
+                    ),
+                    place,
+                )
+            else:
+                is_clear[following] = False
+                path.append((following, iter(needed[following])))
+
+
+def _needs(schema: object, budget: SchemaBudget) -> Iterator[str]:
+    """Yield the references without which there is no value of a schema."""
+    pending = [schema]
+    while pending:
+        value = pending.pop()
+        budget.take()
+        if not isinstance(value, dict):
+            continue
+        reference = value.get("$ref")
+        if isinstance(reference, str) and reference.startswith("#"):
+            yield reference
+        properties, required = value.get("properties"), value.get("required")
+        if isinstance(properties, dict) and isinstance(required, list):
+            pending += [properties[key] for key in required if isinstance(key, str) and key in properties]
+        least = value.get("minItems", 0)
+        if isinstance(least, int) and least > 0:
+            pending.append(value.get("items"))
+        parts = value.get("allOf")
+        pending += parts if isinstance(parts, list) else []
+        for key in ("anyOf", "oneOf"):
+            ways = value.get(key)
+            pending += ways if isinstance(ways, list) and len(ways) == 1 else []
+
+
+def target_of(schema: Document, reference: str) -> Any:
+    """Return what a JSON pointer means.
+
+    Raises:
+        DefinitionError: there is nothing.
+    """
+    found: Any = schema
+    for word in filter(None, reference[1:].split("/")):
+        key = word.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, list) and key.isascii() and key.isdigit() and int(key) < len(found):
+            found = found[int(key)]
+        elif isinstance(found, dict) and key in found:
+            found = found[key]
+        else:
+            raise DefinitionError(
+                tr("A schema refers to {reference}, which is not there.", reference=reference[:200]), "tools"
+            )
+    return found

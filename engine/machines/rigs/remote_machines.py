@@ -1,0 +1,184 @@
+"""Devices of paired machines: asked through the tunnel, described as devices of the rig, and looked at again."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from engine.base.errors import EngineError
+from engine.base.language import tr
+from engine.base.units import MIB
+from engine.devices.device import BufferFacts, Device, RemoteFacts, Rig, remote_margin_bytes, routes_of
+from engine.devices.endpoint import GreetingStatus, parse_lent_endpoint
+from engine.machines.rigs.check_results import read_check_results
+from engine.machines.rigs.discovery import Peer, discover, find_peer
+from engine.machines.tunnel.calling import CALL_TIMEOUT_S, TunnelError, ask_offer
+from engine.machines.tunnel.identity import read_identity
+from engine.machines.tunnel.offers import Offer, OfferedDevice
+from engine.machines.tunnel.pairings import PairingError, PairingStore
+from engine.machines.tunnel.tunnels import Tunnels
+
+LEAST_BYTES = MIB
+"""A device with less memory than this holds nothing."""
+_NOT_FOR_IDS = re.compile(r"[^A-Za-z0-9_.]+", re.ASCII)
+_MAX_ID = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A paired machine. `endpoint`: `host:port` of its listener. `name`: as this machine calls it."""
+
+    endpoint: str
+    fingerprint: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class LentDevices:
+    """What a machine lends. `offer`: None for a machine of an older release. `round_trip_s`: through the tunnel."""
+
+    devices: tuple[Device, ...]
+    offer: Offer | None = None
+    round_trip_s: float | None = None
+
+
+class RemoteMachines:
+    """Finds the devices of paired machines. For any thread but the GUI's: it waits for the network."""
+
+    def __init__(self, identity: Path, book: PairingStore, tunnels: Tunnels, checks: Path) -> None:
+        self._identity, self._book, self._tunnels, self._checks = identity, book, tunnels, checks
+
+    def find(self, machine: Machine) -> LentDevices:
+        """Return the devices that `machine` lends, those of other users marked as away.
+
+        Raises:
+            EngineError: if it does not answer, lends nothing, or one of its free workers does not answer.
+        """
+        try:
+            offer, round_trip_s = self.ask(machine)
+        except TunnelError as error:
+            if error.status is not GreetingStatus.NOT_RPC:
+                raise
+            # A machine of an older release closes at the preface. It has one device without a name, or none at all.
+            via = self._tunnels.route(machine.endpoint, machine.fingerprint)
+            found = find_peer(Peer(machine.endpoint, machine.fingerprint, machine.name, via), self._checks)
+            return LentDevices(found)
+        if not offer.devices:
+            raise EngineError(tr("{name} lends no device now; start `rig serve` there again.", name=machine.name))
+        devices = [device_of(each, machine) for each in offer.devices]
+        reached = self._tunnels.reach(Rig(tuple(devices), devices[0]))
+        free = [device for device in reached.devices if not device.away]
+        seen = self._see(free)
+        checks = read_check_results(self._checks)
+        return LentDevices(
+            tuple(checks.judged(seen.get(device.endpoint or "", device)) for device in reached.devices),
+            offer,
+            round_trip_s,
+        )
+
+    def ask(self, machine: Machine, timeout_s: float = CALL_TIMEOUT_S) -> tuple[Offer, float]:
+        """Return the offer of `machine`, and the seconds of the round trip. Raises `TunnelError`."""
+        pairing = self._book.find("server", machine.fingerprint)
+        if pairing is None:
+            raise PairingError(tr("{name} is not paired with this computer; pair with it again.", name=machine.name))
+        return ask_offer(machine.endpoint, pairing.der, read_identity(self._identity), timeout_s)
+
+    def _see(self, devices: Sequence[Device]) -> dict[str, Device]:
+        """Return the devices with what the engine reports of them, by endpoint. It also proves that they work."""
+        if not devices:
+            return {}
+        endpoints = [device.endpoint for device in devices if device.endpoint is not None]
+        found = {each.endpoint: each for each in discover(endpoints, routes=routes_of(devices)).devices if each.is_rpc}
+        return {
+            endpoint: _seen(device, found.get(endpoint)) for endpoint, device in zip(endpoints, devices, strict=True)
+        }
+
+
+def machine_of(device: Device) -> Machine | None:
+    """Return the paired machine that lends `device`; None for other devices."""
+    if device.endpoint is None or device.fingerprint is None:
+        return None
+    place, _ = parse_lent_endpoint(device.endpoint)
+    return Machine(place, device.fingerprint, device.name.partition(SEPARATOR)[0])
+
+
+SEPARATOR = " \N{MIDDLE DOT} "
+"""Between machine and device in a device's name."""
+
+
+def device_of(offered: OfferedDevice, machine: Machine) -> Device:
+    """Return the device of the rig for an offered one, without its tunnel."""
+    device = Device(
+        id=_device_id(machine.name, offered.name),
+        name=SEPARATOR.join(filter(None, (machine.name, offered.description or offered.name))),
+        backend="RPC",
+        # As ggml reports RPC devices of every kind.
+        kind="gpu",
+        total_bytes=offered.total_bytes,
+        free_bytes=offered.free_bytes,
+        endpoint=f"{machine.endpoint}/{offered.name}",
+        fingerprint=machine.fingerprint,
+        remote=_facts(offered),
+        buffers=BufferFacts(
+            alignment_bytes=offered.alignment_bytes,
+            largest_tensor_bytes=offered.largest_tensor_bytes,
+            largest_buffer_bytes=offered.largest_buffer_bytes,
+            mixes_streams=offered.mixes_streams,
+        ),
+        away=away_words(offered),
+    )
+    return replace(device, margin_bytes=max(offered.margin_bytes, remote_margin_bytes(device)))
+
+
+def away_words(offered: OfferedDevice) -> str:
+    """Return why the device cannot be used now; empty if it can."""
+    return tr("used by {user}", user=offered.user) if offered.user and not offered.is_yours else ""
+
+
+def with_offer(device: Device, offered: OfferedDevice | None) -> Device:
+    """Return a known device with what its machine tells of it now; None: it is not offered any more."""
+    if offered is None:
+        return replace(device, away=tr("not offered now"))
+    away = away_words(offered)
+    if offered.is_yours or away:
+        # What is free now is free beside a loaded model; readings of the load tell more, or it cannot be used anyway.
+        return replace(device, away=away)
+    free_bytes = None if offered.free_bytes is None else min(offered.free_bytes, offered.total_bytes)
+    return replace(device, away="", total_bytes=offered.total_bytes, free_bytes=free_bytes, remote=_facts(offered))
+
+
+def _facts(offered: OfferedDevice) -> RemoteFacts:
+    facts = RemoteFacts(offered.backend, offered.overhead_bytes)
+    speed = offered.speed
+    if speed is None:
+        return facts
+    return replace(
+        facts,
+        read_bytes_per_second=speed.read_bytes_per_second,
+        by_type=tuple(speed.by_type.items()),
+        op_s=speed.op_s,
+        products=tuple(speed.products.items()),
+    )
+
+
+def _seen(device: Device, found: Device | None) -> Device:
+    if found is None:
+        return device
+    total_bytes = min(device.total_bytes, found.total_bytes or device.total_bytes)
+    free = [each for each in (device.free_bytes, found.free_bytes) if each is not None]
+    return replace(
+        device,
+        total_bytes=total_bytes,
+        free_bytes=min(*free, total_bytes) if free else None,
+        buffers=replace(
+            device.buffers, alignment_bytes=found.buffers.alignment_bytes or device.buffers.alignment_bytes
+        ),
+        capabilities=found.capabilities,
+    )
+
+
+def _device_id(machine: str, name: str) -> str:
+    label = _NOT_FOR_IDS.sub("-", machine).strip("-.")[: _MAX_ID - len(name) - 1].strip("-.")
+    return f"{label or 'machine'}-{name}"[:_MAX_ID]

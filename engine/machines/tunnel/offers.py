@@ -1,0 +1,152 @@
+"""What a lending machine tells paired ones through the tunnel: its devices with their limits, and who uses them.
+
+The machine that asks trusts nothing of it beyond the bounds of `bounded`.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import StrEnum
+
+import msgspec
+
+from engine.base.texts import one_line, shorten, show
+from engine.devices.device import DeviceKind, find_id_fault
+from engine.devices.endpoint import MAX_ALIGNMENT_BYTES, MAX_DEVICE_BYTES
+from engine.machines.tunnel.pairings import MAX_NAME
+
+MAX_OFFERED = 16
+"""Most devices of one machine, as many as the engine takes in all (`llama_max_devices`)."""
+MAX_DESCRIPTION = 80
+MAX_TYPES = 40
+"""Most types of weights with a speed."""
+_SLOWEST, _FASTEST = 1e6, 1e14
+"""Bounds of a believable speed in bytes, or weights times tokens, per second."""
+_LONGEST_OP_S = 1.0
+
+
+class Admission(StrEnum):
+    """The server's first byte of a session; `UNKNOWN`: it offers no such device."""
+
+    OPEN = "O"
+    BUSY = "B"
+    NO_WORKER = "W"
+    UNKNOWN = "N"
+
+
+class Ask(msgspec.Struct, frozen=True):
+    """The caller's first message after the preface. `device`: opens a session with it; None asks for the offer."""
+
+    device: str | None = None
+
+
+class Entrance(msgspec.Struct, frozen=True):
+    """The answer to an `Ask` for a session, which begins right after it if `admission` is `OPEN`.
+
+    `user`: name of the machine that uses the device; empty if nobody does.
+    """
+
+    admission: Admission
+    user: str = ""
+
+
+class OfferedSpeed(msgspec.Struct, frozen=True, kw_only=True):
+    """Speeds that the lender measured, as in `DeviceSpeed`."""
+
+    read_bytes_per_second: float
+    by_type: dict[str, float] = {}
+    op_s: float | None = None
+    products: dict[str, float] = {}
+
+
+class OfferedDevice(msgspec.Struct, frozen=True, kw_only=True):
+    """A device that a machine lends.
+
+    `name`: its id there. `backend`: the backend that computes behind the RPC server.
+    `total_bytes`: at most the lender's cap. `free_bytes`: None if unknown. `margin_bytes`: what has to stay free.
+    `alignment_bytes`, `largest_tensor_bytes`, `largest_buffer_bytes`, `mixes_streams`: as of `BufferFacts`.
+    `overhead_bytes`: what loads of the lender took beyond the engine's buffers; None if that was never measured.
+    `user`: name of the machine that uses it now; empty if nobody does. `is_yours`: the machine that asks uses it.
+    """
+
+    name: str
+    kind: DeviceKind
+    total_bytes: int
+    description: str = ""
+    backend: str = ""
+    free_bytes: int | None = None
+    margin_bytes: int = 0
+    alignment_bytes: int | None = None
+    largest_tensor_bytes: int | None = None
+    largest_buffer_bytes: int | None = None
+    mixes_streams: bool = True
+    overhead_bytes: int | None = None
+    speed: OfferedSpeed | None = None
+    user: str = ""
+    is_yours: bool = False
+
+
+class OfferHead(msgspec.Struct, frozen=True):
+    """The answer to an `Ask` for the offer; `count` messages of type `OfferedDevice` follow."""
+
+    name: str
+    count: int
+
+
+class Offer(msgspec.Struct, frozen=True):
+    """All that a machine lends now. `name`: its own name."""
+
+    name: str
+    devices: tuple[OfferedDevice, ...]
+
+
+def bounded(device: OfferedDevice) -> OfferedDevice | None:
+    """Return `device` with texts cleaned and numbers within bounds; None if it has no usable name or size."""
+    if find_id_fault(device.name) or not 0 < device.total_bytes <= MAX_DEVICE_BYTES:
+        return None
+    free_bytes = device.free_bytes
+    return msgspec.structs.replace(
+        device,
+        description=shorten(one_line(show(device.description)), MAX_DESCRIPTION),
+        backend=device.backend if not find_id_fault(device.backend or "-") else "",
+        free_bytes=None if free_bytes is None else min(max(0, free_bytes), device.total_bytes),
+        margin_bytes=min(max(0, device.margin_bytes), device.total_bytes),
+        alignment_bytes=_alignment(device.alignment_bytes),
+        largest_tensor_bytes=_size(device.largest_tensor_bytes),
+        largest_buffer_bytes=_size(device.largest_buffer_bytes),
+        overhead_bytes=None
+        if device.overhead_bytes is None
+        else min(max(0, device.overhead_bytes), device.total_bytes),
+        speed=None if device.speed is None else _believable(device.speed),
+        user=show(" ".join(device.user.split()), MAX_NAME),
+    )
+
+
+def _alignment(size_bytes: int | None) -> int | None:
+    is_one = size_bytes is not None and size_bytes.bit_count() == 1 and 0 < size_bytes <= MAX_ALIGNMENT_BYTES
+    return size_bytes if is_one else None
+
+
+def _size(size_bytes: int | None) -> int | None:
+    return size_bytes if size_bytes is not None and 0 < size_bytes <= MAX_DEVICE_BYTES else None
+
+
+def _believable(speed: OfferedSpeed) -> OfferedSpeed | None:
+    if not _is_speed(speed.read_bytes_per_second):
+        return None
+    op_s = speed.op_s
+    return OfferedSpeed(
+        read_bytes_per_second=speed.read_bytes_per_second,
+        by_type=_speeds(speed.by_type),
+        op_s=op_s if op_s is not None and math.isfinite(op_s) and 0 < op_s <= _LONGEST_OP_S else None,
+        products=_speeds(speed.products),
+    )
+
+
+def _speeds(of_types: dict[str, float]) -> dict[str, float]:
+    known = list(of_types.items())[:MAX_TYPES]
+    return {name: speed for name, speed in known if not find_id_fault(name) and _is_speed(speed)}
+
+
+def _is_speed(value: float) -> bool:
+    return math.isfinite(value) and _SLOWEST <= value <= _FASTEST

@@ -1,0 +1,146 @@
+"""A line that people type or paste to place a model: shares such as `3,1,2`, or options of llama.cpp's programs.
+
+Unlike a whole command, a line says only what is to change. What it does not name stays as it is.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from functools import cache
+
+import msgspec
+
+from engine.base.errors import LayoutError
+from engine.base.language import tr
+from engine.devices.device import CPU_ID, Rig
+from engine.model.gguf.model_file import ModelFile
+from engine.model.gguf.quoting import quote
+from engine.planning.exchange.device_names import DeviceNames, used_servers
+from engine.planning.exchange.foreign_load import MAX_NUMBER, ForeignLoad, real_number
+from engine.planning.exchange.importing import MAX_TEXT, arrange
+from engine.planning.exchange.server_options import read_command
+from engine.planning.layout.layout import Layout, Override
+from engine.planning.layout.parts import place_part
+from engine.planning.layout.patterns import pattern_finder
+from engine.planning.layout.split_modes import with_shares
+from engine.planning.settings.context_settings import ContextSettings
+
+_SHARES = re.compile(r"[\d.,/:;\s]+", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Typed:
+    """The layout and the settings after a line. `notes`: sentences on what was left out."""
+
+    layout: Layout
+    context: ContextSettings
+    notes: tuple[str, ...] = ()
+
+
+def take_line(text: str, layout: Layout, context: ContextSettings, model: ModelFile, rig: Rig) -> Typed:
+    """Return `layout` and `context` changed as a typed line says.
+
+    Raises:
+        LayoutError: the line names nothing that can be taken, or a pattern of nothing or of every tensor.
+    """
+    if len(text) > MAX_TEXT:
+        raise LayoutError(
+            tr("the text has {count} characters; at most {most} are read", count=len(text), most=MAX_TEXT)
+        )
+    if _SHARES.fullmatch(text.strip()):
+        shares = _shares(text)
+        return Typed(_divided(shares, layout, model, rig), context)
+    load, usual = read_command(text), _usual()
+    if load.shares and not any(load.shares):
+        raise LayoutError(tr("the shares add up to 0; give at least one device a share above 0"))
+    layout, notes = _placed(load, layout, model, rig)
+    changed = {
+        name: value
+        for name, value in msgspec.structs.asdict(load.context).items()
+        if value != getattr(usual.context, name)
+    }
+    told = tuple(note for note in (*load.notes, *notes) if note not in usual.notes)
+    return Typed(layout, msgspec.structs.replace(context, **changed), tuple(dict.fromkeys(told)))
+
+
+def arrange_here(load: ForeignLoad, model: ModelFile, rig: Rig, ids: tuple[str, ...] | None = None) -> Layout:
+    """Return the layout that `load` asks for on devices of `rig`; without `ids` and `-dev` on all of them, in order."""
+    listed = ids if ids is not None else tuple(device.id for device in rig.devices if device.kind != "accel")
+    servers = used_servers(rig, listed)
+    names = DeviceNames(rig, servers)
+    asked = load if load.devices is not None else replace(load, devices=tuple(map(names.device, listed)))
+    if load.devices is None:
+        asked = replace(asked, servers=servers)
+    found = arrange(asked, model, rig)
+    return found.layout
+
+
+@cache
+def _usual() -> ForeignLoad:
+    """Return what a command says that changes nothing: its settings and notes are not those of the line."""
+    return read_command("-ngl 0")
+
+
+def _shares(text: str) -> tuple[float, ...]:
+    numbers = []
+    for word in re.split(r"[,/:;\s]+", text.strip().strip(",/:;")):
+        number = real_number(word)
+        if number is None:
+            raise LayoutError(tr("{word} is not a share; write numbers such as 3,1,2", word=quote(word)))
+        numbers.append(number)
+    if not any(numbers):
+        raise LayoutError(tr("the shares add up to 0; give at least one device a share above 0"))
+    return tuple(numbers)
+
+
+def _divided(shares: tuple[float, ...], layout: Layout, model: ModelFile, rig: Rig) -> Layout:
+    """Return the layout divided by shares, in the order of the devices; in modes tensor and row inside the layers."""
+    ids = tuple(device.id for device in rig.devices if device.kind != "accel")
+    if len(shares) > len(ids):
+        raise LayoutError(
+            tr(
+                "there are {count} shares for {total} devices ({names}); give one for each device",
+                count=len(shares),
+                total=len(ids),
+                names=", ".join(ids) or CPU_ID,
+            )
+        )
+    if layout.split_mode in ("tensor", "row"):
+        return with_shares(layout, tuple(zip(ids, shares, strict=False)))
+    load = ForeignLoad(program="", n_gpu_layers=MAX_NUMBER, shares=shares)
+    return replace(arrange_here(load, model, rig, ids), overrides=layout.overrides)
+
+
+def _placed(load: ForeignLoad, layout: Layout, model: ModelFile, rig: Rig) -> tuple[Layout, list[str]]:
+    places = load.n_gpu_layers is not None or load.shares or load.devices is not None or load.split_mode != "layer"
+    if places:
+        whole = load if load.n_gpu_layers is not None else replace(load, n_gpu_layers=MAX_NUMBER)
+        found = arrange_here(replace(whole, overrides=()), model, rig)
+        layout = replace(found, overrides=layout.overrides)
+    names = [tensor.name for tensor in model.tensors]
+    made: list[Override] = []
+    notes: list[str] = []
+    for each in load.overrides:
+        if each.n_experts is not None:
+            # As in llama.cpp: the experts of the first layers, and none of the others.
+            count = min(each.n_experts or model.n_layers, model.n_layers)
+            kept = tuple(one for one in layout.overrides if one.part != "experts")
+            layout = place_part(replace(layout, overrides=kept), "experts", 0, count - 1, CPU_ID)
+            continue
+        listed = arrange(replace(load, overrides=(each,), n_gpu_layers=0, notes=()), model, rig)
+        if not listed.layout.overrides:
+            notes += [note for note in listed.notes if each.pattern in note or quote(each.pattern) in note]
+            continue
+        pattern = each.pattern
+        count = sum(map(pattern_finder(pattern), names))
+        if not count:
+            raise LayoutError(tr("{pattern} matches no tensor of this model", pattern=quote(pattern)))
+        if count == len(names):
+            raise LayoutError(
+                tr("{pattern} matches every tensor; move the layers instead, which takes the KV cache along",
+                   pattern=quote(pattern))
+            )  # fmt: skip
+        made += listed.layout.overrides
+    fresh = tuple(each for each in made if each not in layout.overrides)
+    return replace(layout, overrides=(*fresh, *layout.overrides)), notes

@@ -1,0 +1,109 @@
+"""Experts placed by number or as many as fit, and what that changes: bytes on devices and predicted speed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.devices.device import CPU_ID
+from engine.planning.fit.needs import Needs, largest_number
+from engine.planning.layout.counts import expert_layers, with_expert_count
+from engine.planning.layout.layout import Layout
+from engine.planning.layout.parts import part_device, place_parts
+from engine.planning.plan.plan import Plan
+from engine.planning.plan.preview import plan_speed
+from engine.planning.speed.prediction import SpeedForecast
+from engine.planning.speed.speeds import Speeds
+from engine.planning.speed.work import Work
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertOutcome:
+    """A placing of experts. `n_layers`: layers whose experts move. `moved_bytes`: their experts.
+
+    `before`, `after`: predicted speeds; None if a layout does not fit, or its speed cannot be predicted.
+    """
+
+    layout: Layout
+    n_layers: int
+    moved_bytes: int
+    fits: bool
+    before: SpeedForecast | None = None
+    after: SpeedForecast | None = None
+
+
+def layers_with_experts(plan: Plan) -> tuple[int, ...]:
+    """Return the layers that have experts."""
+    return tuple(block.index for block in plan.model.blocks if block.expert_bytes)
+
+
+def all_to_cpu(plan: Plan) -> Layout:
+    """Return the layout with the experts of every layer on the CPU."""
+    return place_parts(plan.edit.layout, "experts", dict.fromkeys(layers_with_experts(plan), CPU_ID))
+
+
+def back_as_fit(plan: Plan) -> Layout:
+    """Return the layout with as many experts back from the CPU on the devices of their layers as fit, last ones first.
+
+    The last layers come first, as strategy experts leaves them: the CPU then has one range.
+    """
+    layout = plan.edit.layout
+    limits = {
+        device.id: max(0, device.available_bytes - device.margin_bytes)
+        for device in plan.rig.devices
+        if device.kind != "accel"
+    }
+    needs = Needs(plan, limits)
+    away = expert_layers(layout, CPU_ID, layers_with_experts(plan))
+    for device_id in dict.fromkeys(run.device for run in layout.runs if run.device != CPU_ID):
+        own = [layer for layer in reversed(away) if layout.device_of(layer) == device_id]
+        if not own or device_id not in limits:
+            continue
+        base = layout
+
+        def tried(count: int, base: Layout = base, own: list[int] = own, home: str = device_id) -> Layout:
+            return place_parts(base, "experts", dict.fromkeys(own[:count], home))
+
+        def goes(count: int, home: str = device_id, make: object = tried) -> bool:
+            assert callable(make)
+            return not needs.is_short(make(count), (home,))
+
+        each_bytes = max(plan.model.blocks[layer].expert_bytes for layer in own)
+        guess = max(0, needs.room(base)[device_id]) // max(each_bytes, 1)
+        layout = tried(largest_number(len(own), goes, min(guess, len(own))))
+    return layout
+
+
+def by_count(plan: Plan, device: str, count: int, speeds: Speeds) -> Layout:
+    """Return the layout with the experts of `count` layers on a device, filled from the end that is predicted faster.
+
+    Raises:
+        LayoutError: fewer layers have experts, or the experts cannot leave the CPU.
+    """
+    found = with_expert_count(plan.edit.layout, device, count, layers_with_experts(plan))
+    if len(found) == 1:
+        return found[0]
+    work = Work(plan.model)
+
+    def cost(layout: Layout) -> tuple[float, int]:
+        speed = plan_speed(work, plan.with_layout(layout), speeds)
+        return (float("inf") if speed is None else float(f"{speed.token_s:.5g}"), len(layout.overrides))
+
+    return min(found, key=cost)
+
+
+def outcome(plan: Plan, layout: Layout, speeds: Speeds) -> ExpertOutcome:
+    """Return what changes if `layout` takes the place of the plan's."""
+    now, work, changed = plan.edit.layout, Work(plan.model), plan.with_layout(layout)
+    moved = [
+        layer
+        for layer in layers_with_experts(plan)
+        if part_device(now, "experts", layer) != part_device(layout, "experts", layer)
+    ]
+    return ExpertOutcome(
+        layout,
+        len(moved),
+        sum(plan.model.blocks[layer].expert_bytes for layer in moved),
+        changed.report.fits,
+        plan_speed(work, plan, speeds) if plan.report.fits else None,
+        plan_speed(work, changed, speeds) if changed.report.fits else None,
+    )

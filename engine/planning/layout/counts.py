@@ -1,0 +1,122 @@
+"""Layouts by number: so many layers, or the experts of so many layers, on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from engine.base.errors import LayoutError
+from engine.base.language import tr
+from engine.devices.device import CPU_ID
+from engine.planning.layout.layout import Layout, make_layout
+from engine.planning.layout.parts import part_device, place_parts
+
+
+def layer_count(layout: Layout, device: str) -> int:
+    """Return the number of layers on a device."""
+    return sum(run.length for run in layout.runs if run.device == device)
+
+
+def with_layer_count(layout: Layout, device: str, count: int) -> Layout:
+    """Return the layout with `count` layers on a device, one run for each device.
+
+    Layers come from the CPU and go there if it has any; else from and to the nearest neighbours in layer order.
+
+    Raises:
+        LayoutError: the model has fewer layers.
+    """
+    if not 0 <= count <= layout.n_layers:
+        raise LayoutError(
+            tr(
+                "{device} cannot have {count} layers; the model has {n_layers}",
+                device=device,
+                count=count,
+                n_layers=layout.n_layers,
+            ),
+            place="runs",
+        )
+    order = list(dict.fromkeys(run.device for run in layout.runs))
+    if device not in order:
+        # A device that joins gets the last layers, the CPU the first ones, where op offload can compute them.
+        order.insert(0 if device == CPU_ID else len(order), device)
+    counts = {each: layer_count(layout, each) for each in order}
+    missing = count - counts[device]
+    if missing < 0 and len(order) == 1:
+        if device == CPU_ID:
+            raise LayoutError(tr("layers leave the CPU for a device; set the number of that device"), place="runs")
+        order.insert(0, CPU_ID)
+        counts[CPU_ID] = 0
+    place = order.index(device)
+    near = [each for each in (*order[place + 1 :], *reversed(order[:place])) if each != CPU_ID]
+    others = [*([CPU_ID] if CPU_ID in order and device != CPU_ID else []), *near]
+    counts[device] = count
+    for each in others:
+        taken = min(missing, counts[each])
+        counts[each] -= taken
+        missing -= taken
+    made = make_layout(layout.n_layers, [each for each in order for _ in range(counts[each])])
+    moved = layout
+    for run in made.runs:
+        moved = moved.move_range(run.first, run.last, run.device)
+    return moved
+
+
+def expert_layers(layout: Layout, device: str, with_experts: Sequence[int]) -> tuple[int, ...]:
+    """Return the layers of `with_experts` whose experts are on a device."""
+    return tuple(layer for layer in with_experts if part_device(layout, "experts", layer) == device)
+
+
+def with_expert_count(layout: Layout, device: str, count: int, with_experts: Sequence[int]) -> tuple[Layout, ...]:
+    """Return the layouts with the experts of `count` layers on a device: filled from the front, and from the back.
+
+    Experts of the device's own layers come first. Experts that leave a device go to that of their layer, and from there
+    to the CPU. Experts of the CPU's own layers stay there.
+    `with_experts`: the layers that have experts.
+
+    Raises:
+        LayoutError: fewer layers have experts, or the experts cannot leave.
+    """
+    held = expert_layers(layout, device, with_experts)
+    if not 0 <= count <= len(with_experts):
+        raise LayoutError(
+            tr(
+                "{device} cannot have the experts of {count} layers; {total} layers have experts",
+                device=device,
+                count=count,
+                total=len(with_experts),
+            ),
+            place="overrides",
+        )
+    if count >= len(held):
+        rest = [layer for layer in with_experts if layer not in held]
+        own = [layer for layer in rest if layout.device_of(layer) == device]
+        others = [layer for layer in rest if layout.device_of(layer) != device]
+        added = count - len(held)
+        orders = ([*own, *others], [*reversed(own), *reversed(others)])
+        return _distinct(place_parts(layout, "experts", dict.fromkeys(order[:added], device)) for order in orders)
+    leaving = len(held) - count
+    free = [layer for layer in held if device != CPU_ID or layout.device_of(layer) != CPU_ID]
+    if leaving > len(free):
+        raise LayoutError(
+            tr(
+                "the CPU keeps the experts of its own {count} layers; move these layers to a device first",
+                count=len(held) - len(free),
+            ),
+            place="overrides",
+        )
+    foreign = [layer for layer in free if layout.device_of(layer) != device]
+    own = [layer for layer in free if layout.device_of(layer) == device]
+    return _distinct(
+        place_parts(
+            layout,
+            "experts",
+            {
+                layer: CPU_ID if layout.device_of(layer) == device else layout.device_of(layer)
+                for layer in order[:leaving]
+            },
+        )
+        for order in ([*foreign, *own], [*reversed(foreign), *reversed(own)])
+    )
+
+
+def _distinct(layouts: Iterable[Layout]) -> tuple[Layout, ...]:
+    return tuple(dict.fromkeys(layouts))

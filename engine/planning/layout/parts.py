@@ -1,0 +1,160 @@
+"""Parts of layers on other devices than their layers: where a part is, and how it is placed by an override.
+
+A placed part is a regular override of a range of layers, so that layout files stay readable. Overrides of a part come
+before patterns and before overrides of whole layers, because the first match decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from itertools import takewhile
+from typing import Literal
+
+from engine.base.errors import LayoutError
+from engine.base.language import tr
+from engine.devices.device import CPU_ID
+from engine.model.architectures.registry import architecture_rules
+from engine.model.gguf.model_file import ModelFile
+from engine.planning.layout.layout import Layout, Override
+from engine.planning.layout.patterns import OverridePart, pattern_finder
+
+MovablePart = Literal["experts", "dense"]
+"""`dense`: attention and feed-forward without the experts."""
+MOVABLE_PARTS: Mapping[MovablePart, tuple[OverridePart, ...]] = {"experts": ("experts",), "dense": ("attention", "ffn")}
+
+EMBEDDING = "token_embd.weight"
+EMBEDDING_PATTERN = r"^token_embd\.weight$"
+_SEPARATE: tuple[OverridePart, ...] = ("experts", "ffn", "attention")
+"""Parts without a tensor in common, so that the order of their overrides does not matter."""
+
+
+def part_words(part: str) -> str:
+    """Return the name of a part for people."""
+    return {
+        "experts": tr("experts"),
+        "dense": tr("attention and dense parts"),
+        "attention": tr("attention"),
+        "ffn": tr("dense feed-forward"),
+    }.get(part, part)
+
+
+def part_device(layout: Layout, part: OverridePart, layer: int) -> str:
+    """Return the device of a part of a layer by the overrides of parts; patterns are not looked at."""
+    for override in layout.overrides:
+        if override.part in (part, "all") and (override.layers is None or layer in override.layers):
+            return override.device
+    return layout.device_of(layer)
+
+
+def place_part(layout: Layout, part: MovablePart, first: int, last: int, device: str) -> Layout:
+    """Return the layout with a part of layers `first` to `last` on `device`.
+
+    On the device of its layer a part needs no override.
+
+    Raises:
+        LayoutError: there are no such layers.
+    """
+    if not 0 <= first <= last < layout.n_layers:
+        raise LayoutError(
+            tr(
+                "layers {first}-{last} are not a valid range within 0-{n_layers}",
+                first=first,
+                last=last,
+                n_layers=layout.n_layers - 1,
+            ),
+            place="overrides",
+        )
+    for name in MOVABLE_PARTS[part]:
+        layout = _placed(layout, name, dict.fromkeys(range(first, last + 1), device))
+    return layout
+
+
+def place_parts(layout: Layout, part: MovablePart, places: Mapping[int, str]) -> Layout:
+    """Return the layout with a part of each layer of `places` on the device given for it; raises as `place_part`."""
+    if places and not (min(places) >= 0 and max(places) < layout.n_layers):
+        return place_part(layout, part, min(places), max(places), CPU_ID)
+    for name in MOVABLE_PARTS[part]:
+        layout = _placed(layout, name, places)
+    return layout
+
+
+def _placed(layout: Layout, part: OverridePart, places: Mapping[int, str]) -> Layout:
+    front, rest = _split(layout)
+    devices = _devices(front, part, layout.n_layers) | dict(places)
+    # What is on the device of its layer needs no override, unless a later override would move it.
+    caught = any(each.part in (None, "all") for each in rest)
+    devices = {layer: device for layer, device in devices.items() if device != layout.device_of(layer) or caught}
+    made = [
+        override
+        for name in _SEPARATE
+        for override in _ranges(
+            name, devices if name == part else _devices(front, name, layout.n_layers), layout.n_layers
+        )
+    ]
+    made += [each for each in front if each.part is None]
+    kept = [piece for each in rest for piece in (_without(each, places) if each.part == part else (each,))]
+    return replace(layout, overrides=(*made, *kept))
+
+
+def _devices(overrides: Iterable[Override], part: OverridePart, n_layers: int) -> dict[int, str]:
+    """Return the device of a part in each layer that these overrides place it for."""
+    devices: dict[int, str] = {}
+    for override in overrides:
+        if override.part == part:
+            for layer in override.layers or range(n_layers):
+                # The first match decides, so an earlier override is not replaced by a later one.
+                devices.setdefault(layer, override.device)
+    return devices
+
+
+def _split(layout: Layout) -> tuple[tuple[Override, ...], tuple[Override, ...]]:
+    """Return the first overrides, which have no tensor in common, and the others."""
+    front = tuple(takewhile(lambda each: each.part in _SEPARATE or each.pattern == EMBEDDING_PATTERN, layout.overrides))
+    return front, layout.overrides[len(front) :]
+
+
+def _ranges(part: OverridePart, devices: Mapping[int, str], n_layers: int) -> list[Override]:
+    """Return an override for each range of neighbours on one device; without a range if it covers all layers."""
+    ranges: list[Override] = []
+    for layer in sorted(devices):
+        before = ranges[-1] if ranges else None
+        if before is not None and before.last == layer - 1 and before.device == devices[layer]:
+            ranges[-1] = replace(before, last=layer)
+        else:
+            ranges.append(Override(devices[layer], part, layer, layer))
+    if len(ranges) == 1 and (ranges[0].first, ranges[0].last) == (0, n_layers - 1):
+        return [Override(ranges[0].device, part)]
+    return ranges
+
+
+def _without(override: Override, layers: Iterable[int]) -> list[Override]:
+    """Return what is left of an override of a range when these layers are taken out of it."""
+    if override.layers is None:
+        # An earlier override decides for these layers; one for all layers stays as it was written.
+        return [override]
+    left = {layer: override.device for layer in override.layers if layer not in set(layers)}
+    return _ranges(override.part or "all", left, override.layers.stop + 1)
+
+
+def ties_embedding(model: ModelFile) -> bool:
+    """Return whether the output layer is the token embedding, which llama.cpp then cannot place apart."""
+    names = {tensor.name for tensor in model.global_tensors}
+    return "output.weight" not in names and EMBEDDING in names and architecture_rules(model.architecture).ties_output
+
+
+def embedding_device(layout: Layout) -> str:
+    """Return the device of the token embedding. llama.cpp keeps it in host memory, unless an override moves it."""
+    for override in layout.overrides:
+        if override.pattern is not None and pattern_finder(override.pattern)(EMBEDDING):
+            return override.device
+    return CPU_ID
+
+
+def place_embedding(layout: Layout, device: str) -> Layout:
+    """Return the layout with the token embedding on `device`."""
+    bare = replace(layout, overrides=tuple(each for each in layout.overrides if each.pattern != EMBEDDING_PATTERN))
+    if embedding_device(bare) == device:
+        return bare
+    front, rest = _split(bare)
+    return replace(bare, overrides=(*front, Override(device, pattern=EMBEDDING_PATTERN), *rest))

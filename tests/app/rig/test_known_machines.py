@@ -1,0 +1,163 @@
+"""Paired machines of the rig: kept between windows, greyed while they are away, and back by themselves."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from PySide6.QtCore import QObject
+from pytestqt.qtbot import QtBot
+
+from app.background import Background
+from app.notices import Notices
+from app.rig.known_machines import KnownMachines
+from app.rig.limit_store import LimitStore
+from app.rig.live_rig import LiveRig
+from app.rig.peers import Found, Peers
+from engine.base.units import MIB
+from engine.devices.device import Device
+from engine.devices.endpoint import parse_endpoint
+from engine.devices.rig_file import read_rig
+from engine.machines.rigs.lab import LabRig
+from engine.planning.layout.layout import Layout, Run
+from tests.support.tunnels import Attic, Home, attic, echoing
+from widgets.layout_editor.placement import lane_devices
+
+NEVER_MS = 1 << 30
+"""The test asks by itself."""
+
+
+class Window:
+    """The parts of a window that know machines."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self.parent = QObject()
+        self.live = LiveRig(self.parent)
+        background, limits = Background(self.parent), LimitStore()
+        notices = Notices(self.parent)
+        self.said: list[str] = []
+        notices.given.connect(lambda notice: self.said.append(notice.text))
+        self.peers = Peers(self.live, limits, background, notices, folder=folder, parent=self.parent)
+        self.machines = KnownMachines(
+            self.live,
+            self.peers,
+            limits,
+            background,
+            notices,
+            path=folder / "machines.json",
+            watch_ms=NEVER_MS,
+            parent=self.parent,
+        )
+        for end in (background.close, self.peers.close, self.machines.close):
+            stack.callback(end)
+
+    @property
+    def away(self) -> dict[str, str]:
+        return {device.id: device.away for device in self.live.devices.rig.devices}
+
+    def device(self, name: str) -> Device:
+        found = self.live.devices.rig.device(name)
+        assert found is not None
+        return found
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "window"
+
+
+@pytest.fixture
+def open_window(qtbot: QtBot, folder: Path) -> Iterator[Callable[[], Window]]:
+    with ExitStack() as stack:
+        yield lambda: Window(folder, stack)
+
+
+@pytest.fixture
+def worker() -> Iterator[Callable[[], socket.socket]]:
+    with LabRig([64 * MIB]) as lab:
+        address = parse_endpoint(lab.rig.devices[0].endpoint or "")
+        yield lambda: socket.create_connection(address)
+
+
+def add(window: Window, served: Attic, qtbot: QtBot) -> None:
+    window.machines.restore()
+    window.peers.add(Found("attic", served.endpoint, served.home.identity.fingerprint, is_paired=True))
+    qtbot.waitUntil(lambda: bool(window.live.devices.rig.devices))
+
+
+def test_a_machine_is_remembered_greyed_and_back_by_itself(
+    qtbot: QtBot, tmp_path: Path, folder: Path, open_window: Callable[[], Window], worker: Callable[[], socket.socket]
+) -> None:
+    with attic(tmp_path / "attic", worker) as served:
+        served.pair(Home(folder))
+        port = served.listener.port
+        first = open_window()
+        add(first, served, qtbot)
+        qtbot.waitUntil((folder / "machines.json").exists)
+        assert first.away == {"attic-CPU": ""}
+    # The window is closed, and the machine is switched off.
+    second = open_window()
+    second.machines.restore()
+    qtbot.waitUntil(lambda: second.away == {"attic-CPU": "away"})
+    device = second.device("attic-CPU")
+    assert (device.available_bytes, device.total_bytes, device.via) == (0, 64 * MIB, None)
+    lanes = lane_devices(second.live.rig, Layout(2, (Run("CPU", 0, 1),), "CPU"))
+    assert [lane.state for lane in lanes if lane.id == "attic-CPU"] == ["away"]
+    qtbot.waitUntil(lambda: not second.machines._asked)
+    with attic(tmp_path / "attic", worker, port=port):
+        second.machines.look()
+        qtbot.waitUntil(lambda: second.away == {"attic-CPU": ""})
+        assert second.device("attic-CPU").via is not None
+        assert second.device("attic-CPU").available_bytes > 0
+        assert any("attic is here again" in each for each in second.said)
+        # What the user removes is not remembered.
+        second.live.set_devices(second.live.devices.without("attic-CPU"))
+        qtbot.waitUntil(lambda: read_rig(folder / "machines.json").devices == ())
+
+
+def test_a_device_that_somebody_else_uses_comes_back_when_it_is_free(
+    qtbot: QtBot, tmp_path: Path, folder: Path, open_window: Callable[[], Window], worker: Callable[[], socket.socket]
+) -> None:
+    garden = Home(tmp_path / "garden")
+    with echoing() as echo, attic(tmp_path / "attic", {"CUDA0": echo, "CPU": worker}) as served:
+        served.pair(Home(folder))
+        served.pair(garden, "garden")
+        session = served.open(garden, "CUDA0")
+        window = open_window()
+        add(window, served, qtbot)
+        assert window.away == {"attic-CUDA0": "used by garden", "attic-CPU": ""}
+        session.close()
+        qtbot.waitUntil(lambda: not served.listener.uses)
+        window.machines.look()
+        qtbot.waitUntil(lambda: window.away == {"attic-CUDA0": "", "attic-CPU": ""})
+
+
+def test_a_machine_that_forgot_us_is_away_and_says_so(
+    qtbot: QtBot, tmp_path: Path, folder: Path, open_window: Callable[[], Window], worker: Callable[[], socket.socket]
+) -> None:
+    with attic(tmp_path / "attic", worker) as served:
+        served.pair(Home(folder))
+        window = open_window()
+        add(window, served, qtbot)
+        served.home.book.forget("laptop")
+        window.machines.look()
+        qtbot.waitUntil(lambda: window.away == {"attic-CPU": "not paired"})
+        assert any("attic cannot be used now: not paired" in each for each in window.said)
+
+
+def test_a_damaged_file_of_machines_begins_anew(
+    qtbot: QtBot, tmp_path: Path, folder: Path, open_window: Callable[[], Window],
+    worker: Callable[[], socket.socket], caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    folder.mkdir()
+    (folder / "machines.json").write_text("{", encoding="utf-8")
+    with attic(tmp_path / "attic", worker) as served:
+        served.pair(Home(folder))
+        window = open_window()
+        window.machines.restore()
+        qtbot.waitUntil(lambda: "the list of machines was not read" in caplog.text)
+        add(window, served, qtbot)
+        qtbot.waitUntil(lambda: len(read_rig(folder / "machines.json").devices) == 1)

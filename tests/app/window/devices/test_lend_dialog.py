@@ -1,0 +1,126 @@
+"""Devices > Lend This Computer: lent from the window, paired by its code, used, and stopped."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QWidget
+from pytestqt.qtbot import QtBot
+
+from app.paths import pairings_path
+from app.rig.lender import LendChoice, Lender
+from app.rig.live_rig import LiveRig
+from app.settings import Settings
+from app.window.devices.lend_dialog import LendDialog, LendPresenter
+from engine.base.units import MIB
+from engine.machines.tunnel.calling import pair_with
+from tests.support.patience import DEADLINE_S
+from tests.support.tunnels import Home, Session
+
+
+@pytest.fixture(autouse=True)
+def nobody_paired() -> Iterator[None]:
+    pairings_path().unlink(missing_ok=True)
+    yield
+    pairings_path().unlink(missing_ok=True)
+
+
+@pytest.fixture
+def window(qtbot: QtBot) -> QWidget:
+    widget = QWidget()
+    qtbot.addWidget(widget)
+    widget.show()
+    return widget
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings(tmp_path / "settings.ini")
+
+
+@pytest.fixture
+def lender(window: QWidget, settings: Settings) -> Iterator[Lender]:
+    made = Lender(settings, window)
+    made.choice = LendChoice(host="127.0.0.1", port=free_port(), name="attic", announce=False)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def dialog(lender: Lender, window: QWidget) -> LendDialog:
+    return LendPresenter(lender, LiveRig(window), window).open()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def click(dialog: LendDialog, name: str) -> None:
+    QTest.mouseClick(getattr(dialog, f"{name}_button"), Qt.MouseButton.LeftButton)
+
+
+def test_it_is_lent_paired_used_and_stopped(
+    qtbot: QtBot, tmp_path: Path, dialog: LendDialog, lender: Lender, settings: Settings
+) -> None:
+    (row,) = dialog.rows
+    assert row.device.id == "CPU"
+    assert dialog.text == "Nothing is lent."
+    row.cap_line.setText("64MiB")
+    click(dialog, "lend")
+    qtbot.waitUntil(lambda: bool(lender.state.place))
+    place = f"127.0.0.1:{lender.choice.port}"
+    assert dialog.text == f"Lent at {place}."
+    assert row.user.text() == "free"
+    assert not row.cap_line.isEnabled()
+    before = lender.state.code
+    click(dialog, "code")
+    assert lender.state.code != before
+    assert lender.state.code in dialog.code_label.text()
+
+    laptop = Home(tmp_path / "laptop")
+    pairing = pair_with(place, lender.state.code, laptop.identity, "laptop", DEADLINE_S)
+    assert pairing.name == "attic"
+    qtbot.waitUntil(lambda: "Paired with laptop" in dialog.text)
+    assert "No pairing code counts" in dialog.code_label.text()
+    session = Session(place, pairing.der, laptop.identity, device="CPU")
+    qtbot.waitUntil(lambda: row.user.text() == "used by laptop")
+    click(dialog, "stop")
+    assert dialog.text == "Nothing is lent."
+    assert row.user.text() == ""
+    lender.close()
+    session.close()
+    # The choice is kept for the next window.
+    assert Lender(settings).choice.caps == {"CPU": 64 * MIB}
+
+
+def test_a_port_in_use_is_told_and_can_be_changed(qtbot: QtBot, dialog: LendDialog, lender: Lender) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        dialog.port_box.setValue(taken.getsockname()[1])
+        click(dialog, "lend")
+        qtbot.waitUntil(lambda: "Cannot listen on" in dialog.text)
+    assert dialog.lend_button.isEnabled()
+    assert dialog.port_box.isEnabled()
+    click(dialog, "lend")
+    qtbot.waitUntil(lambda: bool(lender.state.place))
+
+
+def test_a_limit_that_is_none_or_too_large_is_told(dialog: LendDialog, lender: Lender) -> None:
+    (row,) = dialog.rows
+    for text, words in (("much", "CPU: "), ("9999GiB", "lend at most that")):
+        row.cap_line.setText(text)
+        click(dialog, "lend")
+        assert words in dialog.text
+        assert not lender.state.is_starting
+
+
+def test_no_device_is_told(qtbot: QtBot, dialog: LendDialog) -> None:
+    (row,) = dialog.rows
+    row.box.setChecked(False)
+    click(dialog, "lend")
+    qtbot.waitUntil(lambda: "No device is left to lend" in dialog.text)

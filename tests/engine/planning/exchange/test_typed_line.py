@@ -1,0 +1,100 @@
+"""Lines that people paste: what is taken of them, what stays, and the sentence for what cannot be taken."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.base.errors import LayoutError
+from engine.base.units import GIB
+from engine.devices.device import CPU_ID, Device, Rig, make_host
+from engine.model.gguf.model_file import ModelFile
+from engine.model.gguf.reader import read_model
+from engine.planning.exchange.typed_line import Typed, take_line
+from engine.planning.layout.layout import Layout, Override, make_layout, single_device
+from engine.planning.layout.parts import place_part
+from engine.planning.layout.split_modes import layout_in_mode
+from engine.planning.settings.context_settings import ContextSettings
+from tests.support.models import write_tiny_moe
+from tests.support.previews import make_gpu
+
+RIG = Rig((make_gpu("CUDA0", 24), make_gpu("CUDA1", 12), make_gpu("CUDA2", 12)), make_host("host", 64 * GIB, 60 * GIB))
+ON_CPU = single_device(12, CPU_ID)
+CONTEXT = ContextSettings(n_ctx=2048)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> ModelFile:
+    return read_model(write_tiny_moe(tmp_path_factory.mktemp("files") / "moe.gguf", n_layers=12))
+
+
+def counts(layout: Layout) -> dict[str, int]:
+    return {run.device: run.length for run in layout.runs}
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("3,1,2", {"CUDA0": 7, "CUDA1": 2, "CUDA2": 3}),
+        ("1 / 1", {"CUDA0": 7, "CUDA1": 5}),
+        ("-ngl 7 -ts 24,12", {CPU_ID: 6, "CUDA0": 5, "CUDA1": 1}),
+        ("llama-server -m other.gguf -ngl 99 -dev CUDA1", {"CUDA1": 12}),
+        ("-ngl 0", {CPU_ID: 12}),
+    ],
+)
+def test_layers_are_placed_as_llama_cpp_does(model: ModelFile, text: str, wanted: dict[str, int]) -> None:
+    taken = take_line(text, ON_CPU, CONTEXT, model, RIG)
+    assert counts(taken.layout) == wanted
+    assert taken.context == CONTEXT, "what the line does not name stays"
+
+
+def test_experts_go_to_the_cpu_and_layers_stay(model: ModelFile) -> None:
+    layout = place_part(make_layout(12, ["CUDA0"] * 8 + ["CUDA1"] * 4), "experts", 10, 11, CPU_ID)
+    taken = take_line("--n-cpu-moe 3", layout, CONTEXT, model, RIG)
+    assert taken == Typed(Layout(12, layout.runs, "CUDA1", overrides=(Override(CPU_ID, "experts", 0, 2),)), CONTEXT)
+    assert take_line("-cmoe", layout, CONTEXT, model, RIG).layout.overrides == (Override(CPU_ID, "experts"),)
+
+
+def test_a_tensor_override_comes_first(model: ModelFile) -> None:
+    layout = place_part(single_device(12, "CUDA0"), "experts", 0, 1, CPU_ID)
+    taken = take_line(r"-ot 'blk\.5\.ffn_up_exps=CUDA1'", layout, CONTEXT, model, RIG)
+    assert taken.layout.overrides == (Override("CUDA1", pattern=r"blk\.5\.ffn_up_exps"), *layout.overrides)
+
+
+def test_unknown_options_are_named_and_the_rest_is_taken(model: ModelFile) -> None:
+    taken = take_line("--bogus 3 -ngl 99 -c 8192 --frob", ON_CPU, CONTEXT, model, RIG)
+    assert taken.notes == ("Unknown to Layerdeck, left out: --bogus, --frob.",)
+    assert taken.context == ContextSettings(n_ctx=8192)
+    assert CPU_ID not in counts(taken.layout)
+
+
+def test_shares_are_those_inside_layers_in_split_mode_tensor(model: ModelFile) -> None:
+    able = tuple(make_gpu(f"CUDA{index}", 12) for index in range(2))
+    rig = Rig(able, RIG.host)
+    tensor = layout_in_mode(single_device(12, "CUDA0").with_split_mode("tensor"), "tensor", rig)
+    assert take_line("3,1", tensor, CONTEXT, model, rig).layout.tensor_split == (("CUDA0", 3.0), ("CUDA1", 1.0))
+
+
+def test_workers_are_devices_for_a_line_too(model: ModelFile) -> None:
+    worker = Device("attic", "attic", "RPC", "gpu", 8 * GIB, 8 * GIB, endpoint="127.0.0.1:50052")
+    rig = Rig((worker, *RIG.devices[:1]), RIG.host)
+    taken = take_line("-ngl 99 -ts 1,1", ON_CPU, CONTEXT, model, rig)
+    assert counts(taken.layout) == {"attic": 7, "CUDA0": 5}
+    assert taken.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("0,0,0", "the shares add up to 0"),
+        ("-ts 0,0", "the shares add up to 0"),
+        ("1,2,3,4", "there are 4 shares for 3 devices"),
+        ("1..2,3", "is not a share"),
+        ("hello", "no command of llama.cpp"),
+        ("-ot 'nonsense=CPU'", "matches no tensor"),
+        ("-ot '.*=CPU'", "matches every tensor"),
+    ],
+)
+def test_a_line_that_cannot_be_taken_gets_one_sentence(model: ModelFile, text: str, words: str) -> None:
+    with pytest.raises(LayoutError) as caught:
+        take_line(text, ON_CPU, CONTEXT, model, RIG)
+    assert words in caught.value.summary()

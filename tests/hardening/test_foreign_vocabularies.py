@@ -1,0 +1,105 @@
+"""Model files that keep the engine busy without end, or end it: bounded, and told as the file's fault."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from engine.base.errors import EngineError
+from engine.devices.device import Rig
+from engine.machines.rigs.discovery import host_device
+from engine.model.gguf.reader import read_model
+from engine.planning.layout.layout import single_device
+from engine.planning.plan.plan import Plan
+from engine.planning.settings.context_settings import ContextSettings
+from engine.runtime import requests
+from engine.runtime.child.native.rights import data_bytes
+from engine.runtime.process.questions import Questions, ask_child
+from engine.runtime.protocol.messages import CountTokens, Probed, Tokenise
+from engine.runtime.requests import probe_memory_bytes, probe_request
+from engine.runtime.session.events import Crashed, Loaded
+from tests.support.command_line import run_cli
+from tests.support.gguf_bytes import F32, number_value, text_value
+from tests.support.models import write_tiny_llama
+from tests.support.mutation import change_values
+from tests.support.orders import order_of
+from tests.support.patience import DEADLINE_S
+from tests.support.session_log import SessionLog
+
+ENDLESS = {"tokenizer.ggml.model": text_value("rwkv")}
+"""llama.cpp's RWKV tokenizer looks for each byte in a trie. A byte that no token begins with is looked for again and
+again, and each time a token is added."""
+
+
+def plan_of(path: Path) -> Plan:
+    model = read_model(path)
+    context = ContextSettings(n_ctx=256, n_batch=64, n_ubatch=64, threads=1, threads_batch=1)
+    return order_of(model, Rig((), host_device()), single_device(model.n_layers, "CPU"), context).plan
+
+
+@pytest.mark.parametrize("request_", [Tokenise(text="a < b"), CountTokens(texts=("a < b",))], ids=["tokens", "count"])
+def test_a_tokenizer_without_end_is_ended_with_the_name_of_the_file(
+    tmp_path: Path, request_: Tokenise | CountTokens
+) -> None:
+    path = change_values(write_tiny_llama(tmp_path / "endless.gguf"), ENDLESS)
+    with SessionLog() as log:
+        model = read_model(path)
+        context = ContextSettings(n_ctx=256, n_batch=64, n_ubatch=64, threads=1, threads_batch=1)
+        log.session.load(order_of(model, Rig((), host_device()), single_device(model.n_layers, "CPU"), context))
+        assert isinstance(log.wait_for_endings(1)[0], Loaded)
+        log.session.ask(request_)
+        crashed = log.wait_for_endings(2)[1]
+    assert isinstance(crashed, Crashed), crashed
+    assert "the tokenizer of endless.gguf took more than" in crashed.message
+    assert "use another file" in crashed.message
+    assert "Check" not in crashed.message
+
+
+def test_a_child_that_dies_while_a_prompt_is_counted_has_crashed(tmp_path: Path) -> None:
+    path = change_values(write_tiny_llama(tmp_path / "endless.gguf"), ENDLESS)
+    answer = run_cli("chat", path, "--prompt", "a < b", env={"HOME": str(tmp_path)})
+    assert answer.code == 5, answer.err
+    assert "the tokenizer of endless.gguf" in answer.err
+    assert "No model is loaded" not in answer.err
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"llama.attention.layer_norm_rms_epsilon": number_value(math.nan, F32)},
+        {"tokenizer.ggml.model": text_value("bert")},
+    ],
+    ids=["NaN", "bert"],
+)
+def test_an_abort_over_a_value_of_the_file_is_told_as_the_files_fault(
+    tmp_path: Path, values: Mapping[str, bytes]
+) -> None:
+    path = change_values(write_tiny_llama(tmp_path / "wrong.gguf"), values)
+    with SessionLog() as log:
+        model = read_model(path)
+        context = ContextSettings(n_ctx=256, n_batch=64, n_ubatch=64, threads=1, threads_batch=1)
+        log.session.load(order_of(model, Rig((), host_device()), single_device(model.n_layers, "CPU"), context))
+        crashed = log.wait_for_endings(1)[0]
+    assert isinstance(crashed, Crashed), crashed
+    assert "The model file is damaged" in crashed.message
+    assert "Check This Machine" not in crashed.message
+
+
+def test_a_probe_may_take_what_the_header_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = plan_of(write_tiny_llama(tmp_path / "small.gguf"))
+    large = plan_of(write_tiny_llama(tmp_path / "large.gguf", n_vocab=4096))
+    assert probe_request(small).memory_bytes == probe_memory_bytes(small) <= 2 << 30
+    monkeypatch.setattr(requests, "_TOKEN_BYTES", 1 << 20)
+    assert probe_memory_bytes(large) > probe_memory_bytes(small) + (3 << 30)
+
+
+@pytest.mark.skipif(not data_bytes(), reason="this system does not limit private memory")
+def test_a_probe_that_takes_more_than_that_ends(tmp_path: Path) -> None:
+    request = probe_request(plan_of(write_tiny_llama(tmp_path / "tiny.gguf")))
+    assert isinstance(ask_child(request, Probed, timeout_s=DEADLINE_S), Probed)
+    with Questions(timeout_s=DEADLINE_S) as child, pytest.raises(EngineError):
+        child.ask(msgspec.structs.replace(request, memory_bytes=1 << 20), Probed)

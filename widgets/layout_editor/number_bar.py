@@ -1,0 +1,183 @@
+"""Numbers above the lanes: layers and experts of each device as fields, and a line for what people paste."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QLineEdit, QSizePolicy, QVBoxLayout, QWidget
+
+from engine.base.language import tr
+from engine.devices.device import CPU_ID
+from engine.planning.layout.counts import expert_layers, layer_count
+from engine.planning.layout.moves import CountMove, Move
+from engine.planning.plan.preview import Preview
+from widgets.common.inputs import SpinBox
+from widgets.common.roles import plain_label, set_role
+from widgets.common.wrap_layout import WrapLayout
+
+MAX_LINE = 4000
+"""Characters of a line: a command with many overrides has some hundred."""
+_NUMBER_WIDTH_PX = 56
+_LINE_WIDTH_PX = 260
+EXAMPLE = tr("3,1,2  or  -ngl 40 -ts 24,12  or  --n-cpu-moe 12")
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertCount:
+    """The experts of `count` layers are to be on `device`."""
+
+    device: str
+    count: int
+
+
+class NumberBar(QFrame):
+    """Shows the numbers of a preview. A changed number of layers is one finished move."""
+
+    moved = Signal(Move)
+    move_finished = Signal()
+    experts_entered = Signal(ExpertCount)
+    line_entered = Signal(str)
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._lanes: dict[str, _LaneNumbers] = {}
+        self._row = WrapLayout(spacing=12)
+        self.line = QLineEdit()
+        self.line.setPlaceholderText(EXAMPLE)
+        self.line.setMaxLength(MAX_LINE)
+        self.line.setMinimumWidth(_LINE_WIDTH_PX)
+        self.line.setAccessibleName(tr("Place by shares or by options of llama.cpp"))
+        self.line.setToolTip(
+            tr("Shares such as 3,1,2 or options of llama.cpp: -ngl, -ts, -ot, --n-cpu-moe. Return places the model.")
+        )
+        self.line.returnPressed.connect(self._on_line)
+        self.line.textEdited.connect(lambda _text: self.show_answer(""))
+        self._answer = plain_label(role="dim")
+        self._answer.setWordWrap(True)
+        self._answer.hide()
+        around = QVBoxLayout(self)
+        around.setContentsMargins(0, 0, 0, 0)
+        around.setSpacing(4)
+        around.addLayout(self._row)
+        around.addWidget(self._answer)
+        self._row.addWidget(self.line)
+
+    @property
+    def answer(self) -> str:
+        """The sentence below the line."""
+        return self._answer.text() if not self._answer.isHidden() else ""
+
+    def fields(self, device: str) -> tuple[SpinBox, SpinBox]:
+        """Return the fields of a device: layers, and experts."""
+        return self._lanes[device].layers, self._lanes[device].experts
+
+    def set_preview(self, preview: Preview | None) -> None:
+        """Show the numbers of `preview`."""
+        devices = [] if preview is None else [each.id for each in preview.rig.all_devices if each.kind != "accel"]
+        # Fields stay while the devices do: one that has the keyboard must not be replaced.
+        if list(self._lanes) != devices:
+            self._rebuild(devices)
+        if preview is None:
+            return
+        layout = preview.layout
+        with_experts = [layer.index for layer in preview.layers if layer.expert_bytes]
+        in_layers = layout.split_mode in ("tensor", "row")
+        for device, lane in self._lanes.items():
+            # In modes tensor and row the shares have fields of their own (the share editor).
+            lane.setVisible(not in_layers)
+            count = layer_count(layout, device)
+            alone = device == CPU_ID and count == layout.n_layers
+            lane.show_layers(count, layout.n_layers, least=count if alone else 0)
+            own = sum(layout.device_of(layer) == CPU_ID for layer in with_experts) if device == CPU_ID else 0
+            held = len(expert_layers(layout, device, with_experts))
+            lane.show_experts(held, len(with_experts), least=min(own, held))
+
+    def show_answer(self, text: str, *, bad: bool = False) -> None:
+        """Show what came of the line, below it; "" hides the sentence."""
+        self._answer.setText(text)
+        set_role(self._answer, "error" if bad else "dim")
+        self._answer.setVisible(bool(text))
+
+    def clear_line(self) -> None:
+        """Empty the line, because it was taken."""
+        self.line.clear()
+
+    def _on_line(self) -> None:
+        text = self.line.text().strip()
+        if text:
+            self.line_entered.emit(text)
+
+    def _rebuild(self, devices: list[str]) -> None:
+        for lane in self._lanes.values():
+            self._row.removeWidget(lane)
+            lane.deleteLater()
+        self._row.removeWidget(self.line)
+        self._lanes = {device: _LaneNumbers(device, self._count, self._place, self) for device in devices}
+        for lane in self._lanes.values():
+            self._row.addWidget(lane)
+        # The line comes last, so that Tab goes through the fields first.
+        self._row.addWidget(self.line)
+        widgets: list[QWidget] = [field for lane in self._lanes.values() for field in (lane.layers, lane.experts)]
+        for before, after in zip(widgets, [*widgets[1:], self.line], strict=True):
+            QWidget.setTabOrder(before, after)
+
+    def _count(self, device: str, count: int) -> None:
+        self.moved.emit(CountMove(device, count))
+        self.move_finished.emit()
+
+    def _place(self, device: str, count: int) -> None:
+        self.experts_entered.emit(ExpertCount(device, count))
+
+
+class _LaneNumbers(QWidget):
+    """The fields of one device."""
+
+    def __init__(
+        self, device: str, count: Callable[[str, int], None], place: Callable[[str, int], None], parent: QWidget
+    ) -> None:
+        super().__init__(parent)
+        self.setSizePolicy(QSizePolicy.Policy.Fixed, QSizePolicy.Policy.Fixed)
+        self.layers = _number(tr("Layers on {device}", device=device))
+        self.experts = _number(tr("Layers whose experts are on {device}", device=device))
+        self.layers.valueChanged.connect(lambda value: count(device, value))
+        self.experts.valueChanged.connect(lambda value: place(device, value))
+        self._words = plain_label("", "dim")
+        row = QHBoxLayout(self)
+        row.setContentsMargins(0, 0, 0, 0)
+        row.setSpacing(4)
+        name: QLabel = plain_label(device, "strong")
+        for widget in (name, self.layers, self._words, self.experts):
+            row.addWidget(widget)
+
+    def show_layers(self, count: int, most: int, *, least: int) -> None:
+        """Show the number of layers without a signal."""
+        _show(self.layers, count, most, least)
+
+    def show_experts(self, count: int, most: int, *, least: int) -> None:
+        """Show the number of layers whose experts are here; hidden if the model has none."""
+        _show(self.experts, count, most, least)
+        self.experts.setVisible(most > 0)
+        self._words.setText(tr("layers, experts of") if most else tr("layers"))
+
+
+def _number(name: str) -> SpinBox:
+    field = SpinBox()
+    field.setFixedWidth(_NUMBER_WIDTH_PX)
+    field.setAlignment(Qt.AlignmentFlag.AlignCenter)
+    # With tracking, "12" would be reported as 1 and as 12.
+    field.setKeyboardTracking(False)
+    field.setAccessibleName(name)
+    field.setToolTip(name)
+    return field
+
+
+def _show(field: SpinBox, value: int, most: int, least: int) -> None:
+    blocked = field.blockSignals(True)
+    field.setRange(least, most)
+    # `setValue` writes the text again even if the value is the same, and with it what is being typed.
+    if field.value() != value:
+        field.setValue(value)
+    field.setEnabled(least < most)
+    field.blockSignals(blocked)

@@ -65,6 +65,8 @@ class ChatArchive(QObject, ChatStorage):
         self._is_closed = False
         self._waiting: list[tuple[_Write, Then]] | None = []
         """Changes to write when the store is open; None if it cannot be opened."""
+        self._later: list[Callable[[], None]] = []
+        """Calls of `work` that wait until the database is open."""
         self._chats: dict[str, Chat] = {}
         self._has_warned = False
         self._is_behind = False
@@ -88,6 +90,7 @@ class ChatArchive(QObject, ChatStorage):
     def close(self) -> None:
         """Write the waiting changes and close the database."""
         self._store, self._waiting = None, None
+        self._later.clear()
         with self._lock:
             self._is_closed = True
         if self._opened is not None:
@@ -118,6 +121,9 @@ class ChatArchive(QObject, ChatStorage):
             self._do(write, then)
         # After the waiting changes, which may restore a deleted conversation.
         self._store.purge(now_ms() - KEPT_DELETED_MS)
+        later, self._later = self._later, []
+        for begin in later:
+            begin()
         self.changed.emit()
         self.is_open_now.emit()
 
@@ -126,6 +132,9 @@ class ChatArchive(QObject, ChatStorage):
         self._warn(error)
         for _, then in waiting:
             then()
+        later, self._later = self._later, []
+        for begin in later:
+            begin()
 
     # ------------------------------------------------------------------ what there is
 
@@ -172,6 +181,9 @@ class ChatArchive(QObject, ChatStorage):
         `what`: description of the work for people.
         """
         store = self._store
+        if store is None and self._waiting is not None:
+            self._later.append(lambda: self.work(what, work, then))
+            return
         if store is None:
             self._notices.tell(ChatError(tr("The conversations cannot be read.")))
             return

@@ -34,7 +34,7 @@ def pack_installer(cancel: CancelToken | None = None) -> PackInstaller:
 
 
 def pack_keys() -> PackKeys:
-    """Return the keys of this user's packs."""
+    """Return the keys for signatures of engine packs: the key of this computer, and those of trusted publishers."""
     from engine.devices.packs.signing import PackKeys
 
     return PackKeys(pack_key_path(), pack_publishers_path())
@@ -52,7 +52,10 @@ def find_all_devices(verdicts: Path, rpc_endpoints: Sequence[str] = (), *, check
 
 
 def main() -> None:
-    """Sign the manifest on standard input with the key of this computer, and print it: for `make.py pack`."""
+    """Sign the pack manifest on standard input with the key of this computer, and print it.
+
+    Called by `make.py pack`.
+    """
     from engine.devices.packs.manifest import parse_manifest
 
     signed = pack_keys().sign(parse_manifest(sys.stdin.buffer.read()))

@@ -109,7 +109,7 @@ def pack_key_path() -> Path:
 
 
 def pack_publishers_path() -> Path:
-    """Return the list of publishers of engine packs that the user trusts."""
+    """Return the file that lists the publishers of engine packs whom the user trusts."""
     return user_data_path(APPLICATION, appauthor=False) / "pack_publishers.json"
 
 

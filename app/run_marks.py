@@ -42,8 +42,8 @@ class OpenedModel(msgspec.Struct, frozen=True):
 class RunMark(msgspec.Struct, frozen=True):
     """The content of a run mark: a running window and its open models.
 
-    `process`: name of the process, with its start time. `models`: the open models; the visible one is last.
-    `restored`: whether this window has itself restored models of a crashed one.
+    `process`: id and start time of the process. `models`: the open models; the visible one is last.
+    `restored`: whether this window has itself opened the models of a crashed one again.
     """
 
     version: int

@@ -43,16 +43,19 @@ class Packs:
 
 @dataclass(frozen=True, slots=True)
 class Unvouched:
-    """A file with a pack whose maker is not trusted. `words`: a sentence on the maker."""
+    """An engine pack whose publisher the user does not trust. `path`: its file.
+
+    `words`: a sentence about the publisher.
+    """
 
     path: Path
     words: str
 
 
 class PackController(QObject):
-    """Runs actions on engine packs and emits each change.
+    """Installs, switches, checks and removes engine packs in the background, and emits each change.
 
-    If other packs are in use after one, devices are searched again.
+    If other packs are in use after an action, devices are searched again.
     """
 
     changed = Signal(Packs)
@@ -78,7 +81,10 @@ class PackController(QObject):
         self._do(tr("Looking for engine packs"), lambda keeper: keeper.listed(), quiet=True)
 
     def inspect(self, path: Path) -> None:
-        """Find out who made the pack in a file. One of a trusted maker is installed, else `asked` is emitted."""
+        """Read in the background who signed the engine pack in the file `path`.
+
+        If the user trusts that publisher, the pack is installed; else `asked` is emitted.
+        """
 
         def told(maker: Maker) -> None:
             if maker.is_trusted:

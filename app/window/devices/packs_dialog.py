@@ -116,7 +116,7 @@ class PacksDialog(QDialog):
             self._controller.inspect(path)
 
     def _on_asked(self, pack: Unvouched) -> None:
-        """Ask whether to install a pack whose maker is not trusted."""
+        """Show the question whether to install an engine pack whose publisher is not trusted."""
         box = QMessageBox(QMessageBox.Icon.NoIcon, tr("Install an Engine Pack"), pack.path.name, parent=self)
         box.setTextFormat(Qt.TextFormat.PlainText)
         box.setInformativeText(

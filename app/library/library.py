@@ -332,7 +332,10 @@ class Library(QObject):
         self.run(tr("Finding layouts"), lambda: self.catalogue.documents(marks), self.documents_found.emit)
 
     def save_document(self, path: Path, document: SavedDocument, marks: Iterable[str]) -> None:
-        """Save a layout or a preset for the model file `path`, then find those of `marks` again."""
+        """Save a layout or a preset for the model file `path`, then emit all saved ones of its model.
+
+        `marks`: fingerprints of the model's files.
+        """
 
         def done(_none: None) -> None:
             self._notices.say(tr('Layout "{name}" saved.', name=document.name))
@@ -341,7 +344,10 @@ class Library(QObject):
         self.run(tr("Saving a layout"), lambda: self.catalogue.save_document(path, document), done)
 
     def remove_document(self, marks: Iterable[str], document: SavedDocument) -> None:
-        """Delete a saved layout or preset, then find those of `marks` again."""
+        """Delete a saved layout or preset of a model, then emit those that are left.
+
+        `marks`: fingerprints of the model's files.
+        """
         # Read twice, which an iterator does not allow.
         known = tuple(marks)
 

@@ -76,7 +76,7 @@ class SideFileController(QObject):
         self._change(tr("remove an adapter"), remove)
 
     def scale_adapter(self, change: AdapterScale) -> None:
-        """Set the scale of one of the adapters."""
+        """Set the scale of one LoRA adapter of the edit. `change`: its index and the new scale."""
 
         def scale(files: SideFiles) -> SideFiles:
             adapters = list(files.adapters)

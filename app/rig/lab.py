@@ -56,7 +56,7 @@ class Lab(QObject):
 
     @property
     def processes(self) -> Mapping[str, WorkerProcess]:
-        """Process id and idle memory of each running worker, by endpoint, for the reading of its memory."""
+        """The process of each running worker, by endpoint: its id, and its memory before a client has allocated any."""
         lab = self._workers
         if lab is None:
             return {}

@@ -15,6 +15,7 @@ from engine.planning.layout.moves import CountMove, Move
 from engine.planning.plan.preview import Preview
 from widgets.common.inputs import SpinBox
 from widgets.common.roles import plain_label, set_role
+from widgets.common.tool_tips import plain_tool_tip
 from widgets.common.wrap_layout import WrapLayout
 
 MAX_LINE = 4000
@@ -169,7 +170,7 @@ def _number(name: str) -> SpinBox:
     # With tracking, "12" would be reported as 1 and as 12.
     field.setKeyboardTracking(False)
     field.setAccessibleName(name)
-    field.setToolTip(name)
+    field.setToolTip(plain_tool_tip(name))
     return field
 
 

@@ -107,6 +107,7 @@ def probe_memory_bytes(plan: Plan) -> int:
     needed += 0 if not plan.rig.devices else _DRIVER_BYTES
     # Its weights are allocated to try whether there is room, and freed before they are loaded.
     needed += 0 if projector is None else 2 * _projector_file(plan, projector).weights_bytes + _IMAGE_BYTES
+    # Rounded up to a whole GiB: a shift to the right rounds down, negative numbers too.
     return -(-needed >> 30) << 30
 
 

@@ -119,7 +119,10 @@ class ModelChild:
         self._pipe.send_aborting(told)
 
     def _run_loop(self) -> bool:
-        """Run the decode loop until no request is left. New requests are read between batches; False after `Quit`."""
+        """Run the decode loop until no request is left; return False after `Quit`.
+
+        New requests are read between batches.
+        """
         while self._loop is not None and self._loop.busy:
             if not all(map(self._take, self._requests.arrived())):
                 return False
@@ -153,7 +156,7 @@ class ModelChild:
             return end.message
 
     def _prepare(self, request: AnyRequest) -> None:
-        """Load packs and give up the rights that `request` does not need."""
+        """Load the engine packs (further ggml backends), and give up the rights that `request` does not need."""
         # Only with the first request, because a waiting child (`SpareChild`) must not touch a device. Before the rights
         # are given up, because packs are files that the child may not read afterwards.
         # A vocabulary needs no device.
@@ -260,7 +263,10 @@ class _RequestReceiver:
         self._media = MediaCache()
 
     def receive(self, request: AnyRequest) -> AnyRequest:
-        """Set the stop flag for a stop; return the request, a `Generate` with its cached images and sounds."""
+        """Prepare a request for the queue and return it.
+
+        A `Stop` sets the stop flag at once. A `Generate` gets the images and sounds that are cached.
+        """
         match request:
             case Stop():
                 self._stop.request(request.request)

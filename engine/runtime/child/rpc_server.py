@@ -151,7 +151,10 @@ def _free_port(host: str) -> int:
 
 
 def _check_address(host: str, port: int) -> None:
-    """Raise `RequestError` if the address cannot be used. It is bound once for the system's reason: ggml logs none."""
+    """Raise `RequestError` with the system's reason if the address cannot be used.
+
+    The address is bound once for that, because ggml's server does not log the reason.
+    """
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

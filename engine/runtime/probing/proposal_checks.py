@@ -44,6 +44,7 @@ def missing_bytes(tried: Sequence[Tried]) -> dict[str, int]:
             requested_bytes = (refusal.free_bytes or 0) + refusal.capacity_bytes // MAX_TENTHS + 1
         free_bytes = refusal.free_bytes if refusal.free_bytes is not None else requested_bytes
         given_bytes = refusal.placed_bytes + (free_bytes if free_bytes < requested_bytes else 0)
+        # The size that another layout was refused is not one of the first layout: it only shows that bytes are missing.
         least_bytes = refusal.placed_bytes + requested_bytes - given_bytes if each.layout == first.layout else 1
         missing = max(least_bytes, needs[refusal.device] - given_bytes)
         found[refusal.device] = max(found.get(refusal.device, 0), missing)

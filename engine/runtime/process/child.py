@@ -355,7 +355,10 @@ class ChildProcess:
                 self._condition.wait(left_s)
 
     def _end_group(self, reason: EndReason) -> None:
-        """Wait for a child that got `Quit`; then terminate its process group, then kill it. Others get no wait."""
+        """Wait for a child that got `Quit`, then send SIGTERM to its process group, then SIGKILL.
+
+        If `reason` is not STOPPED, SIGTERM follows at once.
+        """
         with self._condition:
             while reason is EndReason.STOPPED and not self._stdout_closed and self._fault is None:
                 left_s = (self._ask_until_s or 0.0) - time.monotonic()

@@ -1,4 +1,4 @@
-"""The outcome of a child process: how it ended, the sentence for people, the error to raise, and its log line."""
+"""The outcome of a child process: how it ended, the text for the user, the error to raise, and its log line."""
 
 from __future__ import annotations
 

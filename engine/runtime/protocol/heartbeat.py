@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 
 MIN_STALL_LIMIT_S, MAX_STALL_LIMIT_S = 5, 86_400
-"""Bounds of the stall limit that a user may choose, in seconds. A busy machine delays signs of life by some seconds."""
+"""Bounds of the stall limit that a user may choose, in seconds. A busy machine delays heartbeats by some seconds."""
 TICK_SECONDS = 1.0
 
 # Least growth in a tick that counts as work. Reading the counters themselves takes less than each of these.

@@ -38,7 +38,13 @@ PROJECTOR = "projector"
 
 LoadStage = Literal["allocate", "read", "context", "warm_up"]
 StopReason = Literal["end_of_text", "length", "context_full", "stopped"]
-"""Why a generation ended. `stopped`: the user or client stopped it."""
+"""Why a generation ended.
+
+`end_of_text`: the model generated an end token, or a stop text came.
+`length`: the answer reached the limit of its length.
+`context_full`: the context has no room for another token.
+`stopped`: the user or client stopped it.
+"""
 
 
 # ------------------------------------------------------------------ requests (to the child)
@@ -360,12 +366,12 @@ class RestoreSequence(ModelRequest, frozen=True, tag="restore_sequence", kw_only
 class Serve(Request, frozen=True, tag="serve", kw_only=True):
     """Become an RPC worker; answered by `Serving`. The child accepts no further request.
 
-    `host`, `port`: address to listen on.
+    `host`, `port`: address to listen on; port 0 for any free one.
     `device`: ggml's name of the device to serve.
     `cap_bytes`: limit of its allocations, by RLIMIT_DATA; None for no limit.
     `kept_weights`: existing folder in which it caches weights that clients send; None for no cache.
     `kept_quota_bytes`: largest size of that cache.
-    `client_port`: only connections from this local port are accepted, if the system can filter; None: all are.
+    `client_port`: local port from which alone connections are accepted, if the system can filter; None for no filter.
     """
 
     host: str

@@ -46,7 +46,7 @@ _KILL_S = 0.2
 _CLOSE_TIMEOUT_S = 10.0
 _JOIN_S = 2.0
 _MAX_WAITING_MESSAGES = 256
-"""Most messages of the child in the queue. Beyond that its reader thread blocks, so that memory does not grow."""
+"""Largest number of the child's messages in the queue. Then its reader thread blocks, so that memory does not grow."""
 
 PROPOSAL_LIMIT_S = 6.0
 """Time limit of the proposals after a failed load, in seconds. Those not probed by then stay estimated."""
@@ -136,7 +136,7 @@ class WorkRunner:
 
 
 def _ask_s(timeout_s: float) -> float:
-    """Return the seconds in which a child may stop by itself; a kill after them still ends within `timeout_s`."""
+    """Return the seconds in which a child may stop by itself, so that a kill after them ends within `timeout_s`."""
     return max(0.0, timeout_s - _TERMINATE_S - _KILL_S)
 
 
@@ -156,7 +156,7 @@ class DriverOptions:
 
 @dataclass(frozen=True, slots=True)
 class _Result:
-    """Result of one input of the machine, in the queue to the session's thread, which carries it out.
+    """Result of one input of the machine. The session's thread takes it from a queue and carries it out.
 
     `snapshot`: reported to the receiver before the effects; None if the public state did not change.
     `effects`: carried out in their order.
@@ -279,7 +279,10 @@ class Driver:
             over = self._state.is_over and self._results.empty()
 
     def _next_result(self) -> _Result | None:
-        """Wait for the next result and return it. None: a timer expired first, and was reported to the machine."""
+        """Wait for the next result in the queue and return it.
+
+        None: a timer expired first, and was reported to the machine.
+        """
         if not self._timers:
             return self._results.get()
         timer, due_s = min(self._timers.items(), key=lambda item: item[1])

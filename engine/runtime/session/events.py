@@ -33,11 +33,11 @@ ANSWER_STAGE_WORDS: Mapping[AnswerStage, str] = {
     "prompt": tr("while it read the prompt"),
     "answer": tr("during the answer"),
 }
-"""Words for the stages of an answer, with their preposition or conjunction."""
+"""Words for the stages of an answer, which tell the time in a sentence by themselves."""
 
 
 def stage_words(stage: Stage | AnswerStage) -> str:
-    """Return the stage as an adverbial of time, such as "while warming up"."""
+    """Return words that tell the time of a stage in a sentence, such as "while warming up"."""
     match stage:
         case "prompt" | "answer":
             return ANSWER_STAGE_WORDS[stage]
@@ -66,7 +66,7 @@ class Progress(Event, frozen=True, kw_only=True, tag="progress"):
 
 
 class Attempt(Event, frozen=True, kw_only=True, tag="attempt"):
-    """The load begins with a layout. Only loads that may try other layouts report this event.
+    """An attempt to load a layout begins. Only loads that may try other layouts report this event.
 
     `number`: number of the attempt, from 1.
     `layout`: the layout in words.
@@ -224,7 +224,7 @@ class Crashed(Event, frozen=True, kw_only=True, tag="crashed"):
 
 
 class Cancelled(Event, frozen=True, kw_only=True, tag="cancelled"):
-    """A load or request was stopped by the user. `stage`: last stage of the load."""
+    """The user stopped a load or a request. `stage`: stage of the load when it stopped."""
 
     stage: Stage
     request: int | None = None

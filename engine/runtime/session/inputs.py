@@ -1,4 +1,4 @@
-"""Inputs of the state machine: commands of the session's user, and reports of the driver."""
+"""Inputs of the state machine: commands from the owner of the session, and reports of the driver."""
 
 from __future__ import annotations
 
@@ -161,7 +161,10 @@ class TimerExpired:
 
 @dataclass(frozen=True, slots=True)
 class Bug:
-    """The machine or an effect raised an unexpected exception, which is in the log. The load or the requests end."""
+    """The machine or an effect raised an unexpected exception, which is in the log.
+
+    The machine ends the load or the requests.
+    """
 
 
 Work = Prepared | Refused | Forecasted | Chosen | Greeted | Explained | WorkFailed

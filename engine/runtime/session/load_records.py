@@ -37,7 +37,7 @@ class LoadRecorder:
         self._attempts = 0
 
     def begin_child(self, plan: Plan) -> None:
-        """Set the plan of a child that starts. The record of its load contains it."""
+        """Set the plan of a child that starts, for the record of its load."""
         self._plan = plan
 
     def take(self, event: _Event) -> _Event:

@@ -78,7 +78,7 @@ def cancelled_before_it_began() -> Cancelled:
 def cancel(transition: Transition) -> None:
     """Cancel the running load, if there is one.
 
-    While it waits for work that starts no process, it ends at once. Otherwise it ends when that process has ended.
+    While it waits for work that starts no process, it ends at once. Otherwise it ends when the child or the work has.
     """
     load = transition.state.load
     if load is None or load.cancelled:
@@ -115,7 +115,7 @@ def conclude(transition: Transition, ending: LoadEnding) -> None:
 
 
 def explain(transition: Transition, order: LoadOrder, tried: Tried, ending: OutOfMemory) -> None:
-    """Search for proposals after a loaded model ran out of memory in an answer, as after a load that failed."""
+    """Search for proposals after a loaded model ran out of memory in an answer, in the way of a failed load."""
     # Tables of its own: other threads plan with those of the loaded plan.
     plan = order.plan.with_own_tables()
     run = LoadRun(order, plan, base=plan, is_real=True, tried=(tried,), ending=ending, of_answer=True)

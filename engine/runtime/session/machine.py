@@ -248,7 +248,7 @@ def _diagnose(transition: Transition, outcome: ProcessOutcome, stage: Stage | No
 
 
 def _has_exhausted(transition: Transition, outcome: ProcessOutcome, loaded: LoadedInfo) -> bool:
-    """Handle the end of a child by want of memory during an answer; return whether that was the cause.
+    """Handle the end of a child that ran out of memory during an answer; return False if it ended for another reason.
 
     If other layouts may be tried, the requests end, and the next load of the same order goes on from here. If not, the
     requests wait for proposals, as a load does.

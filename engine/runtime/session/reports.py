@@ -96,7 +96,7 @@ def done_event(message: Generated) -> Done:
 
 
 def refusal(greetings: Mapping[str, Greeting], devices: Mapping[str, Sequence[Device]]) -> Failed | None:
-    """Return the ending of a load some of whose RPC workers did not answer correctly; None if all did.
+    """Return the ending of a load if an RPC worker did not answer correctly; None if all did.
 
     `devices`: devices of the rig by endpoint.
     """

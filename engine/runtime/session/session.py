@@ -61,7 +61,7 @@ class RequestStream:
         return self._events.empty()
 
     def stop(self) -> None:
-        """Ask the child to end the request. The ending comes as the last event, as always."""
+        """Ask the child to end the request. Its ending is still delivered as the last event."""
         self._session.stop(self.number)
 
 

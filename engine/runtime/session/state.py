@@ -126,7 +126,7 @@ class Step(Enum):
     ENDING = auto()
     """Waits for the end of the child that loads; the ending of the load is known."""
     DIAGNOSING = auto()
-    """Waits for greetings of the RPC workers, one of which may have caused the loss of the child."""
+    """Waits for greetings of the RPC workers, to find the one whose loss may have ended the child."""
     EXPLAINING = auto()
     """Waits for proposals, after the load ran out of memory."""
 
@@ -198,7 +198,7 @@ class RequestRun:
     request: AnyModelRequest
     state: RequestState = RequestState.ASKED
     ends_late: bool = False
-    """Whether its prompt was unread or being read by cards or RPC workers when the request was stopped."""
+    """Whether the request was stopped before or while cards or RPC workers read its prompt, so that it ends late."""
 
     @property
     def id(self) -> int:
@@ -293,7 +293,7 @@ class State:
 
 
 def out_of_memory_ending(load: LoadRun) -> OutOfMemory:
-    """Return the ending of a load that ran out of memory. The load must have ended like that."""
+    """Return the ending of `load`, which must be an `OutOfMemory`."""
     assert isinstance(load.ending, OutOfMemory)
     return load.ending
 
@@ -355,14 +355,14 @@ class Transition:
             self.change_child(ending=True)
 
     def await_work(self, step: Step, work: Callable[[int], effects.Work]) -> None:
-        """Begin a step of the load that waits for work. `work`: returns the effect that has the given ticket."""
+        """Begin a step of the load and the work that it waits for. `work`: returns the effect with a given ticket."""
         # A new ticket each time: the result of abandoned work has an old one, and is ignored.
         ticket = self.number()
         self.change_load(step=step, ticket=ticket)
         self.do(work(ticket))
 
     def take_answer(self, ticket: int) -> bool:
-        """Return whether the load waits for the result with this ticket. If so, it does not wait for it any more."""
+        """Return whether the load waits for the result with this ticket, and end that wait."""
         if self.state.load is None or self.state.load.ticket != ticket:
             return False
         self.change_load(ticket=None)

@@ -64,7 +64,7 @@ class ModelStatus:
 
     @property
     def can_load(self) -> bool:
-        """Whether a load of the edited layout is possible: no model is loaded, or another layout is."""
+        """Whether the edited layout can be loaded: no model is loaded, or one with another layout."""
         if not self.name or self.waits:
             return False
         return self.phase is Phase.STOPPED or (self.is_loaded and self.is_edited)

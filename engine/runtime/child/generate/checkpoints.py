@@ -19,7 +19,7 @@ from engine.runtime.child.load.loaded_context import LoadedContext
 from engine.runtime.protocol.messages import ChatMessage
 
 MOST = 16
-"""Most checkpoints of one sequence."""
+"""Largest number of checkpoints of one sequence."""
 MOST_BYTES = 2 << 30
 """Limit for the bytes of all checkpoints; it is lower on a computer with little memory (`HOST_SHARE`)."""
 HOST_SHARE = 16
@@ -104,7 +104,7 @@ def next_checkpoint(held: int, positions: Sequence[int], last_checkpoint: int, s
 
 
 def least_missed(checkpoints: Sequence[Checkpoint]) -> int:
-    """Return the index of the checkpoint to drop: that with the nearest neighbours, but never the last one."""
+    """Return the index of the checkpoint to drop: the one between the nearest neighbours, but never the last."""
     ends = [0, *(checkpoint.tokens for checkpoint in checkpoints)]
     return min(range(len(checkpoints) - 1), key=lambda place: ends[place + 2] - ends[place], default=0)
 
@@ -114,7 +114,10 @@ END_TOKENS = 4
 SEAM_TOKENS = 1
 """Number of tokens at the border between a template's markup and a message that may become other tokens."""
 LEAST_QUESTION = 16
-"""Fewest tokens of a question after which a checkpoint is taken. For a shorter one, that before it saves as much."""
+"""Fewest tokens of a question after which a checkpoint is taken.
+
+After a shorter question it would save hardly more than the checkpoint before the question.
+"""
 
 
 def checkpoint_positions(

@@ -49,7 +49,7 @@ class PromptBudget:
         return min(self._most, max(FIRST_TOKENS, int(self._tokens_per_second * seconds)))
 
     def note(self, tokens: int, seconds: float) -> None:
-        """Measure the speed by a computed batch. A batch with few tokens of prompts is ignored."""
+        """Update the speed from a computed batch. A batch with few tokens of prompts is ignored."""
         if tokens >= min(FIRST_TOKENS, self._most):
             self._tokens_per_second = tokens / max(seconds, 1e-9)
 
@@ -76,7 +76,7 @@ class DecodeLoop:
     The main thread passes requests to `take` and calls `step` as long as the loop is busy. Only `tell_reading` may be
     called in another thread.
 
-    `stop`: flag that the thread which reads requests sets.
+    `stop`: flag that is set by the thread which reads requests.
     `send`: sends messages in their order.
     """
 
@@ -367,9 +367,10 @@ class DecodeLoop:
 
 
 def share_evenly(room: int, wants: Sequence[int]) -> list[int]:
-    """Divide `room` evenly; return a share for each entry of `wants`, which is the largest share wanted there.
+    """Divide `room` evenly; return a share for each entry of `wants`.
 
-    The surplus of small entries goes to the others. As long as there is room, each entry gets at least 1.
+    No share is larger than its entry, and the surplus goes to the others. As long as there is room, each share is at
+    least 1.
     """
     counts = [0] * len(wants)
     left = room

@@ -35,7 +35,7 @@ _MAX_DIGITS = 6
 
 
 def grammar_fault(grammar: str) -> str:
-    """Return why llama.cpp's parser must not get this grammar; empty if it may. The syntax is not checked."""
+    """Return why a grammar must not be passed to llama.cpp's parser; empty if it may. The syntax is not checked."""
     sums, last = [0], 0
     for token in _TOKENS.finditer(grammar):
         match token.lastgroup, token[0]:
@@ -70,7 +70,7 @@ MAX_GRAMMAR_CHARACTERS = 1 << 16
 MAX_SCHEMA_CHARACTERS = 1 << 15
 MAX_CONVERTED_CHARACTERS = 1 << 18
 MAX_COUNT = 2000
-"""Largest minItems, maxLength and so on in a schema: each unit becomes a bracket of the grammar."""
+"""Largest minItems, maxLength and so on that a schema may have: each unit becomes a bracket of the grammar."""
 _COUNT = re.compile(r'(?:"(?:min|max)(?:Items|Length)"\s*:\s*(\d+)|\{\s*(?:\d+\s*,\s*)?(\d{5,}))')
 _REFUSED = float("-inf")
 _ENTRY_NUMBERS = 3

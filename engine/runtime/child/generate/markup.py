@@ -34,7 +34,7 @@ class PromptText(NamedTuple):
 
     @property
     def broken(self) -> str:
-        """The text with an invisible character in each literal name. It is for mtmd, which finds names by itself."""
+        """The text with an invisible character in each literal name: mtmd then finds no special tokens there."""
         text = self.text
         for start, _ in reversed(self.literal):
             text = f"{text[: start + 1]}{_BREAK}{text[start + 1 :]}"
@@ -98,6 +98,7 @@ class Shield:
             parts += (before, name)
             literal.append((length - len(name), length))
             end, whole = match.end(), whole + 1
+        # A placeholder that was cut or changed to upper case may still have this part of the nonce.
         if rendered.lower().count(self._nonce[1:9]) != whole:
             raise GuessedMarkError
         return PromptText("".join((*parts, rendered[end:])), tuple(literal))

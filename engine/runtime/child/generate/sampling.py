@@ -27,7 +27,7 @@ MIROSTAT_TOKENS = 100
 
 
 def settings_of(request: Generate) -> SamplingSettings:
-    """Return the sampling settings of a request: `sampling`, or settings from its single numbers if that is None."""
+    """Return the sampling settings of a request: `sampling`, or settings from its single fields if that is None."""
     return request.sampling or SamplingSettings(
         temperature=request.temperature,
         top_k=request.top_k,
@@ -210,4 +210,5 @@ def logit_digest(loaded: LoadedContext, request: Logits) -> LogitDigest:
     # JSON has no infinity and no NaN.
     shown = tuple(values[:]) if all(map(math.isfinite, values)) else ()
     loaded.clear()
+    # The step is rounded up, so that there are at most SAMPLED values.
     return LogitDigest(sha256=sha256, first=shown[:SHOWN], sample=shown[:: max(1, -(-size // SAMPLED))])

@@ -67,7 +67,7 @@ class SequenceHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Header of a saved KV state, by which the loaded context is compared with the one that was saved.
 
     `streams`: number of sequences with KV buffers of their own.
-    `flash_attention`: if it is off, llama.cpp stores V transposed, so that the states differ.
+    `flash_attention`: whether it was on; if not, llama.cpp stores V transposed, so that the states differ.
     `tokens`: number of tokens.
     `state_bytes`: size of the sequence's state.
     `digest`: SHA-256 of everything after the header.
@@ -96,6 +96,7 @@ class SequenceHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     @property
     def is_possible(self) -> bool:
         """Whether the numbers of the header are consistent."""
+        # Ascending, from 1 token up to all tokens of the sequence.
         ends = [0, *(each.tokens for each in self.checkpoints), self.tokens + 1]
         sizes = [self.state_bytes, *(each.size_bytes for each in self.checkpoints)]
         return self.tokens > 0 and all(size > 0 for size in sizes) and all(one < next_ for one, next_ in pairwise(ends))
@@ -137,7 +138,7 @@ class SequenceReader:
         self._path = path
 
     def header(self) -> SequenceHeader:
-        """Return the header. The length of the file is checked.
+        """Return the header, after a check that the file has the length that follows from it.
 
         Raises:
             SequenceFileError: the file cannot be read, is damaged, or is not a saved KV state.

@@ -24,7 +24,7 @@ from engine.runtime.protocol.messages import ChatMessage, Generate
 KEPT_SHARE = 0.75
 """Largest share of the context that may stay at each shift. With more, shifts would follow each other quickly."""
 _OTHER_TEXTS = ("0", "1")
-"""Two texts, at least one of which differs from any given message in its first character."""
+"""Two texts with different first characters. One of them replaces a message, to find its start in the prompt."""
 
 
 def kept_tokens(

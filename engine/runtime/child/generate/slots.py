@@ -25,7 +25,7 @@ class Slot:
     `used`: number that grows with each use, to find the least recently used slot.
     `checkpoints`: copies of its state, ascending by tokens.
     `last_checkpoint`: number of tokens at which a checkpoint was taken last, or could not be taken.
-    `exact`: after a context shift, number of first tokens whose state belongs to them alone; None: that of all does.
+    `exact`: number of first tokens whose state no context shift has changed; None if there was no shift.
     """
 
     number: int
@@ -314,4 +314,5 @@ def _within_image(tokens: Sequence[int], place: int) -> bool:
 
 
 def _age(slot: Slot) -> tuple[bool, int, int]:
+    # Empty slots come first, then the least recently used.
     return bool(slot.tokens), slot.used, slot.number

@@ -1,4 +1,4 @@
-"""Handlers of `SaveSequence` and `RestoreSequence`: a slot's KV state to a file, and back into a slot.
+"""Handlers of `SaveSequence` and `RestoreSequence`, which write a slot's KV state to a file and read it back.
 
 The parent chooses the file (see `RestoreSequence`). A restored slot is an ordinary slot with cached tokens: the next
 request whose prompt begins with them continues there (`Slots.take`).

@@ -23,7 +23,7 @@ from engine.runtime.protocol.messages import ImageFile, MediaFile, SoundFile
 
 TEXT_CHUNK = 0
 POSITION_SECTIONS = 4
-"""Position numbers of a token with M-RoPE: time, row, column, and one that is not used."""
+"""Number of position values of a token with M-RoPE: time, row, column, and one that is not used."""
 _FINGERPRINT_BYTES = 1 << 16
 _FLOAT_BYTES = 4
 

@@ -93,7 +93,7 @@ def dry_projector(
     `send_final`: as of `probe`.
 
     Raises:
-        RequestError: the projector has other limits for images than those of the settings.
+        RequestError: the projector does not allow the limits for images in the settings.
     """
     file = request.projector
     if file is None:
@@ -157,11 +157,11 @@ def counted_once(sizes: dict[int, BufferBytes], buffer_types: list[int]) -> dict
 def without_surplus(
     sizes: dict[int, BufferBytes], buffer_types: list[int], host: int, copies_bytes: int
 ) -> dict[int, BufferBytes]:
-    """Return a dry run's compute buffers, corrected for pipeline parallelism.
+    """Return a dry run's sizes with compute buffers corrected for pipeline parallelism.
 
     A dry run assigns the norms to other backends than a load does, and so plans the copies of the hidden state at other
-    boundaries. A device with a single entry gets one set of copies too many. If there are no CPU entries, the device of
-    the first entry gets one set too few.
+    boundaries. It counts one set of copies too many for a device with a single entry in the layout. If the layout has
+    no CPU entries, it counts one set too few for the device of the first entry.
 
     `buffer_types`: from `backend_buffer_types`.
     `host`: buffer type of CPU backends.

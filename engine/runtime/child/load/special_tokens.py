@@ -27,7 +27,7 @@ class SpecialToken(NamedTuple):
 class SpecialTokens:
     """Special tokens of a vocabulary by name.
 
-    `names`: pattern that matches the longest name at a place; None if there are no names.
+    `names`: pattern that matches the longest name at a position; None if there are no names.
     `beginnings`: pattern that matches the first character of a name; None if there are no names.
     """
 
@@ -49,7 +49,7 @@ def read_special_tokens(low: Any, vocabulary: Any, size: int) -> SpecialTokens:
 
 
 def any_of(texts: Iterable[str]) -> re.Pattern[str] | None:
-    """Return a pattern that matches the longest of these texts at a place; None if there are none."""
+    """Return a pattern that matches the longest of these texts at a position; None if there are no texts."""
     # Grouped by their beginnings: Gemma has 6000 names with `<`, and each `<` of a page of HTML would try them all.
     rests: dict[str, list[str]] = {}
     for text in sorted(texts, key=len, reverse=True):

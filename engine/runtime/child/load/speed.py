@@ -25,7 +25,7 @@ _F16, _F32 = 1, 0
 _COLUMNS = 4096
 _MIN_ROWS = 64
 _SENT_BYTES = 4 << 20
-"""Size of a copy to the device. It is less than 10 MiB, because for more RPC clients first ask the server's cache."""
+"""Size of a copy to the device. For 10 MiB or more, RPC clients would first ask the server's cache for the tensor."""
 _ROUND_TRIPS = 20
 _MEASURED_S = 0.4
 _MEASURED_TYPE_S = 0.25

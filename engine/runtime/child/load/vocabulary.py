@@ -40,7 +40,7 @@ class LoadedVocabulary(LoadedContext):
 
 
 class VocabularyReader:
-    """The vocabulary of the last requested file, and the timer that ends the process. For the main thread."""
+    """Counts tokens with the vocabulary of the last requested file, and ends the idle process. For the main thread."""
 
     def __init__(self, engine: Bindings, log: EngineLog) -> None:
         self._engine, self._log = engine, log

@@ -67,7 +67,7 @@ def prepare_environment() -> None:
 class Bindings:
     """The loaded libraries of llama.cpp and ggml.
 
-    `low`: the module `llama_cpp.llama_cpp`. Attributes without an own description are C functions that it lacks.
+    `low`: the module `llama_cpp.llama_cpp`. Most other attributes are C functions that this module lacks.
     """
 
     def __init__(self) -> None:

@@ -30,7 +30,7 @@ class BufferBytes:
 
 
 class _Node(ctypes.Structure):
-    """`_Rb_tree_node_base` and the key of a node; the value follows it."""
+    """A node of a `std::map`: `_Rb_tree_node_base` and the key. The value follows in memory."""
 
     _fields_ = [
         ("color", ctypes.c_size_t),
@@ -97,7 +97,7 @@ def read_map(fill: Callable[[int], object], values: int) -> dict[int, tuple[int,
 
 
 def _plausible(space: _Map) -> bool:
-    """Return whether this is the header of a red-black tree: the root's parent must be the header itself."""
+    """Return whether `space` is the header of a red-black tree: the root's parent must be the header itself."""
     if space.count == 0:
         return space.root is None
     if space.count > MAX_BUFFER_TYPES or not space.root or any(space.spare):

@@ -239,7 +239,10 @@ def _endpoint_devices(engine: Bindings, endpoint: str) -> list[int]:
 
 
 def _known_cards(engine: Bindings, devices: Iterable[int], uuids: Collection[str]) -> dict[int, DriverCard]:
-    """Return the cards with these UUIDs, by the address of their ggml device; empty if that is not certain."""
+    """Return the driver's cards with these UUIDs, by the address of their ggml device.
+
+    Empty if the cards cannot be assigned to ggml's devices with certainty.
+    """
     # With unified memory ggml tells the memory of the host, which the card's driver knows nothing of.
     if not uuids or UNIFIED_VARIABLE in os.environ:
         return {}

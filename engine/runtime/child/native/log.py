@@ -357,7 +357,10 @@ def host_memory_failure(doing: str) -> Failure:
 
 
 def _device_failure(reason: str, doing: str) -> Failure | None:
-    """Return a failure if `reason` names a lack of memory or a lost device; else None. `doing`: "computing"..."""
+    """Return a failure if `reason` names a lack of memory or a lost device; else None.
+
+    `doing`: as of `host_memory_failure`.
+    """
     if HOST_OUT_OF_MEMORY in reason:
         return host_memory_failure(doing)
     if DEVICE_OUT_OF_MEMORY in reason:

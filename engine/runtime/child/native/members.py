@@ -126,8 +126,8 @@ class MemberBuffers:
     def split(self, parts: tuple[Part, ...]) -> tuple[Part, ...]:
         """Return `parts` with the Meta device's part replaced by those of its members.
 
-        If the counts do not agree with llama.cpp's figures, return them unchanged. Each member has the whole compute
-        buffer.
+        Each member gets the whole compute buffer. The parts are unchanged if the counts do not agree with llama.cpp's
+        figures.
         """
         meta = [part for part in parts if part.buffer_type.startswith(META_PREFIX)]
         if len(meta) != 1 or not self._agrees(meta[0]):

@@ -15,7 +15,7 @@ from typing import Any
 
 
 class StopFlag:
-    """Flag in native memory that aborts the running load or batch, and the stops that are not handled yet.
+    """The stop flag in native memory, which aborts the running load or batch, and the list of stops not handled yet.
 
     llama.cpp calls its abort callback for each graph node. A Python function there would take the interpreter lock
     hundreds of times for each token. So the callback is C's `strlen`, and the flag a string that is empty or not.
@@ -44,20 +44,23 @@ class StopFlag:
         return ctypes.addressof(self._text)
 
     def request(self, request: int | None) -> None:
-        """Add a stop as soon as it is read; its `Stop` still waits in the queue. `request`: id; None for everything."""
+        """Add a stop to the list when the reading thread has read it. Its `Stop` still waits in the queue.
+
+        `request`: id of the request to stop; None for everything.
+        """
         with self._lock:
             self._unread.append(request)
             self._load_stopped = self._load_stopped or request is None
             self._update()
 
     def acknowledge(self, request: int | None) -> None:
-        """Remove a stop that the main thread has handled. `request`: as of the method of this name."""
+        """Remove a stop from the list after the main thread has handled it. `request`: as in `request()`."""
         with self._lock:
             self._unread.remove(request)
             self._update()
 
     def begin_load(self) -> None:
-        """Ignore earlier stops for a load, whose `Load` was read just now."""
+        """Clear the stop of earlier loads. Called when a new `Load` was read, to which earlier stops do not apply."""
         with self._lock:
             self._load_stopped = False
             self._update()
@@ -69,13 +72,13 @@ class StopFlag:
             self._update()
 
     def begin_computing(self, requests: Collection[int]) -> None:
-        """Refer the flag to a batch of these requests, until `end_computing`."""
+        """Make the flag apply to a batch of these requests, until `end_computing`."""
         with self._lock:
             self._computing = requests
             self._update()
 
     def end_computing(self) -> None:
-        """Refer the flag to the load again, after a batch was computed."""
+        """Make the flag apply to the load again, after a batch was computed."""
         with self._lock:
             self._computing = None
             self._update()
@@ -91,7 +94,7 @@ class StopFlag:
 
     @contextmanager
     def aborting(self) -> Iterator[None]:
-        """Set the flag within a block: llama.cpp allocates everything for a batch there, and computes nothing."""
+        """Set the flag within a block, so that llama.cpp allocates everything for a batch but computes nothing."""
         with self._lock:
             self._text[0] = b"\x01"
         try:

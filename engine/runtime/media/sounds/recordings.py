@@ -82,7 +82,7 @@ MAX_LENGTH_MS = 15 * 60 * 1000
 LOOK_RATE = 16_000
 """Sample rate of nearly all projectors, in samples per second; used to find the length of a sound."""
 SECONDS = 30.0
-"""Time limit of the decoder, in seconds. The model child waits for it and may be silent for 60 s (stall timeout)."""
+"""Time limit of the decoder in seconds, below the stall timeout of the model child (60 s), which waits for it."""
 SAMPLE_BYTES = 2
 SLACK_MS = 100
 """Tolerance of a length in ms. Resampling rounds the length, so that it differs a little from rate to rate."""

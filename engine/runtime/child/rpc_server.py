@@ -153,7 +153,7 @@ def _free_port(host: str) -> int:
 def _check_address(host: str, port: int) -> None:
     """Raise `RequestError` with the system's reason if the address cannot be used.
 
-    The address is bound once for that, because ggml's server does not log the reason.
+    To get that reason, the address is bound once. ggml's server logs none.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

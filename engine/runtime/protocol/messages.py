@@ -599,7 +599,7 @@ class AllocationFailure(Message, frozen=True, tag="allocation_failure", kw_only=
 
     `stage`: stage of the load.
     `device`: our device id.
-    `buffer_type`: ggml's name of it.
+    `buffer_type`: ggml's name of the buffer type.
     `free_bytes`: free memory of the device at that moment; None if it does not report it.
     `parts`: bytes that had been allocated before, in each buffer type.
     `text`: llama.cpp's own message.

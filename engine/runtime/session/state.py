@@ -25,7 +25,7 @@ from engine.runtime.session.events import STAGE_WORDS, AnyEvent, LoadEnding, Out
 from engine.runtime.session.load_order import LoadAttempt, LoadOrder
 
 STOP_TIMEOUT_S = 2.0
-"""Seconds from a stop until a child that has not stopped is killed."""
+"""Seconds from a stop until a child that has not stopped is dead."""
 READING_PATIENCE = 15
 """Factor of `STOP_TIMEOUT_S` while devices other than the CPU read a prompt.
 

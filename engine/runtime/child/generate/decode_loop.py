@@ -139,7 +139,7 @@ class DecodeLoop:
             self._run_standalone()
 
     def _tell(self, *messages: Message) -> None:
-        """Send messages. The lock prevents a heartbeat about a request after its final message."""
+        """Send messages. The lock ensures that no heartbeat about a request follows its final message."""
         with self._telling:
             self._send(messages)
 

@@ -49,7 +49,7 @@ class GuessedMarkError(Exception):
 
 
 def without_markup(special: SpecialTokens, text: str, allowed: Collection[str] = ()) -> PromptText:
-    """Return a text whose names of special tokens are all literal, except those in `allowed`."""
+    """Return a text in which names of special tokens are plain text, except those in `allowed`."""
     found = special.names.finditer(text) if special.names is not None else ()
     return PromptText(text, tuple(match.span() for match in found if match[0] not in allowed))
 

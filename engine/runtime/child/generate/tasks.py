@@ -94,7 +94,8 @@ class SequenceTask(Task, ABC):
 class StandaloneTask(Task, ABC):
     """A request that does its own work in parts, between two batches.
 
-    `n_slots`: number of empty slots that it can use; it gets at least one. 0: it needs no slot and does not wait.
+    `n_slots`: largest number of empty slots that it can use. It gets at least one, and waits for that. 0: it needs no
+    slot and begins at once.
     """
 
     n_slots = 0

@@ -102,7 +102,7 @@ class LoadedContext:
     def batch_tokens(self) -> int:
         """Size of a batch in tokens (`n_batch`).
 
-        llama.cpp limits it to the requested context, before it rounds that up.
+        llama.cpp limits it to the requested context, which it rounds up only afterwards.
         """
         return int(self.engine.low.llama_n_batch(self.context))
 

@@ -271,7 +271,10 @@ def identity_of(file: MediaFile) -> tuple[str | int, ...]:
 
 
 def without_numbers(media: Media | None, tokens: Sequence[int]) -> tuple[list[int], tuple[str, ...]]:
-    """Return tokens for a saved state: negative ones are renumbered to -1, -2..., and their names returned too."""
+    """Return tokens for a saved state, and the names of the images and sounds among them.
+
+    Their negative tokens are renumbered to -1, -2..., in the order of the names.
+    """
     names: list[str] = []
     numbers: dict[int, int] = {}
     for token in tokens:
@@ -282,7 +285,10 @@ def without_numbers(media: Media | None, tokens: Sequence[int]) -> tuple[list[in
 
 
 def with_numbers(media: Media | None, tokens: Sequence[int], names: Sequence[str]) -> list[int]:
-    """Return tokens of a saved state with the negative numbers of this process: reverse `without_numbers`."""
+    """Return tokens of a saved state, with this process's negative tokens for the images and sounds in `names`.
+
+    It reverses `without_numbers`.
+    """
     if media is None or not names:
         return list(tokens)
     numbers = [media.number_of(name) for name in names]

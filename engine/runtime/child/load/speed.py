@@ -31,7 +31,7 @@ _MEASURED_S = 0.4
 _MEASURED_TYPE_S = 0.25
 _MAX_PASSES = 50
 _PART_S = 0.008
-"""Seconds of a pass through the matrix above which it is also measured in parts.
+"""Time limit in seconds for a pass through the matrix. A longer pass is measured in parts too.
 
 On a busy machine a short part is less disturbed.
 """

@@ -27,7 +27,7 @@ class RequestError(Exception):
         self.message = message
 
     def message_for(self, request: int) -> Message:
-        """Return `message` with the id of a request to the loaded model."""
+        """Return the message of this error with the id of a request to the loaded model."""
         if isinstance(self.message, FailureMessage | AllocationFailure):
             return msgspec.structs.replace(self.message, request=request)
         return self.message

@@ -80,7 +80,7 @@ class ProposalCheck:
         self._search_until_s = self._until_s - limit_s / 2
 
     def run(self) -> tuple[Proposal, ...]:
-        """Return the proposals. If a probe shows that one is too small, a larger change replaces it, or it is left out.
+        """Return the proposals. One that frees too little by its probe is replaced by a larger change, or left out.
 
         Blocks for `limit_s` seconds and one probe at most.
         """

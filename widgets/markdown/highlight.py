@@ -38,8 +38,8 @@ LANGUAGES = frozenset({
     "sql", "swift", "systemverilog", "tcl", "terraform", "toml", "tsx", "typescript", "verilog", "vhdl", "vim",
     "xml", "yaml", "zig",
 })  # fmt: skip
-"""Languages whose lexers may be used: the model chooses both text and language. `tests/hardening` tries them with inputs
-for which other lexers take minutes.
+"""Languages whose lexers may be used: the model chooses both text and language. `tests/hardening` runs these lexers on
+inputs for which other lexers take minutes.
 """
 
 _KINDS: tuple[tuple[_TokenType, str], ...] = (

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.paths import pack_book_path, packs_path
+import msgspec
+
+from app.paths import pack_book_path, pack_key_path, pack_publishers_path, packs_path
 from engine.devices.packs.store import PACKS_VARIABLE
 
 if TYPE_CHECKING:
     from engine.base.cancellation import CancelToken
     from engine.devices.device import Rig
+    from engine.devices.packs.signing import PackKeys
     from engine.machines.rigs.pack_installer import PackInstaller
 
 
@@ -26,7 +30,14 @@ def pack_installer(cancel: CancelToken | None = None) -> PackInstaller:
     from engine.devices.packs.store import PackStore, packs_beside_program
     from engine.machines.rigs.pack_installer import PackInstaller
 
-    return PackInstaller(PackStore(packs_path(), packs_beside_program()), pack_book_path(), cancel)
+    return PackInstaller(PackStore(packs_path(), packs_beside_program(), pack_keys()), pack_book_path(), cancel)
+
+
+def pack_keys() -> PackKeys:
+    """Return the keys of this user's packs."""
+    from engine.devices.packs.signing import PackKeys
+
+    return PackKeys(pack_key_path(), pack_publishers_path())
 
 
 def find_all_devices(verdicts: Path, rpc_endpoints: Sequence[str] = (), *, checks: Path | None = None) -> Rig:
@@ -34,3 +45,15 @@ def find_all_devices(verdicts: Path, rpc_endpoints: Sequence[str] = (), *, check
     from engine.machines.rigs.packed import find_packed_devices
 
     return find_packed_devices(pack_installer(), verdicts, rpc_endpoints, checks=checks)
+
+
+def main() -> None:
+    """Sign the manifest on standard input with the key of this computer, and print it: for `make.py pack`."""
+    from engine.devices.packs.manifest import parse_manifest
+
+    signed = pack_keys().sign(parse_manifest(sys.stdin.buffer.read()))
+    sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(signed), indent=2) + b"\n")
+
+
+if __name__ == "__main__":
+    main()

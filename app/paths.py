@@ -103,6 +103,16 @@ def pack_book_path() -> Path:
     return user_data_path(APPLICATION, appauthor=False) / "packs.json"
 
 
+def pack_key_path() -> Path:
+    """Return the file with the key of this computer for signing engine packs."""
+    return user_data_path(APPLICATION, appauthor=False) / "pack_key.pem"
+
+
+def pack_publishers_path() -> Path:
+    """Return the list of publishers of engine packs that the user trusts."""
+    return user_data_path(APPLICATION, appauthor=False) / "pack_publishers.json"
+
+
 def identity_path() -> Path:
     """Return the file with the key and the certificate of this computer, for the tunnel to paired machines."""
     return user_data_path(APPLICATION, appauthor=False) / "tunnel" / "identity.pem"

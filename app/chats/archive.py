@@ -62,6 +62,8 @@ class ChatArchive(QObject, ChatStorage):
         self._is_closed = False
         self._waiting: list[tuple[_Write, Then]] | None = []
         """Changes to be written when the store is open; None if it cannot be opened."""
+        self._later: list[Callable[[], None]] = []
+        """Work that was asked for while the store was being opened."""
         self._chats: dict[str, Chat] = {}
         self._has_warned = False
         self._is_behind = False
@@ -85,6 +87,7 @@ class ChatArchive(QObject, ChatStorage):
     def close(self) -> None:
         """Write waiting changes and close the store."""
         self._store, self._waiting = None, None
+        self._later.clear()
         with self._lock:
             self._is_closed = True
         if self._opened is not None:
@@ -115,6 +118,9 @@ class ChatArchive(QObject, ChatStorage):
             self._do(write, then)
         # After the waiting changes, which may restore a deleted conversation.
         self._store.purge(now_ms() - KEPT_DELETED_MS)
+        later, self._later = self._later, []
+        for begin in later:
+            begin()
         self.changed.emit()
         self.is_open_now.emit()
 
@@ -123,6 +129,9 @@ class ChatArchive(QObject, ChatStorage):
         self._warn(error)
         for _, then in waiting:
             then()
+        later, self._later = self._later, []
+        for begin in later:
+            begin()
 
     # ------------------------------------------------------------------ what there is
 
@@ -166,6 +175,9 @@ class ChatArchive(QObject, ChatStorage):
     def work(self, what: str, work: Callable[[ChatStore], _T], then: Callable[[_T], None]) -> None:
         """Use the store in the background, after all earlier changes. `what`: the task's name for people."""
         store = self._store
+        if store is None and self._waiting is not None:
+            self._later.append(lambda: self.work(what, work, then))
+            return
         if store is None:
             self._notices.tell(ChatError(tr("The conversations cannot be read.")))
             return

@@ -127,7 +127,7 @@ class LibraryCatalogue:
         return LibraryContents(
             list_models(census.files, facts, index.notes(), fits),
             index.folders(),
-            tuple(problem.sentence for problem in census.problems),
+            (*filter(None, [index.not_saved]), *(problem.sentence for problem in census.problems)),
             len(census.files),
             "" if index.set_aside is None else str(index.set_aside),
             self._is_scanned,

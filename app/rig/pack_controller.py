@@ -15,6 +15,7 @@ from app.rig.device_search import DeviceSearch
 from engine.base.cancellation import CancelToken
 from engine.base.errors import EngineError
 from engine.base.language import tr
+from engine.devices.packs.signing import Maker
 from engine.devices.packs.store import ListedPack
 from engine.machines.rigs.pack_installer import PackInstaller
 
@@ -37,10 +38,19 @@ class Packs:
         return frozenset(pack.name for pack in self.listed if pack.state == "used")
 
 
+@dataclass(frozen=True, slots=True)
+class Unvouched:
+    """A file with a pack whose maker is not trusted. `words`: a sentence on the maker."""
+
+    path: Path
+    words: str
+
+
 class PackController(QObject):
     """Runs the actions and emits each change. Devices are searched for again if other packs are in use."""
 
     changed = Signal(Packs)
+    asked = Signal(Unvouched)
 
     def __init__(
         self, search: DeviceSearch, background: Background, notices: Notices, parent: QObject | None = None
@@ -60,6 +70,18 @@ class PackController(QObject):
     def refresh(self) -> None:
         """Read the list of packs again."""
         self._do(tr("Looking for engine packs"), lambda keeper: keeper.listed(), quiet=True)
+
+    def inspect(self, path: Path) -> None:
+        """Find out who made the pack in a file. One of a trusted maker is installed, else `asked` is emitted."""
+
+        def told(maker: Maker) -> None:
+            if maker.is_trusted:
+                self.install(path)
+            else:
+                self.asked.emit(Unvouched(path, maker.words))
+
+        what = tr("Finding out who made {name}", name=path.name)
+        self._background.run(what, lambda: pack_installer().store.maker_of(path), told, self._notices.tell, quiet=True)
 
     def install(self, path: Path) -> None:
         """Install the pack in a file and check it."""

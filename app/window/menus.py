@@ -316,6 +316,7 @@ def view_menu(
     reset_docks: _Do,
     show_library: _Do,
     show_palette: _Do,
+    show_on_top: Callable[[bool], None],
 ) -> Menu:
     """Return the View menu: arrangements, zoom, theme and language."""
 
@@ -353,6 +354,13 @@ def view_menu(
             layouts.counts_projectors,
             layouts.count_projectors,
             tip=tr("In the library and in Find, a model needs room for its projector too; off for text only"),
+        ),
+        Switch(
+            "devices_on_top",
+            tr("Devices on Top of Other &Windows"),
+            False,
+            show_on_top,
+            tip=tr("A small window with the memory of all devices, for watching beside other programs"),
         ),
         SEPARATOR,
         Command("zoom_in", tr("&Zoom In"), lambda: zoom_to(theme.next_zoom(1)), "Ctrl++", other_shortcut="Ctrl+="),

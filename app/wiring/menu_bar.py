@@ -149,6 +149,7 @@ def make_actions(
                 main.reset_docks,
                 show_library=library.toggle,
                 show_palette=palette.show,
+                show_on_top=main.device_strip.show_on_top,
             ),
             help_menu(
                 show_handbook=partial(show_handbook, main),
@@ -164,6 +165,7 @@ def make_actions(
     # After all entries are in their menus: docks and recent models are inserted before some of them.
     main.complete_menus(before_demo=actions["open_demo"])
     TextActions(actions, main)
+    main.device_strip.on_top.closed.connect(lambda: actions["devices_on_top"].setChecked(False))
     actions.enable(use_last_layout=False)
     desk.last_layouts.offered_changed.connect(lambda offered: actions.enable(use_last_layout=offered))
     main.about_to_close.connect(desk.last_layouts.flush)

@@ -23,9 +23,9 @@ from widgets.common.roles import plain_label, set_role
 from widgets.common.row_table import RowTable
 
 INTRODUCTION = tr(
-    "On the other computer run: layerdeck-cli rig serve --secure --announce --host "
-    "ITS-ADDRESS --port 50052. It shows a pairing code; type it here. The connection is encrypted, and only paired "
-    "computers can use the worker. A computer that is not listed can be paired by its address."
+    "On the other computer choose Devices > Lend This Computer…, or run: layerdeck-cli rig serve --announce --host "
+    "ITS-ADDRESS. It shows a pairing code; type it here. The connection is encrypted, and only paired "
+    "computers can use its devices. A computer that is not listed can be paired by its address."
 )
 _COLUMNS = (tr("Machine"), tr("Device"), tr("Memory"), tr("Address"), tr("State"))
 _LOOKING = tr("Searching the local network…")

@@ -8,12 +8,13 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import (
     QDialog,
     QHBoxLayout,
+    QMessageBox,
     QPushButton,
     QVBoxLayout,
     QWidget,
 )
 
-from app.rig.pack_controller import PackController, Packs
+from app.rig.pack_controller import PackController, Packs, Unvouched
 from app.window import dialogs
 from app.window.dialogs import OneDialog
 from engine.base.language import tr
@@ -60,6 +61,7 @@ class PacksDialog(QDialog):
         self.close_button.clicked.connect(self.reject)
         self.table.itemSelectionChanged.connect(self._show_buttons)
         controller.changed.connect(self.show_packs)
+        controller.asked.connect(self._on_asked)
         self.show_packs(controller.packs)
 
     @property
@@ -111,7 +113,20 @@ class PacksDialog(QDialog):
     def _on_install(self) -> None:
         path = dialogs.ask_open(self, tr("Install an Engine Pack"), PACK_FILTER)
         if path is not None:
-            self._controller.install(path)
+            self._controller.inspect(path)
+
+    def _on_asked(self, pack: Unvouched) -> None:
+        """Ask whether to install a pack whose maker is not trusted."""
+        box = QMessageBox(QMessageBox.Icon.NoIcon, tr("Install an Engine Pack"), pack.path.name, parent=self)
+        box.setTextFormat(Qt.TextFormat.PlainText)
+        box.setInformativeText(
+            tr("{words} A pack is a program that runs with your rights. Install it?", words=pack.words)
+        )
+        box.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        install = box.addButton(tr("Install"), QMessageBox.ButtonRole.DestructiveRole)
+        box.setDefaultButton(box.addButton(QMessageBox.StandardButton.Cancel))
+        install.clicked.connect(lambda: self._controller.install(pack.path))
+        box.open()
 
     def _on_check(self) -> None:
         if self.current is not None:

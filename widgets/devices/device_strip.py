@@ -341,7 +341,7 @@ class DevicesOnTop(QWidget):
     """
 
     closed = Signal()
-    """The user has closed it."""
+    """Emitted when the user has closed the window."""
 
     def __init__(self, parent: QWidget) -> None:
         super().__init__(parent, Qt.WindowType.Tool | Qt.WindowType.WindowStaysOnTopHint)

@@ -159,7 +159,7 @@ class Answers:
         self._endings.append(ending)
 
     def summary(self) -> Ending:
-        """Return one event for all answers: the first failure, or else sums of tokens and speeds over the whole time."""
+        """Return one event for all answers: the first failure, or else sums of tokens with their overall speeds."""
         # Never 0: speeds are divided by it, and some clocks move in steps.
         seconds = max(time.perf_counter() - self._begun_s, 1e-9)
         bad = next((each for each in self._endings if not isinstance(each, Done)), None)

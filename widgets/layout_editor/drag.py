@@ -101,7 +101,7 @@ class SelectDrag:
     begun: bool = False
 
     def span_to(self, x: float, track: Track) -> tuple[int, int] | None:
-        """Return the first and last layer between anchor and `x`; None until the pointer has moved `threshold` pixels."""
+        """Return the first and last layer between anchor and `x`; None until the pointer moved `threshold` pixels."""
         self.begun = self.begun or abs(x - self.start[0]) >= self.threshold
         if not self.begun:
             return None

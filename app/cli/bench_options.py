@@ -66,7 +66,7 @@ def check_bench_options(options: Namespace) -> None:
 
 
 def preset_of(options: Namespace) -> Preset:
-    """Return the preset of --quick, --normal or --long, with rounds, lengths and depths of the other options."""
+    """Return the preset of --quick, --normal or --long, changed by the options for rounds, lengths and depths."""
     from engine.machines.bench.results import PRESETS
 
     preset = PRESETS[options.preset]

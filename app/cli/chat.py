@@ -96,7 +96,7 @@ def _talk(store: ChatStore, options: Namespace) -> int:
 
 
 def _conversation(store: ChatStore, options: Namespace) -> tuple[Conversation | None, Conversation]:
-    """Return the stored conversation to continue, and the same with the changes that options make.
+    """Return the stored conversation to continue, and a copy of it that the options have changed.
 
     For a new conversation, which is not stored yet, the first is None.
     """

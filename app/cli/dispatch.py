@@ -1,4 +1,4 @@
-"""Runs a command: parses the arguments, imports the command's module, and converts errors to documents and exit codes.
+"""Runs a command: parses the arguments, imports its module, and converts errors to error documents and exit codes.
 
 Only the module of the command is imported: some commands need hardly anything, others most of the engine.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class CommandTunnels:
-    """Tunnels to paired computers for one command, closed at the end of the context.
+    """Context manager with the tunnels to paired computers for one command. It closes them at its end.
 
     Imports happen on first use, since most commands need no tunnels.
     """

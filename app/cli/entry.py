@@ -17,13 +17,16 @@ _NAMES = ("SIGINT", "SIGTERM", "SIGHUP")
 
 
 def raise_on_interrupt() -> None:
-    """Make SIGINT, SIGTERM and SIGHUP raise `KeyboardInterrupt`, so that all owners of child processes end them."""
+    """Make SIGINT, SIGTERM and SIGHUP raise `KeyboardInterrupt`.
+
+    As it passes through the program, child processes are ended.
+    """
     _install(_raise)
 
 
 @contextmanager
 def on_interrupt(call: Callable[[], None]) -> Iterator[None]:
-    """Context in which SIGINT, SIGTERM and SIGHUP only call `call`. Then the previous handlers are restored."""
+    """Context in which SIGINT, SIGTERM and SIGHUP only call `call`. At its end the previous handlers are restored."""
 
     def handle(_number: int, _frame: FrameType | None) -> None:
         call()

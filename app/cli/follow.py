@@ -1,4 +1,4 @@
-"""The model session of a command. The main thread reads its events until the command ends; an interrupt stops it."""
+"""The model session of a command. The main thread reads its events; an interrupt stops the load or the answers."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ def _counted(counts: tuple[tuple[str, int], ...], n_layers: int, rig: Rig) -> La
 
 
 def placed_experts(options: Namespace, rig: Rig, n_layers: int) -> tuple[PartPin, ...]:
-    """Return the devices of experts by --experts, as pins of parts of layers.
+    """Return the placements of --experts as pins: the experts of a range of layers, with their device.
 
     Raises:
         ArgumentError: if there is no such layer or device.

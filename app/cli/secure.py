@@ -141,7 +141,7 @@ def check_host(host: str) -> None:
 
 
 def _are_caps_enforced(lendings: Sequence[Lending], lent: Lent) -> bool:
-    """Return whether the system enforces each memory cap. Only planning respects the cap of a graphics card."""
+    """Return whether the system enforces each memory cap. A cap on a graphics card is only respected in planning."""
     return all(
         serving.caps_enforced
         for each, serving in zip(lendings, lent.servings, strict=True)

@@ -200,7 +200,7 @@ class Catalogue:
         return with_margins(options.tunnels.reach(rig), options.margin)
 
     def plan(self, entry: ModelEntry, rig: Rig) -> LoadOrder:
-        """Return the order to load a model: with the layout of --layout, or that of its entry, or one found now.
+        """Return the order to load a model: with the layout of --layout, or the one saved for it, or one found now.
 
         Raises:
             EngineError: if it cannot be loaded.

@@ -134,7 +134,10 @@ class CompareDialog(Dialog):
             self.cancel_button.setFocus()
 
     def show_progress(self, words: str, done: int, total: int) -> None:
-        """Show `done` of `total` steps and the present step; a `total` of 0 shows a busy bar."""
+        """Show the progress of the comparison: `done` of `total` steps, with the text `words`.
+
+        A `total` of 0 shows a busy bar.
+        """
         # Qt shows the range 0 to 0 as "busy".
         self.progress_bar.setRange(0, total)
         self.progress_bar.setValue(done)

@@ -418,6 +418,7 @@ class ChatPane(QWidget):
 
     def _step_match(self, step: int) -> None:
         if self._search.matches:
+            # Without a current match, a step forward leads to the first match, and a step back to the last one.
             self._match = ((-1 if step > 0 else 0) if self._match is None else self._match) + step
             # After the last match comes the first one.
             self._match %= len(self._search.matches)

@@ -50,7 +50,7 @@ class Gallery(QObject):
 
 
 def pixmap_of(width_px: int, height_px: int, pixels: bytes) -> QPixmap:
-    """Return RGB pixels as a pixmap."""
+    """Return a pixmap of RGB pixels. `pixels`: one byte per channel, row by row without padding."""
     # The length of a row is given, because Qt assumes rows padded to 4 bytes. `QImage` does not own `pixels`; the
     # pixmap is a copy of them.
     image = QImage(pixels, width_px, height_px, _CHANNELS * width_px, QImage.Format.Format_RGB888)

@@ -100,7 +100,7 @@ class MessageList(QAbstractScrollArea):
         return self._bubbles.get(message)
 
     def set_messages(self, messages: Sequence[ShownMessage]) -> None:
-        """Show `messages`. Messages that were shown before keep their bubbles and the scroll position."""
+        """Show `messages`. The bubbles of messages that were shown before are kept, and so is the scroll position."""
         before = dict(zip((each.id for each in self._messages), self._heights, strict=True))
         wanted = {each.id for each in messages}
         for gone in [each for each in self._bubbles if each not in wanted]:
@@ -313,9 +313,10 @@ class MessageList(QAbstractScrollArea):
             bubble.setVisible(bottom > 0 and top < height)
 
     def _anchor(self, value: int) -> tuple[int, int]:
-        """Return index of, and distance in pixels to, the message that stays in place while heights change.
+        """Return the anchor at the scroll position `value`: index of a message, and distance from its top in pixels.
 
-        It is the first visible message with a measured height, or else the first visible one.
+        The anchor stays in place while heights change. It is the first visible message whose height was measured; if
+        there is none, the first visible one.
         """
         first = place = max(bisect_right(self._offsets, value) - 1, 0)
         bottom = value + self.viewport().height()

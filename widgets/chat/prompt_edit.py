@@ -43,9 +43,9 @@ class PromptEdit(QPlainTextEdit):
 
     submitted = Signal()
     files_given = Signal(object)  # tuple[Path, ...]
-    """Files were dropped or pasted."""
+    """Emitted with the paths of files that were dropped or pasted."""
     image_given = Signal(bytes)
-    """An image without a file was pasted or dropped."""
+    """Emitted with the bytes of an image that was pasted or dropped and is not a file."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)

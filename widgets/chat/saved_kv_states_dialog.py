@@ -25,7 +25,7 @@ PURPOSE = tr(
 
 
 class SavedKvStatesDialog(Dialog):
-    """Shows disk use and limit. It reports a new limit, or a request to remove all states."""
+    """Shows disk use and limit of the saved KV states. It emits a new limit, or a request to remove all states."""
 
     limit_changed = Signal(object)  # int: bytes beyond 2 GiB are no int of Qt's
     empty_requested = Signal()

@@ -144,7 +144,10 @@ class CommandPalette(QFrame):
         self.search_edit.setFocus()
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        """Handle keys of the search field: arrows move the selection, Enter runs an entry, Escape closes all."""
+        """Handle keys of the search field: arrow keys, Enter and Escape.
+
+        Arrow keys move the selection, Enter runs the selected entry, Escape closes the palette.
+        """
         if watched is self.search_edit and event.type() is QEvent.Type.KeyPress and isinstance(event, QKeyEvent):
             if event.key() in _LIST_KEYS:
                 self._move(event.key())

@@ -121,7 +121,7 @@ def used_mapped_bytes(row: DeviceRow, placed: PlacedWeights) -> int:
 def bar_of_row(row: DeviceRow, room: DeviceRow | None = None, placed: PlacedWeights = UNKNOWN_WEIGHTS) -> MemoryBar:
     """Return the memory bar of `row`.
 
-    `room`: a row with the device's free memory without the loaded model, if `row` was measured; None: `row` itself.
+    `room`: the row with the free memory from before the load, if `row` was measured after it; None: `row` itself.
     """
     room = row if room is None else room
     limit_bytes = available_bytes(room)

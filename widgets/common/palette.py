@@ -9,8 +9,8 @@ from dataclasses import dataclass
 class Palette:
     """Colours as `#rrggbb`, by their use.
 
-    Text colours have a contrast of at least 4.5 to each of `SURFACES`, fill colours one of at least 3, as WCAG 2
-    requires.
+    Text colours have a contrast of at least 4.5 to each of `SURFACES`, and fill colours of at least 3. WCAG 2 requires
+    this.
     """
 
     name: str

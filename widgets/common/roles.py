@@ -1,4 +1,4 @@
-"""Labels and small buttons with a role: the dynamic property that the application's stylesheet selects on."""
+"""Labels and small buttons with a role, which is a dynamic property that selectors of the stylesheet use."""
 
 from __future__ import annotations
 

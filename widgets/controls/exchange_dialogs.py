@@ -172,7 +172,10 @@ class ImportLayoutDialog(Dialog):
         self.name_box.setVisible(bool(names))
 
     def show_result(self, heading: str, notes: Sequence[str]) -> None:
-        """Show the layout that was read as `heading`, with notes on what was left out, and enable OK."""
+        """Show the result of reading the text, and enable OK.
+
+        `heading`: the layout in words. `notes`: what was left out.
+        """
         self.notes_label.setText(heading)
         self.notes_view.show_sentences(notes)
         self.notes_view.setVisible(bool(notes))

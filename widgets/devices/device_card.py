@@ -39,7 +39,7 @@ MIN_WIDTH = 160
 
 
 class DeviceCard(QFrame):
-    """Shows the readings of one device. A click requests its details; the menu also limits and removal."""
+    """Shows the readings of one device. A click requests its details; its menu can also request limits or removal."""
 
     details_requested = Signal(Device)
     limits_requested = Signal(Device)

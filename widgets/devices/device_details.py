@@ -187,6 +187,7 @@ class DeviceDetails(Dialog):
     def add_sample(self, sample: Sample) -> None:
         """Append a reading. If the graphs are paused, only the texts above them are updated."""
         self._samples.append(sample)
+        # Nothing older than the longest span can be shown.
         oldest_s = sample.time_s - 60.0 * SPANS_MIN[-1]
         del self._samples[: bisect_left(self._samples, oldest_s, key=lambda each: each.time_s)]
         self._marks = [mark for mark in self._marks if mark.time_s >= oldest_s]

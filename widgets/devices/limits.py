@@ -16,7 +16,7 @@ from widgets.devices.readings import overhead_text
 
 @dataclass(frozen=True, slots=True)
 class DeviceLimits:
-    """Limits of `device` for layouts.
+    """Limits on the memory of `device` that layouts use.
 
     `cap_bytes`: the most memory that is used; None: no cap.
     `margin_bytes`: memory that stays free.

@@ -108,7 +108,7 @@ def children_of_view(shown: Shown | None) -> list[Place]:
 
 
 def children_of_lane(shown: Shown, lane: int) -> list[Place]:
-    """Return the layers of a lane, after the embedding and before the output, if the lane has these."""
+    """Return the parts in a lane from left to right: embedding, layers and output, as far as the lane has them."""
     content = shown.contents[lane]
     # Only layers of the lane's own device: a layer whose experts an override puts here has one place in the tree.
     layers = [(Kind.LAYER, layer) for first, last in content.ranges for layer in range(first, last + 1)]

@@ -52,7 +52,7 @@ class Ruler(QWidget):
         return QSize(0, RULER_HEIGHT)
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        """Paint numbers and ticks; a number that would touch the one before is left out."""
+        """Paint numbers and ticks. A number that would touch the previous one is left out."""
         track = self._track
         if track is None or track.n_layers == 0:
             return
@@ -84,7 +84,7 @@ _SHOW_ALL, _SHOW_LESS = tr("Show All"), tr("Show Less")
 class Notes(QWidget):
     """Warnings and advice below the lanes: up to three elided lines, or all of them in full after "Show All".
 
-    In full they scroll in half of the editor's height, so that the lanes stay in sight.
+    The full text scrolls within half of the editor's height, so that the lanes stay visible.
     """
 
     def __init__(self, parent: QWidget | None = None) -> None:

@@ -15,7 +15,10 @@ LaneMove = RangeMove | PartMove | OutputMove | EmbeddingMove
 
 
 def boundary_limits(layout: Layout, index: int) -> tuple[int, int]:
-    """Return the lowest and the highest layer before which boundary `index` can be: both of its runs keep a layer."""
+    """Return the lowest and the highest layer that can be the first one at the right of boundary `index`.
+
+    Both runs of the boundary keep at least one layer.
+    """
     return layout.runs[index].first + 1, layout.runs[index + 1].last
 
 
@@ -70,7 +73,7 @@ class LaneDrag:
     def move_to(self, x: float, y: float, lanes: Lanes) -> LaneMove | None:
         """Return the move to the lane at `y`.
 
-        None if the drag has not begun, the object is already in that lane, or its device is not in the rig.
+        None if the drag has not begun, the object is already in that lane, or the rig lacks the lane's device.
         """
         if not self.begun:
             # The Manhattan length, which Qt compares with `QApplication.startDragDistance` too.

@@ -44,9 +44,9 @@ class LayoutEditor(QFrame):
     experts_requested = Signal(str)
     """Requests a move of the experts of all layers. The argument is a key of `EXPERT_TITLES`."""
     expert_outcomes_requested = Signal()
-    """Requests the effects of these moves, for the open menu; the receiver calls `show_expert_outcomes`."""
+    """Requests the effect of each move of all experts, for the open menu; the receiver calls `show_expert_outcomes`."""
     overrides_drop_requested = Signal()
-    """Requests that the overrides are dropped that the split mode does not allow."""
+    """Requests to drop the overrides that the split mode does not allow."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)

@@ -178,6 +178,8 @@ def make_lanes(count: int, height: float, *, experts: bool) -> Lanes:
     # Whole pixels, so that every lane has its lines and strips on the same pixel rows. Below the minimum the view
     # scrolls.
     pitch = float(int(_clamp(height / max(count, 1), MIN_PITCH, MAX_PITCH)))
+    # Room for the strips: the track's height (`track_height`) without its padding, and without the gaps of 2 pixels
+    # between the strips.
     room = pitch - 20.0 - 2 * _TRACK_PADDING - (4.0 if experts else 2.0)
     # Strips are not to scale: the KV cache of a short context would be too thin to see.
     kv = round(room * (0.22 if experts else 0.28))

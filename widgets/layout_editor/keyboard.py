@@ -169,7 +169,10 @@ def next_layer(layout: Layout, focus: Focus | None, step: int, *, extend: bool) 
 
 
 def kept_focus(layout: Layout, focus: Focus | None) -> Focus | None:
-    """Return `focus` if it exists in `layout`; else the nearest boundary for a boundary, or None."""
+    """Return `focus` if `layout` still contains its object.
+
+    A boundary that no longer exists is replaced by the nearest one; other focus becomes None.
+    """
     if isinstance(focus, BoundaryFocus):
         count = len(layout.runs) - 1
         return BoundaryFocus(min(focus.index, count - 1)) if count else None

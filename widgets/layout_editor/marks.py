@@ -262,7 +262,7 @@ def marks_of(
 ) -> Marks:
     """Return the marks for focus, drag, hover and pins.
 
-    `has_keyboard`: the editor has the keyboard focus, so show a ring.
+    The focus ring is included only if the editor `has_keyboard` focus.
     """
     ring: QRectF | None = None
     if has_keyboard and drag is None:

@@ -101,7 +101,7 @@ def _overridden(overrides: Sequence[Override], part: str, layer: int) -> str | N
 def layer_parts(
     layer: LayerBytes, device: str, overrides: Sequence[Override], *, kv_on_device: bool
 ) -> tuple[tuple[StripKey, str], ...]:
-    """Return the parts of `layer` that have bytes, each with its device if overrides are applied."""
+    """Return the parts of `layer` that have bytes, each with its device after overrides."""
     # Only tensors of weights are matched by overrides. The KV cache follows the layer's device (`model.dev_layer` in
     # llama-kv-cache.cpp), or is in host memory if `offload_kqv` is off.
     attention = _overridden(overrides, "attention", layer.index) or device
@@ -277,7 +277,7 @@ NO_PINS = Pins()
 class PinToggle:
     """A request to pin or unpin layers `(first, last)`, both included, or a part of them.
 
-    `layers`: None: the output layer.
+    `layers`: None for the output layer.
     """
 
     layers: tuple[int, int] | None

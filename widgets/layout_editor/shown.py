@@ -117,7 +117,7 @@ class Shown:
         return QRectF(left - 1, self.lanes.track_top(lane) + 1, right - left + 1, self.lanes.track_height - 2)
 
     def span_rects(self, first: int, last: int) -> tuple[QRectF, ...]:
-        """Return a rectangle for each run between layers `first` and `last`, in scene coordinates."""
+        """Return one rectangle for each run that holds some of layers `first` to `last`, in scene coordinates."""
         lane_of = self.lane_of
         return tuple(
             self.block_rect(lane_of[run.device], max(run.first, first), min(run.last, last))

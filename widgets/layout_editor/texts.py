@@ -47,9 +47,9 @@ EDITED = LoadedWords("◐", tr("edited, not loaded"))
 
 
 def loaded_words(preview: Preview, loaded: LoadedLayout | None) -> LoadedWords:
-    """Return whether the edit of `preview` is loaded, was edited after the load, or is not loaded.
+    """Return the state of the preview: its edit is loaded, was changed after the load, or is not loaded.
 
-    Side files count too.
+    Side files are part of the edit.
     """
     if loaded is None:
         return NOT_LOADED

@@ -23,7 +23,7 @@ from widgets.library.welcome_panel import StartPanel
 
 
 class ModelPanel(QWidget):
-    """Lists loaded and recent models, and emits which one to open. It reads no files."""
+    """Lists loaded and recent models, and emits a request to open one. It reads no files."""
 
     model_chosen = Signal(ModelChoice)
     open_requested = Signal()

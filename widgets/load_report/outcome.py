@@ -1,4 +1,4 @@
-"""The outcome of a load as text and numbers. Pure functions make it of the event that ends the load."""
+"""The outcome of a load as text and numbers. Pure functions derive it from the event that ends the load."""
 
 from __future__ import annotations
 
@@ -144,9 +144,9 @@ def _holder_sentence(event: OutOfMemory) -> str:
 
 
 def attempt_words(event: Attempt) -> str:
-    """Return the text of an attempt, such as "2.
+    """Return the number, the layout and, on a second line, the reason of an attempt.
 
-    layers 0-3 on CPU, layers 4-7 on RPC0", and its reason on a second line.
+    The first line is such as "2. layers 0-3 on CPU, layers 4-7 on RPC0".
     """
     return f"{event.number}. {event.layout}\n    {event.reason}"
 

@@ -102,7 +102,10 @@ class Room:
     left_out: int = 0
 
     def take(self, blocks: Iterable[Block]) -> list[Block]:
-        """Return those of `blocks` that the limits allow, and reduce the limits. Code that is cut off gets an end."""
+        """Return those of `blocks` that the limits allow, and reduce the limits.
+
+        If a code block is cut off, its last line is marked as its end.
+        """
         taken: list[Block] = []
         for block in blocks:
             pieces = len(block.rows) * len(block.alignments) if isinstance(block, Table) else 1

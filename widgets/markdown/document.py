@@ -110,7 +110,7 @@ class MarkdownDocument(QTextDocument):
         self._finished_decorations = Decorations()
 
     def update_blocks(self, finished: Sequence[Block], open_end: Sequence[Block]) -> None:
-        """Replace the open end by `finished` blocks, which are final, and by a new open end, which may change again."""
+        """Add `finished` blocks, which are final, and replace the open end after them, which may change again."""
         before, kept = self._open_end, len(self._finished)
         wanted = (*finished, *open_end)
         # Most updates add to the last block; blocks before it are not written again.

@@ -133,7 +133,7 @@ def cut_line(line: str, size: int) -> Iterator[str]:
 
 
 def _bounded_inline(state: StateCore) -> None:
-    """Parse inline Markdown like markdown-it's own rule, except in paragraphs that are too long."""
+    """Parse inline Markdown as markdown-it's own rule does. The text of too long paragraphs stays plain."""
     for token in state.tokens:
         if token.type != "inline":
             continue

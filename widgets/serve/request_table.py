@@ -59,6 +59,8 @@ class RequestModel(QAbstractTableModel):
         """
         fresh, before = tuple(rows), self.rows
         known = {row.number for row in before}
+        # The newest request is first: new rows come at the front and old ones leave at the end. Only these changes are
+        # reported to the view, since a reset would lose the selection.
         n_added = next((place for place, row in enumerate(fresh) if row.number in known), len(fresh))
         kept = fresh[n_added:]
         if tuple(row.number for row in kept) != tuple(row.number for row in before[: len(kept)]):

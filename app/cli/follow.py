@@ -120,7 +120,7 @@ class Follower:
 
     @property
     def loaded_plan(self) -> Plan | None:
-        """The loaded plan, which differs from the order after a step back; None if no model is loaded."""
+        """The loaded plan; after a step back it is not the plan of the order. None if no model is loaded."""
         loaded = self.session.snapshot.loaded
         return None if loaded is None else loaded.order.plan
 

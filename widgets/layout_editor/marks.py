@@ -225,7 +225,7 @@ class HandleItem(QGraphicsItem):
             self.update()
 
     def boundingRect(self) -> QRectF:
-        """Return the rectangle of the line and the largest dot, in scene coordinates."""
+        """Return the rectangle of the handle's line and its largest dot, in scene coordinates."""
         if self._place is None:
             return QRectF()
         place = self._place

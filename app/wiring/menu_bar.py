@@ -1,4 +1,4 @@
-"""The menu bar: makes all actions, and the presenters that only a menu command needs."""
+"""The menu bar: makes all actions, and the presenters that only a menu command uses."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def make_actions(
     check_machine: Callable[[], None],
     arranger: Arranger,
 ) -> Actions:
-    """Add all actions to the menu bar of `main`, and return them."""
+    """Make all actions with the presenters behind them, add them to the menu bar of `main`, and return them."""
     models, notices = desk.models, desk.notices
 
     def search_chats() -> None:

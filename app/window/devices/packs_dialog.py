@@ -1,4 +1,4 @@
-"""Devices > Engine Packs: the installed packs, whether each is used, the reason if not, and actions on them."""
+"""The dialog of Devices > Engine Packs: packs of ggml backends, whether each is used or why not, and actions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _COLUMNS = (tr("Pack"), tr("Backend"), tr("Size"), tr("State"))
 
 
 class PacksDialog(QDialog):
-    """Shows the packs of the controller, which installs, checks and removes them."""
+    """Shows the engine packs of the controller, which installs, checks, switches and removes them."""
 
     machine_check_requested = Signal()
 
@@ -66,17 +66,17 @@ class PacksDialog(QDialog):
 
     @property
     def text(self) -> str:
-        """The status sentence above the table."""
+        """The sentence above the table about the state of the packs."""
         return self._words.text()
 
     @property
     def current(self) -> ListedPack | None:
-        """The selected pack; None if there is none."""
+        """The pack that is selected in the table; None if there is none."""
         row = self.table.chosen_row
         return None if row is None else self._packs.listed[row]
 
     def show_packs(self, packs: Packs) -> None:
-        """Show `packs`; the selected pack stays selected."""
+        """Show `packs` in the table. The pack that is selected stays selected."""
         before = self.current
         self._packs = packs
         names = [pack.name for pack in packs.listed]
@@ -116,7 +116,7 @@ class PacksDialog(QDialog):
             self._controller.inspect(path)
 
     def _on_asked(self, pack: Unvouched) -> None:
-        """Ask whether to install a pack whose maker is not trusted."""
+        """Show the question whether to install an engine pack whose publisher is not trusted."""
         box = QMessageBox(QMessageBox.Icon.NoIcon, tr("Install an Engine Pack"), pack.path.name, parent=self)
         box.setTextFormat(Qt.TextFormat.PlainText)
         box.setInformativeText(
@@ -157,7 +157,7 @@ class PacksDialog(QDialog):
 
 
 class PacksPresenter(OneDialog[PacksDialog]):
-    """Refreshes the list of packs when its dialog is opened. `check_machine`: opens the check of all devices."""
+    """Opens the dialog of engine packs with an updated list. `check_machine`: opens the examination of this machine."""
 
     def __init__(self, controller: PackController, window: QWidget, check_machine: Callable[[], None]) -> None:
         def make() -> PacksDialog:

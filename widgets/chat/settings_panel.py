@@ -222,7 +222,7 @@ class ToolsField(QWidget):
 
         `text`: their definitions as JSON.
         `fault`: a sentence about an error in them; empty: none.
-        `note`: a sentence about the model's support for tools; empty: a general hint.
+        `note`: a sentence if the chat template does not support tools; empty: show a general hint.
         """
         self._is_showing = True
         if self.text_edit.toPlainText() != text:

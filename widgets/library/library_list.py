@@ -98,7 +98,7 @@ HIGHLIGHT_ALPHA = 90
 
 
 class EntryDelegate(QStyledItemDelegate):
-    """Paints a row of the list of models: name and badges, details, forecast and speed. All rows have the same height."""
+    """Paints a row of the list of models: name, badges, details, forecast and speed. All rows have the same height."""
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)

@@ -145,7 +145,7 @@ class LoadReport(QWidget):
         """Show the stage of a load.
 
         `fraction`: progress of the stage, 0 to 1; None if its length is unknown.
-        `device`: the device that is being loaded; None if the stage concerns all.
+        `device`: id of the device that is being filled; None if unknown.
         """
         if self._outcome is not None:
             self._show_attempts(())  # Those of the load before.

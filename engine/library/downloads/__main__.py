@@ -20,7 +20,10 @@ from engine.runtime.protocol.pipe import Requests, begin_child
 
 
 def main() -> None:
-    """Carry out one order. The process ends with it, with a request to quit, or with the parent."""
+    """Run the child: carry out one download request, then end.
+
+    The process also ends after a request to quit, or when the parent ends.
+    """
     pipe, stop = begin_child(f"layerdeck {_version()}"), threading.Event()
 
     def note(request: DownloadRequest) -> DownloadRequest:

@@ -125,8 +125,8 @@ def ask_offer(
     It runs an event loop, so it must be called in a thread without one.
 
     Raises:
-        TunnelError: with the reason, within `timeout_s` seconds. The status is `NOT_RPC` also for machines with an older
-            release, which lend one device without a name.
+        TunnelError: with the reason, within `timeout_s` seconds. Its status is `NOT_RPC` also for a machine with an
+            older release, which lends one device without a name.
     """
     return asyncio.run(_ask_offer(endpoint, certificate, identity, timeout_s))
 

@@ -21,7 +21,7 @@ class FoundFile(msgspec.Struct, frozen=True, gc=False):
     `name`: file name; in stores with numbered blobs (Ollama), the name of the model.
     `title`: name of the repository or folder that the file belongs to, empty if it has none.
     `mtime_ns`: modification time in nanoseconds.
-    `device`, `inode`: numbers of the file itself, after links are followed.
+    `device`, `inode`: device and inode numbers of the file itself, after links are followed.
     `sha256`: the hash that the store states, None if it states none.
     `role`: the role that the store states, None if it states none.
     `beside`: path of the model that the store lists this side file with, None if it lists none.
@@ -50,7 +50,7 @@ class FoundFile(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def content(self) -> tuple[int, int]:
-        """Numbers of device and inode. They are equal for all links to one file."""
+        """Device and inode numbers of the file. They are equal for all links to one file."""
         return self.device, self.inode
 
     @property

@@ -1,4 +1,4 @@
-"""Finds duplicate files by SHA-256. Links to one file use its space once; copies use their own."""
+"""Finds duplicate files by SHA-256. Links to one file use its space only once; copies use space of their own."""
 
 from __future__ import annotations
 

@@ -83,7 +83,6 @@ def read_many(wanted: Iterable[tuple[int, tuple[Path, ...]]], take: Callable[[in
 
     `wanted`: pairs of an index and the paths of a model's parts.
     `take`: called in this thread with the index and the facts of each model.
-    Return the slowest and fastest predicted speed with their source, for a tool tip; empty without a prediction.
     """
     with ThreadPoolExecutor(READERS, thread_name_prefix="header") as pool:
         pending = {pool.submit(read_facts, paths): number for number, paths in wanted}

@@ -72,6 +72,7 @@ def _fit(memory: ModelMemory, rig: Rig, strategy: str, found: AutoLayout, constr
         strategy,
         found.context.n_ctx,
         tuple((device, count) for device, count in counts.items() if count),
+        # Bounds are seconds per token. The minimum prevents a division by zero.
         1 / max(bounds.worst_s, 1e-9),
         1 / max(bounds.best_s, 1e-9),
         bool(found.layout.overrides),

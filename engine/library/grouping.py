@@ -195,7 +195,7 @@ def _same_model(copies: Iterable[Copy], facts: FactsOf) -> list[list[Copy]]:
         unknown = by_shape.pop(None, [])
         known = list(by_shape.values())
         if known:
-            # What was not read yet is most likely what most of the others are.
+            # A copy whose header was not read yet most likely has the same shape as most of the others.
             max(known, key=len).extend(unknown)
         groups += known or [unknown]
     return groups

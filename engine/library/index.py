@@ -236,7 +236,7 @@ class LibraryIndex:
         """
         connection = self._connect(":memory:")
         with suppress(OSError, *FAULTS), closing(connect_read_only(self.path)) as source:
-            # One of another version has other tables.
+            # An index of another version has other tables.
             if source.execute("PRAGMA user_version").fetchone()[0] == SCHEMA_VERSION:
                 source.backup(connection)
         return connection
@@ -310,7 +310,7 @@ def _require_writable(connection: sqlite3.Connection) -> None:
     except sqlite3.OperationalError as error:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
-        # Another program that writes now will have ended when something is to be saved.
+        # Another program that holds the lock now has most likely released it at the next save.
         if cannot_write(error):
             raise
     else:

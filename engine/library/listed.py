@@ -205,7 +205,7 @@ _KEYS: dict[Order, Callable[[Listed], tuple[bool, Any]]] = {
     "name": lambda model: (False, model.sort_name),
     "size": lambda model: (False, model.size_bytes),
     "fit": lambda model: (model.fit is None, (model.fit_rank, -_speed(model))),
-    # The best first where it is not turned round.
+    # Negative, so that the best values come first unless the order is `descending`.
     "speed": lambda model: (_speed(model) <= 0, -_speed(model)),
     "used": lambda model: (model.notes.last_used <= 0, -model.notes.last_used),
     "parameters": lambda model: (_parameters(model) <= 0, _parameters(model)),

@@ -51,7 +51,7 @@ def _is_near(rig: Rig, before: Rig) -> bool:
         return False
     return all(
         replace(now, free_bytes=0, holdings=()) == replace(then, free_bytes=0, holdings=())
-        # What is planned with is rounded down: up to a step less is there, and one more may come and go.
+        # The memory in `before` was rounded down by up to one step. It may grow by one more, or shrink by half a step.
         and -_step(now) // 2 <= now.available_bytes - then.available_bytes <= 2 * _step(now)
         for now, then in zip(rig.all_devices, before.all_devices, strict=True)
     )
@@ -62,7 +62,7 @@ def settled_speeds(speeds: Speeds, before: Speeds | None) -> Speeds:
     if before is None:
         return speeds
     now, then = dict(_figures(speeds)), dict(_figures(before))
-    # What nothing was learnt of is as if it had been right.
+    # A value that is missing in one of the two counts as 1, which is no correction.
     is_near = all(abs(_steps(now.get(name, 1.0) / then.get(name, 1.0))) <= 1 for name in now.keys() | then.keys())
     return before if is_near else speeds
 

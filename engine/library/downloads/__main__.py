@@ -31,7 +31,7 @@ def main() -> None:
             stop.set()
         return request
 
-    # What was begun is written down before the end: the input does not end this process, but the transfer.
+    # The end of standard input stops the transfer and not the process, so that the journal is written first.
     requests: Requests[DownloadRequest] = Requests(DownloadRequest, pipe, note, lambda _status: stop.set())
     if not requests.read_first():
         return

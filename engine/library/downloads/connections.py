@@ -57,7 +57,7 @@ class SpanPlan:
             self._shorten()
         covered = done
         for span in self._taken:
-            # What other connections fetch counts as covered.
+            # The spans of other connections count as covered.
             covered = add_range(covered, span.at, size_bytes if span.end is None else span.end)
         gap = first_gap(covered, size_bytes)
         if gap is None:
@@ -121,7 +121,7 @@ class Trial:
             return
         rate = (fetched_bytes - self._begun[1]) / passed_s
         if self._before is not None and rate < self._before * _GAIN:
-            # The last connection did not pay. It ends with its span, and no other one is started in its place.
+            # The last added connection did not raise the rate enough. It ends with its span, and is not replaced.
             self.wanted, self._settled = self.wanted - 1, True
         elif self.wanted == self._most:
             self._settled = True
@@ -143,9 +143,10 @@ class RateMeter:
         self._samples: deque[tuple[float, int]] = deque()
 
     def add(self, now_s: float, done_bytes: int) -> None:
-        """Record that `done_bytes` bytes are done at the time `now_s`."""
+        """Record that `done_bytes` bytes of the download are done at the time `now_s`."""
         self._samples.append((now_s, done_bytes))
-        # The second sample decides, so that those that stay span the whole window.
+        # The first sample is dropped only if the second one is old enough, so that the samples still span the whole
+        # window.
         while len(self._samples) > 2 and now_s - self._samples[1][0] >= WINDOW_S:
             self._samples.popleft()
 

@@ -200,7 +200,7 @@ class FileTransfer:
     def _tell_progress(self, part: PartFile) -> None:
         waits = not self._plan.n_taken
         done_bytes, size_bytes = count_bytes(part.done), part.origin.size_bytes
-        # Between count and report: bytes that were reported stay if the process is killed, however few they are.
+        # After the count and before the report, so that reported bytes are kept if the process is killed.
         part.note()
         self._trial.look(time.monotonic(), self._fetched_bytes, 0 if size_bytes is None else size_bytes - done_bytes)
         self._tell(
@@ -223,7 +223,7 @@ class FileTransfer:
         self._giving_up = True
         deadline_s = time.monotonic() + TICK_S
         for thread in self._threads:
-            # One that waits for a silent server ends with the process, or with its own timeout.
+            # A thread that waits for a silent server ends with the process, or with its own time-out.
             thread.join(max(0.0, deadline_s - time.monotonic()))
 
     def _judge_faults(self, now_s: float) -> bool:
@@ -293,7 +293,7 @@ class FileTransfer:
                 return
             at = response.head.first
             while not self._is_over(span) and (data := response.read_some(self._read_bytes)):
-                # A server that gives whole files only sends what is here once more.
+                # A server without range requests sends the bytes before `span.at` once more; they are skipped.
                 new = data[max(0, span.at - at) :] if at < span.at else data
                 at += len(data)
                 with self._changed:
@@ -328,7 +328,7 @@ class FileTransfer:
 
     def _end_early(self, span: Span, part: PartFile) -> None:
         if span.end is None and part.origin.size_bytes is None:
-            # Nobody said how long it is: the end of the answer is the end of the file.
+            # The server stated no size: the end of the response is the end of the file.
             part.learn(replace(part.origin, size_bytes=span.at))
             return
         raise HubError("unreachable", f"{self._target.name}: the line ended before the file did.")
@@ -401,7 +401,7 @@ class FileTransfer:
 
 
 def done_bytes(file: TransferFile) -> int:
-    """Return the number of bytes of `file` that are on the disk, of the complete or the unfinished file."""
+    """Return the number of bytes of a download's file that are on the disk."""
     return bytes_here(Path(file.target), file.size_bytes)
 
 

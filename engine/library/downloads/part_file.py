@@ -76,7 +76,7 @@ class PartFile:
         return self._done
 
     def learn(self, origin: Origin) -> None:
-        """Replace the facts of the file, because the server has stated more, and write them into the journal."""
+        """Replace `origin` by one with more facts that the server has stated, and write it into the journal."""
         with self._lock:
             if self._closed:
                 return
@@ -93,7 +93,7 @@ class PartFile:
         with self._lock:
             if self._closed:
                 return  # An abandoned connection received data after the close.
-            # Before the bytes are written, so that at no moment more than a block is here that was not noted.
+            # Before the bytes are written, so that never more than `block_bytes` bytes are on the disk without a line.
             if self._unnoted_bytes + len(data) > self._block_bytes:
                 self._note()
             self._unnoted_bytes += len(data)
@@ -157,9 +157,7 @@ class PartFile:
     def close(self) -> None:
         """Write the last line of the journal, and close both files.
 
-        They stay on the disk, so that a later transfer resumes.
-
-        Calls of `write` after this are ignored.
+        They stay on the disk, so that a later transfer resumes. Later calls of `write` are ignored.
         """
         with self._lock:
             self._closed = True
@@ -190,7 +188,7 @@ class PartFile:
             self.sync()
         finally:
             self.close()
-        # A rename would replace it silently on Linux.
+        # On Linux a rename would replace an existing file silently.
         if os.path.lexists(self.target):
             raise OccupiedError(f"{self.target.name} is there by now and is another file; move it away and try again.")
         try:
@@ -251,7 +249,7 @@ def discard_part(target: Path) -> None:
 
 
 def bytes_here(target: Path, size_bytes: int | None) -> int:
-    """Return the number of bytes of a file on the disk: the complete file, else the unfinished download.
+    """Return the number of bytes that are on the disk: of `target`, or of its unfinished download.
 
     `size_bytes`: size of the complete file, None if it is unknown.
     """
@@ -426,7 +424,7 @@ class Journal:
             self._synced = step
         line = msgspec.json.encode(step) + b"\n"
         if self._size_bytes + len(line) > LONGEST_BYTES:
-            # A slow download of days would else write a journal that is longer than one that is read.
+            # Otherwise the journal of a download of many days could exceed `MAX_BYTES`, and would not be read.
             before = self._descriptor
             self._descriptor = self._begin(step)
             os.close(before)

@@ -146,7 +146,7 @@ class DownloadQueue:
     def _read(self) -> list[Job]:
         kept = read_kept(self._path, QueueFile, MAX_FILE_BYTES)
         if kept is None or kept.version != QUEUE_VERSION:
-            # What is there may be of a newer program: it is put aside, and unfinished files stay where they are.
+            # The file may be of a newer program, so it is renamed. Unfinished downloads stay where they are.
             with suppress(OSError):
                 if self._path.is_file():
                     self._path.replace(self._path.with_name(f"{self._path.name}.unreadable"))
@@ -265,7 +265,7 @@ class DownloadQueue:
         if self._running is None or self._running.job_id != job_id:
             return None
         transfer, self._running = self._running.transfer, None
-        # Its process may hold the file for a moment yet: nothing is begun before it has gone.
+        # Its process may hold the lock of the file for a moment, so no other job starts before it has ended.
         self._stopping = transfer
         transfer.stop()
         return transfer
@@ -425,9 +425,9 @@ class Retries:
 
 
 def network_state() -> object:
-    """Return the network addresses of this computer; they change with a cable, a network or a VPN.
+    """Return the network addresses of this computer; None if they cannot be read.
 
-    None if unreadable.
+    They change with a cable, a network or a VPN.
     """
     try:
         return {

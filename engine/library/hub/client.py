@@ -88,7 +88,7 @@ class _Entry(msgspec.Struct):
 
 
 def search_models(query: SearchQuery, hub: HubSettings, token: str | None = None) -> tuple[HubModel, ...]:
-    """Return the GGUF repositories that `query` finds, in its order.
+    """Return the GGUF repositories that `query` finds, in the sort order of the query.
 
     Raises:
         HubError: if the hub does not answer properly.

@@ -16,8 +16,8 @@ from engine.planning.speed.speeds import Source
 class FitVerdict(StrEnum):
     """Result of a forecast.
 
-    CARDS: all on devices. PARTLY: some weights on the CPU. CPU: everything on the CPU. NOT: does not fit.
-    UNKNOWN: no forecast is possible.
+    CARDS: the whole model on devices. PARTLY: some weights on the CPU. CPU: the whole model on the CPU.
+    NOT: does not fit. UNKNOWN: no forecast is possible.
     """
 
     CARDS = "cards"

@@ -65,7 +65,7 @@ def forecast_repo(
     """Return the forecasts of all quantisations of `listing`.
 
     `read`: the quantisation whose header was read.
-    `model`: that header.
+    `model`: the model in that header.
     `tell`: called with the number of forecasts done.
 
     Raises:
@@ -145,6 +145,7 @@ def _projector_sentence(projector: HubFile | None) -> str:
 
 def scaled_model(model: ModelFile, quantisation: Quantisation) -> ModelFile:
     """Return `model` with its quantised tensors scaled so that the sizes add up to the files of `quantisation`."""
+    # File size = overhead (header, alignment) + unscaled tensors + quantised tensors. Only the last part is scaled.
     fixed = sum(tensor.size_bytes for tensor in model.tensors if tensor.type_name in _UNSCALED)
     quantised = sum(tensor.size_bytes for tensor in model.tensors) - fixed
     overhead = max(0, model.size_bytes - fixed - quantised)
@@ -227,8 +228,8 @@ def _why_none(fits: list[QuantisationFit]) -> str:
 def _verdict(plan: Plan, found: AutoLayout, on_cpu: int, experts: int) -> FitVerdict:
     report = plan.report
     host = report.rows[-1]
-    # Weights on the CPU are mapped from the file and need no memory to load; but read from disk for every token
-    # nobody would call that a fit.
+    # Weights on the CPU are mapped from the file, so they need no memory to load. If they exceed the memory, they are
+    # read from the disk for each token, which does not count as a fit.
     is_short = host.mapped_bytes > 0 and host.shortfall_bytes + host.mapped_bytes > 0
     if not report.fits or not found.fits or is_short:
         return FitVerdict.NOT
@@ -264,7 +265,7 @@ def _on_cpu_words(layers: int, experts: int) -> str:
 
 
 def _experts_on_cpu(layout: Layout) -> int:
-    """Return the number of layers on devices whose experts are on the CPU by an override."""
+    """Return the number of layers that are on a device, but whose experts an override moves to the CPU."""
     layers: set[int] = set()
     for override in layout.overrides:
         if override.device == CPU_ID:

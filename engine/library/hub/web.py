@@ -251,6 +251,7 @@ def open_url(
     # Compressed answers have no byte ranges of the file, so none are accepted.
     headers = {"User-Agent": USER_AGENT, "Accept-Encoding": "identity"}
     if first is not None:
+        # The last byte of a range is inclusive (RFC 9110, section 14.1.2).
         headers["Range"] = f"bytes={first}-{'' if end is None else end - 1}"
     at, linked = url, _Linked()
     for _ in range(_MAX_REDIRECTS):
@@ -320,7 +321,7 @@ def _head(url: str, stream: http.client.HTTPResponse, linked: _Linked) -> Head:
         url=url,
         status=stream.status,
         etag=linked.etag or plain_etag(headers.get("ETag")) or _bounded(headers.get("Last-Modified")),
-        # An answer of 200 with the length of a page of a proxy would otherwise pass for the file's.
+        # The length of this response comes first: the page of a proxy then differs in size from the file.
         size_bytes=total if total is not None else linked.size_bytes,
         commit=linked.commit,
         first=first,
@@ -341,6 +342,7 @@ def _content_range(value: str | None, url: str) -> tuple[int, int | None, int | 
                 host=_host(url),
             ),
         )
+    # Content-Range states the last byte (RFC 9110, section 14.4), and `end` is the offset behind it.
     return start, stop + 1, _number(total)
 
 
@@ -362,7 +364,7 @@ def _ask(url: str, headers: dict[str, str], timeout_s: float, fault_of_answer: F
 
 
 def require_safe(url: str, asked: str) -> None:
-    """Refuse an address that is not https, or that is on this computer unless `asked` is as well.
+    """Refuse an address that is not https. An address on this computer is accepted if `asked` is on it as well.
 
     `asked`: address of the original request, whose server may have redirected to `url`.
 

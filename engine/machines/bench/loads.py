@@ -170,7 +170,7 @@ class SessionSubject:
             raise self._loss() or LoadEndedError(error.summary(), error.kind) from error
 
     def _loss(self) -> LoadEndedError | None:
-        """Return the reason why the model was lost between two requests; None if no such message has arrived."""
+        """Return the reason why the model was lost between two requests; None if the child has reported none."""
         found = None
         while not self._news.empty():
             news = self._news.get()

@@ -118,6 +118,7 @@ class DeviceWatch:
         if begun is None:
             return Window()
         seconds = monotonic_s - begun.monotonic_s
+        # During sleep only the wall clock continues (`Clocks`).
         slept_s = (wall_s - begun.clock_s) - seconds
         others_s = (busy_s - begun.busy_s) - (own_s - begun.own_s)
         return Window(

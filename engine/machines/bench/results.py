@@ -280,16 +280,16 @@ class BenchResults(msgspec.Struct, frozen=True, kw_only=True):
 def compare(base: Measured, other: Measured, measure: Measure, depth: int = 0) -> Comparison | None:
     """Return the comparison of one measure of two layouts; None if they have no round in common.
 
-    The values of each common round are compared.
+    The values of each common round are paired; the times of loads are paired in their order.
     """
     ours, theirs = base.values(measure, depth), other.values(measure, depth)
     rounds = sorted(ours.keys() & theirs.keys())
-    # A load begins a block, so in a round one of two layouts may have none: their medians are compared.
+    # In a round only one of two layouts may have been loaded, so loads are paired in their order and not by round.
     pairs = [(ours[each], theirs[each]) for each in rounds]
     if measure == "load" and ours and theirs:
         pairs = list(zip(ours.values(), theirs.values(), strict=False))
     if measure not in RATES:
-        # Of times the shorter one is the faster.
+        # Times are inverted, because a shorter time is faster.
         pairs = [(1 / mine, 1 / its) for mine, its in pairs]
     found = ratio_of(pairs)
     if found is None:
@@ -325,7 +325,7 @@ def compare_all(base: Measured, other: Measured) -> tuple[Comparison, ...]:
 
 
 def check_answers(base: Measured, other: Measured) -> AnswerCheck | None:
-    """Return whether two layouts gave the same greedy answers to the same prompts; None without a common prompt."""
+    """Return whether two layouts gave the same greedy answers; None if they had no prompt in common."""
     common = [key for key in base.answers if key in other.answers]
     if not common:
         return None

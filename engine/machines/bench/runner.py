@@ -176,6 +176,7 @@ class Bench:
                 self._note(tr("No further layout is predicted to be faster than {name}.", name=best.name))
                 break
             trial = self._add(rival, against=best.name)
+            # Two layouts have a turn in each round of this candidate, and of those that still wait.
             self._total = self._done + 2 * self._preset.n_rounds * (1 + len(waiting))
             self._take_turns([best, trial])
             self._learn([best, trial])
@@ -197,7 +198,7 @@ class Bench:
         """
         for _ in range(self._preset.n_rounds):
             going = {trial.name: trial for trial in trials if not trial.is_over}
-            # Without the layout to compare with, the rounds of a search would tell nothing.
+            # All layouts have failed.
             if not going:
                 return
             for name in turn_order(tuple(going), self._rounds):
@@ -371,7 +372,7 @@ class Bench:
 
 
 def sample_of(answer: Answer, number: int, depth: int, window: Window) -> Sample:
-    """Return the sample of an answer. Speeds that cannot be computed from it are None.
+    """Return the speeds of an answer as a `Sample`. A speed that cannot be computed from the answer is None.
 
     `number`: number of the round.
     `depth`: tokens in the context before the prompt.

@@ -35,7 +35,7 @@ class Ratio:
     """How many times as fast one layout is as another, with the confidence interval (95 %).
 
     `value`: median of the ratios of the rounds.
-    `low`, `high`: bounds of the interval, None with fewer than `MIN_ROUNDS` rounds.
+    `low`, `high`: bounds of the interval, None if there are fewer than `MIN_ROUNDS` rounds.
     """
 
     value: float
@@ -61,6 +61,7 @@ def ratio_of(rates: Sequence[tuple[float, float]]) -> Ratio | None:
     """
     if not rates:
         return None
+    # Logarithms, so that the ratio of the swapped layouts is the inverse, also for an even number of rounds.
     logs = np.log([other / base for base, other in rates])
     value = float(np.exp(np.median(logs)))
     if len(rates) < MIN_ROUNDS:
@@ -74,7 +75,7 @@ def ratio_of(rates: Sequence[tuple[float, float]]) -> Ratio | None:
 def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
     """Return the bootstrap interval (95 %) of the median of values above 0.
 
-    None with fewer than `MIN_ROUNDS` values.
+    None if there are fewer than `MIN_ROUNDS` values.
     """
     found = ratio_of([(1.0, value) for value in values])
     if found is None or found.low is None or found.high is None:

@@ -43,7 +43,7 @@ class Card:
 
 
 def cards_on_bus(root: Path = PCI_ROOT) -> tuple[Card, ...]:
-    """Return the cards of NVIDIA, AMD and Intel in the kernel's list of PCI devices; on Linux only, else empty."""
+    """Return the cards of NVIDIA, AMD and Intel in Linux's list of PCI devices; empty on other systems."""
     found = []
     for folder in sorted(root.glob("*")):
         slot = parse_pci_id(folder.name)

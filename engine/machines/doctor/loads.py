@@ -33,7 +33,10 @@ from engine.runtime.session.reports import loaded_event
 PARTS = ("weights_bytes", "mapped_bytes", "kv_cache_bytes", "recurrent_bytes", "compute_bytes", "output_bytes")
 N_CTX = 2048
 TOLERATED = 0.01
-"""Largest error of a forecast that passes, as a share of its bytes. Smaller errors are reported, larger ones fail."""
+"""Largest error of a forecast, as a share of its bytes, with which the check passes.
+
+Smaller errors are only reported.
+"""
 LOAD_TIMEOUT_S = 300.0
 _PROMPT = "What does a computer's memory do?"
 _TOKENS = 24

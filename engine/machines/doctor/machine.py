@@ -60,7 +60,7 @@ _FEATURES: Mapping[bool, tuple[Feature, ...]] = {
 }
 """Features of the engine to check, by whether the device is the host (CPU)."""
 _SPLIT_NEEDS = 2
-"""Largest number of devices, the host included, with which tensor split cannot be checked."""
+"""Tensor split is checked only if there are more devices than this, the host included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +69,9 @@ class Files:
 
     `demo`: model to load.
     `checks`: results of the engine's self-check.
-    `verdicts`: results of the tests of repeated devices.
+    `verdicts`: results of the tests whether a device may be used several times in one layout.
     `calibration`: memory overheads of devices.
-    `speeds`: speed book.
+    `speeds`: measured speeds of devices.
     """
 
     demo: Path
@@ -238,7 +238,7 @@ class Machine:
         if device.endpoint in self._checker.silent:
             raise EngineError(FELL_SILENT)
         if self._loads is None:
-            # What was found out a moment ago holds for these loads already.
+            # The results of this examination already hold for these loads.
             rig = read_check_results(self._files.checks).apply(self._rig, self._drivers)
             calibration = read_calibration(self._files.calibration)
             self._loads = LoadCheck(rig, self._files.demo, calibration, self._cancel)
@@ -284,14 +284,14 @@ def personal_names(rig: Rig, home: Path, machines: Iterable[str] = ()) -> dict[s
     with suppress(OSError, KeyError, ImportError):
         found[getpass.getuser()] = "user"
     for number, text in enumerate(filter(None, map(str.strip, machines))):
-        # The whole text comes second: what has no port is no host by itself.
+        # The entry of the whole text comes second: it wins if there is no port, because both keys are then the same.
         found |= {text.rpartition(":")[0] or text: f"machine-of-asked-{number}", text: f"asked-{number}"}
     for device in rig.devices:
         if device.endpoint is not None:
             host = device.endpoint.rpartition(":")[0]
             found |= {device.endpoint: device.id, host: f"machine-of-{device.id}"}
             if device.fingerprint is not None:
-                # People chose its name.
+                # A person chose the name of a paired machine.
                 found[device.name] = f"machine-of-{device.id}"
     return found
 

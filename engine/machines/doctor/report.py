@@ -50,8 +50,9 @@ class Progress:
 def examine(steps: Sequence[Step], tell: Callable[[Progress], None], cancel: CancelToken) -> Report:
     """Run the steps of an examination in the calling thread, and return the results.
 
-    After a cancel these are the results until then. `tell`: called with the progress before each step and after each
-    check.
+    After a cancel these are the results until then.
+
+    `tell`: called with the progress before each step and after each check.
     """
     checks: list[Check] = []
     for done, step in enumerate(steps):

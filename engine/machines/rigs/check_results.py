@@ -81,7 +81,7 @@ class CheckResults(msgspec.Struct, frozen=True):
         can_split = device.capabilities.tensor_split or device.fault("tensor_split") is not None
         able = replace(
             device.capabilities,
-            # What only an earlier verdict took away comes back with a better one.
+            # A capability that an earlier failed check removed is restored if the check has passed since.
             tensor_split=can_split and "tensor_split" not in off,
             repeatable=device.capabilities.repeatable and "repeated" not in off,
         )

@@ -73,15 +73,15 @@ def list_all_devices(ask: AskDevices, request: ListDevices) -> tuple[GgmlDevice,
 
 
 def _free_of_contexts(found: Iterable[GgmlDevice], cards: Iterable[NvidiaCard]) -> Iterator[GgmlDevice]:
-    """Yield the devices with their free memory corrected by the memory of the child that listed them."""
+    """Yield the devices with the free memory that they have after the child that listed them has ended."""
     free = {card.uuid: card.free_bytes for card in cards}
     for device in found:
         free_bytes = device.free_bytes
         if device.uuid is not None:
             free_bytes = free.get(device.uuid) or 0
         elif device.backend in _HAVE_CONTEXTS and device.endpoint is None:
-            # The child's own context is not in what it tells, and has ended with it. A forecast adds the same bytes,
-            # so that whether a load fits does not depend on how good the guess is.
+            # The context of the child used memory while it was read, and has ended with the child. A forecast adds the
+            # same estimate for its own context, so that an error of the estimate cancels out.
             free_bytes += TRAITS[device.backend].overhead_bytes
         yield msgspec.structs.replace(device, free_bytes=min(free_bytes, device.total_bytes))
 
@@ -132,7 +132,7 @@ class _Place:
 
 
 def _numbered(found: Iterable[GgmlDevice], cards: Sequence[NvidiaCard], bad: set[PciId]) -> Iterator[GgmlDevice]:
-    """Yield the devices with the names that they would have if all cards worked, and the bad cards among them.
+    """Yield the devices, named as if all cards worked, and the bad cards at their places among them.
 
     `cards`: all visible cards in CUDA's order.
     `bad`: PCI addresses of the cards on which CUDA fails.

@@ -79,7 +79,7 @@ class Peer:
 
     `endpoint`: address (host:port) of its listener.
     `fingerprint`: fingerprint of its certificate.
-    `name`: name of the machine on this computer.
+    `name`: name of the machine in this computer's pairings.
     `via`: local address (host:port) of the tunnel to it.
     """
 
@@ -92,8 +92,8 @@ class Peer:
 def find_devices(verdicts: Path, rpc_endpoints: Sequence[str] = (), *, checks: Path | None = None) -> Rig:
     """Return this machine's devices and those of RPC endpoints, with default margins and stored test results.
 
-    `verdicts`: file of the tests of repeated devices.
-    `checks`: file of the engine's self-check, None to ignore it.
+    `verdicts`: file with the results of testing whether a device may be used several times in one layout.
+    `checks`: file with the results of the engine's self-check, None to ignore them.
 
     Blocks and raises as `discover`.
     """

@@ -78,7 +78,7 @@ def write_models(folder: Path, cancel: CancelToken | None = None) -> dict[str, P
     models: dict[str, Path] = {}
     types = iter(WEIGHT_TYPES.items())
     while len(models) < len(WEIGHT_TYPES):
-        # A child for all of them, and another one behind a type at which it dies.
+        # One child writes all types. If it dies at a type, another child continues with the next type.
         with Questions(cancel=cancel, name="quantiser") as child:
             try:
                 for weight_type, file_type in types:
@@ -225,7 +225,7 @@ def shared_cases(rig: Rig, models: dict[str, Path]) -> Iterator[Case]:
         return
     alike: dict[str, list[str]] = {}
     for device in rig.devices:
-        # One that an earlier check took a split away from is asked again, as all else is.
+        # A device whose tensor split failed in an earlier check is checked again.
         can_split = device.capabilities.tensor_split or device.fault("tensor_split") is not None
         if can_split and device.kind != "accel":
             alike.setdefault(device.backend, []).append(device.id)
@@ -291,7 +291,7 @@ class Checker:
         except WorkerStalledError as error:
             if endpoints:
                 self.silent |= endpoints
-                # Of the engine on that device it says nothing.
+                # The result says nothing about the engine on that device.
                 return Checked(
                     case, ok=False, reason=error_with_endpoints(error, sorted(endpoints)).summary(), is_known=False
                 )
@@ -338,7 +338,7 @@ _LoadAnswer: type[LoadedModel | AllocationFailure] = LoadedModel | AllocationFai
 
 
 def how_it_ended(error: WorkerCrashedError | WorkerStalledError) -> str:
-    """Return how a child process ended, as the predicate of a sentence such as "dies (SIGSEGV)"."""
+    """Return how a child process ended, as a predicate such as "dies (SIGSEGV)"."""
     if isinstance(error, WorkerStalledError):
         return "hangs"
     if error.signal is None:

@@ -223,7 +223,7 @@ class LabRig:
         return self._rig
 
     def restart(self, device_id: str) -> None:
-        """Start a worker that has ended again on its old port, so that plans with its endpoint remain valid.
+        """Restart a worker that has ended, on its old port, so that plans with its endpoint remain valid.
 
         Does nothing if the worker runs. Blocks as `start`.
 
@@ -336,7 +336,7 @@ class KeptWeights:
 
 def make_folder(folder: Path) -> Path:
     """Create a folder and return its path. Raises `EngineError` if it cannot be created."""
-    # The child may not make it: it can only reach what is there.
+    # The child cannot create it: its confinement allows only folders that exist.
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -159,7 +159,7 @@ class PackInstaller:
         return loaded, tuple(device for device in devices_of(answer.devices) if device.id in names)
 
     def _computing(self, loaded: PackLoad, devices: tuple[Device, ...], environment: Mapping[str, str]) -> PackLoad:
-        """Return `loaded`, with a reason if a device of the pack computes wrong logits."""
+        """Return `loaded`. Its `reason` is set if a device of the pack computes wrong logits."""
         checker = Checker(Rig(devices, host_device()), self.argv, self.cancel, environment)
         with tempfile.TemporaryDirectory(prefix="layerdeck-pack-") as scratch:
             source = Path(scratch, "source.gguf")
@@ -182,12 +182,12 @@ class PackInstaller:
 def _alone(verdict: Verdict) -> Iterator[Mapping[str, str]]:
     """Yield the environment variables for a child that loads only the pack of `verdict`."""
     with tempfile.TemporaryDirectory(prefix="layerdeck-pack-") as scratch:
-        # A list of its own with this pack alone, judged good beforehand: the check is what finds out.
+        # A file with this pack alone and a good verdict on it, because a child loads only packs with a good verdict.
         book = Path(scratch, "packs.json")
         write_book(book, PackBook(verdicts=(msgspec.structs.replace(verdict, ok=True),)))
         yield {PACKS_VARIABLE: str(book)}
 
 
 def _fails(checked: Checked) -> bool:
-    # A pack that is not used costs less than one that every load waits for.
+    # A stalled check counts as a failure: not using the pack costs less than every load waiting for it.
     return not checked.ok and (checked.is_known or checked.is_stalled)

@@ -20,9 +20,7 @@ def find_packed_devices(
     *,
     checks: Path | None = None,
 ) -> Rig:
-    """Return the devices as `find_devices`.
-
-    If that fails with packs in use, all packs are checked and it is tried again.
+    """Return the rig that `find_devices` finds. If that fails with packs in use, check all packs and search again.
 
     The check switches off a pack that cannot be loaded any more, for instance after a driver update. Blocks and raises
     as `find_devices`; the checks take additional seconds.

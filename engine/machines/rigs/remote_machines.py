@@ -32,7 +32,7 @@ class Machine:
 
     `endpoint`: address (host:port) of its listener.
     `fingerprint`: fingerprint of its certificate.
-    `name`: name that the user of this computer gave it.
+    `name`: name of the machine in this computer's pairings.
     """
 
     endpoint: str
@@ -161,7 +161,7 @@ def with_offer(device: Device, offered: OfferedDevice | None) -> Device:
         return replace(device, away=tr("not offered now"))
     away = away_words(offered)
     if offered.is_yours or away:
-        # What is free now is free beside a loaded model; readings of the load tell more, or it cannot be used anyway.
+        # A loaded model uses part of the memory now, so the free memory from before its load is kept.
         return replace(device, away=away)
     free_bytes = None if offered.free_bytes is None else min(offered.free_bytes, offered.total_bytes)
     return replace(device, away="", total_bytes=offered.total_bytes, free_bytes=free_bytes, remote=_facts(offered))

@@ -239,7 +239,7 @@ class _Worker:
 
 @dataclass(frozen=True, slots=True)
 class Lent:
-    """What is being lent.
+    """The listener and the workers, as they are when all devices are served.
 
     `port`: TCP port of the listener.
     `servings`: the messages with which the workers reported that they serve, in the order of the devices.

@@ -39,7 +39,7 @@ LOAD_TIMEOUT_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class SelfTest:
-    """The result of testing a device as several entries.
+    """The result of testing a device as several entries of one layout.
 
     `rounds`: number of prompts.
     `different`: number of prompts whose logits differed from those of the device as a single entry.
@@ -62,9 +62,9 @@ def try_repeated(
     argv: Sequence[str] | None = None,
     cancel: CancelToken | None = None,
 ) -> SelfTest:
-    """Load `model` on the device as one entry and as several, and compare the logits of `rounds` prompts.
+    """Compare the logits of `model` on the device as one entry of a layout and as several entries.
 
-    Blocks for seconds.
+    Blocks for seconds. `rounds`: number of prompts that are compared.
 
     Raises:
         EngineError: if the model cannot be loaded on the device, if the child failed, or after the cancel.
@@ -154,14 +154,14 @@ def keep_verdict(path: Path, device: Device, result: SelfTest) -> None:
         PlacedError: if the file cannot be written.
     """
     engine = engine_version()
-    # Verdicts of other versions go: another version may synchronise elsewhere.
+    # Verdicts on other versions of the engine are removed: another version may synchronise elsewhere.
     kept = {key: passed for key, passed in read_verdicts(path).items() if key.endswith(engine)}
     document = _Document(version=1, passed=kept | {verdict_key(device): result.passed})
     write_file(path, msgspec.json.encode(document), what="self-test", fail=PlacedError)
 
 
 def with_verdicts(rig: Rig, verdicts: Mapping[str, bool]) -> Rig:
-    """Return `rig` with devices marked as repeatable or not by the verdicts on their backends.
+    """Return `rig` with the stored verdicts: whether a device may be several entries of one layout.
 
     Devices without a verdict stay as a rig file states.
     """

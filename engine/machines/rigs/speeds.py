@@ -33,7 +33,7 @@ MAX_BYTES = 256 * MIB
 TIMEOUT_S = 120.0
 """Time-out in seconds for measuring one device, which takes some seconds on an idle machine."""
 MAX_SILENT = 3
-"""Number of RPC workers that stop answering after which no further device of a worker is measured."""
+"""If this many RPC workers have stopped answering, no further worker is measured."""
 _ENOUGH_S = 40.0
 """Seconds after which no further types are measured on a slow device; the types measured so far stand for the rest."""
 _MIN_BYTES = 4 * MIB
@@ -77,7 +77,7 @@ def measure_speeds(
     holding = frozenset(held)
     speeds: dict[str, DeviceSpeed] = {}
     problems: list[str] = []
-    # All at once: each of many that say nothing would have the whole time of a greeting.
+    # All endpoints at once, because each that does not answer takes the whole time-out of a greeting.
     greetings = _greet(rig, holding, cancel)
     silent: set[str] = set()
     for device in rig.all_devices:
@@ -237,7 +237,7 @@ class BareSpeeds(NamedTuple):
     """Speeds predicted from measurements alone, without learnt corrections.
 
     `answer`: speed of the generation.
-    `prompt`: speed of the prompt, None if the answer teaches nothing about it.
+    `prompt`: speed of the prompt, None if the answer cannot correct it.
     """
 
     answer: SpeedForecast
@@ -256,7 +256,7 @@ def bare_speed(plan: Plan, book: SpeedBook, answer: TimedAnswer) -> BareSpeeds |
     predicted = plan_speed(work, plan, speeds, fill_tokens)
     if predicted is None:
         return None
-    # A prompt with images is read in other ways, and one that was mostly read before says little.
+    # A prompt with images is computed in another way, and a mostly cached prompt is too short to measure.
     tells = plan.edit.side_files.projector is None and answer.read_tokens >= MIN_PROMPT_TOKENS
     return BareSpeeds(predicted, plan_prompt(work, plan, speeds, answer.read_tokens) if tells else None)
 

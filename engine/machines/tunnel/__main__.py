@@ -27,7 +27,8 @@ def main() -> None:
     if not requests.read_first():
         return
     _carry_out(requests.next(), pipe)
-    # A search gives up rights, and so does it before this thread starts. The end of the input ends the process.
+    # After the first request: a search restricts its rights (Landlock), which holds only for threads that start later.
+    # The end of standard input ends the process.
     requests.start_reading()
     while not isinstance(request := requests.next(), Quit):
         _carry_out(request, pipe)

@@ -243,7 +243,7 @@ async def _call(endpoint: str, purpose: Purpose, identity: Identity, certificate
 async def _calling(endpoint: str, timeout_s: float) -> AsyncIterator[None]:
     """Convert errors inside the context into `TunnelError` with a sentence.
 
-    The context ends after `timeout_s` seconds.
+    The context has a time-out of `timeout_s` seconds.
     """
     try:
         async with asyncio.timeout(timeout_s):

@@ -88,7 +88,7 @@ def is_certificate(data: bytes) -> bool:
 
 def _make(path: Path) -> None:
     key = ec.generate_private_key(ec.SECP256R1())
-    # Many certificates of one name would be hard to tell for those who look an issuer up.
+    # A random name, because TLS looks up trusted issuers by name, and equal names would be ambiguous.
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"layerdeck-{secrets.token_hex(8)}")])
     certificate = (
         x509.CertificateBuilder()

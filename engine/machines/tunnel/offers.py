@@ -1,6 +1,6 @@
 """Messages about lent devices through the tunnel: their limits, speeds and users, from the lender to paired machines.
 
-The borrower believes their content only within the bounds of `bounded`.
+The borrower accepts their content only within the bounds of `bounded`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_DESCRIPTION = 80
 MAX_TYPES = 40
 """Largest number of types of weights with a speed in an offer."""
 _SLOWEST, _FASTEST = 1e6, 1e14
-"""Bounds of a believable speed, in bytes per second, or weights times tokens per second."""
+"""Bounds of a plausible speed, in bytes per second, or weights times tokens per second."""
 _LONGEST_OP_S = 1.0
 
 

@@ -38,7 +38,7 @@ _ENDED = "does not know the code, or ended the exchange; nothing was paired"
 _NONCE_BYTES = 16
 _DIGEST = "sha256"
 _CLIENT, _SERVER = b"layerdeck pairing 2 client", b"layerdeck pairing 2 server"
-"""First bytes of the text under a proof.
+"""First bytes of the text that a proof is computed from.
 
 They differ by side, so that a proof cannot be sent back as the other side's.
 """

@@ -319,7 +319,7 @@ def _context(protocol: int, identity: Identity) -> ssl.SSLContext:
 def _trust(context: ssl.SSLContext, certificates: Iterable[bytes]) -> None:
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     for each in certificates:
-        # One that is none, in a file that was damaged, is nobody's; the others count as ever.
+        # An invalid certificate in a damaged file of pairings is skipped; the others still count.
         with suppress(ssl.SSLError, ValueError):
             context.load_verify_locations(cadata=each)
 

@@ -43,7 +43,7 @@ class QuantisationFit:
 
     `sentence`: the verdict for people; if the verdict is unknown, the reason, and there is no layout.
     `n_layers_on_cpu`: number of layers, of `n_layers`, that are on the CPU.
-    `n_experts_on_cpu`: number of layers on devices whose experts are on the CPU.
+    `n_experts_on_cpu`: number of layers that are on a device, with their experts on the CPU.
     `n_ctx`: context length in tokens.
     `context`: context settings of the layout, None if there is no layout.
     `rows`: memory of each device, as in a plan.

@@ -196,7 +196,7 @@ def _confinement() -> Check:
 def environment_checks() -> Iterable[Check]:
     """Yield a check for each set environment variable that can hide devices.
 
-    None is an error, as the user may want that.
+    A set variable is no error, because the user may want it.
     """
     for each in find_hiding():
         yield Check(

@@ -104,7 +104,7 @@ def find_devices(verdicts: Path, rpc_endpoints: Sequence[str] = (), *, checks: P
 
 
 def find_workers(endpoint: str, checks: Path) -> tuple[Device, ...]:
-    """Return the devices of the RPC worker at `endpoint` (host:port), with the stored results of the file `checks`.
+    """Return the devices of the RPC worker at `endpoint` (host:port), with the self-check results in the file `checks`.
 
     Blocks and raises as `discover`.
     """
@@ -112,7 +112,7 @@ def find_workers(endpoint: str, checks: Path) -> tuple[Device, ...]:
 
 
 def find_peer(peer: Peer, checks: Path) -> tuple[Device, ...]:
-    """Return the devices behind one port of a paired machine, with the stored results of the file `checks`.
+    """Return the devices behind one port of a paired machine, with the self-check results in the file `checks`.
 
     Blocks and raises as `discover`.
     """

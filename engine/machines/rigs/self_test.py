@@ -148,7 +148,7 @@ def read_verdicts(path: Path) -> dict[str, bool]:
 
 
 def keep_verdict(path: Path, device: Device, result: SelfTest) -> None:
-    """Store whether the backend of `device` has passed the test of several entries.
+    """Store whether the backend of `device` passed the test of a device as several entries of one layout.
 
     Raises:
         PlacedError: if the file cannot be written.

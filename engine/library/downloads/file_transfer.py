@@ -401,7 +401,7 @@ class FileTransfer:
 
 
 def done_bytes(file: TransferFile) -> int:
-    """Return the number of bytes of a download's file that are on the disk."""
+    """Return the number of bytes of `file` that are on the disk."""
     return bytes_here(Path(file.target), file.size_bytes)
 
 

@@ -67,7 +67,7 @@ class JobView:
 
 
 def time_words(seconds: float) -> str:
-    """Return a duration as text: "2 h 5 min", "3 min 20 s" or "8 s"."""
+    """Return a duration for people: "2 h 5 min", "3 min 20 s", "8 s"."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"

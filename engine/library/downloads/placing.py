@@ -1,4 +1,4 @@
-"""Chooses the paths of downloaded files: in a folder of the user, or in the layout of the Hugging Face cache.
+"""Chooses the paths of downloaded files: a folder of the user, or the layout of the Hugging Face cache.
 
 File names come from a server. No file is placed outside its folder, and no existing file is overwritten.
 """

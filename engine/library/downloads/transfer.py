@@ -83,7 +83,7 @@ class Transfer:
         self._child.send(self._order)
 
     def stop(self) -> None:
-        """Ask the child to stop. `on_end` is called after the process has ended."""
+        """Ask the child to stop. `on_end` is called when the process has ended."""
         self._child.stop(ask_s=_ASK_S)
 
     def wait(self, timeout_s: float) -> bool:

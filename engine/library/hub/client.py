@@ -109,7 +109,7 @@ def search_models(query: SearchQuery, hub: HubSettings, token: str | None = None
 
 
 def list_repo(repo: str, hub: HubSettings, token: str | None = None, *, revision: str = "main") -> RepoListing:
-    """Return the files of `repo` at the commit that `revision` names now. Raises as `search_models`."""
+    """Return the files of `repo` at the commit that `revision` names now; raises as `search_models`."""
     hub.require_online()
     address = f"{hub.endpoint}/api/models/{repo}"
     url = f"{address}/revision/{quoted(revision, safe='')}?expand=sha&expand=gated"

@@ -72,7 +72,7 @@ class Clocks(Protocol):
 
 
 class SystemClocks:
-    """The real clocks of this machine."""
+    """The clocks of this machine."""
 
     def wall(self) -> float:
         return time.time()

@@ -26,7 +26,7 @@ Measure = Literal["prompt", "generation", "first_token", "load", "answer"]
 "first_token" is the time to the first token, "answer" the time of prompt and answer together.
 """
 RATES: tuple[Measure, ...] = ("prompt", "generation")
-"""The measures in tokens per second. The others are in seconds."""
+"""Measures in tokens per second. The others are in seconds."""
 
 
 class Preset(msgspec.Struct, frozen=True):
@@ -169,7 +169,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def value_of(sample: Sample, measure: Measure) -> float | None:
-    """Return one measure of a sample, in tokens per second or seconds; None if it was not measured."""
+    """Return one measure of a sample: tokens per second, or seconds; None if it was not measured."""
     match measure:
         case "prompt":
             return sample.prompt_per_second

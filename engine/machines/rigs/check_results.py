@@ -1,4 +1,4 @@
-"""Stored results of the engine's self-check by engine build, driver and device, and their effect on a rig."""
+"""Stored results of the engine's self-check, by engine build, driver and device, and their use on a rig."""
 
 from __future__ import annotations
 

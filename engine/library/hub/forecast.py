@@ -91,10 +91,11 @@ def forecast(
     options: FitOptions,
     projector: HubFile | None = None,
 ) -> QuantisationFit:
-    """Return the forecast of one quantisation together with `projector` (None: without). Raises as `forecast_repo`.
+    """Return the forecast of one quantisation. Raises as `forecast_repo`.
 
     `model`: header of the quantisation, or a scaled one.
     `grade`: source of the tensor sizes in `model`.
+    `projector`: the projector whose memory is counted, None for none.
     """
     memory = ModelMemory(model)
     side_files = options.constraints.side_files if projector is None else SideFiles(_sized_projector(projector))

@@ -22,6 +22,7 @@ from engine.base.language import tr
 from engine.base.units import format_bytes
 from engine.machines.tunnel.identity import shown_fingerprint
 from engine.machines.tunnel.pairing import read_code
+from engine.machines.tunnel.pairings import Pairing
 from widgets.common.roles import plain_label, set_role
 from widgets.common.row_table import RowTable
 
@@ -43,6 +44,7 @@ class NearbyDialog(QDialog):
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self._peers = peers
         self._rows: tuple[Found, ...] = ()
+        self._just_paired = ""
         self._words = plain_label(_LOOKING, wrap=True)
         self.table = RowTable(_COLUMNS, tr("Machines nearby and paired ones"))
         self.address_line = QLineEdit()
@@ -90,6 +92,9 @@ class NearbyDialog(QDialog):
         # The choice follows machine and address: rows move when machines are found or go.
         keys = [(row.fingerprint, row.endpoint) for row in rows]
         chosen = None if before is None else (before.fingerprint, before.endpoint)
+        if chosen not in keys:
+            # A machine that was paired by its address has a row only now.
+            chosen = next((key for key in keys if key[0] == self._just_paired), None)
         self.table.show_rows(
             [_cells(row) for row in rows],
             [
@@ -114,8 +119,9 @@ class NearbyDialog(QDialog):
         self._say(tr("Pairing with {text}…", text=self.address_line.text().strip()))
         self._peers.pair(self.address_line.text().strip(), self.code_line.text())
 
-    def _on_paired(self) -> None:
+    def _on_paired(self, pairing: Pairing) -> None:
         self.code_line.clear()
+        self._just_paired = pairing.fingerprint
         # From here Enter adds it.
         self.table.setFocus()
 

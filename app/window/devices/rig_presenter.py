@@ -56,8 +56,8 @@ class RigPresenter(QObject):
         lab.worker_lost.connect(self._on_worker_lost)
         lab.running_changed.connect(self._on_lab_running)
         lab.stopped_changed.connect(self._on_stopped_changed)
-        # No worker has stopped yet; `stopped_changed` enables the action.
-        actions.enable(restart_lab=False)
+        # No worker runs or has stopped yet; the signals of the rig enable the actions.
+        actions.enable(stop_lab=False, restart_lab=False)
         strip.limits_edited.connect(limits.set)
         strip.remove_requested.connect(search.remove)
         self._on_rig_changed(live.rig)

@@ -134,6 +134,22 @@ def test_a_machine_is_found_paired_added_and_forgotten(
     assert presenter.dialog is None
 
 
+def test_a_machine_paired_by_its_address_is_selected_and_can_be_added(
+    qtbot: QtBot, window: QWidget, live: LiveRig, peers: Peers, served: Attic
+) -> None:
+    dialog = NearbyDialog(window, peers)
+    dialog.show()
+    QTest.keyClicks(dialog.address_line, served.endpoint)
+    QTest.keyClicks(dialog.code_line, served.code.renew())
+    click(dialog, "pair")
+    qtbot.waitUntil(lambda: bool(rows(dialog, served)))
+    assert dialog.selected is not None
+    assert dialog.selected.endpoint == served.endpoint
+    assert dialog.add_button.isEnabled()
+    assert dialog.add_button.isDefault()
+    click(dialog, "close")
+
+
 def test_a_machine_that_cannot_be_called_is_told_in_the_dialog(
     qtbot: QtBot, window: QWidget, live: LiveRig, peers: Peers
 ) -> None:

@@ -53,3 +53,10 @@ def test_the_devices_name_variables_that_hide_some(open_window: WindowOpener, mo
     live.set_devices(live.devices)
     note = window.main.device_strip.note_label
     assert 'ONEAPI_DEVICE_SELECTOR="level_zero:1": it can hide devices of SYCL' in note.text()
+
+
+def test_a_lab_rig_that_does_not_run_cannot_be_stopped(open_window: WindowOpener) -> None:
+    actions = open_window().actions
+    assert actions["start_lab"].isEnabled()
+    assert not actions["stop_lab"].isEnabled()
+    assert not actions["restart_lab"].isEnabled()

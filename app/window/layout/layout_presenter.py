@@ -110,9 +110,13 @@ class LayoutPresenter(QObject):
             # The line stays, so that it can be corrected.
             numbers.show_answer(f"{capitalised(error.summary())}.", bad=True)
             return
+        is_new = (taken.layout, taken.context) != (edit.layout, edit.context)
+        if taken.notes and not is_new:
+            # Nothing was taken: the line stays, so that it can be corrected.
+            numbers.show_answer(" ".join((tr("The line changes nothing."), *taken.notes)), bad=True)
+            return
         self._document.set_edit(taken.layout, taken.context, tr("place by a line"))
         numbers.clear_line()
-        is_new = (taken.layout, taken.context) != (edit.layout, edit.context)
         runs = ", ".join(f"{run.device} {run.length}" for run in taken.layout.runs)
         told = tr("Layers: {runs}.", runs=runs) if is_new else tr("The layout is as the line says already.")
         numbers.show_answer(" ".join((told, *taken.notes)))

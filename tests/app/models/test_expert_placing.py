@@ -121,6 +121,18 @@ def test_a_line_that_cannot_be_taken_stays_and_changes_nothing(window: WindowPar
     assert layout_of(window) == START
 
 
+def test_a_line_of_which_nothing_is_known_stays(window: WindowParts, qtbot: QtBot) -> None:
+    numbers = window.main.editor.numbers
+    window.main.editor.toggle_numbers()
+    numbers.line.setText("banana -ngl x")
+    QTest.keyClick(numbers.line, Qt.Key.Key_Return)
+    qtbot.waitUntil(lambda: bool(numbers.answer))
+    told = 'The line changes nothing. -ngl "x" cannot be read, left out. Unknown to Layerdeck, left out: banana.'
+    assert numbers.answer == told
+    assert numbers.line.text() == "banana -ngl x"
+    assert layout_of(window) == START
+
+
 def test_pinned_experts_are_stored_and_released(window: WindowParts) -> None:
     layouts = window.desk.auto_layouts
     window.main.editor.moved.emit(PartMove("experts", 0, 1, CPU_ID))

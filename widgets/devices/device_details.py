@@ -256,6 +256,8 @@ class DeviceDetails(Dialog):
             self._lines.append(line)
             plot.setLabel("left", f"{graph.title}, {graph.unit}")
             plot.getAxis("left").setWidth(64)
+            # The unit is part of the title: a scaled axis would say "GiB (x0.001)" for small devices.
+            plot.getAxis("left").enableAutoSIPrefix(False)
             # Ticks would have to say "minutes ago" for each graph; the span above and the pointer tell the time.
             plot.getAxis("bottom").setStyle(showValues=False)
             plot.showGrid(x=True, y=True, alpha=0.15)

@@ -8,7 +8,7 @@ import io
 import pytest
 from pytestqt.qtbot import QtBot
 
-from engine.base.units import GIB
+from engine.base.units import GIB, MIB
 from engine.devices.device import Device
 from engine.devices.telemetry.sample import CardState, Sample, gap
 from widgets.common.palette import DARK
@@ -55,6 +55,13 @@ def test_graphs_without_values_are_hidden(details: DeviceDetails) -> None:
     details.add_sample(sample(2.0))
     assert len(details.shown_graphs) == 4
     assert "Power: 200 W / 350 W" in details.reading_text
+
+
+def test_the_memory_of_a_small_device_is_not_scaled_by_a_factor(details: DeviceDetails) -> None:
+    details.show()
+    details.set_history([Sample("CUDA0", second, MIB << 7, 160 * MIB) for second in (1.0, 2.0)], ())
+    (_, plot, _), *_ = details._plots  # noqa: SLF001
+    assert "x0.001" not in plot.getAxis("left").labelString()
 
 
 def test_the_pointer_shows_the_nearest_reading_and_what_happened(details: DeviceDetails) -> None:

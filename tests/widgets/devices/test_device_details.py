@@ -60,7 +60,7 @@ def test_graphs_without_values_are_hidden(details: DeviceDetails) -> None:
 def test_the_memory_of_a_small_device_is_not_scaled_by_a_factor(details: DeviceDetails) -> None:
     details.show()
     details.set_history([Sample("CUDA0", second, MIB << 7, 160 * MIB) for second in (1.0, 2.0)], ())
-    (_, plot, _), *_ = details._plots  # noqa: SLF001
+    (_, plot, _), *_ = details._plots
     assert "x0.001" not in plot.getAxis("left").labelString()
 
 

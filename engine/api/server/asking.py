@@ -1,4 +1,7 @@
-"""Sends requests to a loaded model from the event loop. The session's thread reports events, and the loop reads them."""
+"""Sends requests to a loaded model from the event loop.
+
+The session's thread reports events, and the loop reads them.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +28,8 @@ class TooSlowError(Exception):
 class Requests:
     """The model requests of one HTTP request, all sent to the session at once.
 
-    The session's thread queues their events. The event loop reads them with `next` as pairs (index of the request, event).
-    Many events may come between two iterations of the loop: only the first of them wakes it.
+    The session's thread queues their events. The event loop reads them with `next` as pairs (index of the request,
+    event). Many events may come between two iterations of the loop: only the first of them wakes it.
     """
 
     def __init__(self, model: LoadedModel, requests: Sequence[AnyModelRequest]) -> None:

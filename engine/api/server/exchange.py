@@ -130,7 +130,10 @@ class Exchange:
             self._ping.cancel()
 
     async def send(self, data: bytes) -> None:
-        """Send a part of the stream. Wait while the client reads nothing, until `_watch_client` closes the connection."""
+        """Send a part of the stream.
+
+        Wait while the client reads nothing, until `_watch_client` closes the connection.
+        """
         if data:
             self._sent_s = self._sending_since_s = self._loop.time()
             await self._send({"type": "http.response.body", "body": data, "more_body": True})
@@ -177,8 +180,8 @@ Handler = Callable[[Exchange], Awaitable[None]]
 
 
 class Endpoint:
-    """An ASGI application around a handler. It reads the body, cancels the handler if the client disconnects, and answers
-    exceptions with errors.
+    """An ASGI application around a handler. It reads the body, cancels the handler if the client disconnects, and
+    answers exceptions with errors.
     """
 
     def __init__(self, journal: Journal, handler: Handler) -> None:

@@ -73,7 +73,10 @@ class Forecasts:
             await asyncio.wait((self._task,), timeout=LIST_SECONDS)
 
     def known(self, entry: ModelEntry) -> dict[str, Any]:
-        """Return the forecast of a model as JSON fields, beside the models loaded now. `fits` is None if there is no fresh plan."""
+        """Return the forecast of a model as JSON fields, beside the models loaded now.
+
+        `fits` is None if there is no fresh plan.
+        """
         planned, rig = self._fresh(entry), self._rig
         if planned is None or rig is None:
             return {"fits": None}

@@ -73,8 +73,8 @@ class Access:
     def knows_host(self, header: str) -> bool:
         """Return whether a `Host` header names this server: by an IP address, a loopback name, or an allowed name.
 
-        A foreign name server cannot make an IP address appear there. If only this computer can reach the server, the address
-        must be one of the loopback interface.
+        A foreign name server cannot make an IP address appear there. If only this computer can reach the server, the
+        address must be one of the loopback interface.
         """
         name = _host_name(header)
         if name in LOOPBACK_NAMES or name in self.hosts:
@@ -87,7 +87,10 @@ class Access:
 
 
 def key_digest(key: str) -> bytes:
-    """Return the SHA-256 of an API key. All digests have the same length, so their comparison does not reveal the key's."""
+    """Return the SHA-256 of an API key.
+
+    All digests have the same length, so their comparison does not reveal the key's.
+    """
     return hashlib.sha256(key.encode(errors="surrogateescape")).digest()
 
 

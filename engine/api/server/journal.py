@@ -171,7 +171,10 @@ class Journal:
             self._changed(entry)
 
     def keep_text(self, number: int, *, asked: str = "", answered: str = "") -> None:
-        """Append to the kept text of request `number`, up to `MAX_TEXT`. Only the last `MAX_TEXTS` requests keep their text."""
+        """Append to the kept text of request `number`, up to `MAX_TEXT`.
+
+        Only the last `MAX_TEXTS` requests keep their text.
+        """
         with self._lock:
             before = self._texts.get(number)
             # A request that came before texts were kept, or whose text was dropped, has no half of one.

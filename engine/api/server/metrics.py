@@ -9,7 +9,10 @@ from engine.api.server.journal import Journal
 
 
 def metrics_text(journal: Journal, states: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return the metrics: totals since the server began, and current numbers. `states`: result of `ModelPool.states`."""
+    """Return the metrics: totals since the server began, and current numbers.
+
+    `states`: result of `ModelPool.states`.
+    """
     totals = journal.totals
     lines: list[str] = []
 

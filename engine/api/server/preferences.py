@@ -20,7 +20,10 @@ MAX_NAME = 200
 
 
 def preferences_error(reason: str, *, place: str = "", source: str = "") -> ArgumentError:
-    """Return the error for a preferences file that cannot be used. `place`: key in the file. `source`: name of the file."""
+    """Return the error for a preferences file that cannot be used.
+
+    `place`: key in the file. `source`: name of the file.
+    """
     return ArgumentError(f"{source}{': ' * bool(place)}{place}: {reason}.")
 
 

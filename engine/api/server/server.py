@@ -39,7 +39,10 @@ STOP_SECONDS = 15.0
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """The address on which the server listens. `certificate`, `private_key`: paths of PEM files for TLS; empty: no TLS."""
+    """The address on which the server listens.
+
+    `certificate`, `private_key`: paths of PEM files for TLS; empty: no TLS.
+    """
 
     host: str = "127.0.0.1"
     port: int = 8080
@@ -110,7 +113,10 @@ class ApiServer:
         self._begun.wait()
 
     def stop(self) -> None:
-        """Unload all models that the pool has loaded, then end the server; wait a bounded time. A second call only waits."""
+        """Unload all models that the pool has loaded, then end the server; wait a bounded time.
+
+        A second call only waits.
+        """
         if self._server is not None and not self._server.should_exit:
             if self._loop is not None and self.is_running:
                 # Models first: answers under way and requests that wait get an ending that is sent.
@@ -121,7 +127,10 @@ class ApiServer:
             self._thread.join(STOP_SECONDS)
 
     def preload(self, entry: ModelEntry) -> Future[None]:
-        """Begin to load a model before the first request for it. The future's result raises `ApiError` if the load fails."""
+        """Begin to load a model before the first request for it.
+
+        The future's result raises `ApiError` if the load fails.
+        """
         return asyncio.run_coroutine_threadsafe(self.pool.preload(entry), self.loop)
 
     def lend(self, entry: ModelEntry, session: ModelSession, held: HeldModel) -> None:
@@ -222,7 +231,9 @@ class _Protocol(H11Protocol):
         return self.transport.get_write_buffer_size()
 
     def _check_flushed(self, before_bytes: int) -> None:
-        """Close the connection if the client reads nothing of the end of an answer, for which no handler waits any more."""
+        """Close the connection if the client reads nothing of the end of an answer, for which no handler waits any
+        more.
+        """
         unsent_bytes, self._flush_timer = self._unsent_bytes, None
         if unsent_bytes and unsent_bytes >= before_bytes and (self.cycle is None or self.cycle.response_complete):
             self.transport.abort()

@@ -143,7 +143,8 @@ class Answer:
 class AnswerWriter(Protocol):
     """Writes the answers to one HTTP request in the form of one API.
 
-    Without streaming only `whole` is called. A stream calls `begin`, `part` several times and `end` for each answer, then
+    Without streaming only `whole` is called. A stream calls `begin`, `part` several times and `end` for each answer,
+    then
     `close`; or `fail` at any point.
     `index`: number of the answer, from 0.
     """
@@ -183,7 +184,9 @@ def usage_of(answers: Sequence[Done]) -> dict[str, object]:
 
 
 def warnings_of(answers: Sequence[Done]) -> dict[str, list[str]]:
-    """Return the key `warnings` of a document, with the notes on a chat template that was replaced; empty if there are none."""
+    """Return the key `warnings` of a document, with the notes on a chat template that was replaced; empty if there are
+    none.
+    """
     told = list(dict.fromkeys(done.replaced for done in answers if done.replaced))
     return {"warnings": told} if told else {}
 

@@ -18,7 +18,10 @@ MAX_ANSWERS = 64
 """Most answers to one request: number of prompts times `n`."""
 MAX_LOGPROBS = 20
 DEFAULT_MAX_TOKENS = 16
-"""Default limit for the tokens of an answer, as in OpenAI's API. Without a chat template most models would never end."""
+"""Default limit for the tokens of an answer, as in OpenAI's API.
+
+Without a chat template most models would never end.
+"""
 
 Prompt = str | tuple[int, ...]
 

@@ -60,7 +60,10 @@ class ApiError(Exception):
 
 
 def invalid(message: str, param: str | None = None) -> ApiError:
-    """Return the error for an invalid request (status 400). `param`: name of the wrong field; None: not about one field."""
+    """Return the error for an invalid request (status 400).
+
+    `param`: name of the wrong field; None: not about one field.
+    """
     return ApiError(400, message, param=param)
 
 

@@ -47,7 +47,8 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
 
 
 def read_responses(body: bytes) -> tuple[Question, ResponsesRequest]:
-    """Return the chat request in a body, and the decoded body. Images are decoded in a child process, which takes a moment.
+    """Return the chat request in a body, and the decoded body. Images are decoded in a child process, which takes a
+    moment.
 
     Raises:
         ApiError: the request is invalid or not supported.
@@ -90,7 +91,8 @@ def _images(item: dict[str, Any]) -> int:
 
 
 def _tools(tools: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
-    """Return the functions among the tools. Tools that run on OpenAI's servers are skipped, because agents always send them.
+    """Return the functions among the tools. Tools that run on OpenAI's servers are skipped, because agents always send
+    them.
 
     Agents send the tools of an MCP server in a namespace; these functions get a qualified name.
     """
@@ -142,7 +144,10 @@ def _schema(wanted: object) -> str:
 
 
 class _Items:
-    """Builds chat messages from input items. Reasoning and call items become parts of the assistant's message beside them."""
+    """Builds chat messages from input items.
+
+    Reasoning and call items become parts of the assistant's message beside them.
+    """
 
     def __init__(self) -> None:
         self._found: list[ChatMessage] = []

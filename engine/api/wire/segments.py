@@ -1,4 +1,6 @@
-"""Splits an answer into segments (thought, text, calls) with begin and end, as Anthropic's and the Responses API need them."""
+"""Splits an answer into segments (thought, text, calls) with begin and end, as Anthropic's and the Responses API need
+them.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,10 @@ class Step(NamedTuple):
 
 
 class Segments:
-    """Splits the parts of one streamed answer into segments. `all`: the segments so far; only the last one still grows."""
+    """Splits the parts of one streamed answer into segments.
+
+    `all`: the segments so far; only the last one still grows.
+    """
 
     def __init__(self) -> None:
         self.all: list[Segment] = []

@@ -11,7 +11,10 @@ from engine.runtime.protocol.messages import Detokenise, Tokenise, Tokenised
 
 MAX_TOKENS = 1 << 20
 MAX_CHARACTERS = 1 << 22
-"""Longest text to tokenise. The child does some 10 million characters a second, and serves no other request meanwhile."""
+"""Longest text to tokenise.
+
+The child does some 10 million characters a second, and serves no other request meanwhile.
+"""
 
 
 class TokeniseRequest(msgspec.Struct):

@@ -54,8 +54,8 @@ async def send_answers(
 ) -> None:
     """Send several requests to the model at once, and write the answers to the client, streamed or whole.
 
-    `asked`, `readers`, `counting`: one entry for each answer. `counting` are the requests that count its prompt's
-    tokens.
+    `asked`, `readers`, `counting`: one entry for each answer.
+    `counting`: requests that count the tokens of the prompts, for errors.
     `per_prompt`: number of consecutive answers to the same prompt.
 
     Raises:

@@ -37,7 +37,7 @@ from engine.api.wire.texts import read_detokenise, read_tokenise, tokens_documen
 from engine.runtime.protocol.messages import Counted, Detokenise, Detokenised, Embed, Embedded, Tokenised
 
 _LARGE_BODY_BYTES = 1 << 16
-"""Larger request bodies are parsed in a thread, as are those with images or sounds, so that the event loop stays free."""
+"""Larger request bodies are parsed in a thread, as are those with images or sounds, to keep the event loop free."""
 
 _BARE = frozenset({"/v1/models", "/v1/chat/completions", "/v1/embeddings", "/v1/responses"})
 """Paths that are also served without `/v1`. `/completions` is not among them: llama.cpp's endpoint has another form."""

@@ -180,8 +180,9 @@ Handler = Callable[[Exchange], Awaitable[None]]
 
 
 class Endpoint:
-    """An ASGI application around a handler. It reads the body, cancels the handler if the client disconnects, and
-    answers exceptions with errors.
+    """An ASGI application that runs one handler for each request.
+
+    It reads the body, cancels the handler if the client disconnects, and answers exceptions with errors.
     """
 
     def __init__(self, journal: Journal, handler: Handler) -> None:

@@ -1,4 +1,4 @@
-"""Makes the entries of models that a server offers, from one file or from the library, with all names for each model."""
+"""Makes the entries of the models that a server offers, from one file or from the library."""
 
 from __future__ import annotations
 

@@ -68,16 +68,16 @@ def _no_plan(_entry: ModelEntry, _rig: Rig) -> LoadOrder:
 
 @dataclass(frozen=True, slots=True)
 class PoolParts:
-    """The functions with which a pool finds, plans and loads models. They may block and are called in threads, unless
-    noted.
+    """The functions with which a pool finds, plans and loads models. They may block and are called in threads, except
+    as noted.
 
     `entries`: returns the models that requests may name.
     `rig`: returns the devices in their present state.
     `plan`: plans the load of a model on these devices; raises `EngineError`.
     `holders`: returns the processes that hold memory of a device.
     `learn`: saves a model's measured computing memory, so that `rig` includes it. Called in the session's thread.
-    `load`: loads a model outside the pool and lends it to the pool (`ModelPool.lend`); raises `ApiError`. Called in the
-    event loop. None: the pool loads models itself. If it is set, `rig` and `plan` serve only forecasts.
+    `load`: loads a model outside the pool and lends it to the pool (`ModelPool.lend`). Called in the event loop. Raises
+    `ApiError`. None: the pool loads models itself. If it is set, `rig` and `plan` serve only forecasts.
     `keep_alive`: sets the idle time in seconds of a lent model. Called in the event loop.
     """
 
@@ -123,9 +123,7 @@ class _Slot:
         """Whether the model will be unloaded for another one. New requests for it wait until it is loaded again."""
         self.held: HeldModel | None = None
         self.lent: HeldModel | None = None
-        """Memory of a model that is lent to the pool (`ModelPool.lend`); None: the pool loads and unloads the model
-        itself.
-        """
+        """Memory of a model that is lent to the pool (`ModelPool.lend`); None: the pool loads the model itself."""
         self.ended: asyncio.Future[LoadEnding] | None = None
         """Future of the ending of its load; None: the pool has not loaded it."""
 
@@ -212,11 +210,10 @@ class ModelPool:
     # ------------------------------------------------------------------ models of others
 
     def lend(self, entry: ModelEntry, session: ModelSession, held: HeldModel) -> None:
-        """Answer requests with a model that the caller has loaded; only the caller unloads it. Call it in the event
-        loop.
+        """Answer requests with a model that the caller has loaded; only the caller unloads it.
 
-        Call it again after each load of this session, to admit the requests that waited for it. The call has no effect
-        if the pool itself has loaded this model.
+        Call it in the event loop, and again after each load of this session, to admit the requests that waited for it.
+        The call has no effect if the pool itself has loaded this model.
         """
         slot = self._slots.setdefault(entry.id, _Slot(entry, UNTIL_UNLOADED_S))
         if slot.session is not None and slot.lent is None:
@@ -542,8 +539,7 @@ class ModelPool:
     def holdings(self, but: _Slot | None = None) -> Holdings:
         """Return the memory of all loaded models except `but`.
 
-        If models are loaded outside the pool (`PoolParts.load`), their owner also unloads idle lent ones: they count as
-        own.
+        If models are loaded outside the pool (`PoolParts.load`), their owner also unloads idle ones: they count as own.
         """
         lent = tuple(each.lent for each in self._slots.values() if each.lent is not None and each is not but)
         own = tuple(self._held(but))

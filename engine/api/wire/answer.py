@@ -1,4 +1,4 @@
-"""The parts of an answer that a model writes (thought, text, tool calls), its token counts, and the events of a stream."""
+"""The parts of a model's answer (thought, text, tool calls), its token counts, and the events of a stream."""
 
 from __future__ import annotations
 
@@ -144,8 +144,7 @@ class AnswerWriter(Protocol):
     """Writes the answers to one HTTP request in the form of one API.
 
     Without streaming only `whole` is called. A stream calls `begin`, `part` several times and `end` for each answer,
-    then
-    `close`; or `fail` at any point.
+    then `close`; or `fail` at any point.
     `index`: number of the answer, from 0.
     """
 
@@ -184,9 +183,7 @@ def usage_of(answers: Sequence[Done]) -> dict[str, object]:
 
 
 def warnings_of(answers: Sequence[Done]) -> dict[str, list[str]]:
-    """Return the key `warnings` of a document, with the notes on a chat template that was replaced; empty if there are
-    none.
-    """
+    """Return a document's key `warnings`: notes on a chat template that was replaced. Empty if there are none."""
     told = list(dict.fromkeys(done.replaced for done in answers if done.replaced))
     return {"warnings": told} if told else {}
 

@@ -314,9 +314,7 @@ def _block(segment: Segment, *, whole: bool) -> dict[str, object]:
 
 
 def _object(arguments: str) -> object:
-    """Return the arguments of a call as an object for Anthropic's `input`; empty if the answer was cut off within the
-    call.
-    """
+    """Return the arguments of a call as an object for Anthropic's `input`; empty if the call was cut off."""
     try:
         found = json.loads(arguments) if arguments else {}
     except (ValueError, RecursionError):

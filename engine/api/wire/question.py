@@ -186,8 +186,7 @@ def _with_own_definitions(parameters: Document, prefix: str, definitions: Docume
     """Return a tool's schema as a part of the schema of a call; add the targets of its references to `definitions`.
 
     llama-cpp-python's grammar converter names a rule by the last word of its reference, so each reference must be
-    unique. It also ignores definitions beside a reference. Targets may overlap, so `budget` limits the size of the
-    result.
+    unique. It also ignores definitions beside a reference. Targets may overlap, so `budget` limits the size.
 
     Raises:
         DefinitionError: a reference has no target, or the schema is too long.

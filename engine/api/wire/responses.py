@@ -47,8 +47,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
 
 
 def read_responses(body: bytes) -> tuple[Question, ResponsesRequest]:
-    """Return the chat request in a body, and the decoded body. Images are decoded in a child process, which takes a
-    moment.
+    """Return the chat request in a body, and the decoded body. Decoding images in a child process takes a moment.
 
     Raises:
         ApiError: the request is invalid or not supported.
@@ -91,8 +90,8 @@ def _images(item: dict[str, Any]) -> int:
 
 
 def _tools(tools: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
-    """Return the functions among the tools. Tools that run on OpenAI's servers are skipped, because agents always send
-    them.
+    """Return the functions among the tools. Agents always send tools that run on OpenAI's servers too; these are
+    skipped.
 
     Agents send the tools of an MCP server in a namespace; these functions get a qualified name.
     """

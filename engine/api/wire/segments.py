@@ -1,6 +1,4 @@
-"""Splits an answer into segments (thought, text, calls) with begin and end, as Anthropic's and the Responses API need
-them.
-"""
+"""Splits an answer into segments (thought, text, calls), as Anthropic's and the Responses API stream them."""
 
 from __future__ import annotations
 

@@ -1,1 +1,3 @@
-"""Modules that all other packages of the engine use: errors, units, texts, files and limits of the system."""
+"""Modules that all other packages of the engine use: errors, units, texts, files, and access to the
+operating system.
+"""

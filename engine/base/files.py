@@ -1,7 +1,7 @@
-"""Reading and writing files: writes are atomic, reads are bounded in size and time.
+"""Reading and writing files: writes are atomic, reads are limited in size and time.
 
-All our files are written through `replacing`: after a full disk, a crash or a kill the old file is still whole. File
-locks and the folders of the Hugging Face cache, which other programs share, are here too.
+All our files are written through `replacing`: after a full disk, a crash or a kill the old file is still whole. The
+module also has file locks, and the folders of the Hugging Face cache, which other programs share.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from pathlib import Path
 from engine.base.language import tr
 
 READ_TIMEOUT_S = 5.0
-"""For pipes and other files that are not regular, such as `<(...)` of a shell."""
+"""Time limit in seconds for reading pipes and other files that are not regular, such as `<(...)` of a shell."""
 _READ_BYTES = 1 << 16
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield the path of a temporary file next to `path` that replaces it on exit; after an error it is removed.
+    """Yield the path of a temporary file that replaces `path` on exit; after an error it is removed.
 
-    If `path` is a link, its target is replaced and the link stays.
+    If `path` is a symbolic link, its target is replaced and the link stays.
 
     Raises:
         OSError: if it cannot be written, or if `path` exists and is not a regular file.
@@ -74,7 +74,9 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def read_at_most(path: Path, max_bytes: int, *, timeout_s: float = READ_TIMEOUT_S) -> bytes:
-    """Return at most `max_bytes` of a file. A file that is not regular may take `timeout_s`.
+    """Return the first `max_bytes` of a file, or all of a shorter one.
+
+    `timeout_s`: time limit for a file that is not regular, such as a pipe.
 
     Raises:
         OSError: if it cannot be read; `TimeoutError` if a pipe or device has no end within the time.
@@ -103,7 +105,7 @@ def read_at_most(path: Path, max_bytes: int, *, timeout_s: float = READ_TIMEOUT_
 
 
 def _is_readable(file: FileIO, timeout_s: float) -> bool:
-    """Return whether data or the end of the file can be read within `timeout_s`."""
+    """Wait until data or the end of the file can be read, at most `timeout_s`; return whether it can."""
     if sys.platform == "win32":
         return bool(select.select([file], [], [], timeout_s)[0])
     # Not `select`: it takes no descriptors from 1024 on.
@@ -113,10 +115,10 @@ def _is_readable(file: FileIO, timeout_s: float) -> bool:
 
 
 def open_regular(path: Path) -> FileIO:
-    """Return a regular file that is not empty, open for reading. Never blocks.
+    """Open a regular file that is not empty, for reading. Opening never blocks.
 
     Raises:
-        OSError: if it cannot be opened, is not regular, or is empty, as files of `/proc` report themselves.
+        OSError: if it cannot be opened, is not regular, or is empty (files of `/proc` report a size of 0).
         ValueError: if the path is not valid.
     """
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
@@ -135,7 +137,10 @@ def open_regular(path: Path) -> FileIO:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make a rename in this folder survive a power failure, if the system allows opening a folder for that."""
+    """Sync a folder to the disk, so that a rename in it survives a power failure.
+
+    Windows needs and allows no such call.
+    """
     if os.name == "nt":
         return
     descriptor = os.open(folder, os.O_RDONLY)
@@ -146,9 +151,9 @@ def sync_folder(folder: Path) -> None:
 
 
 def lock_file(descriptor: int, *, wait: bool) -> bool:
-    """Lock an open file; return False if another process holds the lock. The lock ends with the descriptor.
+    """Lock an open file exclusively; return False if another process holds the lock. Closing the descriptor unlocks it.
 
-    `wait`: block until the other process releases it. Windows has no such locks, so every caller gets it there.
+    `wait`: block until the other process releases the lock. On Windows nothing is locked, and the result is True.
     """
     if sys.platform == "win32":
         return True
@@ -162,7 +167,8 @@ def lock_file(descriptor: int, *, wait: bool) -> bool:
 
 
 def hugging_face_home(environment: Mapping[str, str], home: Path | None = None) -> Path:
-    """Return the folder of the Hugging Face tools. `home` is the user's folder; None asks the system.
+    """Return the folder of the Hugging Face tools (`HF_HOME`). `home`: the user's home folder; None: that of this
+    process.
 
     The environment variables are those of `constants.py` in huggingface_hub.
     """

@@ -1,3 +1,1 @@
-"""Modules that all other packages of the engine use: errors, units, texts, files, and access to the
-operating system.
-"""
+"""Modules that all other packages of the engine use: errors, units, texts, files and access to the system."""

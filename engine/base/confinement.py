@@ -104,7 +104,7 @@ TABLE = (
 
 
 def cells(rights: Rights) -> dict[str, str]:
-    """Return the columns of the documentation's table for one kind of child, as texts by the name of the column."""
+    """Return one kind's row in the table of rights that `doctor` prints, as texts by the name of the column."""
     drivers = "drivers" if rights.uses_drivers else ""
     tcp = [f"to {rights.connects}" if rights.connects else "", "listens" if rights.listens else ""]
     size = rights.memory_bytes
@@ -128,9 +128,7 @@ def _joined(*words: str) -> str:
 
 
 def missing_protections() -> tuple[str, ...]:
-    """Return the protections of `TABLE` that this system does not enforce, a sentence for each; empty if it enforces
-    all.
-    """
+    """Return a sentence for each protection of `TABLE` that this system does not enforce; empty if it enforces all."""
     if not sys.platform.startswith("linux"):
         system = {"darwin": "macOS", "win32": "Windows"}.get(sys.platform, sys.platform)
         return (f"Children are not confined on {system}: they reach all that you can, apart from your secrets.",)
@@ -248,9 +246,7 @@ def _pin(paths: Iterable[Path]) -> None:
 
 @cache
 def _own_programs() -> tuple[Path, ...]:
-    """Return the files that are executed when our program starts: the interpreter, and the dynamic linker that loads
-    it.
-    """
+    """Return the files that run when our program starts: the interpreter, and the dynamic linker that loads it."""
     with suppress(OSError):
         maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
         linkers = {line.split(maxsplit=5)[-1] for line in maps.splitlines() if _LINKER.search(line)}
@@ -303,9 +299,7 @@ def system_folders() -> tuple[Path, ...]:
 
 
 def device_folders() -> tuple[Path, ...]:
-    """Return the paths to which drivers write: devices, the pipes of CUDA's multi-process service
-    (MPS), shader caches.
-    """
+    """Return the paths to which drivers write: devices, the pipes of a shared CUDA context (MPS), and shader caches."""
     pipes = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or _MPS)
     # Processes that share a CUDA context share memory too, and AMD's driver names some [unverified on a card].
     shares = pipes.exists() or Path("/dev/kfd").exists()

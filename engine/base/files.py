@@ -167,8 +167,8 @@ def lock_file(descriptor: int, *, wait: bool) -> bool:
 
 
 def hugging_face_home(environment: Mapping[str, str], home: Path | None = None) -> Path:
-    """Return the folder of the Hugging Face tools (`HF_HOME`). `home`: the user's home folder; None: that of this
-    process.
+    """Return the folder of the Hugging Face tools (`HF_HOME`). `home`: the user's home folder; None: the current
+    user's.
 
     The environment variables are those of `constants.py` in huggingface_hub.
     """

@@ -71,10 +71,10 @@ def empty(folder: Path) -> int:
 
 @dataclass(slots=True)
 class WeightKeeper:
-    """Limits the cache folder of one worker to a quota, and records which of its files are complete.
+    """Limits one worker's cache folder to a quota, and records which files are complete.
 
-    Call `begin` before the worker starts, then `look` every `LOOK_S` seconds. `reserve_bytes`: free space to leave on
-    the disk.
+    Call `begin` before the worker starts, then `look` every `LOOK_S` seconds.
+    `reserve_bytes`: free space to leave on the disk.
     """
 
     folder: Path

@@ -86,10 +86,10 @@ def landlock_version() -> int:
 
 
 def drop_privileges() -> bool:
-    """Prevent this thread, and those that it starts, from gaining privileges, as by a set-uid program; return whether
-    it works.
+    """Prevent this thread, and those that it starts, from gaining privileges, as by a set-uid program.
 
-    The kernel requires this (PR_SET_NO_NEW_PRIVS) before an unprivileged process uses Landlock or seccomp on itself.
+    Return whether the call succeeds. The kernel requires this (PR_SET_NO_NEW_PRIVS) before an unprivileged process uses
+    Landlock or seccomp on itself.
     """
     return bool(ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0)
 

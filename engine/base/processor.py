@@ -73,16 +73,15 @@ def read_processor(
 
 
 def quota_cores(root: Path = ROOT, own: Path = OWN) -> int | None:
-    """Return the smallest CPU quota of this process's control groups in whole cores, rounded up;
-    None if there is none.
-    """
+    """Return the smallest CPU quota of this process's control groups, in whole cores, rounded up; None: no quota."""
     quotas = [quota for group in control_groups("cpu", root, own) if (quota := _quota(group)) is not None]
     return min(quotas, default=None)
 
 
 def _count_cores(processors: frozenset[int], devices: Path) -> int:
-    """Return the number of physical cores of these logical processors; without information each is
-    a core of its own.
+    """Return the number of physical cores of these logical processors.
+
+    A processor without information about its core counts as a core of its own.
     """
     cores = set()
     for processor in processors:

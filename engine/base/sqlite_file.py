@@ -25,9 +25,7 @@ _PRIMARY = 0xFF
 
 
 def is_damage(error: Exception) -> bool:
-    """Return whether an error means that the database file is damaged, and not that it is locked or
-    the disk is full.
-    """
+    """Return whether an error means a damaged file, and not a locked database or a full disk."""
     return not isinstance(error, _NO_DAMAGE) or any(words in str(error) for words in _DAMAGE)
 
 

@@ -41,9 +41,7 @@ def show(text: str, max_length: int = MAX_SENTENCE) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return `text` on one line: unprintable characters become spaces, and each run of white space
-    becomes one space.
-    """
+    """Return `text` on one line: unprintable characters become spaces, and white space becomes single spaces."""
     return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
 
 

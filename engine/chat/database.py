@@ -1,4 +1,4 @@
-"""Opening the conversation database: a damaged one is recovered, one of a newer version is set aside."""
+"""Opens the conversation database. A damaged one is recovered, and one of a newer version is renamed."""
 
 from __future__ import annotations
 
@@ -18,17 +18,20 @@ from engine.chat.recovery import damage_record, finish_recovery, recover
 from engine.chat.schema import VERSION, upgrade, version_of
 
 BUSY_SECONDS = 10.0
-"""Longest wait for a writer in another process: window and command line may write to the database together."""
+"""Longest wait in seconds for a writer in another process, as window and command line may write at the same time."""
 CHECKED_WHOLE_BYTES = 32 << 20
-"""Databases up to this size are checked at each start, which takes about 1 ms per MB. In larger ones damage is found
-when a damaged page is read."""
+"""Databases up to this size are checked completely at each start, which takes about 1 ms per MB.
+
+In larger ones damage is found when a damaged page is read.
+"""
 
 
 def open_database(path: Path) -> tuple[sqlite3.Connection, str]:
-    """Return the writing connection, and a sentence to show if the old database had to be set aside, else "".
+    """Return the connection for writing, and a sentence for people if the old database was recovered or renamed, else
+    "".
 
     Raises:
-        ChatError: no database can be opened or created there.
+        ChatError: no database can be opened or created at `path`.
     """
     notice = ""
     try:
@@ -55,13 +58,15 @@ def open_database(path: Path) -> tuple[sqlite3.Connection, str]:
 
 
 def our_name() -> str:
-    """Return an id of this process for messages that it writes: process id and start time, since ids are reused."""
+    """Return the id of this process for messages that it writes: process id and start time, as
+    process ids are reused.
+    """
     process = psutil.Process()
     return f"{process.pid}:{process.create_time():.2f}"
 
 
 def is_alive(writer: str) -> bool:
-    """Return whether the process with this id (see `our_name`) still runs."""
+    """Return whether the process with this id (from `our_name`) is still running."""
     pid, _, created = writer.partition(":")
     try:
         return f"{psutil.Process(int(pid)).create_time():.2f}" == created
@@ -70,7 +75,7 @@ def is_alive(writer: str) -> bool:
 
 
 def _open(path: Path) -> sqlite3.Connection:
-    """Return a connection to an upgraded database, in which messages of ended processes are complete."""
+    """Return a connection to the database, after upgrading it and completing the messages of ended processes."""
     if not path.exists():
         path.touch(mode=0o600)  # conversations are private
     connection = _connect(path)
@@ -84,7 +89,7 @@ def _open(path: Path) -> sqlite3.Connection:
 
 
 def _mend(connection: sqlite3.Connection) -> None:
-    """Mark messages as interrupted that ended processes were writing, and join their pieces."""
+    """Mark the messages that ended processes were writing as interrupted, and join their pieces."""
     alive: Callable[[str], bool] = cache(is_alive)
     open_messages = connection.execute("SELECT id, writer FROM message WHERE writer IS NOT NULL").fetchall()
     left = [message for message, writer in open_messages if not alive(writer)]
@@ -117,7 +122,7 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def _newer(path: Path) -> str:
-    """Return a reason if an existing database has a newer version; empty if not, or if it cannot be read."""
+    """Return a reason if an existing database has a newer version; empty if it has not, or cannot be read."""
     try:
         with _looking(path) as connection:
             version = version_of(connection)
@@ -131,7 +136,7 @@ def _newer(path: Path) -> str:
 
 
 def _damage(path: Path) -> str:
-    """Return how an existing database is damaged; empty if no damage is known."""
+    """Return the reason if an existing database is damaged; empty if no damage is found."""
     try:
         with _looking(path) as connection:
             if path.exists() and path.stat().st_size <= CHECKED_WHOLE_BYTES:
@@ -152,14 +157,14 @@ def _damage(path: Path) -> str:
 
 @contextmanager
 def _looking(path: Path) -> Iterator[sqlite3.Connection]:
-    """Provide a connection to an existing database, or to an empty one in memory if there is none."""
+    """Provide a connection to an existing database, or to an empty one in memory if the file is missing or empty."""
     place = path if path.exists() and path.stat().st_size else ":memory:"
     with closing(sqlite3.connect(place, timeout=BUSY_SECONDS, isolation_level=None)) as connection:
         yield connection
 
 
 def _keep_aside(path: Path, reason: str) -> str:
-    """Rename a database with its journals, and return a sentence to show."""
+    """Rename a database with its journal files, and return a sentence for people."""
     aside = put_aside(path)
     return tr(
         "The database of conversations {reason}. It was kept as {name}, and a new one was created.",

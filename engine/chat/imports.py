@@ -208,9 +208,7 @@ def _role(role: object) -> Role:
 
 
 def _tools(text: str) -> str:
-    """Return the tool definitions of an imported conversation; refuse a text that is too long for
-    the settings panel.
-    """
+    """Return the tool definitions of an imported conversation; refuse a text of more than `MAX_CHARACTERS`."""
     if len(text) > MAX_CHARACTERS:
         _refuse(tr("its tools have more than {most} characters", most=MAX_CHARACTERS))
     return text

@@ -1,7 +1,7 @@
-"""Installed packs: their folders, the verdicts of checks, the switched-off ones, and their list for people.
+"""Installed engine packs: their folders, the results of their checks, switched-off packs, and the list for people.
 
-Packs are in the user's folder, to which they are installed, and in the program's own. A verdict holds for one pack, one
-build of the engine and exactly these files. A child loads no pack without one.
+Packs are in the user's folder, where they are installed, and in the program's own folder. A check's result (verdict)
+holds for one pack, one build of the engine and unchanged files. A child loads only packs with a good verdict.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from engine.base.texts import show
 from engine.devices.packs.manifest import MANIFEST, NAME, Manifest, read_manifest, unpack
 
 PACKS_VARIABLE = "LAYERDECK_PACKS"
-"""Environment variable of children: path of the file of verdicts, or `NO_PACKS`."""
+"""Environment variable of child processes: path of the file of verdicts, or `NO_PACKS`."""
 NO_PACKS = "off"
 VERSION = 1
 MAX_BOOK_BYTES = 1 << 20
@@ -31,7 +31,7 @@ KEPT_VERDICTS = 64
 
 
 class FileState(msgspec.Struct, frozen=True):
-    """The state of a file when its hash was checked."""
+    """Size and time of a file when its hash was checked. `size`: in bytes; -1: the file is missing."""
 
     name: str
     size: int
@@ -39,7 +39,14 @@ class FileState(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """The result of checking a pack. `reason`: a sentence; the failure, or a remark if the check passed."""
+    """The result of checking a pack.
+
+    `engine`: build of the engine with which it was checked.
+    `library`: file of the backend library.
+    `files`: states of the pack's files at the check.
+    `reason`: a sentence: the failure, or a remark if the check passed; may be empty.
+    `devices`: devices that the pack's backend found.
+    """
 
     name: str
     folder: str
@@ -52,40 +59,40 @@ class Verdict(msgspec.Struct, frozen=True):
 
     @property
     def is_current(self) -> bool:
-        """Whether the files are unchanged since the check."""
+        """Whether the files of the pack are unchanged since the check."""
         return file_states(Path(self.folder), (file.name for file in self.files)) == self.files
 
 
 class PackBook(msgspec.Struct, frozen=True):
-    """The file of verdicts, the newest last, with the names of packs that the user switched off."""
+    """The file of verdicts on packs. `verdicts`: newest last. `off`: names of packs that the user switched off."""
 
     version: int = VERSION
     verdicts: tuple[Verdict, ...] = ()
     off: tuple[str, ...] = ()
 
     def verdict_on(self, folder: Path, engine: str) -> Verdict | None:
-        """Return the verdict on the pack in `folder` in its present state, None if it has to be checked."""
+        """Return the verdict on the pack in `folder` with its present files; None if the pack must be checked."""
         found = (each for each in reversed(self.verdicts) if (each.folder, each.engine) == (str(folder), engine))
         verdict = next(found, None)
         return verdict if verdict is not None and verdict.is_current else None
 
     def with_verdict(self, verdict: Verdict) -> PackBook:
-        """Return a copy with this verdict in place of earlier ones on the same pack and engine."""
+        """Return a copy in which this verdict replaces earlier ones on the same pack and engine."""
         same = (verdict.folder, verdict.engine)
         others = [each for each in self.verdicts if (each.folder, each.engine) != same]
         return msgspec.structs.replace(self, verdicts=(*others, verdict)[-KEPT_VERDICTS:])
 
     def without(self, folder: Path) -> PackBook:
-        """Return a copy without the pack in `folder`."""
+        """Return a copy without the verdicts on the pack in `folder`."""
         return msgspec.structs.replace(self, verdicts=tuple(v for v in self.verdicts if v.folder != str(folder)))
 
     def switched(self, name: str, *, on: bool) -> PackBook:
-        """Return a copy with a pack switched on or off."""
+        """Return a copy with the pack `name` switched on or off."""
         others = tuple(each for each in self.off if each != name)
         return msgspec.structs.replace(self, off=others if on else (*others, name))
 
     def in_use(self, engine: str) -> tuple[Verdict, ...]:
-        """Return the verdicts on the packs for children of this build of the engine to load."""
+        """Return the verdicts on the packs that children with this build of the engine load."""
         # Verdicts are in the order of their checks, so the last one of a name counts.
         newest = {verdict.name: verdict for verdict in self.verdicts if verdict.engine == engine}
         return tuple(each for each in newest.values() if each.ok and each.name not in self.off and each.is_current)
@@ -93,14 +100,17 @@ class PackBook(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class PackLibrary:
-    """A backend library for a child to load."""
+    """A backend library that a child loads. `pack`: name of its pack."""
 
     pack: str
     path: Path
 
 
 def libraries_to_load(environment: Mapping[str, str], engine: Callable[[], str]) -> tuple[PackLibrary, ...]:
-    """Return the libraries for a child to load, by the file that its environment names. `engine`: returns the build."""
+    """Return the libraries that a child must load, from the file of verdicts that its environment names.
+
+    `engine`: returns the build of the engine; called only if there are verdicts.
+    """
     named = environment.get(PACKS_VARIABLE, NO_PACKS)
     if named == NO_PACKS:
         return ()
@@ -111,7 +121,7 @@ def libraries_to_load(environment: Mapping[str, str], engine: Callable[[], str])
 
 
 def file_states(folder: Path, names: Iterable[str]) -> tuple[FileState, ...]:
-    """Return the states of files in `folder`, sorted by name; a missing file has size -1."""
+    """Return the states of these files in `folder`, sorted by name."""
     states = []
     # Sorted, because the states of two checks are compared as a whole.
     for name in sorted(names):
@@ -125,7 +135,7 @@ def file_states(folder: Path, names: Iterable[str]) -> tuple[FileState, ...]:
 
 
 def read_book(path: Path) -> PackBook:
-    """Return the file of verdicts; empty if it is missing, damaged or of another version."""
+    """Return the content of the file of verdicts; empty if it is missing, damaged or of another version."""
     book = read_kept(path, PackBook, MAX_BOOK_BYTES)
     return book if book is not None and book.version == VERSION else PackBook()
 
@@ -148,8 +158,14 @@ PackState = Literal["used", "off", "broken", "unchecked"]
 
 @dataclass(frozen=True, slots=True)
 class ListedPack:
-    """A pack in the list. `state`: whether children load it. `reason`: why not, or a remark. `ours`: whether it can be
-    removed."""
+    """A pack in the list for people.
+
+    `state`: `used` by children, switched `off`, `broken`, or `unchecked`.
+    `reason`: why it is not used, or a remark; may be empty.
+    `devices`: devices that its backend found.
+    `needs`: remark on its requirements.
+    `ours`: whether it is in the user's folder and can be removed.
+    """
 
     name: str
     backend: str
@@ -164,7 +180,7 @@ class ListedPack:
 
     @property
     def words(self) -> str:
-        """The remark on the pack, on one line."""
+        """The pack's state and remarks on one line."""
         match self.state:
             case "used":
                 what = f"In use: {', '.join(self.devices)}" if self.devices else "In use"
@@ -196,7 +212,7 @@ class ListedPack:
 
 
 def list_packs(store: PackStore, book: PackBook, engine: str) -> tuple[ListedPack, ...]:
-    """Return the packs with their states for this build of the engine."""
+    """Return all packs with their states for this build of the engine."""
     return tuple(_listed(pack, book, engine) for pack in store.packs())
 
 
@@ -228,7 +244,11 @@ _UNFINISHED = ".installing-"
 
 @dataclass(frozen=True, slots=True)
 class Pack:
-    """A pack on disk. Without a `manifest` it cannot be used, and `fault` says why. `ours`: in the user's folder."""
+    """A pack on disk.
+
+    `manifest`: None: the pack cannot be used. `fault`: why it cannot be used; empty if it can.
+    `ours`: whether it is in the user's folder and can be removed.
+    """
 
     name: str
     folder: Path
@@ -239,13 +259,16 @@ class Pack:
 
 @dataclass(frozen=True, slots=True)
 class PackStore:
-    """Finds, installs and removes packs. `user`: folder of installed packs. `beside`: further folders, read only."""
+    """Finds, installs and removes packs.
+
+    `user`: folder of installed packs. `beside`: further folders, which are only read.
+    """
 
     user: Path
     beside: Sequence[Path] = ()
 
     def packs(self) -> tuple[Pack, ...]:
-        """Return all packs, sorted by name; of two packs with one name the user's counts."""
+        """Return all packs, sorted by name. If two packs have one name, that in the user's folder is returned."""
         found: dict[str, Pack] = {}
         for place in (self.user, *self.beside):
             for folder in _folders(place):
@@ -256,7 +279,7 @@ class PackStore:
         """Return the pack called `name`.
 
         Raises:
-            PackError: if there is none.
+            PackError: if there is no such pack.
         """
         packs = self.packs()
         found = next((pack for pack in packs if pack.name == name), None)
@@ -266,7 +289,8 @@ class PackStore:
         return found
 
     def install(self, archive: Path, engine: str) -> Pack:
-        """Install a pack (.tar.gz) for the present engine, replacing one with its name. Whole or not at all.
+        """Install a pack (.tar.gz) for the present engine; replace a pack of the same name. After an error nothing has
+        changed.
 
         Raises:
             PackError: as `unpack`, and if the folder cannot be written.
@@ -296,10 +320,10 @@ class PackStore:
         return Pack(manifest.name, folder, manifest)
 
     def remove(self, name: str) -> Path:
-        """Remove an installed pack; return the folder that it was in.
+        """Remove an installed pack, and return the folder that it had.
 
         Raises:
-            PackError: if it is not there, not the user's, or cannot be removed.
+            PackError: if it does not exist, came with the program, or cannot be removed.
         """
         pack = self.pack(name)
         if not pack.ours:
@@ -316,7 +340,9 @@ class PackStore:
 
 
 def packs_beside_program() -> tuple[Path, ...]:
-    """Return the folders of packs that came with the program: `packs` next to the bundle's executable."""
+    """Return the folder of packs that came with the program: `packs` next to the bundled executable; empty outside a
+    bundle.
+    """
     return (Path(sys.executable).parent / "packs",) if getattr(sys, "frozen", False) else ()
 
 

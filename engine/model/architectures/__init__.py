@@ -1,2 +1,3 @@
-"""Properties that llama.cpp decides by architecture in its code, one record per name; the file's header is read
-elsewhere."""
+"""Properties of architectures that llama.cpp has in its code and not in the model file; one record for each
+architecture.
+"""

@@ -1,4 +1,6 @@
-"""Architectures with compressed keys and values (MLA), or with indexers that choose which tokens attention reads."""
+"""Records of architectures with compressed keys and values (MLA), or with indexers that select the tokens attention
+reads.
+"""
 
 from __future__ import annotations
 

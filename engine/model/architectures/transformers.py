@@ -1,4 +1,4 @@
-"""Architectures with a KV cache for the whole context or a window: llama, similar ones, and Gemma."""
+"""Records of architectures with a KV cache for the whole context or a window: llama, similar ones, and Gemma."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from engine.model.architectures.record import (
 from engine.model.gguf.model_file import ModelFile
 
 _ROPE_BAICHUAN = 32
-"""Layer count of the size of Baichuan that uses RoPE, by which the engine recognises it."""
+"""Layer count of the size of Baichuan that uses RoPE; the engine recognises it by this count."""
 
 
 def _baichuan(model: ModelFile) -> Style:

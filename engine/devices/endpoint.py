@@ -48,17 +48,23 @@ _ENDPOINT = re.compile(r"([A-Za-z0-9._-]{1,253}):(\d{1,5})", re.ASCII)
 # As of a device id.
 _LENT_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 _RESET_ON_CLOSE = struct.pack("hh" if os.name == "nt" else "ii", 1, 0)
-"""SO_LINGER with a time-out of zero: closing sends a reset."""
+"""Value of SO_LINGER with a time-out of zero: closing the socket sends a TCP reset."""
 # Windows reports a connection in progress as WSAEWOULDBLOCK.
 _CONNECTING = {0, errno.EINPROGRESS, errno.EWOULDBLOCK, getattr(errno, "WSAEWOULDBLOCK", errno.EWOULDBLOCK)}
 
 
 class GreetingStatus(StrEnum):
-    """Result of a greeting.
+    """Result of the handshake with an RPC endpoint.
 
-    `BUSY`: connected, but no answer in time, as from a server with another client.
-    `ABSURD`: greeted, then claimed impossible numbers.
-    `SILENT`: greeted, then did not answer the engine's first question.
+    `OK`: the server answered all requests with plausible values.
+    `BUSY`: connected, but no answer in time, as from a server that serves another client.
+    `NOT_RPC`: the answer is not that of an RPC server.
+    `WRONG_VERSION`: the version of the RPC protocol does not match ours.
+    `ABSURD`: an RPC server that reports impossible numbers.
+    `SILENT`: an RPC server that did not answer a request after the first one.
+    `REFUSED`: the connection was refused, or could not be made.
+    `TIMED_OUT`: no connection in time.
+    `UNRESOLVED`: the host name has no IPv4 address.
     `UNTRUSTED`: the tunnel found another certificate than the paired one, or this machine is not known there.
     """
 

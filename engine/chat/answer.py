@@ -86,21 +86,26 @@ class AnswerOptions:
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """Restore the saved KV state of the conversation, if there is one. Then call `restored`."""
+    """Effect of an `AnswerRun`: the driver restores the conversation's saved KV state, if any, then
+    calls `restored`.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """Ask the model to count the tokens of the prompt. Then call `counted` or `fail`."""
+    """Effect of an `AnswerRun`: the driver sends `request` to count the prompt's tokens, then calls `counted` or
+    `fail`.
+    """
 
     request: CountTokens
 
 
 @dataclass(frozen=True, slots=True)
 class AskOverflow:
-    """Ask a person whether to drop the oldest turns from the prompt. Then call `answer_overflow`.
+    """Effect of an `AnswerRun`: the driver asks a person whether to drop the oldest turns, then calls
+    `answer_overflow`.
 
-    `sentence`: the question; empty: remove the question from the screen.
+    `sentence`: the question; empty: remove an earlier question from the screen.
     """
 
     sentence: str
@@ -108,35 +113,40 @@ class AskOverflow:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Show `sentence` to the person while the answer continues."""
+    """Effect of an `AnswerRun`: the driver shows `sentence` to the person. The answer continues meanwhile."""
 
     sentence: str
 
 
 @dataclass(frozen=True, slots=True)
 class ReadFiles:
-    """Read the attachments whose SHA-256 are in `names`. Then call `files_read`."""
+    """Effect of an `AnswerRun`: the driver reads the attachments whose SHA-256 are in `names`, then
+    calls `files_read`.
+    """
 
     names: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Ask the model for the answer. Then call `token` for each piece of text, and `done` or `fail` at the end."""
+    """Effect of an `AnswerRun`: the driver sends `request` to the model.
+
+    It then calls `token` for each piece of text, and at the end `done` or `fail`.
+    """
 
     request: Generate
 
 
 @dataclass(frozen=True, slots=True)
 class StopAnswer:
-    """Ask the model to stop. `done` or `fail` must then be called as usual."""
+    """Effect of an `AnswerRun`: the driver asks the model to stop. It still calls `done` or `fail` at the end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """Store more text and tool calls of the message with the id `message`.
+    """Effect of an `AnswerRun`: the driver stores more text and tool calls of the message with the id `message`.
 
-    Call `written` when they are on disk or cannot be stored, then show them.
+    When they are on disk or cannot be stored, it calls `written` and shows them.
     """
 
     message: str
@@ -147,7 +157,7 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Store the complete message. The answer has ended.
+    """Last effect of an `AnswerRun`: the driver stores the complete message. The answer has ended.
 
     `done`: the model's final report; None: the answer failed.
     `failure`: a sentence on why the answer failed; empty: it did not fail.
@@ -200,9 +210,7 @@ class AnswerRun:
         self.path = tree.path_to(message.parent)
         """The messages before the answer; the last of them is the question."""
         self.goes_on = False
-        """Whether the model is stopped only to end its thought, so that it then writes the answer;
-        see `continuation`.
-        """
+        """Whether the model is stopped only to end its thought, and then continues with the answer (`continuation`)."""
         self.left_out = left_out_of(self.path, message.cut)
         """Ids of the messages that are left out of the prompt."""
         self._was_cut = cut_of_path(self.path, options.n_ctx) is not None
@@ -403,8 +411,9 @@ class AnswerRun:
         return self.fail(tr("Stopped before the model was asked."))
 
     def answer_now(self) -> Effects:
-        """Stop the model while it thinks, so that a further answer begins after the incomplete thought; see
-        `continuation`.
+        """Stop the model while it thinks.
+
+        A further run then continues with the answer after the thought; see `continuation`.
         """
         if not self.is_thinking or self.goes_on or self._step is not _Step.WRITING:
             return ()
@@ -498,9 +507,7 @@ class AnswerRun:
             self._thought_s = self._clock()
 
     def _timings(self, **counted: float | None) -> Timings:
-        """Return the model's token counts with the times measured here; a continued answer adds those of its earlier
-        part.
-        """
+        """Return the model's token counts with the times measured here, added to those of the answer's earlier part."""
         thought_s = self._clock() if self.is_thinking else self._thought_s
         timings = Timings(
             first_token_seconds=_between(self._asked_s, self._first_s),

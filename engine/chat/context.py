@@ -146,8 +146,9 @@ def answer_reserve(n_ctx: int, max_tokens: int | None) -> int:
 def tokens_of(messages: Iterable[str], contents: Iterable[int], prompt: int) -> dict[str, int]:
     """Return the tokens of each message by id, including an equal share of the template's own tokens.
 
-    `messages`: ids. `contents`: tokens of each message's text. `prompt`: tokens of the whole prompt, the sum of the
-    result.
+    `messages`: message ids.
+    `contents`: tokens of each message's text.
+    `prompt`: tokens of the whole prompt; the result has this sum.
     """
     found = dict(zip(messages, contents, strict=True))
     if found:

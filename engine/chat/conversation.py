@@ -79,7 +79,7 @@ def title_of(text: str) -> str:
 
 
 def title_of_message(message: Message) -> str:
-    """Return a title for a conversation that begins with `message`: from its text, else the name of its first
-    attachment.
+    """Return a title for a conversation that begins with `message`, from its text or else its first
+    attachment's name.
     """
     return title_of(message.content) or next((show(each.name) for each in message.attachments), "")

@@ -128,8 +128,8 @@ class DatabaseCopies:
         return self.folder / f"{self.database.stem}-{words}{self.database.suffix}"
 
     def _stamp(self) -> int:
-        """Return the time of the database's last change in ns: that of its write-ahead log if it has content, else of
-        its file.
+        """Return the time of the database's last change in ns: that of its write-ahead log if not empty, else of the
+        file.
         """
         with suppress(OSError):
             log = Path(f"{self.database}-wal").stat()
@@ -217,8 +217,9 @@ _TIME_FORMAT = "%Y%m%d-%H%M%S"
 
 
 def kept_of(newest_first: Sequence[Path]) -> set[Path]:
-    """Return the copies to keep: the last `KEPT_LAST`, and the last copy of each of the last `KEPT_DAYS` days with
-    copies.
+    """Return the copies to keep: the last `KEPT_LAST`, and the last one of each of the last `KEPT_DAYS` days.
+
+    Days without copies do not count.
     """
     of_day: dict[str, Path] = {}
     for path in newest_first:

@@ -90,8 +90,7 @@ def _sound_rows(source: sqlite3.Connection, target: sqlite3.Connection, table: s
 def _readable_rows(source: sqlite3.Connection, table: str) -> Iterator[Row]:
     """Yield the rows of a table by row number, except those on unreadable pages.
 
-    A damaged page ends a scan. Then a second scan begins at the other end, and the rows between both are read one by
-    one.
+    A damaged page ends a scan. Then a second scan begins at the other end, and the rows between both are read singly.
     """
     rows: dict[int, Row] = {}
     if not _scan(source, table, "ASC", rows):
@@ -107,9 +106,7 @@ def _readable_rows(source: sqlite3.Connection, table: str) -> Iterator[Row]:
 
 
 def _scan(source: sqlite3.Connection, table: str, order: str, rows: dict[int, Row]) -> bool:
-    """Add rows to `rows` in the order of their numbers, up to a row that it already has; return whether no damage was
-    met.
-    """
+    """Add rows to `rows` by row number, up to a row that it already has; return False if damage ended the scan."""
     try:
         for row in _select(source, table, f"ORDER BY rowid {order}"):
             number = row["rowid"]

@@ -27,8 +27,9 @@ In larger ones damage is found when a damaged page is read.
 
 
 def open_database(path: Path) -> tuple[sqlite3.Connection, str]:
-    """Return the connection for writing, and a sentence for people if the old database was recovered or renamed, else
-    "".
+    """Return the connection for writing, and a sentence for people if the old database was recovered or renamed.
+
+    The sentence is empty if neither was necessary.
 
     Raises:
         ChatError: no database can be opened or created at `path`.
@@ -58,8 +59,9 @@ def open_database(path: Path) -> tuple[sqlite3.Connection, str]:
 
 
 def our_name() -> str:
-    """Return the id of this process for messages that it writes: process id and start time, as
-    process ids are reused.
+    """Return the id of this process for messages that it writes: process id and start time.
+
+    The start time is needed because process ids are reused.
     """
     process = psutil.Process()
     return f"{process.pid}:{process.create_time():.2f}"

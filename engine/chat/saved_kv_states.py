@@ -89,7 +89,7 @@ class SavedKvStates:
         self.quota_bytes = quota_bytes
 
     def make_folder(self) -> Path:
-        """Create the folder and return it. Do so before a session starts: a confined child can use only existing
+        """Create the folder and return it. Call this before a session starts: a confined child sees only existing
         folders.
 
         Raises:
@@ -123,10 +123,9 @@ class SavedKvStates:
         return path
 
     def keep(self, path: Path) -> tuple[Path, ...]:
-        """Mark a new file as used now, and remove the least recently used files beyond the quota; return the removed
-        files.
+        """Mark a new file as used now, then remove the least recently used files beyond the quota.
 
-        These include the new file if it alone exceeds the quota.
+        Return the removed files; the new file is one of them if it alone exceeds the quota.
         """
         with suppress(OSError):
             os.utime(path)

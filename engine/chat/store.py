@@ -219,8 +219,7 @@ class ChatStore:
         return self._writer.settled()
 
     def written_by_others(self) -> bool:
-        """Return whether another process wrote to the database since the last call. Blocks until queued changes are
-        written.
+        """Return whether another process wrote to the database since the last call. Blocks until queued jobs are done.
 
         It must not be called from two threads at a time.
 

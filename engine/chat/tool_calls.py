@@ -77,10 +77,10 @@ class _Call(ABC):
     def __init__(self) -> None:
         self.name = ""
         self.text = ""
-        """All text that was read; it becomes content if it turns out to be no call."""
+        """All text that was read. It becomes content of the answer if it turns out not to be a call."""
 
     def add(self, text: str) -> tuple[str, str | None]:
-        """Return what `text` adds to the arguments, and the text after the call; None instead if the call has not
+        """Return the arguments that `text` adds, and the text after the call; None for the latter: the call has not
         ended.
         """
         self.text += text
@@ -119,9 +119,7 @@ class _Strings:
 
 
 class JsonCall(_Call):
-    """A call as a JSON object: `{"name": "look", "arguments": {...}}`; Llama writes `parameters` instead of
-    `arguments`.
-    """
+    """A call as a JSON object: `{"name": "look", "arguments": {...}}`. Llama writes `parameters` for `arguments`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -306,8 +304,9 @@ def _hermes(types: Types) -> _Call:
 
 
 def _tagged(inner: str, types: Types) -> tuple[str, str]:
-    """Parse Qwen3-Coder's `<function=look><parameter=town>`, or GLM's `look<arg_key>town</arg_key>`; return name,
-    arguments.
+    """Return name and arguments of a call in Qwen3-Coder's or GLM's form.
+
+    These are `<function=look><parameter=town>` and `look<arg_key>town</arg_key>`. `inner`: the text between the marks.
     """
     head = _FUNCTION.match(inner)
     if head is not None:
@@ -343,7 +342,7 @@ def _mistral(_types: Types) -> _Call:
 
 
 def _gemma(inner: str) -> tuple[str, str]:
-    """Parse Gemma's `call:look{town:<escape>Bonn<escape>,days:2}`; return name and arguments as JSON.
+    """Return name and arguments (as JSON) of a call in Gemma's form: `call:look{town:<escape>Bonn<escape>,days:2}`.
 
     Gemma 4 has another mark around texts.
     """

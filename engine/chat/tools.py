@@ -142,8 +142,8 @@ def _short(call_id: str) -> str:
 
 
 def is_whole(call: ToolCall) -> bool:
-    """Return whether the arguments of a call are a complete JSON object; they are not if the answer was cut off within
-    it.
+    """Return whether the arguments of a call are a complete JSON object, so that the answer was not cut off within the
+    call.
     """
     try:
         return isinstance(json.loads(call.arguments), dict)
@@ -287,9 +287,7 @@ def check_depth(value: object, place: str) -> None:
 
 
 class SchemaBudget:
-    """Limits how many values of a schema are visited or written, because references may point to overlapping parts of
-    it.
-    """
+    """Limits how many values of a schema are visited or written, as references may point to overlapping parts."""
 
     def __init__(self) -> None:
         self._left = MAX_SCHEMA_VALUES
@@ -306,8 +304,7 @@ class SchemaBudget:
 
 
 def check_finite(schema: Document, place: str) -> None:
-    """Refuse a schema that requires itself without end, such as an endless list of lists, as no finite value matches
-    it.
+    """Refuse a schema that requires itself without end, such as an endless list of lists: no finite value matches it.
 
     A schema that only may contain itself, such as a tree, is accepted.
 

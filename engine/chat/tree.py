@@ -113,8 +113,9 @@ def mended_tree(messages: Iterable[Message], leaf: str | None) -> MessageTree:
 
 
 def select(tree: MessageTree, message: str) -> MessageTree:
-    """Return the tree with a shown branch that contains `message`: the present one if possible, else the newest below
-    it.
+    """Return the tree with a shown branch that contains `message`.
+
+    This is the shown branch if it contains the message, else the newest branch below the message.
     """
     if any(shown.id == message for shown in tree.path):
         return tree

@@ -24,8 +24,8 @@ from engine.chat.recovery import damage_met
 BATCH_SECONDS = 0.04
 """Least seconds between two commits: a single change is on disk at once, streamed pieces are written in batches."""
 RETRY_SECONDS = 2.0
-"""Least seconds between two attempts while the disk is full; the wait is also at least ten times the last attempt's
-time.
+"""Least seconds between two attempts to write while the disk is full, and at least ten times the last attempt's
+duration.
 """
 MAX_BEHIND = 50_000
 """Most jobs that wait for room.
@@ -49,10 +49,10 @@ class _QueuedJob(NamedTuple):
 
 
 class Writer:
-    """The thread with the only connection for writing. A job's future is done when the job is on disk, or holds the
-    error.
+    """The thread with the only connection for writing.
 
-    A job that fails on a full disk is repeated later; jobs after it succeed only after it.
+    A job's future is done when the job is on disk, or holds the error. A job that fails on a full disk is repeated
+    later; jobs after it succeed only after it.
     """
 
     def __init__(self, connection: sqlite3.Connection, path: Path) -> None:

@@ -68,9 +68,9 @@ def _no_plan(_entry: ModelEntry, _rig: Rig) -> LoadOrder:
 
 @dataclass(frozen=True, slots=True)
 class PoolParts:
-    """The functions with which a pool finds, plans and loads models. They may block and are called in threads, except
-    as noted.
+    """The functions with which a pool finds, plans and loads models.
 
+    They may block and are called in threads, except as noted.
     `entries`: returns the models that requests may name.
     `rig`: returns the devices in their present state.
     `plan`: plans the load of a model on these devices; raises `EngineError`.

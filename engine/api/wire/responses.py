@@ -90,8 +90,7 @@ def _images(item: dict[str, Any]) -> int:
 
 
 def _tools(tools: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
-    """Return the functions among the tools. Agents always send tools that run on OpenAI's servers too; these are
-    skipped.
+    """Return the functions among the tools, without tools that run on OpenAI's servers, which agents always send.
 
     Agents send the tools of an MCP server in a namespace; these functions get a qualified name.
     """

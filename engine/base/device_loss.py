@@ -1,7 +1,7 @@
 """Recognises from the engine's log that a driver lost a device, and makes the sentence with the remedy.
 
-Vulkan throws an exception: it fails a load with a reason, and ends the process during a computation. CUDA aborts the
-process.
+Vulkan throws an exception, which fails a load with a reason, and ends the process during a computation. CUDA always
+aborts the process.
 """
 
 from __future__ import annotations

@@ -167,10 +167,10 @@ def lock_file(descriptor: int, *, wait: bool) -> bool:
 
 
 def hugging_face_home(environment: Mapping[str, str], home: Path | None = None) -> Path:
-    """Return the folder of the Hugging Face tools (`HF_HOME`). `home`: the user's home folder; None: the current
-    user's.
+    """Return the folder of the Hugging Face tools (`HF_HOME`).
 
-    The environment variables are those of `constants.py` in huggingface_hub.
+    `home`: the user's home folder; None: that of the system. The environment variables are those of `constants.py` in
+    huggingface_hub.
     """
     named = _named_folder(environment, "HF_HOME", home)
     cache = _named_folder(environment, "XDG_CACHE_HOME", home)

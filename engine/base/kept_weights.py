@@ -84,8 +84,8 @@ class WeightKeeper:
     _seen: dict[str, int] = field(default_factory=dict)
 
     def begin(self) -> None:
-        """Remove the files that are not recorded as complete: their writing was cut off by the worker's end or by a
-        full disk.
+        """Remove the files that are not recorded as complete: the worker's end or a full disk interrupted their
+        writing.
 
         Raises:
             EngineError: if the folder cannot be used.

@@ -97,8 +97,8 @@ def drop_privileges() -> bool:
 def restrict(reach: Reach) -> bool:
     """Restrict the calling thread, and those that it starts, to `reach`; return whether the system can do that.
 
-    Call `drop_privileges` before. From Landlock version 8 on all threads of the process are restricted. Open files stay
-    usable.
+    Call `drop_privileges` before. From Landlock version 8 on this restricts all threads of the process. Open files can
+    still be used.
     """
     version = landlock_version()
     if not version:

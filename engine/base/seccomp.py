@@ -182,9 +182,7 @@ _UNIX, _NETLINK = 1, 16
 
 
 def _when(action: int, *tests: _Test) -> list[_Instruction]:
-    """Return instructions that end the filter with `action` if all tests hold; otherwise the filter continues after
-    them.
-    """
+    """Return instructions that end the filter with `action` if all tests hold; otherwise it continues after them."""
     body: list[_Instruction] = [(_RETURN, 0, 0, action)]
     for test in reversed(tests):
         masks = [(_AND, 0, 0, test.mask)] if test.mask != _ALL_BITS else []

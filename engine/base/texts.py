@@ -59,7 +59,7 @@ def escape_json(document: str) -> str:
 
 
 def _decoded(text: str) -> str:
-    """Return a text in which Python kept undecodable path bytes as lone surrogates, with these bytes decoded as UTF-8.
+    """Return a text in which surrogate escapes (path bytes that the locale cannot decode) are decoded as UTF-8.
 
     Text whose bytes are not UTF-8 is returned unchanged.
     """

@@ -26,8 +26,9 @@ _COUNT = re.compile(
 
 
 def parse_size(text: str) -> int:
-    """Return the number of bytes in a text such as `"512MiB"`, `"120MB"`, `"120M"` (both binary), `"1.5 GiB"` or
-    `"4096"`.
+    """Return the number of bytes in a text such as `"512MiB"`, `"120MB"`, `"120M"`, `"1.5 GiB"` or `"4096"`.
+
+    All units are binary.
 
     Raises:
         ValueError: with a sentence that names the text and the accepted form.

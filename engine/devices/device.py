@@ -69,8 +69,8 @@ class Findings:
 class BufferFacts:
     """Limits that ggml reports for a device's buffers and kernels.
 
-    `alignment_bytes`: alignment of tensors in the device's buffers; None: not reported, so the backend's usual one is
-    used.
+    `alignment_bytes`: alignment of tensors in the device's buffers; None: not reported, so the backend's usual one
+    counts.
     `host_alignment_bytes`: the same for host memory that the device reads directly.
     `largest_tensor_bytes`: largest tensor that the device can compute with; None: any size.
     `largest_buffer_bytes`: largest buffer that the device allocates; None: not reported.
@@ -91,9 +91,8 @@ class RemoteFacts:
 
     `backend`: backend that computes behind the RPC server; empty: unknown.
     `overhead_bytes`: memory that loads on that machine took beyond the engine's buffers; None: never measured.
-    `read_bytes_per_second`, `by_type`, `op_s`, `products`: measured speeds, as in `KeptDevice`; None or empty: not
-    measured.
-    `by_type` and `products` are pairs of type and speed.
+    `read_bytes_per_second`, `op_s`: measured speeds, as in `KeptDevice`; None: not measured.
+    `by_type`, `products`: measured speeds as pairs of type and speed; empty: not measured.
     """
 
     backend: str = ""
@@ -126,10 +125,10 @@ def device_key(device: Device) -> str:
 
 
 class ComputingNeed(msgspec.Struct, frozen=True):
-    """The memory that a model was found to need on a device beyond its buffers, after it ran out of memory while
-    computing.
+    """The memory that a model was found to need on a device beyond its buffers.
 
-    The engine's pools and workspaces depend on the computation, not on how many layers the device has.
+    It is recorded after the model ran out of memory while computing. The engine's pools and workspaces depend on the
+    computation, not on how many layers the device has.
     `device`, `model`: keys of the device and the model.
     `n_ctx`, `n_ubatch`: settings of the load; for smaller values the need is unknown.
     `flash_attention`: whether it was on or automatic.
@@ -146,11 +145,14 @@ class ComputingNeed(msgspec.Struct, frozen=True):
     overhead_bytes: int
 
     def is_like(self, other: ComputingNeed) -> bool:
-        """Whether both are about the same device, model, flash attention and cache types."""
+        """Return whether both needs are about the same device, model, flash attention and cache types."""
         return self._subject == other._subject
 
     def covers(self, asked: ComputingNeed) -> bool:
-        """Whether a load like `asked` needs at least as much memory: it is alike, and its settings are not smaller."""
+        """Return whether this measured need also applies to the load `asked`, for which `overhead_bytes` is not used.
+
+        It does if the loads are alike (`is_like`), and `n_ctx` and `n_ubatch` of `asked` are not smaller.
+        """
         return self.is_like(asked) and asked.n_ctx >= self.n_ctx and asked.n_ubatch >= self.n_ubatch
 
     @property
@@ -169,11 +171,10 @@ class Device:
     `margin_bytes`: memory that planning leaves free.
     `overhead_bytes`: measured memory of a load beyond the engine's buffers; None: never measured.
     `holdings`: memory of our other models that stay loaded; it is not part of `free_bytes`.
-    `fingerprint`: of the certificate of the paired machine at `endpoint`, which is reached only through a tunnel; None:
+    `fingerprint`: SHA-256 of the paired machine's certificate; this endpoint is reached only through a tunnel. None:
     not paired.
     `via`: local address (host:port) of that tunnel; None: there is no tunnel.
-    `is_stopped`: whether the process of a lab worker has ended by itself; it can be used only after it is started
-    again.
+    `is_stopped`: whether the process of a lab worker has ended by itself; it must be started again before use.
     `away`: why a device of a paired machine cannot be used now, in a few words; empty: it can.
     `remote`: what a paired machine reports about its device behind the RPC server; None: nothing.
     `computing`: needs beyond the forecast that were measured for models on this device.

@@ -2,8 +2,8 @@
 
 The engine's RPC client has no time-outs, and aborts the process when a connection fails. It also trusts every number in
 an answer, and creates as many devices as a server claims. So this module first sends the requests that the engine will
-send, and checks the answers. One call handles all endpoints in the calling thread, with non-blocking sockets and one
-deadline.
+send, and checks the answers. One call handles all endpoints in the calling thread, with non-blocking sockets and a
+common deadline.
 """
 
 from __future__ import annotations
@@ -141,8 +141,7 @@ def greet_all(
     routes: Mapping[str, str] | None = None,
     cancel: CancelToken | None = None,
 ) -> dict[str, Greeting]:
-    """Perform the handshake with all endpoints in parallel, within `timeout_s` in total; return the results by
-    endpoint.
+    """Perform the handshake with all endpoints in parallel, within `timeout_s` in total; return results by endpoint.
 
     `routes`: address to connect to for endpoints behind our tunnels (`routes_of`); empty: there is no tunnel now.
     `cancel`: when it is set, endpoints that have not answered count as timed out.
@@ -247,15 +246,13 @@ class _Addresses:
 
 _Verdict = tuple[GreetingStatus, str]
 _Questions = Generator[tuple[bytes, int], bytes, _Verdict]
-"""Yields each request with the length of its answer, receives the answer, and at the end returns the verdict on the
-server.
+"""Generator of a handshake: it yields each request with its answer's length, receives the answer, and returns the
+verdict.
 """
 
 
 class _Talk:
-    """One handshake in progress: resolve the name, connect, then send one request after another and
-    check its answer.
-    """
+    """One handshake in progress: it resolves the name, connects, then sends the requests and checks the answers."""
 
     def __init__(self, endpoint: str, host: str, port: int, timeout_s: float, *, tunnelled: bool) -> None:
         self.endpoint = endpoint

@@ -226,8 +226,8 @@ def unpack(archive: Path, folder: Path, engine: str) -> Manifest:
 
 
 class _Metered(io.RawIOBase):
-    """The decompressed archive as a stream, limited to an allowed number of bytes: a small archive may expand to any
-    size.
+    """The decompressed archive as a stream with a limit for its bytes, because a small archive may
+    expand to any size.
     """
 
     def __init__(self, source: gzip.GzipFile) -> None:

@@ -244,9 +244,10 @@ _UNFINISHED = ".installing-"
 
 @dataclass(frozen=True, slots=True)
 class Pack:
-    """A pack on disk.
+    """An engine pack on disk.
 
-    `manifest`: None: the pack cannot be used. `fault`: why it cannot be used; empty if it can.
+    `manifest`: the pack's manifest; None: the pack cannot be used.
+    `fault`: why it cannot be used; empty: it can.
     `ours`: whether it is in the user's folder and can be removed.
     """
 
@@ -289,8 +290,9 @@ class PackStore:
         return found
 
     def install(self, archive: Path, engine: str) -> Pack:
-        """Install a pack (.tar.gz) for the present engine; replace a pack of the same name. After an error nothing has
-        changed.
+        """Install a pack (.tar.gz) for the present engine; replace a pack of the same name.
+
+        After an error nothing has changed.
 
         Raises:
             PackError: as `unpack`, and if the folder cannot be written.
@@ -340,8 +342,9 @@ class PackStore:
 
 
 def packs_beside_program() -> tuple[Path, ...]:
-    """Return the folder of packs that came with the program: `packs` next to the bundled executable; empty outside a
-    bundle.
+    """Return the folder of the packs that came with the program: `packs` next to the bundled executable.
+
+    Without a bundle there are none.
     """
     return (Path(sys.executable).parent / "packs",) if getattr(sys, "frozen", False) else ()
 

@@ -267,7 +267,7 @@ def nvidia_driver(nvml: Nvml) -> str | None:
 class NvidiaCard:
     """A card as NVIDIA's driver lists it.
 
-    `total_bytes`, `free_bytes`: its memory; 0 and None if the card shares the host's memory, which the driver does not
+    `total_bytes`, `free_bytes`: its memory; 0 and None if it shares the host's memory, which the driver does not
     report.
     `is_sliced`: whether CUDA sees slices of the card (MIG) instead of the card.
     """

@@ -141,11 +141,10 @@ def is_local(endpoint: str) -> bool:
 
 
 class LocalWorkerReader:
-    """Reads the memory of an RPC worker on this machine, by its process or else by the process that listens on its
-    port.
+    """Reads the memory of an RPC worker on this machine, by its process, or else by the port on which it listens.
 
-    If the process is ours, used memory is VmData beyond its baseline, which the cap (RLIMIT_DATA) limits. Otherwise it
-    is resident memory.
+    If we started the process, used memory is VmData beyond its baseline, which the cap (RLIMIT_DATA) limits. Otherwise
+    it is resident memory.
     """
 
     def __init__(self, device: Device, process: WorkerProcess | None = None) -> None:

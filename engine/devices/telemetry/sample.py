@@ -26,14 +26,13 @@ class CardState:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A reading of a device at `time_s` (monotonic clock). None means that a value could not be read; 0 is a measured
-    value.
+    """A reading of a device at `time_s` (monotonic clock). None: the value could not be read; 0 is a measured value.
 
     `own_bytes`: the part of `used_bytes` that our child processes hold.
     `note`: why there is no reading; empty if there is one.
-    `spilled_bytes`: memory moved to slower memory: of a card to host memory (all programs), of the host to swap (our
-    children).
-    `major_faults`: number of pages that our children had to read from disk since their start.
+    `spilled_bytes`: memory moved to slower memory: from a card to host memory (all programs), or from the host to swap
+    (our child processes).
+    `major_faults`: number of pages that our child processes had to read from disk since their start.
     """
 
     device: str

@@ -85,8 +85,8 @@ class SampleSource(Protocol):
 
 
 class Sampler:
-    """A thread that reads samples every `interval_s` seconds between `start` and `stop`, and calls `on_samples` with
-    them.
+    """A thread that reads samples every `interval_s` seconds between `start` and `stop`, and passes them to
+    `on_samples`.
 
     `on_samples` runs in that thread.
     """

@@ -1,3 +1,1 @@
-"""Properties of architectures that llama.cpp has in its code and not in the model file; one record for each
-architecture.
-"""
+"""Properties of architectures that llama.cpp has in its code instead of the model file, one record for each."""

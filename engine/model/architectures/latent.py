@@ -1,6 +1,4 @@
-"""Records of architectures with compressed keys and values (MLA), or with indexers that select the tokens attention
-reads.
-"""
+"""Records of architectures with compressed keys and values (MLA), or with indexers that select tokens for attention."""
 
 from __future__ import annotations
 

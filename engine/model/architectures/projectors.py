@@ -24,8 +24,7 @@ IMAGE_TOKENS: Mapping[str, tuple[int, int]] = {
 }
 """Fewest and most tokens of an image by type of projector: the arguments of `set_limit_image_tokens` in clip.cpp.
 
-Types with limits from other keys, or without limits, are left out: the engine refuses a limit itself when it loads
-them.
+Types with limits from other keys, or without limits, are left out: the engine itself refuses a limit for them.
 """
 OWN_PIXELS = ("hunyuanvl", "kimik25")
 """Types whose limits in pixels from the file, if it has them, are used instead of those of the settings."""

@@ -92,7 +92,7 @@ class Style(msgspec.Struct, frozen=True):
     """Whether queries are reshaped into heads before they are split into parts; if not, one view does both."""
 
     projections: Literal["full", "scaled", "bare"] = "full"
-    """What the projections to queries, keys and values use of the file: scales and biases (`full`), scales only, or
+    """Whether the projections to queries, keys and values use the file's scales and biases (`full`), scales only, or
     neither.
     """
 
@@ -117,10 +117,10 @@ class Style(msgspec.Struct, frozen=True):
     """Whether the router reads the input of the layer, instead of that of the feed-forward part."""
 
     weighting: Literal["", "after_choice", "on_input"] = ""
-    """When expert weights are computed and applied: computed after the choice of experts, or applied to the experts'
-    input.
+    """When expert weights are computed, and to what they are applied.
 
-    Empty: computed before the choice and applied to the output.
+    `after_choice`: computed after the choice of experts. `on_input`: applied to the experts' input. Empty: computed
+    before the choice and applied to the output.
     """
 
     normalises: bool | None = True
@@ -191,20 +191,20 @@ class GraphRecord(msgspec.Struct, frozen=True):
     """Function that builds the attention part of a layer."""
 
     recurrence: Builder | None = None
-    """Function that builds the recurrent part of a layer, instead of attention or in addition; None: no recurrent
-    layers.
+    """Function that builds the recurrent part of a layer, instead of attention or in addition to it; None: there is
+    none.
     """
 
     before: Builder | None = None
     """Function that builds the input of the first layer from the embeddings; None: it is the embeddings."""
 
     behind: Builder | None = None
-    """Function that builds the operations after the last layer, on the device of the output layer; None: there are
-    none.
+    """Function that builds the operations after the last layer, on the device of the output layer;
+    None: no operations.
     """
 
     logits: Builder | None = None
-    """Function that builds the operations after the logits; None: there are none."""
+    """Function that builds the operations after the logits; None: no operations."""
 
     part: Literal["", "enc", "dec"] = ""
     """The layers in the graph: those of the encoder (`enc`), those of the decoder (`dec`), or all (empty)."""
@@ -231,15 +231,16 @@ class GraphRecord(msgspec.Struct, frozen=True):
     """Parts of a layer that may have scale tensors."""
 
     gating: Literal["fused", "tanh", "clamped"] = "fused"
-    """How a gated activation is computed: in one operation, in several with a tanh, or clamped if the file names a
-    limit.
+    """How a gated activation is computed: in one operation, in several with tanh, or clamped if the
+    file has a limit.
     """
 
     gating_func: Literal["file", "sigmoid", "file_or_sigmoid"] = "file"
     """Function of the router (`expert_gating_func`).
 
-    `file`: softmax unless the file says sigmoid. `sigmoid`: whatever the file says. `file_or_sigmoid`: sigmoid if the
-    file says nothing.
+    `file`: softmax, unless the file says sigmoid.
+    `sigmoid`: sigmoid, whatever the file says.
+    `file_or_sigmoid`: as the file says; sigmoid if it says nothing.
     """
 
     n_keeping_largest: int = 0
@@ -282,8 +283,10 @@ COMPRESSED_RATIOS = (4, 128)
 """Compression ratios of DeepSeek 4's layers; those with the first ratio have an indexer."""
 
 RecurrentLayers = Literal["all", "no_kv_heads", "no_kv_heads_no_ffn", "interval"]
-"""Which layers are recurrent: all, those without key heads (and feed-forward part), or all but
-every n-th (`interval`).
+"""Which layers of an architecture are recurrent.
+
+`all`: all layers. `no_kv_heads`: those without key heads. `no_kv_heads_no_ffn`: those without key heads and without a
+feed-forward part. `interval`: all but every n-th.
 """
 
 RecurrentState = Literal["scan", "grouped_scan", "wkv", "short_convolution", "kda", "linear"]
@@ -313,11 +316,12 @@ class Indexer(msgspec.Struct, frozen=True):
     """Layers with an indexer: all, those in the file's list, or all after the leading dense layers."""
 
     default: bool = False
-    """Whether all layers have an indexer if the file has no list."""
+    """Whether the layers have an indexer if the file has no list."""
 
     default_long: int | None = None
-    """Least training context at which, without a list, the first two layers and then every fourth have an indexer;
-    None: never.
+    """Least training context at which, if the file has no list, layers 0, 1 and then every fourth have an indexer.
+
+    None: the training context does not matter.
     """
 
     any_length: bool = False
@@ -337,9 +341,7 @@ class TensorSplit(msgspec.Struct, frozen=True):
     """How llama.cpp's split mode `tensor` treats an architecture."""
 
     allowed: bool = True
-    """Whether the engine supports split mode `tensor` for the architecture, and the tensor names by which it splits the
-    state.
-    """
+    """Whether the engine supports split mode `tensor` here, and knows the tensor names by which it splits the state."""
 
     may_lack_heads: bool = False
     """Whether layers may lack attention; the engine would then divide an empty cache by zero heads."""
@@ -382,11 +384,11 @@ class Architecture(msgspec.Struct, frozen=True):
     """Whether keys and values are one compressed vector (MLA), if the file has its length."""
 
     n_kv_layers: int | None = None
-    """Number of first layers that have a KV cache, which the other layers read; None: all layers have one."""
+    """Number of first layers that have a KV cache; the other layers read theirs. None: all layers have one."""
 
     shares_kv: bool = False
-    """Whether some layers read the KV cache of others, with the number of caches in the file (else
-    see `n_kv_layers`).
+    """Whether the last layers read the KV cache of earlier ones, by the number in the file
+    (`attention.shared_kv_layers`).
     """
 
     compressed: bool = False
@@ -408,7 +410,7 @@ class Architecture(msgspec.Struct, frozen=True):
     """Whether the embeddings are output next to the logits."""
 
     refused: str | None = None
-    """Why the size of the state is measured by a probe; None: it is computed."""
+    """Why the size of the state must be measured by a probe; None: it is computed."""
 
     # ------------------------------------------------------------------ weights
 
@@ -442,10 +444,9 @@ class Architecture(msgspec.Struct, frozen=True):
     """Whether the graph adds a bias for all tokens to the attention of each sequence (`build_pos_bias`)."""
 
     also_as_one: bool = False
-    """Whether the engine also reserves a graph for a full micro-batch of one sequence, with the caches of all
-    sequences.
+    """Whether the engine also reserves a graph for a full micro-batch of one sequence, with the caches of all of them.
 
-    It divides the batch among the caches, and aborts if tokens are left over.
+    It divides the batch among the sequences, and aborts if tokens are left over.
     """
 
     latent_values: bool = False

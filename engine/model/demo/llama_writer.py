@@ -144,8 +144,8 @@ def _block_tensors(shape: LlamaShape) -> Iterator[tuple[str, tuple[int, ...]]]:
 def stored_type(
     name: str, extents: tuple[int, ...], matrix_type: gguf.GGMLQuantizationType
 ) -> gguf.GGMLQuantizationType:
-    """Return the type in which a tensor is stored: F32 for vectors and routers, as llama.cpp's converters do, else
-    `matrix_type`.
+    """Return the type in which a tensor is stored: F32 for vectors and routers, as converters do,
+    else `matrix_type`.
     """
     if len(extents) == 1 or name.endswith("ffn_gate_inp.weight"):
         return gguf.GGMLQuantizationType.F32

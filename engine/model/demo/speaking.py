@@ -1,7 +1,7 @@
 """The demo model with sensible answers: SmolLM2-135M-Instruct, downloaded once by the set-up if there is a network.
 
-It is small and answers most questions wrongly. It answers the sample questions well, with greedy sampling and with its
-authors' settings.
+It is small and answers most questions wrongly. It answers the sample questions well, with greedy sampling and with the
+settings of its authors.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def sample_questions(model: ModelFile) -> tuple[str, ...]:
 
 def recommended_sampling(model: ModelFile | None) -> Mapping[str, object]:
     """Return the sampling settings that the demo model's authors recommend and its file lacks; none
-    for another model.
+    for other models.
     """
     return _SAMPLING if model is not None and _is_demo(model) else {}
 

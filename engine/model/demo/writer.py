@@ -68,7 +68,7 @@ class _Letters:
         return classes
 
     def log_probabilities(self) -> Matrix:
-        """Return the log-probabilities of the next token: one row for each token, one column for each class of the last
+        """Return log-probabilities of the next token: one row for each token, one column for each class of the last
         letter.
         """
         n_letters = len(self._index)
@@ -87,8 +87,9 @@ class _Letters:
 
 
 def babble_weights(vocabulary: Vocabulary, *, seed: int) -> WeightSource:
-    """Return a function that makes reproducible weights of a babbling llama, of any depth and at
-    least 128 dimensions.
+    """Return a function that makes reproducible weights for a babbling llama of any depth.
+
+    The model must have at least 128 embedding dimensions.
     """
     generator = np.random.default_rng(seed)
     letters = _Letters(vocabulary)

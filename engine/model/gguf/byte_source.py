@@ -81,8 +81,9 @@ class ByteSource(ABC):
 
     @abstractmethod
     def _read(self, position: int, needed: int, wanted: int) -> bytes:
-        """Return at least `needed` and at most `wanted` bytes from `position`, all inside of the file; raises
-        `EngineError`.
+        """Return at least `needed` and at most `wanted` bytes from `position`, inside of the file.
+
+        Raises `EngineError`.
         """
 
     @property
@@ -146,7 +147,7 @@ class ByteSource(ABC):
 
     def find(self, wanted: bytes, within: int) -> bool:
         """Move to the next occurrence of `wanted` that begins within the next `within` bytes; return whether there is
-        one.
+        any.
 
         If there is none, the position does not change.
         """

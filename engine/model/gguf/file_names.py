@@ -19,8 +19,9 @@ MAX_NAME = 200
 SideRole = Literal["projector", "imatrix", "draft"]
 
 _DRAFTS = ("mtp-", "eagle3-", "dflash-", "dspark-")
-"""Name parts of files with draft models, in lower case only: MTP is in the name of models with draft layers of their
-own.
+"""Parts of file names of draft models.
+
+They are in lower case: models with draft layers of their own have MTP in the name.
 """
 _TAG = re.compile(
     r"(?:^|[-._ ])((?:UD[-_])?(?:I?Q\d(?:_[A-Z0-9]+)*|TQ\d_\d|BF16|FP?16|FP?32|MXFP4(?:_[A-Z0-9]+)*|NVFP4))$",
@@ -42,9 +43,7 @@ _TRAINING_LABEL = re.compile(
     r"iter(?:ation)?s?[-_ ]?\d{3,}|mix\d+|lc\d+k|lr[-_ ]?\d+(?:\.\d+)?e-?\d+|bs\d+|seed\d+)(?=$|[-._ ])",
     re.IGNORECASE,
 )
-"""Matches words of training runs: epochs, checkpoints, steps, data mixes, context lengths, learning
-and batch settings.
-"""
+"""Matches words of training runs: epochs, checkpoints, steps, data mixes, context lengths, learning rates."""
 _SEPARATORS = re.compile(r"[-_\s]+")
 
 
@@ -63,9 +62,8 @@ def split_tag(stem: str) -> tuple[str, str]:
 def display_name(path: Path, header_name: object = None) -> str:
     """Return the name to show for the model whose first file is `path`. `header_name`: value of `general.name`.
 
-    The header's name is used, unless it is missing, a placeholder or the label of a training run. Then the name is made
-    from the file name without part number and quantisation: "SmolLM2-135M-Instruct.Q4_1.gguf" becomes "SmolLM2 135M
-    Instruct".
+    The header's name is used, unless it is missing, a placeholder or the label of a training run. Then the name is the
+    file name without part number and quantisation: "SmolLM2 135M Instruct" for "SmolLM2-135M-Instruct.Q4_1.gguf".
     """
     told = clean(header_name, MAX_NAME) if isinstance(header_name, str) else ""
     is_name = _NOT_A_NAME.fullmatch(told) is None

@@ -57,8 +57,8 @@ _NEXT_KEY = bytes(7) + b"tokenizer."
 """First bytes of the metadata key after a vocabulary, preceded by the upper 7 bytes of the key's length."""
 _LENGTH_BYTES = 8
 _MOST_TEXT_BYTES = 32
-"""Assumed upper limit for the average length of a vocabulary's strings when its end is guessed; most have 6 to 10
-bytes.
+"""Assumed upper limit for the average length of a vocabulary's strings in bytes, to guess its end;
+most have 6 to 10.
 """
 
 _U32, _U64, _ARRAY_HEAD = Struct("<I"), Struct("<Q"), Struct("<IQ")
@@ -222,8 +222,7 @@ def skim_header(source: ByteSource, *, file_index: int = 0) -> FileHeader:
 
 
 def read_header(source: ByteSource, *, file_index: int = 0) -> FileHeader:
-    """Parse the header at the start of `source`. `file_index`: number of the file among the model's files, for its
-    tensors.
+    """Parse the header at the start of `source`. `file_index`: the file's number among the model's files.
 
     Raises:
         ModelFileError: if the bytes are not a GGUF header that llama.cpp would read.

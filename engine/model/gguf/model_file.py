@@ -197,9 +197,7 @@ def file_type_name(model: ModelFile) -> str:
 
 
 def mix_name(metadata: Mapping[str, MetadataValue], tensors: Iterable[TensorInfo]) -> str:
-    """Return the name of the quantisation (as `file_type_name`) from any file's header; empty if the file has no
-    tensors.
-    """
+    """Return the name of the quantisation (as `file_type_name`) from any file's header; empty if it has no tensors."""
     number = metadata.get("general.file_type")
     if isinstance(number, int) and number & ~_GUESSED in _FILE_TYPES:
         return _FILE_TYPES[number & ~_GUESSED]

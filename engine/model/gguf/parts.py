@@ -45,9 +45,7 @@ def named_parts(path: Path) -> tuple[Path, ...]:
 
 
 def split_position(path: Path, header: FileHeader) -> tuple[int, int]:
-    """Return number (from 0) and count of a file of a split model, from its header; (0, 1) for a file that is not
-    split.
-    """
+    """Return number (from 0) and count of a split model's file, from its header; (0, 1) if the model is not split."""
     count = header.metadata.get("split.count", 1)
     number = header.metadata.get("split.no", 0)
     if not isinstance(count, int) or not isinstance(number, int):

@@ -391,7 +391,7 @@ class AnswerRun:
         return (Append(self.message.id, content, reasoning, calls),) if content or reasoning or calls else ()
 
     def written(self, piece: Append) -> None:
-        """Add a piece to `message`, when it is on disk or cannot be stored."""
+        """Store a piece in `message`. Call it when the piece is on disk or cannot be stored."""
         if not self.has_ended:
             content, reasoning = self.message.content + piece.content, self.message.reasoning + piece.reasoning
             calls = calls_with(self.message.calls, piece.calls)

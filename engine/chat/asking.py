@@ -29,7 +29,7 @@ MAX_SENT_BYTES = 96 << 20
 SYSTEM = ""
 """Key of the system prompt in mappings by message id."""
 HEAD_CHARACTERS = 32
-"""Characters of a message's beginning by which it is found in a prompt."""
+"""Number of characters at a message's beginning by which it is found in a prompt."""
 
 
 def chat_messages(system: str, shown: Sequence[Message], tools: ToolUse = NO_TOOLS) -> tuple[ChatMessage, ...]:

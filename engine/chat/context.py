@@ -245,16 +245,16 @@ def _fit(
 
 
 def cut_of_path(path: Sequence[Message], n_ctx: int | None) -> Cut | None:
-    """Return the cut of a path's last answer; None if it has none, or if the cut does not apply to the context size.
+    """Return the cut (turns left out of the prompt) of a path's last answer.
 
-    `n_ctx`: context size in tokens; None: unknown.
+    None: there is no such cut, or it does not apply to a context of `n_ctx` tokens (None: size unknown).
     """
     last = next((message for message in reversed(path) if message.role == "assistant"), None)
     return None if last is None or not _holds(last.cut, n_ctx) else last.cut
 
 
 def cut_of_answer(tree: MessageTree, answer: str, n_ctx: int | None) -> Cut | None:
-    """Return the cut with which an answer begins.
+    """Return the cut (turns left out of the prompt) with which an answer begins.
 
     This is its own cut, else that of its newest version with a cut, else that of the answer before it.
     """
@@ -271,10 +271,11 @@ def left_out_of(path: Sequence[Message], cut: Cut | None) -> frozenset[str]:
 
 
 def cut_that_leaves_out(path: Sequence[Message], left_out: Collection[str], n_ctx: int) -> Cut | None:
-    """Return the cut that leaves these messages out of a path; None if there are none.
+    """Return the cut (a stored decision) that leaves these messages out of the prompt; None if there are none.
 
     The last turn must not be left out.
     """
+    # A cut names the first message after those that are left out.
     places = [place for place, message in enumerate(path) if message.id in left_out]
     return Cut(path[places[-1] + 1].id, n_ctx) if places else None
 

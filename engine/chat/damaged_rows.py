@@ -19,7 +19,10 @@ from engine.chat.schema import calls_of, details_of, settings_of
 _TITLE_CHARACTERS = 60
 _TABLES = ("conversation", "message", "piece", "attachment")
 _MAX_GAP = 100_000
-"""Most row numbers that are read one by one between the ends of two scans, as a damaged page may contain any number."""
+"""Largest number of row numbers that are read one by one between the ends of two scans.
+
+It is limited because a damaged page may contain any number.
+"""
 Value = int | float | str | bytes | None
 Row = Mapping[str, Value]
 

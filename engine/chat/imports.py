@@ -36,9 +36,9 @@ MAX_BYTES = 256 << 20
 MAX_CONVERSATIONS = 20_000
 MAX_MESSAGES = 1_000_000
 MAX_CALLS = 1000
-"""Most tool calls of one message."""
+"""Largest number of tool calls of one message."""
 MAX_LABEL_CHARACTERS = 500
-"""Most characters of titles, folders, and names of models, presets and files."""
+"""Largest number of characters in titles, folders, and names of models, presets and files."""
 _TOO_LATE_MS = 1 << 52
 _IMAGE_EXTRAS = ("IMAGE", "imageFile")
 """Types of an attached image in the web UI's JSON, now and in earlier versions."""

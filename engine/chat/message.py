@@ -17,7 +17,7 @@ MessageState = Literal["done", "writing", "stopped", "interrupted", "failed"]
 process ended during the answer. `failed`: with the error in `note`. The text so far is kept in each state.
 """
 MAX_CHOICES = 2048
-"""Most tokens of a message that are stored with their alternatives; each takes some hundred bytes."""
+"""Largest number of a message's tokens that are stored with their alternatives; each takes some hundred bytes."""
 AttachmentKind = Literal["text", "pdf", "image", "audio"]
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 DEFAULT_QUOTA_BYTES = 10 * GIB
 SUFFIX = ".state"
 MIN_TOKENS = 128
-"""Tokens below which no state is saved: processing them again is faster than a file."""
+"""Number of tokens below which no state is saved: processing them again is faster than using a file."""
 UNFINISHED_S = 3600.0
 """Age in seconds from which an unfinished file is removed: it belongs to a child that was killed."""
 

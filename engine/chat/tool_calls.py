@@ -36,7 +36,7 @@ MARKS = frozenset(
     }
 )
 _MAX_HEAD = 400
-"""Most characters that may come before the arguments of a call; with more, the text is no call."""
+"""Largest number of characters before the arguments of a call; with more, the text is not a call."""
 
 
 @dataclass(frozen=True, slots=True)

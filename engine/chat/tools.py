@@ -26,9 +26,9 @@ MAX_NAME_CHARACTERS = 128
 MAX_DEPTH = 64
 """Deepest nesting in definitions of tools and in schemas."""
 MAX_SCHEMA_VALUES = 1 << 15
-"""Most values in the schemas of all tools of one call. The engine limits a schema to as many characters."""
+"""Largest number of values in the schemas of all tools of one request. The engine allows as many characters."""
 MAX_CHARACTERS = 1 << 18
-"""Most characters of a conversation's tool definitions."""
+"""Largest number of characters of a conversation's tool definitions."""
 NO_RESULT = "(no result)"
 """Result of a call that a person left without one; it is stored, and the model reads it."""
 
@@ -319,6 +319,7 @@ def check_finite(schema: Document, place: str) -> None:
         if reference not in needed:
             needed[reference] = tuple(_needs(target_of(schema, reference), budget))
             pending += needed[reference]
+    # Depth-first search for a cycle. False: the reference is on the present path; True: it leads to no cycle.
     is_clear: dict[str, bool] = {}
     for begin, first in needed.items():
         path: list[tuple[str, Iterator[str]]] = [(begin, iter(first))]

@@ -198,9 +198,9 @@ def branched(tree: MessageTree, message: str) -> MessageTree:
 
 
 def renamed_cut(cut: Cut | None, ids: Mapping[str, str]) -> Cut | None:
-    """Return the cut of a copied message with the new id; None if its message was not copied.
+    """Return the cut (turns left out of the prompt) of a copied message, with the copy's message id.
 
-    `ids`: new ids by old ids.
+    `ids`: new ids by old ids. None: the message at which the cut ends was not copied.
     """
     return None if cut is None or cut.first not in ids else Cut(ids[cut.first], cut.n_ctx)
 
@@ -283,7 +283,10 @@ def _without(tree: MessageTree, gone: set[str]) -> MessageTree:
 
 
 def _cut_after(tree: MessageTree, message: Message, gone: set[str]) -> Cut | None:
-    """Return the cut of a message after the removal of `gone`: it begins at the next remaining message of the path."""
+    """Return the cut (turns left out of the prompt) of a message after the removal of `gone`.
+
+    If the message at which it ends is removed, it ends at the next remaining message of the path.
+    """
     cut = message.cut
     if cut is None or cut.first not in gone:
         return cut

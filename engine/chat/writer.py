@@ -22,13 +22,14 @@ from engine.base.sqlite_file import FAULTS, passes
 from engine.chat.recovery import damage_met
 
 BATCH_SECONDS = 0.04
-"""Least seconds between two commits: a single change is on disk at once, streamed pieces are written in batches."""
+"""Shortest time in seconds between two commits: a single change is on disk at once, streamed pieces come in batches."""
 RETRY_SECONDS = 2.0
-"""Least seconds between two attempts to write while the disk is full, and at least ten times the last attempt's
-duration.
+"""Shortest time in seconds between two attempts to write while the disk is full.
+
+It is also at least ten times the duration of the last attempt.
 """
 MAX_BEHIND = 50_000
-"""Most jobs that wait for room.
+"""Largest number of jobs that wait for room on the disk.
 
 Beyond it pieces of text are dropped, because `finish` writes the complete message later.
 """

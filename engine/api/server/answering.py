@@ -135,6 +135,7 @@ class _Answers:
             return self._readers[index].add(event)
         if isinstance(event, Done):
             self._answers[index].done = event
+            # Answers to one prompt are consecutive; the prompt counts with the first of them.
             self._exchange.record.note_done(event, has_own_prompt=index % self._per_prompt == 0)
             if event.replaced_for_log:
                 _log.info("%s: %s", escape(self._model.id), event.replaced_for_log)

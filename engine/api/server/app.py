@@ -42,7 +42,7 @@ _LARGE_BODY_BYTES = 1 << 16
 _BARE = frozenset({"/v1/models", "/v1/chat/completions", "/v1/embeddings", "/v1/responses"})
 """Paths that are also served without `/v1`. `/completions` is not among them: llama.cpp's endpoint has another form."""
 READERS = 2
-"""Number of threads that parse such bodies. Each thread decodes images and sounds one at a time, in a child process."""
+"""Number of threads that parse large bodies. Each decodes images and sounds one at a time, in a child process."""
 
 
 class Api:

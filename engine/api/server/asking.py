@@ -18,7 +18,9 @@ from engine.runtime.protocol.messages import AnyModelRequest, Counted, CountToke
 from engine.runtime.session.events import Answered, Done, Failed, RequestEnding, RequestEvent, Token
 
 MAX_UNREAD_CHARACTERS = 1 << 20
-"""Most characters that the model has written and a slow client has not read; beyond it the answer is stopped."""
+"""Largest number of characters that the model has written and a slow client has not read; beyond it the answer is
+stopped.
+"""
 
 
 class TooSlowError(Exception):

@@ -33,7 +33,7 @@ class Exchange:
     A handler answers with one `respond`, or with `begin_stream`, several `send` and `end_stream`.
     `body`: the whole body of the request.
     `record`: the journal's record of the request.
-    `on_fail`: returns the last bytes of a stream that fails after its first byte; None: nothing streams.
+    `on_fail`: returns the last bytes of a stream that fails after its first byte; None until `keep_open` is called.
     """
 
     def __init__(self, scope: Scope, send: Send, body: bytes, record: Record) -> None:
@@ -80,6 +80,7 @@ class Exchange:
         if silent_s >= PING_S and self._sending_since_s is None and not self.has_ended:
             self._ping = self._loop.create_task(self._send_ping())
             silent_s = 0.0
+        # While `send` waits for the client, the silence may exceed PING_S: the next look is then after a whole PING_S.
         self._call_later(max(0.0, PING_S - silent_s) or PING_S, self._ping_if_silent)
 
     async def _send_ping(self) -> None:
@@ -91,6 +92,7 @@ class Exchange:
 
     async def begin_stream(self) -> None:
         """Begin a stream of server-sent events, unless a comment of `keep_open` has begun it."""
+        # A comment may be under way: two tasks must not send at the same time.
         if self._ping is not None:
             await self._ping
         await self._begin()

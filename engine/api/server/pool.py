@@ -50,7 +50,7 @@ _log = logging.getLogger("layerdeck.server")
 DEFAULT_KEEP_ALIVE_S = 300.0
 """Seconds after which an idle model is unloaded if a request loaded it; Ollama's default."""
 MAX_WAITING = 64
-"""Most requests that may wait for loads; further ones are refused."""
+"""Largest number of requests that wait for loads; further ones are refused."""
 RETRY = {"Retry-After": "5"}
 
 
@@ -125,7 +125,7 @@ class _Slot:
         self.lent: HeldModel | None = None
         """Memory of a model that is lent to the pool (`ModelPool.lend`); None: the pool loads the model itself."""
         self.ended: asyncio.Future[LoadEnding] | None = None
-        """Future of the ending of its load; None: the pool has not loaded it."""
+        """Future of the result of its load; None: the pool has not loaded it."""
 
     @property
     def snapshot(self) -> Snapshot:

@@ -248,6 +248,7 @@ def _stop_sequence(done: Done | None) -> str | None:
 
 def _usage(known: Done | Reading | None) -> dict[str, int]:
     cached = 0 if known is None else known.cached_tokens
+    # In Anthropic's usage the input tokens do not include those that were read from the cache.
     return {
         "input_tokens": 0 if known is None else known.prompt_tokens - cached,
         "cache_creation_input_tokens": 0,

@@ -15,7 +15,7 @@ from engine.runtime.protocol.messages import Generate, TokenChoice, Tokenise
 from engine.runtime.session.events import Done, Reading
 
 MAX_ANSWERS = 64
-"""Most answers to one request: number of prompts times `n`."""
+"""Largest number of answers to one request: number of prompts times `n`."""
 MAX_LOGPROBS = 20
 DEFAULT_MAX_TOKENS = 16
 """Default limit for the tokens of an answer, as in OpenAI's API.

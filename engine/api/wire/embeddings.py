@@ -16,7 +16,7 @@ from engine.api.wire.question import keep_alive_seconds
 from engine.runtime.protocol.messages import Embedded
 
 MAX_TEXTS = 2048
-"""Most texts in one request; OpenAI's limit."""
+"""Largest number of texts in one request; OpenAI's limit."""
 
 
 class EmbeddingRequest(msgspec.Struct, kw_only=True):

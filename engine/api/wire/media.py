@@ -13,7 +13,7 @@ from engine.runtime.media.sounds.recordings import MAX_SOUND_BYTES, inspect_soun
 from engine.runtime.protocol.messages import ImageFile, SoundFile
 
 MAX_FILES = 64
-"""Most images and sounds in one request."""
+"""Largest number of images and sounds in one request."""
 
 
 def check_files(count: int) -> None:

@@ -32,7 +32,7 @@ from engine.planning.settings.sampling_table import MAX_SEED, SAMPLING_BY_KEY
 from engine.runtime.protocol.messages import ChatMessage, CountTokens, Generate, TemplateInput
 
 MAX_CHOICES = 16
-"""Most answers to one request (`n`)."""
+"""Largest number of answers to one request (`n`)."""
 MAX_MESSAGES = 10_000
 AUTO, NONE, REQUIRED = "auto", "none", "required"
 

@@ -65,7 +65,7 @@ class Rights:
 
 
 DISCOVERY = Rights("discovery", uses_drivers=True, connects="endpoints", memory_bytes=4 * _GIB)
-"""The drivers of many cards take gigabytes of memory, the list of devices itself a few kilobytes."""
+"""Rights of the child that lists devices. The drivers of many cards take gigabytes, its list a few kilobytes."""
 PROBE = Rights("probe", "model", uses_drivers=True, connects="endpoints", memory="as its header needs")
 LOAD = Rights(
     "load",
@@ -77,7 +77,7 @@ LOAD = Rights(
     memory="1 GiB for a step on foreign text",
 )
 VOCABULARY = Rights("vocabulary", "model", starts_renderer=True, memory_bytes=4 * _GIB)
-"""A vocabulary of 260,000 tokens takes some hundred MiB of memory."""
+"""Rights of the child that reads a vocabulary. One of 260,000 tokens takes some hundred MiB of memory."""
 SPEED = Rights("speed", uses_drivers=True, connects="endpoints", memory="as the measurement needs")
 QUANTISE = Rights("quantise", "model", "folder of the new file", memory="as the model needs")
 SERVE = Rights("serve", "", "kept weights", uses_drivers=True, listens=True, memory="cap of the device")
@@ -94,7 +94,7 @@ TUNNEL = Rights(
     "tunnel", "key of this machine", connects="any", listens=True, uses_udp=True, uses_local_sockets=True, memory="none"
 )
 NEARBY = Rights("nearby", uses_udp=True, memory_bytes=256 * _MIB)
-"""A flood of announcements fills the tables of this child until the memory limit ends it."""
+"""Rights of the child that finds machines nearby. A flood of announcements fills its memory until the limit ends it."""
 
 TABLE = (
     LOAD, PROBE, DISCOVERY, VOCABULARY, SPEED, QUANTISE, SERVE, LIBRARY, PDF, IMAGE, SOUND, FORMULA, RENDERER, IMPORTER,

@@ -97,7 +97,7 @@ def drop_privileges() -> bool:
 def restrict(reach: Reach) -> bool:
     """Restrict the calling thread, and those that it starts, to `reach`; return whether the system can do that.
 
-    Call `drop_privileges` before. From Landlock version 8 on this restricts all threads of the process. Open files can
+    Call `drop_privileges` first. From Landlock version 8 on this restricts all threads of the process. Open files can
     still be used.
     """
     version = landlock_version()

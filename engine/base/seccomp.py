@@ -214,7 +214,7 @@ def can_refuse_calls() -> bool:
 def refuse_other_calls(calls: Calls) -> bool:
     """Refuse all system calls but `calls`, in all threads of this process; return whether the system can do that.
 
-    A refused call fails with EACCES. Call `drop_privileges` of `engine.base.landlock` before.
+    Call `drop_privileges` of `engine.base.landlock` first. A refused call fails with EACCES.
     """
     if not can_refuse_calls():
         return False

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 MAX_SENTENCE = 2000
-"""Most characters of one message."""
+"""Largest number of characters of one message."""
 
 _STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Characters that are escaped: control and bidirectional characters, line separators and lone surrogates.

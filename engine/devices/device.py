@@ -149,9 +149,9 @@ class ComputingNeed(msgspec.Struct, frozen=True):
         return self._subject == other._subject
 
     def covers(self, asked: ComputingNeed) -> bool:
-        """Return whether this measured need also applies to the load `asked`, for which `overhead_bytes` is not used.
+        """Return whether this measured need also applies to `asked`.
 
-        It does if the loads are alike (`is_like`), and `n_ctx` and `n_ubatch` of `asked` are not smaller.
+        It does if both are alike (`is_like`), and `n_ctx` and `n_ubatch` of `asked` are not smaller.
         """
         return self.is_like(asked) and asked.n_ctx >= self.n_ctx and asked.n_ubatch >= self.n_ubatch
 

@@ -36,7 +36,7 @@ _DEVICE = struct.Struct("<I")
 _MEMORY = struct.Struct("<QQ")
 
 MAX_DEVICES = 64
-"""Most devices of one server that are accepted; the engine uses at most 16 in total (`llama_max_devices`)."""
+"""Largest number of devices that one server may report; the engine uses at most 16 in total (`llama_max_devices`)."""
 MAX_DEVICE_BYTES = 1 << 50
 MAX_ALIGNMENT_BYTES = 1 << 20
 _MAX_PORT = 65535

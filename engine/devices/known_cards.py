@@ -16,7 +16,7 @@ from engine.base.units import GIB
 from engine.devices.device import Device, Rig
 
 MAX_ADDED = 16
-"""Most devices of one layout in llama.cpp (`GGML_SCHED_MAX_BACKENDS`, less the CPU)."""
+"""Largest number of devices in one layout of llama.cpp (`GGML_SCHED_MAX_BACKENDS`, less the CPU)."""
 
 
 @dataclass(frozen=True, slots=True)

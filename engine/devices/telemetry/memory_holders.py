@@ -35,7 +35,7 @@ def memory_holders(device: Device) -> tuple[MemoryHolder, ...]:
 
 
 def _largest(holders: Iterable[MemoryHolder]) -> tuple[MemoryHolder, ...]:
-    """Return the `MAX_HOLDERS` largest processes. Those whose size some drivers do not report come last."""
+    """Return the `MAX_HOLDERS` largest processes; those of unknown size come last."""
     return tuple(sorted(holders, key=lambda holder: (-(holder.held_bytes or 0), holder.pid))[:MAX_HOLDERS])
 
 

@@ -22,7 +22,8 @@ IMAGE_TOKENS: Mapping[str, tuple[int, int]] = {
     "qwen3vl_merger": (8, 4096),
     "youtuvl": (1, 62500),
 }
-"""Fewest and most tokens of an image by type of projector: the arguments of `set_limit_image_tokens` in clip.cpp.
+"""Smallest and largest number of an image's tokens by type of projector: arguments of clip.cpp's
+`set_limit_image_tokens`.
 
 Types with limits from other keys, or without limits, are left out: the engine itself refuses a limit for them.
 """

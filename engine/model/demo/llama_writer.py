@@ -46,7 +46,7 @@ def byte_token(value: int) -> str:
 def byte_vocabulary(size: int | None = None) -> Vocabulary:
     """Return a vocabulary with a token for each byte.
 
-    `size`: pad it with unused words to this number of tokens; None: not.
+    `size`: number of tokens, reached by adding unused words; None: no padding.
     """
     # With a token for each byte any text can be tokenised.
     tokens = [UNKNOWN, BEGIN, END, *(byte_token(value) for value in range(256)), SPACE, *TURN_MARKERS]

@@ -14,7 +14,7 @@ from engine.model.gguf.parts import parse_part_name
 from engine.model.gguf.quoting import clean
 
 MAX_NAME = 200
-"""Most characters of a model's display name, which is shown on one line."""
+"""Largest number of characters in a model's display name, which is shown on one line."""
 
 SideRole = Literal["projector", "imatrix", "draft"]
 

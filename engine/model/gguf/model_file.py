@@ -16,7 +16,10 @@ from engine.base.errors import ModelFileError
 from engine.base.language import tr
 
 MetadataValue = int | float | bool | str | tuple[int | float | bool, ...] | None
-"""Value of a metadata key. None: an array of strings or a long array; `ModelFile.arrays` has its place in the file."""
+"""Value of a metadata key. None: it was not read, as a very long text, an array of strings, or a long array.
+
+`ModelFile.arrays` has the places of such arrays in the file.
+"""
 
 TensorPart = Literal["attention", "ffn", "experts", "other"]
 

@@ -411,10 +411,7 @@ class AnswerRun:
         return self.fail(tr("Stopped before the model was asked."))
 
     def answer_now(self) -> Effects:
-        """Stop the model while it thinks.
-
-        A further run then continues with the answer after the thought; see `continuation`.
-        """
+        """Stop the model while it thinks. A second `AnswerRun` then continues after the thought; see `continuation`."""
         if not self.is_thinking or self.goes_on or self._step is not _Step.WRITING:
             return ()
         self.goes_on = True

@@ -119,7 +119,7 @@ class _Strings:
 
 
 class JsonCall(_Call):
-    """A call as a JSON object: `{"name": "look", "arguments": {...}}`. Llama writes `parameters` for `arguments`."""
+    """Parser of a call as a JSON object: `{"name": "look", "arguments": {...}}`; Llama writes `parameters` instead."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -180,7 +180,7 @@ class JsonCall(_Call):
 
 
 class _Closed(_Call):
-    """A call that is parsed when its end mark has come. `parse`: returns name and arguments of the text before it."""
+    """Parser of a call that has an end mark. `parse`: returns name and arguments from the text before the mark."""
 
     def __init__(self, end: str, parse: Callable[[str], tuple[str, str]]) -> None:
         super().__init__()
@@ -202,7 +202,7 @@ class _Closed(_Call):
 
 
 class _Arguments(_Call):
-    """The arguments of a call whose function name is known: a JSON object alone."""
+    """Parser of the arguments alone, a JSON object, of a call whose function name is known."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -225,7 +225,7 @@ class _Arguments(_Call):
 
 
 class _Headed(_Call):
-    """A call whose arguments follow a head that names the function: `look[ARGS]{...}`."""
+    """Parser of a call whose arguments follow a head that names the function: `look[ARGS]{...}`."""
 
     def __init__(self, head: re.Pattern[str]) -> None:
         super().__init__()
@@ -245,9 +245,9 @@ class _Headed(_Call):
 
 
 class _Choice(_Call):
-    """A call whose way of writing is recognised from its beginning.
+    """Parser of a call whose form is recognised from its beginning.
 
-    `choose`: returns its parser; None: needs more text.
+    `choose`: returns the parser for the form; None: it needs more text.
     """
 
     def __init__(self, choose: Callable[[str], _Call | None]) -> None:
@@ -497,7 +497,7 @@ class CallReader:
         return held.startswith("{") and (self._is_bare or MISTRAL in self._marks or PYTHON_TAG in self._marks)
 
     def _read_harmony(self) -> str:
-        """Read gpt-oss's messages: begin a call, or return the text between the marks, which are removed."""
+        """Read gpt-oss's messages from the held text: begin a call, or return text without the marks around it."""
         held = self._held.lstrip() if not self._has_content or self.has_calls else self._held
         if held.startswith("<|end|>"):
             self._held = held[len("<|end|>") :]
@@ -547,7 +547,7 @@ class CallReader:
 def new_call_id(length: int = 0) -> str:
     """Return a new call id.
 
-    `length`: 9 for Mistral's templates, which accept only nine letters and digits; 0: any length.
+    `length`: 9 for Mistral's templates, which accept only nine letters and digits; 0: the usual length.
     """
     return secrets.token_hex(length)[:length] if length else f"call_{secrets.token_hex(12)}"
 

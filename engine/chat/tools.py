@@ -142,9 +142,7 @@ def _short(call_id: str) -> str:
 
 
 def is_whole(call: ToolCall) -> bool:
-    """Return whether the arguments of a call are a complete JSON object, so that the answer was not cut off within the
-    call.
-    """
+    """Return whether the arguments of a call are a complete JSON object; if not, the answer was cut off within it."""
     try:
         return isinstance(json.loads(call.arguments), dict)
     except (ValueError, RecursionError):
@@ -174,7 +172,7 @@ def in_order_of_calls(path: Sequence[Message]) -> tuple[Message, ...]:
 
 
 def calls_of_path(path: Sequence[Message]) -> Message | None:
-    """Return the answer whose tool calls end a path, with or without results; None if the path does not end so."""
+    """Return the last answer of a path if it has tool calls and only their results follow it; else None."""
     last = next((message for message in reversed(path) if message.role != "tool"), None)
     return last if last is not None and last.calls else None
 
@@ -293,7 +291,7 @@ class SchemaBudget:
         self._left = MAX_SCHEMA_VALUES
 
     def take(self) -> None:
-        """Count one value.
+        """Count one visited value of the schema.
 
         Raises:
             DefinitionError: the limit is exceeded.

@@ -175,7 +175,7 @@ def edited_result(tree: MessageTree, message: str, content: str, *, created_ms: 
 
 
 def changed(tree: MessageTree, message: Message) -> MessageTree:
-    """Return the tree with the message of the same id replaced."""
+    """Return the tree with `message` in place of the message with the same id."""
     return tree_with(tree, {**tree.messages, message.id: message}, tree.leaf)
 
 

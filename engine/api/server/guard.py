@@ -73,8 +73,8 @@ class Access:
     def knows_host(self, header: str) -> bool:
         """Return whether a `Host` header names this server: by an IP address, a loopback name, or an allowed name.
 
-        A foreign name server cannot make an IP address appear there. If only this computer can reach the server, the
-        address must be one of the loopback interface.
+        DNS rebinding needs a domain name, so an IP address in the header is safe. If only this computer can reach the
+        server, the address must be one of the loopback interface.
         """
         name = _host_name(header)
         if name in LOOPBACK_NAMES or name in self.hosts:

@@ -231,7 +231,10 @@ class _Protocol(H11Protocol):
         return self.transport.get_write_buffer_size()
 
     def _check_flushed(self, before_bytes: int) -> None:
-        """Close the connection if the client reads nothing of the end of an answer, for which no handler waits."""
+        """Close the connection if the last bytes of an answer stay unsent because the client reads nothing.
+
+        The handler has already returned then, so that only this timer notices it.
+        """
         unsent_bytes, self._flush_timer = self._unsent_bytes, None
         if unsent_bytes and unsent_bytes >= before_bytes and (self.cycle is None or self.cycle.response_complete):
             self.transport.abort()

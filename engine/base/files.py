@@ -137,10 +137,7 @@ def open_regular(path: Path) -> FileIO:
 
 
 def sync_folder(folder: Path) -> None:
-    """Sync a folder to the disk, so that a rename in it survives a power failure.
-
-    Windows needs and allows no such call.
-    """
+    """Sync a folder to the disk, so that a rename in it survives a power failure. On Windows this does nothing."""
     if os.name == "nt":
         return
     descriptor = os.open(folder, os.O_RDONLY)

@@ -56,7 +56,7 @@ def read_rig(path: Path) -> Rig:
 
 
 def rig_document(rig: Rig) -> dict[str, object]:
-    """Return the rig as a JSON document, without most values that are defaults."""
+    """Return the rig as a JSON document. Rarely used keys are left out if they have their default values."""
     host = rig.host
     return {
         "version": VERSION,

@@ -1,6 +1,7 @@
 """Writes the demo model that needs no download.
 
-Its letters follow each other with the frequencies of a short text, and its KV cache is large for its size.
+The model writes letters with the frequencies in which they follow each other in a short text. Its KV cache is large
+for its size.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Conversations: message trees, the SQLite database, prompts and answers, saved KV states, export and import."""
+"""Conversations: message trees, the database, prompts and answers, saved KV states, export and import."""

@@ -208,7 +208,7 @@ class AnswerRun:
         self.tree = changed(tree, message)
         self.message = message
         self.path = tree.path_to(message.parent)
-        """The messages before the answer; the last of them is the question."""
+        """The messages before the answer; the question is the last of them."""
         self.goes_on = False
         """Whether the model is stopped only to end its thought, and then continues with the answer (`continuation`)."""
         self.left_out = left_out_of(self.path, message.cut)
@@ -398,7 +398,7 @@ class AnswerRun:
             self.message = msgspec.structs.replace(self.message, content=content, reasoning=reasoning, calls=calls)
 
     def stop(self) -> Effects:
-        """Stop the answer at a person's request. Its text so far is kept."""
+        """Stop the answer for a person. Its text so far is kept."""
         match self._step:
             case _Step.ENDED:
                 return ()
@@ -548,7 +548,7 @@ def continued_answer(chat: str, tree: MessageTree, message: Message, options: An
 
 
 def layout_words(layout: Layout) -> str:
-    """Return a layout as text to store with an answer: "CUDA0 0–30, CPU 31–39", or the shares of a split."""
+    """Return a layout as it is stored with an answer: "CUDA0 0–30, CPU 31–39", or the shares of a split."""
     if layout.split_mode in ("tensor", "row"):
         return share_words(layout)
     return ", ".join(

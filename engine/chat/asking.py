@@ -80,12 +80,12 @@ def message_text(message: Message) -> str:
 
 
 def media_of(message: Message) -> tuple[MediaFile, ...]:
-    """Return the images and sounds attached to a message, without their bytes."""
+    """Return the images and sounds of a message, without their bytes."""
     return tuple(file for each in message.attachments if (file := media_file(each)) is not None)
 
 
 def media_file(attachment: Attachment) -> MediaFile | None:
-    """Return an attached image or sound without its bytes; None if the attachment is text."""
+    """Return an attached image or sound, without its bytes; None if the attachment is text."""
     match attachment.kind:
         case "image":
             return ImageFile(sha256=attachment.sha256, width_px=attachment.width_px, height_px=attachment.height_px)
@@ -127,7 +127,7 @@ def _with_bytes(file: MediaFile, files: Mapping[str, bytes]) -> MediaFile:
 
 
 def texts_of(message: Message) -> list[str]:
-    """Return the texts of a message's attachments, without images and sounds."""
+    """Return the texts of a message's attachments that are neither images nor sounds."""
     return [attachment_text(each) for each in message.attachments if media_file(each) is None]
 
 

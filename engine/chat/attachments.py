@@ -41,7 +41,7 @@ class ReadFile(NamedTuple):
 
 
 def read_attachment(path: Path) -> ReadFile:
-    """Return a file as an attachment. Decoding it takes up to a minute.
+    """Return a file as an attachment. This takes up to a minute.
 
     Raises:
         ChatError: the file cannot be attached; the sentence names it and a remedy.

@@ -1,9 +1,9 @@
-"""Fits a conversation into the context: tokens of each part, and the turns that the prompt leaves out.
+"""Fits a conversation into the context: tokens by part, and the turns that the prompt leaves out.
 
-Whole turns are left out, oldest first. The system prompt, pinned turns and the last question stay. The stored
+Whole turns are left out, the oldest first. The system prompt, pinned turns and the last question stay. The stored
 conversation does not change. More turns are left out than necessary, so that the next prompts begin with the same
-tokens, which are still in the KV cache. The decision is stored with the answer as a `Cut`, and applies to later
-answers. In a longer context it is made anew.
+tokens, which are still in the KV cache. The decision is stored with the answer as a `Cut` and holds for later answers.
+In a longer context it is made anew.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class ContextUse:
 
     @property
     def used(self) -> int:
-        """Number of tokens of the prompt."""
+        """Tokens of the prompt."""
         return self.system + self.history + self.attachments
 
 
@@ -91,7 +91,7 @@ class Fit:
 
 
 def left_out_sentence() -> str:
-    """Return the sentence for people when turns are left out for the first time."""
+    """Return the sentence that is shown when turns are left out for the first time."""
     return tr("The context is full. The model no longer sees the oldest messages.")
 
 

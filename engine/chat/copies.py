@@ -39,7 +39,7 @@ _log = logging.getLogger("layerdeck.chats")
 
 
 class DatabaseCopies:
-    """The folder with the copies of one database. All methods read or write the disk."""
+    """The folder of copies of one database. All calls read and write the disk."""
 
     def __init__(self, database: Path) -> None:
         self.database = database
@@ -51,7 +51,7 @@ class DatabaseCopies:
         return tuple(sorted(filter(self._is_ours, found), reverse=True))
 
     def _is_ours(self, path: Path) -> bool:
-        """Return whether a file name contains the time of a copy; other files in the folder are ignored."""
+        """Return whether the file name has the time of a copy; other files in the folder are ignored."""
         try:
             self.time_of(path)
         except ValueError:
@@ -111,7 +111,7 @@ class DatabaseCopies:
                 os.utime(newest, ns=(stamp, stamp))
 
     def newest_sound(self) -> Path | None:
-        """Return the newest copy that can be opened and is undamaged; None if there is none."""
+        """Return the newest copy that can be opened and is sound; None if there is none."""
         return next(filter(_is_sound, self.paths()), None)
 
     def time_of(self, copy: Path) -> datetime:
@@ -156,7 +156,7 @@ class DatabaseCopies:
 
 
 class DamageFound(Exception):
-    """The database is damaged; the message of the exception is SQLite's."""
+    """The database is damaged; the message is SQLite's."""
 
 
 class BackgroundCopies:

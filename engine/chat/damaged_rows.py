@@ -191,7 +191,7 @@ def _add_pieces(connection: sqlite3.Connection, pieces: tuple[Row, ...]) -> None
 
 
 def _add_files(source: sqlite3.Connection, connection: sqlite3.Connection) -> None:
-    """Add the files of attachments that the copy does not have, one at a time, because they are large."""
+    """Add the files of attachments that the copy does not have, one at a time: they are large."""
     with suppress(*FAULTS):
         for (sha256,) in source.execute("SELECT sha256 FROM file ORDER BY sha256").fetchall():
             if connection.execute("SELECT 1 FROM file WHERE sha256 = ?", (sha256,)).fetchone() is None:

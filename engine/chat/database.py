@@ -20,10 +20,8 @@ from engine.chat.schema import VERSION, upgrade, version_of
 BUSY_SECONDS = 10.0
 """Longest wait in seconds for a writer in another process, as window and command line may write at the same time."""
 CHECKED_WHOLE_BYTES = 32 << 20
-"""Databases up to this size are checked completely at each start, which takes about 1 ms per MB.
-
-In larger ones damage is found when a damaged page is read.
-"""
+"""Databases up to this size are checked at each start, which takes about 1 ms per MB. In larger ones damage is found
+when a damaged page is read."""
 
 
 def open_database(path: Path) -> tuple[sqlite3.Connection, str]:
@@ -68,7 +66,7 @@ def our_name() -> str:
 
 
 def is_alive(writer: str) -> bool:
-    """Return whether the process with this id (from `our_name`) is still running."""
+    """Return whether the process with this id (see `our_name`) still runs."""
     pid, _, created = writer.partition(":")
     try:
         return f"{psutil.Process(int(pid)).create_time():.2f}" == created
@@ -91,7 +89,7 @@ def _open(path: Path) -> sqlite3.Connection:
 
 
 def _mend(connection: sqlite3.Connection) -> None:
-    """Mark the messages that ended processes were writing as interrupted, and join their pieces."""
+    """Mark messages as interrupted that ended processes were writing, and join their pieces."""
     alive: Callable[[str], bool] = cache(is_alive)
     open_messages = connection.execute("SELECT id, writer FROM message WHERE writer IS NOT NULL").fetchall()
     left = [message for message, writer in open_messages if not alive(writer)]
@@ -124,7 +122,7 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def _newer(path: Path) -> str:
-    """Return a reason if an existing database has a newer version; empty if it has not, or cannot be read."""
+    """Return a reason if an existing database has a newer version; empty if not, or if it cannot be read."""
     try:
         with _looking(path) as connection:
             version = version_of(connection)
@@ -166,7 +164,7 @@ def _looking(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def _keep_aside(path: Path, reason: str) -> str:
-    """Rename a database with its journal files, and return a sentence for people."""
+    """Rename a database with its journals, and return a sentence to show."""
     aside = put_aside(path)
     return tr(
         "The database of conversations {reason}. It was kept as {name}, and a new one was created.",

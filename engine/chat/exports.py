@@ -157,7 +157,7 @@ def _time(time_ms: int) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Return a text escaped for HTML. Control characters become replacement characters."""
+    """Escape a text for HTML. Control characters become replacement characters."""
     return "".join(
         letter if letter.isprintable() or letter in "\n\t" else "\N{REPLACEMENT CHARACTER}"
         for letter in html.escape(text)

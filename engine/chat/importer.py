@@ -1,7 +1,7 @@
 """`python -m engine.chat.importer`: the child process that imports the conversations of a file into the database.
 
 Parsing a large file takes seconds, during which Python's JSON parser holds the interpreter lock. The file may come from
-a stranger, so the process can access only that file and the database's folder, and ends after one answer.
+a stranger: the process can reach only that file and the database's folder, and ends after one answer.
 """
 
 from __future__ import annotations

@@ -55,10 +55,10 @@ class Imported:
 
 
 def read_conversations(path: Path) -> tuple[Imported, ...]:
-    """Return the conversations in a file.
+    """Return the conversations of a file.
 
     Raises:
-        ChatError: the file cannot be read or imported; the sentence names it.
+        ChatError: the file cannot be read; the sentence names it.
     """
     try:
         data = read_at_most(path, MAX_BYTES + 1)
@@ -223,7 +223,7 @@ def _from_markdown(text: str) -> Imported:
 def _imported(
     conversation: Conversation, messages: Sequence[Message], leaf: object, files: Mapping[str, bytes]
 ) -> Imported:
-    """Return a conversation of Layerdeck's formats with new ids and checked attachments."""
+    """Return a conversation of our own format with new ids and checked attachments."""
     _check_media(messages, files)
     tree = _renamed(messages, leaf)
     used = {each.sha256 for message in messages for each in message.attachments}
@@ -260,7 +260,7 @@ def _files(encoded: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
 
 
 def _check_media(messages: Sequence[Message], files: Mapping[str, bytes]) -> None:
-    """Refuse images and sounds with an unknown file header or an impossible size. They are decoded only when needed."""
+    """Refuse images and sounds with an unknown header or an impossible size. They are decoded only when needed."""
     for message in messages:
         for each in message.attachments:
             data = files.get(each.sha256)
@@ -471,7 +471,7 @@ def _without_system(tree: MessageTree) -> tuple[str, MessageTree]:
 
 
 def _label(text: str) -> str:
-    """Return a text for labels and lists: escaped, shortened and on one line."""
+    """Return a text for labels and lists: on one line, escaped and short."""
     return show(text, MAX_LABEL_CHARACTERS)
 
 

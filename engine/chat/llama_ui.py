@@ -21,7 +21,7 @@ HARNESS = "llama.app"
 def as_jsonl(
     conversations: Sequence[tuple[Conversation, MessageTree]], files: Mapping[str, bytes] | None = None
 ) -> bytes:
-    """Return conversations with all branches as JSON lines. `files`: bytes of attachments by SHA-256."""
+    """Return conversations with all branches as JSON lines. `files`: bytes of attachments by their SHA-256."""
     lines = [line for conversation, tree in conversations for line in _lines(conversation, tree, files)]
     return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode("utf-8", "replace")
 

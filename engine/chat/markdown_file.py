@@ -68,7 +68,7 @@ def is_markdown_file(text: str) -> bool:
 
 
 def read_markdown(text: str) -> MarkdownConversation:
-    """Return the conversation in a Markdown file that `as_markdown` wrote.
+    """Return the conversation that `as_markdown` wrote.
 
     Raises:
         ValueError: the file was changed so that it cannot be read; with the reason.
@@ -163,13 +163,13 @@ def _title(conversation: Conversation) -> str:
 
 
 def _comment(values: Mapping[str, Any]) -> str:
-    """Return fields as JSON on one line, escaped so that it cannot end an HTML comment."""
+    """Return values as JSON on one line that cannot end an HTML comment."""
     text = json.dumps(values, ensure_ascii=False)
     return text.replace("--", "-\\u002d").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
 def _key_for(texts: Iterable[str]) -> str:
-    """Return a key that occurs in none of the texts. The same texts always have the same key."""
+    """Return a key that is in none of the texts; the same texts have the same key."""
     whole = "\n".join(texts)
     # A digest and not a random key: the same conversation gives the same file.
     digest = hashlib.sha256(whole.encode("utf-8", "replace"))
@@ -186,7 +186,7 @@ def _bracketed(text: str) -> str:
 
 
 def _with_line_feeds(text: str) -> str:
-    """Return a file's text with LF line ends if an editor on Windows has saved it with CRLF."""
+    """Return a file's text with LF line ends, even if an editor on Windows has saved it with CRLF."""
     return text.replace("\r\n", "\n") if text[: text.find("\n")].endswith("\r") else text
 
 

@@ -28,7 +28,7 @@ def new_id() -> str:
 
 
 def now_ms() -> int:
-    """Return the current time in milliseconds since 1970 (UTC)."""
+    """Return the time in milliseconds since 1970 (UTC)."""
     return time.time_ns() // 1_000_000
 
 

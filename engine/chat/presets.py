@@ -38,7 +38,7 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_presets(path: Path) -> tuple[Preset, ...]:
-    """Return the presets in a file; none if the file does not exist.
+    """Return the presets of a file; none if the file does not exist.
 
     Raises:
         ChatError: the file cannot be read; the sentence names the place of the fault.

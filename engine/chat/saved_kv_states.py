@@ -58,7 +58,7 @@ class KvStateKey:
 
 
 def model_identity(model: ModelFile) -> str:
-    """Return a digest of a model's header and size, which does not depend on the file's path."""
+    """Return a digest of a model's header and size, which does not depend on where the file is."""
     digest = hashlib.sha256()
     # The header and the size identify a model. Hashing the weights would mean to read the whole file.
     for key in sorted(model.metadata):
@@ -89,8 +89,8 @@ class SavedKvStates:
         self.quota_bytes = quota_bytes
 
     def make_folder(self) -> Path:
-        """Create the folder and return it. Call this before a session starts: a confined child sees only existing
-        folders.
+        """Create the folder and return it. A confined child may write only to folders that exist when its session
+        starts.
 
         Raises:
             ChatError: the folder cannot be created.

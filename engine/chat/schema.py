@@ -28,14 +28,14 @@ DETAILS = (
     *("model", "model_identity", "layout", "settings", "timings", "stop_reason", "note", "choices", "cut"),
     "call_id",
 )
-"""Fields of a message that no query uses. They are stored in one JSON column, so a new field needs no upgrade."""
+"""Fields of a message that no query uses. They are one JSON column, so that a new field needs no upgrade."""
 
 _SELDOM = ("choices", "cut", "call_id")
 """Fields of `DETAILS` that are written only if they are not empty."""
 
 
 def text(value: str) -> str:
-    """Return text that can be encoded as UTF-8: lone surrogates become question marks."""
+    """Return text that can be encoded as UTF-8: a lone surrogate becomes a question mark."""
     return value.encode("utf-8", "replace").decode("utf-8")
 
 
@@ -47,7 +47,7 @@ def conversation_value(field: str, value: object) -> object:
 
 
 def read_conversation(row: Sequence[Any]) -> Conversation:
-    """Return a conversation from its database row."""
+    """Return a conversation from its row."""
     values = dict(zip(CONVERSATION_FIELDS, row, strict=True))
     documents = {name: settings_of(values[name]) for name in ("settings", "results")}
     return msgspec.convert({**values, **documents, "pinned": bool(values["pinned"])}, Conversation)
@@ -115,7 +115,7 @@ def _deltas_of(document: str) -> tuple[CallDelta, ...]:
 
 
 def read_attachment(row: sqlite3.Row | Sequence[Any]) -> Attachment:
-    """Return an attachment from its database row."""
+    """Return an attachment from its row."""
     return Attachment(**dict(zip(ATTACHMENT_FIELDS, row, strict=True)))
 
 
@@ -200,12 +200,12 @@ _TOOLS = (
     "CREATE INDEX message_with_calls ON message (number) WHERE calls <> ''",
 )
 SCRIPTS: tuple[tuple[str, ...], ...] = (_FIRST, _IMAGES, _SOUNDS, _TOOLS)
-"""SQL statements that upgrade from version 0 (an empty file) to 1, from 1 to 2, and so on."""
+"""Statements that upgrade from version 0 (an empty file) to 1, from 1 to 2, and so on."""
 VERSION = len(SCRIPTS)
 
 
 def version_of(connection: sqlite3.Connection) -> int:
-    """Return the schema version of an open database; 0 if it is new."""
+    """Return the version of an open database; 0 if it is new."""
     return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
 

@@ -209,13 +209,13 @@ class ChatStore:
         return self._writer.do(job)
 
     def keep_file(self, data: bytes) -> tuple[str, Future[None]]:
-        """Store the bytes of an attachment, and return their SHA-256. Call it before storing the message."""
+        """Store the bytes of an attachment and return their SHA-256. Call it before the message is stored."""
         sha256 = hashlib.sha256(data).hexdigest()
         statement = "INSERT OR IGNORE INTO file (sha256, data) VALUES (?, ?)"
         return sha256, self._writer.do(lambda connection: _execute(connection, statement, [sha256, data]))
 
     def settled(self) -> Future[None]:
-        """Return a future that is done when reading includes all earlier changes."""
+        """Return a future that is done when all earlier changes can be read."""
         return self._writer.settled()
 
     def written_by_others(self) -> bool:

@@ -36,4 +36,4 @@ TEMPLATES: Mapping[str, str] = {
     "Mistral": _MISTRAL,
     "Vicuna": _VICUNA,
 }
-"""Jinja chat templates by their names in the settings panel."""
+"""Templates by their names in the settings panel."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 TEMPLATE_KEY = "tokenizer.chat_template"
-"""GGUF metadata key of the chat template."""
+"""The GGUF key of the chat template."""
 
 
 class Marks(NamedTuple):
@@ -33,14 +33,14 @@ FAMILIES: tuple[Marks, ...] = (
 )
 """Thinking tags of Qwen and DeepSeek; of fine-tunes (three pairs); of Seed, Mistral, Command, gpt-oss and Gemma."""
 SKIPPED = ("<|start|>assistant", "<|channel|>final<|message|>", "<|START_RESPONSE|>")
-"""Tags before an answer that belong to neither the answer nor the thought."""
+"""Tags before an answer that are part of neither the answer nor the thought."""
 CONTROL_MARKS = frozenset(
     {
         *(text for marks in FAMILIES for text in marks),
         *("<|start|>", "<|channel|>", "<|message|>", "<|channel>", "<|START_RESPONSE|>"),
     }
 )
-"""Tags that are control tokens in some vocabularies. The text contains them only if the request names them."""
+"""Tags that are control tokens in some vocabularies. The text has them only if the request names them."""
 
 _COMMON = ("<|end|>",)
 """End tags that other families (Phi) write at the end of each message. Without the begin tag they mean no thought."""
@@ -120,7 +120,7 @@ class Splitter:
         self._state = "answer"
 
     def _think(self) -> str:
-        """Return the text that certainly belongs to the thought, without white space at its ends."""
+        """Return the text that is certainly part of the thought, without white space at its ends."""
         assert self.marks is not None
         place = self._held.find(self.marks.end)
         if place >= 0:
@@ -144,7 +144,7 @@ class Splitter:
 
 
 def marks_of(template: str) -> Marks | None:
-    """Return the thinking tags that a chat template contains; None if it has none."""
+    """Return the thinking tags that a chat template uses; None if it uses none."""
     found = [
         marks for marks in FAMILIES if marks.end in template and (marks.end not in _COMMON or marks.begin in template)
     ]

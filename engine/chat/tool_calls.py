@@ -289,7 +289,7 @@ _GEMMA_CALL = re.compile(r"\s*call:([\w.-]+)\s*\{(.*)\}\s*", re.DOTALL)
 _HARMONY_MARKS = ("<|end|>", "<|start|>", HARMONY, "to=functions.")
 
 Types = Mapping[str, Mapping[str, object]]
-"""JSON types of the tools' parameters, by the name of the tool and of the parameter."""
+"""JSON types of parameters, by the name of a tool and the name of a parameter."""
 
 
 def _hermes(types: Types) -> _Call:

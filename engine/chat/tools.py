@@ -93,7 +93,7 @@ class ToolUse:
         return tuple(messages)
 
     def _described(self, messages: Sequence[ChatMessage]) -> tuple[ChatMessage, ...]:
-        """Return the messages with the tools in the system prompt, and with calls and results as text."""
+        """Return the messages with tools in the system prompt, and calls and results as text."""
         texts = [_as_text(each) for each in messages]
         if not self.tools:
             return tuple(texts)
@@ -130,7 +130,7 @@ def _as_text(message: ChatMessage) -> ChatMessage:
 
 
 def _with_short_ids(message: ChatMessage) -> ChatMessage:
-    """Return a message whose call ids have nine letters and digits, because Mistral's templates refuse others."""
+    """Return a message whose call ids have nine letters and digits: Mistral's templates refuse others."""
     calls = tuple(ToolCall(_short(call.id), call.name, call.arguments) for call in message.calls)
     return msgspec.structs.replace(message, calls=calls, call_id=message.call_id and _short(message.call_id))
 

@@ -70,7 +70,7 @@ class MessageTree:
 
 
 def tree_of(messages: Iterable[Message], leaf: str | None) -> MessageTree:
-    """Return a tree of messages, in which parents come before their children.
+    """Return a tree of messages. Parents must come before their children.
 
     Raises:
         ValueError: a parent is missing or comes later, an id occurs twice, or the leaf is missing.
@@ -88,7 +88,7 @@ def tree_of(messages: Iterable[Message], leaf: str | None) -> MessageTree:
 
 
 def mended_tree(messages: Iterable[Message], leaf: str | None) -> MessageTree:
-    """Return a tree even if messages are missing, since two programs may have changed a conversation at the same time.
+    """Return a tree even if messages are missing: two programs may have changed one conversation at the same time.
 
     A message whose parent is missing becomes a root. If the leaf is missing, the newest branch is shown.
     """
@@ -180,7 +180,7 @@ def changed(tree: MessageTree, message: Message) -> MessageTree:
 
 
 def branched(tree: MessageTree, message: str) -> MessageTree:
-    """Return the path to a message as a new tree with new ids, for another conversation."""
+    """Return the path to a message as a tree with new ids, for another conversation."""
     copies: list[Message] = []
     path = tree.path_to(message)
     ids = {old.id: new_id() for old in path}

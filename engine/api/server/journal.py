@@ -113,11 +113,11 @@ class Record:
         self.entry = replace(self.entry, prompt_tokens=tokens)
 
     def note_asked(self, body: bytes) -> None:
-        """Keep the beginning of the request's body, if the journal keeps texts."""
+        """Keep the beginning of a request, if the journal keeps texts."""
         self._journal.keep_text(self.entry.number, asked=body[:MAX_TEXT].decode(errors="replace"))
 
     def note_answered(self, text: str) -> None:
-        """Keep a piece of the answer's text, if the journal keeps texts."""
+        """Keep a piece of an answer, if the journal keeps texts."""
         self._journal.keep_text(self.entry.number, answered=text)
 
     def end(self, status: int, code: str = "") -> None:

@@ -21,7 +21,7 @@ def entries_of_library(models: Iterable[Listed], index: LibraryIndex) -> tuple[M
 
 
 def entry_of_file(path: Path) -> ModelEntry:
-    """Return the entry of a model file; raises as `read_model` does."""
+    """Return the entry of a file; raises as `read_model` does."""
     return entry_of_model(read_model(path))
 
 

@@ -73,7 +73,7 @@ class ToolChoice(msgspec.Struct):
 
 
 class Thinking(msgspec.Struct):
-    """Whether the model thinks before it answers. A token budget is ignored."""
+    """Whether the model thinks before it answers; a budget is ignored."""
 
     type: str
 

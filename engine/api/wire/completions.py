@@ -121,7 +121,7 @@ def completion_requests(request: CompletionRequest, texts: Sequence[str], profil
 
 
 def counting_requests(asked: Sequence[Generate]) -> list[Tokenise]:
-    """Return the requests that count the tokens of these prompts."""
+    """Return requests that count the tokens of these prompts."""
     return [Tokenise(text=each.prompt) for each in asked]
 
 

@@ -1,4 +1,4 @@
-"""`/v1/embeddings`: embedding vectors of texts."""
+"""`/v1/embeddings`: vectors of texts."""
 
 from __future__ import annotations
 

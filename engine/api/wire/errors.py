@@ -48,12 +48,12 @@ class ApiError(Exception):
         self.fields, self.headers = dict(fields or {}), dict(headers or {})
 
     def document(self) -> dict[str, object]:
-        """Return the body of the error answer in OpenAI's form."""
+        """Return the body of the answer in OpenAI's form."""
         error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
         return {"error": {**error, **self.fields}}
 
     def anthropic_document(self) -> dict[str, object]:
-        """Return the body of the error answer in Anthropic's form."""
+        """Return the body of the answer in Anthropic's form."""
         kind = {503: "overloaded_error", 413: "request_too_large"}.get(self.status, self.type)
         known = kind if kind.endswith("_error") or kind == "request_too_large" else "api_error"
         return {"type": "error", "error": {"type": known, "message": self.message, **self.fields}}

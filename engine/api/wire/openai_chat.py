@@ -391,7 +391,7 @@ class ChatWriter:
         return event_of(self._chunk(index, {"role": "assistant", "content": None}))
 
     def part(self, index: int, part: Part) -> bytes:
-        """Return the chunks of the stream for a part."""
+        """Return the chunks for a part."""
         deltas: list[dict[str, object]] = []
         if part.reasoning:
             deltas.append({"reasoning_content": part.reasoning})
@@ -417,7 +417,7 @@ class ChatWriter:
         return event_of(usage) + DONE
 
     def fail(self, error: ApiError) -> bytes:
-        """Return the last event of a stream that fails after its first bytes."""
+        """Return the end of a stream that fails after its first bytes."""
         return event_of(error.document())
 
     def _chunk(

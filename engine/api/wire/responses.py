@@ -105,7 +105,7 @@ def _tools(tools: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
 
 
 def _namespaced(tools: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yield (place in the request, namespace, definition) of each function in a namespace.
+    """Yield (place in the request, namespace, definition) of the functions in namespaces.
 
     Raises:
         ApiError: a namespace has no name, or no list of tools.

@@ -80,7 +80,7 @@ class Segments:
 
 
 def segments_of(answer: Answer) -> list[Segment]:
-    """Return the segments of a complete answer."""
+    """Return the segments of a whole answer."""
     found: list[Segment] = []
     if answer.reasoning:
         found.append(Segment(len(found), "reasoning", answer.reasoning))

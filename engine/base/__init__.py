@@ -1,1 +1,1 @@
-"""Modules that all other packages of the engine use: errors, units, texts, files and access to the system."""
+"""Modules that all other packages of the engine use: errors, units, texts, files and limits of the system."""

@@ -1,4 +1,4 @@
-"""A cancellation token, with which one thread ends the waiting or the work of another."""
+"""A cancellation token, with which one thread ends the wait or the work of another."""
 
 from __future__ import annotations
 

@@ -207,7 +207,7 @@ def confine(
 def early_threads() -> tuple[str, ...]:
     """Return the names of this process's other threads that Landlock does not bind; call it right after `confine`.
 
-    Libraries and drivers start such threads while they are opened. Seccomp binds them.
+    Libraries and drivers start them while they are opened. Seccomp binds them.
     """
     if not landlock_version() or landlock_version() >= THREADS_SINCE:
         return ()
@@ -277,7 +277,7 @@ def code_folders() -> tuple[Path, ...]:
 
 
 _RESOLVERS = ("/run/systemd/resolve", "/run/resolvconf", "/run/NetworkManager")
-"""Targets of the symbolic link /etc/resolv.conf. The rest of /run has sockets and files of the user's session."""
+"""Targets of the link /etc/resolv.conf. The rest of /run has sockets and files of the user's session."""
 _DRIVERS = (
     "/proc/bus", "/proc/device-tree", "/proc/devices", "/proc/driver", "/proc/filesystems", "/proc/modules",
     "/run/opengl-driver", "/run/opengl-driver-32", "/run/current-system", "/run/udev", "/run/nvidia-persistenced",
@@ -287,7 +287,7 @@ _DEVICES = (
     "accel*", "dma_heap", "dri", "dxg", "kfd", "kgsl*", "mali*", "nvhost*", "nvgpu*", "nvidia*", "nvmap", "udmabuf",
     "davinci*", "devmm_svm", "hisi_hdc",
 )  # fmt: skip
-"""Devices of graphics cards and accelerators. The rest of /dev has terminals and shared memory of other programs."""
+"""Devices of graphics cards and accelerators. The rest of /dev has terminals, and memory of other programs (shm)."""
 _MPS = Path("/tmp/nvidia-mps")
 
 
@@ -299,7 +299,7 @@ def system_folders() -> tuple[Path, ...]:
 
 
 def device_folders() -> tuple[Path, ...]:
-    """Return the paths to which drivers write: devices, the pipes of a shared CUDA context (MPS), and shader caches."""
+    """Return the paths to which drivers write: devices, the pipes of a shared CUDA context, and shader caches."""
     pipes = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or _MPS)
     # Processes that share a CUDA context share memory too, and AMD's driver names some [unverified on a card].
     shares = pipes.exists() or Path("/dev/kfd").exists()

@@ -17,7 +17,7 @@ _NAME = re.compile(r"device lost on ([\w.-]+)")
 
 
 def tells_of_loss(text: str) -> bool:
-    """Return whether a text of the engine's log reports a lost device."""
+    """Return whether the engine's output reports a lost device."""
     return _WORDS.search(text) is not None
 
 

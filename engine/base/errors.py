@@ -38,7 +38,7 @@ class EngineError(Exception):
         return show(str(self))
 
     def fields(self) -> dict[str, str | int | None]:
-        """Return further fields of the JSON error document, besides `kind` and `message`."""
+        """Return the additional fields of the error document, next to `kind` and `message`."""
         return {}
 
 

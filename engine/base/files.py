@@ -28,9 +28,9 @@ _READ_BYTES = 1 << 16
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield the path of a temporary file that replaces `path` on exit; after an error it is removed.
+    """Yield the path of a temporary file next to `path` that replaces it on exit; after an error it is removed.
 
-    If `path` is a symbolic link, its target is replaced and the link stays.
+    If `path` is a link, its target is replaced and the link stays.
 
     Raises:
         OSError: if it cannot be written, or if `path` exists and is not a regular file.

@@ -1,4 +1,4 @@
-"""Strict reading of the JSON files that people edit. Each error is one sentence with the place of the fault."""
+"""Strict reading of the JSON files that people edit. Every error is one sentence with the place in the document."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Kept = TypeVar("Kept", bound=msgspec.Struct)
 
 
 class Fail(Protocol):
-    """The constructor of the errors about one kind of document, such as `LayoutError`."""
+    """Constructor of the error for one kind of document, such as `LayoutError`."""
 
     def __call__(self, reason: str, *, place: str = "", source: str = "") -> EngineError: ...
 

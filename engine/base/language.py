@@ -51,7 +51,7 @@ def use_language(language: Language) -> None:
 
 
 def language_name() -> str:
-    """Return the code of the language in use, such as `de`."""
+    """Return the code of the language in use, as in `de`."""
     return _language.name
 
 

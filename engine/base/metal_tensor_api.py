@@ -25,5 +25,5 @@ _FAULT = re.compile(
 
 
 def tells_of_tensor_api(line: str) -> bool:
-    """Return whether a line of the engine's log reports a failure in Metal's tensor API."""
+    """Return whether a line of the engine's output reports a failure in Metal's tensor API."""
     return _FAULT.search(line) is not None

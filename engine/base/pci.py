@@ -1,4 +1,4 @@
-"""PCI addresses as numbers, since libraries write the same address with different widths."""
+"""PCI ids as numbers, since libraries write the same id with different widths."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PCI_ID = re.compile(
 
 @dataclass(frozen=True, slots=True, order=True)
 class PciId:
-    """The address of a card on the PCI bus. Addresses sort as with CUDA_DEVICE_ORDER=PCI_BUS_ID."""
+    """The address of a card on the PCI bus. Addresses are ordered as by CUDA_DEVICE_ORDER=PCI_BUS_ID."""
 
     domain: int
     bus: int

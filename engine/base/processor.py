@@ -32,7 +32,7 @@ class Processor:
 
     @property
     def threads(self) -> int:
-        """The number of threads that computes fastest: one for each performance core, at most the quota."""
+        """The fastest number of threads: one for each performance core, at most the quota."""
         return max(1, min(self.performance_cores, self.quota_cores or self.performance_cores))
 
 
@@ -108,7 +108,7 @@ def _power_saving(usable: frozenset[int], devices: Path) -> frozenset[int]:
 
 
 def _parse_list(text: str) -> frozenset[int]:
-    """Return the numbers in a list such as `0-7,16`; empty if the text is not such a list."""
+    """Return the numbers of a list such as `0-7,16`; empty if it is not one."""
     found: set[int] = set()
     for part in filter(None, text.split(",")):
         first, _, last = part.partition("-")

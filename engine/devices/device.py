@@ -69,13 +69,13 @@ class Findings:
 class BufferFacts:
     """Limits that ggml reports for a device's buffers and kernels.
 
-    `alignment_bytes`: alignment of tensors in the device's buffers; None: not reported, so the backend's usual one
+    `alignment_bytes`: alignment of tensors in the device's buffers; None if not reported, then the backend's usual one
     counts.
     `host_alignment_bytes`: the same for host memory that the device reads directly.
-    `largest_tensor_bytes`: largest tensor that the device can compute with; None: any size.
-    `largest_buffer_bytes`: largest buffer that the device allocates; None: not reported.
-    `mixes_streams`: whether it has a kernel for mixing residual streams (DeepSeek 4, GLM 5); on Vulkan this kernel
-    needs subgroups of 16.
+    `largest_tensor_bytes`: largest tensor that the device can compute with; None for any size.
+    `largest_buffer_bytes`: largest buffer that the device allocates; None if not reported.
+    `mixes_streams`: whether there is a kernel for mixing residual streams (DeepSeek 4, GLM 5); on Vulkan it needs
+    subgroups of 16.
     """
 
     alignment_bytes: int | None = None
@@ -250,7 +250,7 @@ class Rig:
         return tuple(device.id for device in self.all_devices)
 
     def device(self, device_id: str) -> Device | None:
-        """Return the device with this id; None if the rig has none."""
+        """Return the device with this id, None if the rig has none."""
         return next((device for device in self.all_devices if device.id == device_id), None)
 
 
@@ -268,7 +268,7 @@ def routes_of(devices: Iterable[Device]) -> dict[str, str]:
 
 
 def make_host(name: str, total_bytes: int, free_bytes: int | None = None) -> Device:
-    """Return the device that stands for the host's CPU and memory."""
+    """Return the device for the host's CPU and memory."""
     return Device(
         id=CPU_ID,
         name=name,
@@ -281,7 +281,7 @@ def make_host(name: str, total_bytes: int, free_bytes: int | None = None) -> Dev
 
 
 def find_id_fault(device_id: str) -> str | None:
-    """Return a sentence on why a text cannot be a device id; None if it can."""
+    """Return a sentence that says why this cannot be a device id, None if it can."""
     if _ID.fullmatch(device_id):
         return None
     return tr(

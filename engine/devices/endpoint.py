@@ -48,7 +48,7 @@ _ENDPOINT = re.compile(r"([A-Za-z0-9._-]{1,253}):(\d{1,5})", re.ASCII)
 # As of a device id.
 _LENT_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 _RESET_ON_CLOSE = struct.pack("hh" if os.name == "nt" else "ii", 1, 0)
-"""Value of SO_LINGER with a time-out of zero: closing the socket sends a TCP reset."""
+"""SO_LINGER with a time-out of zero: closing sends a reset."""
 # Windows reports a connection in progress as WSAEWOULDBLOCK.
 _CONNECTING = {0, errno.EINPROGRESS, errno.EWOULDBLOCK, getattr(errno, "WSAEWOULDBLOCK", errno.EWOULDBLOCK)}
 
@@ -216,7 +216,7 @@ class _Wake:
 
 
 class _Addresses:
-    """IPv4 addresses of hosts by name. Names are resolved in threads, because `getaddrinfo` has no time limit."""
+    """IPv4 addresses of hosts. Names are resolved in threads, because `getaddrinfo` has no time limit."""
 
     def __init__(self, hosts: set[str], wake: _Wake) -> None:
         self._found: dict[str, str | None] = {}

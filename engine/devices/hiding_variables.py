@@ -1,7 +1,7 @@
 """Environment variables that hide devices from the engine.
 
-Drivers and ggml read them without a message: a card that such a variable hides is simply missing. They also apply to
-child processes, which inherit them.
+Drivers and ggml read them silently: a card that such a variable hides is simply missing. They act on children, which
+inherit them.
 """
 
 from __future__ import annotations
@@ -96,5 +96,5 @@ def find_hiding(environment: Mapping[str, str] | None = None) -> tuple[Hiding, .
 
 
 def hiding_sentences(environment: Mapping[str, str] | None = None) -> str:
-    """Return a sentence for each variable of `find_hiding`, joined; empty if there are none."""
+    """Return a sentence on each variable of `find_hiding`; empty if there is none."""
     return " ".join(each.sentence for each in find_hiding(environment))

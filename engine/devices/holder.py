@@ -1,4 +1,4 @@
-"""A process that holds memory of a device."""
+"""A process that holds memory of a device, as a value."""
 
 from __future__ import annotations
 
@@ -22,6 +22,6 @@ class MemoryHolder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def holder_words(holder: MemoryHolder) -> str:
-    """Return a text such as "firefox (1234) 1.20 GiB", with a remark if the process is ours."""
+    """Return "firefox (1234) 1.20 GiB", with a remark if the process is ours."""
     size = tr("an unknown amount") if holder.held_bytes is None else format_bytes(holder.held_bytes)
     return f"{holder.name} ({holder.pid}) {size}{tr(', this program') if holder.ours else ''}"

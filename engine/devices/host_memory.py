@@ -1,4 +1,4 @@
-"""Host memory that this process may use: that of the machine, or less if a control group limits it."""
+"""Memory that this process may use: that of the machine, or less if a control group limits it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _UNLIMITED_BYTES = 1 << 60
 
 @dataclass(frozen=True, slots=True)
 class HostMemory:
-    """Memory of the host. `free_bytes`: memory available without swapping, including reclaimable page cache."""
+    """Memory of the host. `free_bytes`: available without swapping, reclaimable page cache included."""
 
     total_bytes: int
     free_bytes: int

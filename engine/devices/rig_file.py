@@ -1,4 +1,4 @@
-"""The rig file: the devices and the host to plan for, which need not be those of this machine."""
+"""The rig file: devices and host to plan for, which need not be those of this machine."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ class Manifest(msgspec.Struct, frozen=True):
         return sum(file.bytes for file in self.files.values())
 
     def misfit(self, engine: str) -> str:
-        """Return a sentence on why the pack does not fit this engine and computer; empty if it does."""
+        """Return a sentence that says why the pack does not fit this engine and computer; empty if it does."""
         if self.engine != engine:
             return f"It is for {show(self.engine, 60)}, and this is {engine}: get the pack of this version."
         if (self.system, self.machine) != (sys.platform, platform.machine()):

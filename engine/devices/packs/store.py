@@ -23,7 +23,7 @@ from engine.base.texts import show
 from engine.devices.packs.manifest import MANIFEST, NAME, Manifest, read_manifest, unpack
 
 PACKS_VARIABLE = "LAYERDECK_PACKS"
-"""Environment variable of child processes: path of the file of verdicts, or `NO_PACKS`."""
+"""Environment variable of children: path of the file of verdicts, or `NO_PACKS`."""
 NO_PACKS = "off"
 VERSION = 1
 MAX_BOOK_BYTES = 1 << 20
@@ -59,7 +59,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
     @property
     def is_current(self) -> bool:
-        """Whether the files of the pack are unchanged since the check."""
+        """Whether the files are unchanged since the check."""
         return file_states(Path(self.folder), (file.name for file in self.files)) == self.files
 
 
@@ -77,7 +77,7 @@ class PackBook(msgspec.Struct, frozen=True):
         return verdict if verdict is not None and verdict.is_current else None
 
     def with_verdict(self, verdict: Verdict) -> PackBook:
-        """Return a copy in which this verdict replaces earlier ones on the same pack and engine."""
+        """Return a copy with this verdict in place of earlier ones on the same pack and engine."""
         same = (verdict.folder, verdict.engine)
         others = [each for each in self.verdicts if (each.folder, each.engine) != same]
         return msgspec.structs.replace(self, verdicts=(*others, verdict)[-KEPT_VERDICTS:])
@@ -87,7 +87,7 @@ class PackBook(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, verdicts=tuple(v for v in self.verdicts if v.folder != str(folder)))
 
     def switched(self, name: str, *, on: bool) -> PackBook:
-        """Return a copy with the pack `name` switched on or off."""
+        """Return a copy with a pack switched on or off."""
         others = tuple(each for each in self.off if each != name)
         return msgspec.structs.replace(self, off=others if on else (*others, name))
 
@@ -135,7 +135,7 @@ def file_states(folder: Path, names: Iterable[str]) -> tuple[FileState, ...]:
 
 
 def read_book(path: Path) -> PackBook:
-    """Return the content of the file of verdicts; empty if it is missing, damaged or of another version."""
+    """Return the file of verdicts; empty if it is missing, damaged or of another version."""
     book = read_kept(path, PackBook, MAX_BOOK_BYTES)
     return book if book is not None and book.version == VERSION else PackBook()
 
@@ -212,7 +212,7 @@ class ListedPack:
 
 
 def list_packs(store: PackStore, book: PackBook, engine: str) -> tuple[ListedPack, ...]:
-    """Return all packs with their states for this build of the engine."""
+    """Return the packs with their states for this build of the engine."""
     return tuple(_listed(pack, book, engine) for pack in store.packs())
 
 
@@ -260,10 +260,7 @@ class Pack:
 
 @dataclass(frozen=True, slots=True)
 class PackStore:
-    """Finds, installs and removes packs.
-
-    `user`: folder of installed packs. `beside`: further folders, which are only read.
-    """
+    """Finds, installs and removes packs. `user`: folder of installed packs. `beside`: further folders, read only."""
 
     user: Path
     beside: Sequence[Path] = ()

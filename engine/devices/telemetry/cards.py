@@ -257,7 +257,7 @@ def read_drivers(devices: Iterable[Device]) -> dict[str, str]:
 
 
 def nvidia_driver(nvml: Nvml) -> str | None:
-    """Return the version of NVIDIA's driver; None if it cannot be read."""
+    """Return the version of NVIDIA's driver, None if it cannot be read."""
     library = nvml.library
     version = None if library is None else ask(library, library.nvmlSystemGetDriverVersion)
     return None if version is None else str(version)
@@ -316,9 +316,9 @@ DISPLAY_MARGIN_BYTES = GIB
 # PCIe by generation, per lane and direction, after 8b/10b (1, 2) or 128b/130b encoding (from 3 on).
 _LANE_BYTES_PER_SECOND = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.56e9}
 _GENERATIONS = {"2.5": 1, "5.0": 2, "8.0": 3, "16.0": 4, "32.0": 5, "64.0": 6}
-"""Generation of a PCIe link by its rate in GT/s, as the kernel writes it ("16.0 GT/s PCIe")."""
+"""Generation of a PCIe link by its transfers, as the kernel writes them ("16.0 GT/s PCIe")."""
 _REACHED = 0.8
-"""Share of a link's raw speed that copies between host and card reach."""
+"""Share of a link's raw speed that copies reach."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,7 +334,7 @@ class CardFacts:
 
 
 def read_card_facts(devices: Iterable[Device], *, drm_root: Path = DRM_ROOT) -> dict[str, CardFacts]:
-    """Return facts about the local cards in `devices`, by device id. May block for a moment."""
+    """Return facts about the local cards in `devices` by device id. May block for a moment."""
     slots = {
         device.id: pci
         for device in devices
@@ -360,7 +360,7 @@ def with_display_margins(rig: Rig, facts: Mapping[str, CardFacts]) -> Rig:
 
 
 def link_speed(generation: int, lanes: int) -> float | None:
-    """Return the bytes per second that copies over a PCIe link reach; None for an unknown generation."""
+    """Return the bytes per second that copies reach over a PCIe link, None for an unknown generation."""
     lane = _LANE_BYTES_PER_SECOND.get(generation)
     return None if lane is None or lanes < 1 else lane * lanes * _REACHED
 

@@ -28,7 +28,7 @@ PAGING_FREE_SHARE = 0.1
 """Share of free memory below which page faults count: above it they come from the first read of a model's file."""
 _BEGIN_AFTER = 2
 _END_AFTER = 3
-"""Consecutive readings that begin and that end an alert, so that a single unusual reading does neither."""
+"""Consecutive readings that begin and end an alert, so that a single odd reading does neither."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +47,11 @@ class HeadroomWatch:
         self._devices: dict[str, _DeviceWatch] = {}
 
     def begin(self, devices: Iterable[Device]) -> None:
-        """Watch these devices from now on. Their next samples count as the state right after the load."""
+        """Watch these devices from now on. Their next readings are the state right after the load."""
         self._devices = {device.id: _DeviceWatch(device) for device in devices}
 
     def update(self, samples: Iterable[Sample]) -> tuple[Alert, ...]:
-        """Return the alerts after these samples, at most one for each device, in the order of the samples."""
+        """Return the alerts after these readings, at most one for each device, in the order of the samples."""
         alerts: list[Alert] = []
         for sample in samples:
             watch = self._devices.get(sample.device)

@@ -1,4 +1,4 @@
-"""Finds the processes that hold a device's memory, through NVIDIA's driver or the host's process table."""
+"""Finds the processes that hold a device's memory, from the NVIDIA driver and from the host's process table."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def swapped_bytes(pid: int) -> int | None:
 
 
 def major_faults(pid: int) -> int | None:
-    """Return the number of major page faults of a process; None if the system does not report it."""
+    """Return the major page faults of a process; None if the system does not report them."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
         # The name, in parentheses, may hold anything. The field after it is number 3 in proc(5), so majflt (12) has
@@ -136,7 +136,7 @@ class WorkerProcess:
 
 
 def is_local(endpoint: str) -> bool:
-    """Return whether an endpoint `host:port` is on this machine."""
+    """Return whether the endpoint `host:port` is on this machine."""
     return endpoint.rpartition(":")[0] in LOOPBACK_HOSTS
 
 

@@ -44,7 +44,7 @@ class DeviceReadings:
         self._readers = tuple(self._reader(device, workers or {}) for device in devices)
 
     def read(self) -> tuple[Sample, ...]:
-        """Return one sample for each device, in their order."""
+        """Return one sample per device, in their order."""
         time_s = self._clock()
         return tuple(reader.read(time_s) for reader in self._readers)
 
@@ -78,7 +78,7 @@ class SampleSource(Protocol):
     """A source of samples for `Sampler`, which calls `read` and `close` in its own thread."""
 
     def read(self) -> tuple[Sample, ...]:
-        """Return one sample for each device."""
+        """Return one sample per device."""
 
     def close(self) -> None:
         """Close the files and libraries opened for reading."""

@@ -176,7 +176,7 @@ StyleOfFile = Callable[[ModelFile], Style]
 
 
 class GraphRecord(msgspec.Struct, frozen=True):
-    """How the compute graph of an architecture is built. Fields of type `Builder` name functions."""
+    """How the graph of an architecture is built. Fields of type `Builder` name functions."""
 
     style: Style | StyleOfFile = Style()
     """How its layers differ from llama's."""
@@ -316,7 +316,7 @@ class Indexer(msgspec.Struct, frozen=True):
     """Layers with an indexer: all, those in the file's list, or all after the leading dense layers."""
 
     default: bool = False
-    """Whether the layers have an indexer if the file has no list."""
+    """Whether layers have an indexer if the file has no list."""
 
     default_long: int | None = None
     """Least training context at which, if the file has no list, layers 0, 1 and then every fourth have an indexer.
@@ -465,5 +465,5 @@ Records = dict[str, Architecture]
 
 
 def same(names: str, record: Architecture) -> Records:
-    """Return the same record for several names, which are separated by spaces."""
+    """Return the same record for several names, separated by spaces."""
     return dict.fromkeys(names.split(), record)

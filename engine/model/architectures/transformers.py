@@ -21,7 +21,7 @@ from engine.model.architectures.record import (
 from engine.model.gguf.model_file import ModelFile
 
 _ROPE_BAICHUAN = 32
-"""Layer count of the size of Baichuan that uses RoPE; the engine recognises it by this count."""
+"""Layer count of the size of Baichuan that uses RoPE, by which the engine recognises it."""
 
 
 def _baichuan(model: ModelFile) -> Style:

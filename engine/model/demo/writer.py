@@ -121,7 +121,7 @@ def babble_weights(vocabulary: Vocabulary, *, seed: int) -> WeightSource:
 
 DEMO_NAME = "Layerdeck demo"
 DEMO_VERSION = 1
-"""Version of the written file. Increase it with every change; then the window writes the file again."""
+"""Version of the written file. Increase it with every change, and the window writes the file again."""
 DEMO_SHAPE = LlamaShape(n_layers=16, n_embd=256, n_head=4, n_head_kv=4, n_ff=512, n_ctx_train=131_072)
 """Shape with 1 KiB of F16 KV cache for each token and layer: 5 layers with 65,536 tokens exceed a worker of 256 MiB."""
 

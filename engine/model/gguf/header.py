@@ -1,4 +1,4 @@
-"""Parses the header of one GGUF file: the metadata without long arrays, and the tensor table."""
+"""Parses the header of one GGUF file: metadata, without long arrays, and the tensor table."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ import errno
 import logging
 import socket
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -59,10 +60,21 @@ class ApiServer:
     """The API server in its own thread. It is created stopped; call `start` and `stop` once each, from one thread.
 
     `address`: after `start` it has the port that the system chose for port 0.
+    `on_end`: called in the server's thread when the server has ended, also after a failure.
     """
 
-    def __init__(self, address: Address, access: Access, pool: ModelPool, *, version: str, journal: Journal) -> None:
+    def __init__(
+        self,
+        address: Address,
+        access: Access,
+        pool: ModelPool,
+        *,
+        version: str,
+        journal: Journal,
+        on_end: Callable[[], object] | None = None,
+    ) -> None:
         self.address, self.pool, self.journal = address, pool, journal
+        self._on_end = on_end
         self._api = Api(pool, journal, access, version)
         self._api.on_start = self._on_start
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -165,6 +177,8 @@ class ApiServer:
         finally:
             listening.close()
             self._begun.set()
+            if self._on_end is not None:
+                self._on_end()
 
 
 class _Protocol(H11Protocol):

@@ -51,7 +51,7 @@ class PackFile(msgspec.Struct, frozen=True):
     sha256: str
 
 
-class Needs(msgspec.Struct, frozen=True):
+class Needs(msgspec.Struct, frozen=True, omit_defaults=True):
     """Requirements of a pack on the system.
 
     `libraries`: shared libraries that must be installed.
@@ -64,13 +64,16 @@ class Needs(msgspec.Struct, frozen=True):
     words: str = ""
 
 
-class Manifest(msgspec.Struct, frozen=True):
+class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
     """The manifest of an engine pack.
 
     `engine`: name and version of the engine for which it was built.
     `backend`: name of the ggml backend.
     `system`, `machine`: `sys.platform` and `platform.machine()` for which it was built.
     `library`: file of the backend library, one of `files`.
+    `key`, `signature`: those of its maker (`engine/devices/packs/signing.py`); empty: it is not signed.
+
+    Defaults are left out of the JSON, so that the signature of a pack stays valid when a field is added here.
     """
 
     version: int
@@ -82,6 +85,8 @@ class Manifest(msgspec.Struct, frozen=True):
     library: str
     files: dict[str, PackFile]
     needs: Needs = Needs()
+    key: str = ""
+    signature: str = ""
 
     @property
     def total_bytes(self) -> int:
@@ -134,7 +139,10 @@ def _fault(manifest: Manifest) -> str:
         return f'its library "{manifest.library[:40]}" is not among its files'
     if manifest.total_bytes > MAX_PACK_BYTES:
         return f"its files take {format_bytes(manifest.total_bytes)}, and a pack at most {format_bytes(MAX_PACK_BYTES)}"
-    texts = (manifest.engine, manifest.backend, manifest.system, manifest.machine, manifest.needs.words)
+    texts = (
+        manifest.engine, manifest.backend, manifest.system, manifest.machine, manifest.needs.words, manifest.key,
+        manifest.signature,
+    )  # fmt: skip
     if any(len(text) > _MAX_WORDS for text in texts):
         return f"a text in it is longer than {_MAX_WORDS} characters"
     if not re.fullmatch(r"\d{1,3}(\.\d{1,3}){0,2}|", manifest.needs.glibc, re.ASCII):
@@ -180,6 +188,29 @@ def _sha256(path: Path) -> str:
 
 def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d{1,9}", version))
+
+
+def read_archive_manifest(archive: Path) -> Manifest:
+    """Return the manifest of the pack in `archive`, and read nothing more.
+
+    Raises:
+        PackError: if it is no pack.
+    """
+    shown = show(archive.name, _SHOWN_NAME)
+    try:
+        with (
+            open_regular(archive) as opened,
+            gzip.GzipFile(fileobj=opened) as unzipped,
+            _Metered(unzipped) as metered,
+            tarfile.open(mode="r|", fileobj=metered) as tar,
+        ):
+            return _manifest(tar, metered)
+    except PackError:
+        raise
+    except _BROKEN as error:
+        raise PackError(f"{shown} is no engine pack, or it is damaged ({error}). Fetch it again.") from None
+    except (OSError, ValueError) as error:
+        raise PackError(f"{shown} cannot be unpacked: {getattr(error, 'strerror', None) or error}.") from None
 
 
 def unpack(archive: Path, folder: Path, engine: str) -> Manifest:

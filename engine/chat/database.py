@@ -57,10 +57,10 @@ def open_database(path: Path) -> tuple[sqlite3.Connection, str]:
 
 
 def open_read_only(path: Path) -> sqlite3.Connection:
-    """Return a connection that only reads, for a database that cannot be written.
+    """Return a read-only connection to a conversation database that cannot be written.
 
     Raises:
-        ChatError: it cannot be read, or is of another version.
+        ChatError: the database cannot be read, or has another version.
     """
     try:
         connection = connect_read_only(path)

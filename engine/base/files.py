@@ -75,7 +75,7 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Write a file that only our user can read, unless it is there already. Raises `OSError`."""
+    """Write a file that only the user can read, unless it exists already. Raises `OSError`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # In the same folder, because a hard link cannot cross file systems.
     unfinished = path.with_name(f".{secrets.token_hex(8)}.tmp")
@@ -214,10 +214,10 @@ def _named_folder(environment: Mapping[str, str], name: str, home: Path | None) 
 
 
 def require_hugging_face_cache(environment: Mapping[str, str]) -> Path:
-    """Return the Hugging Face cache to write to.
+    """Return the Hugging Face cache, for a caller that writes to it.
 
     Raises:
-        ArgumentError: if the variable that names it begins with an unknown user.
+        ArgumentError: if the environment variable of the folder begins with `~` and an unknown user.
     """
     for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"):
         if not (text := environment.get(name, "")):

@@ -37,16 +37,16 @@ def passes(error: Exception) -> bool:
 
 
 def cannot_write(error: Exception) -> bool:
-    """Return whether the system does not let the file be written; another program that holds it is no such reason."""
+    """Return whether an error means that the file cannot be written at all, and not that another program has locked it."""
     code = getattr(error, "sqlite_errorcode", 0) & _PRIMARY
     return isinstance(error, OSError) or (passes(error) and code not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED))
 
 
 def connect_read_only(path: Path) -> sqlite3.Connection:
-    """Return a connection that only reads, for a database that is in a folder without the right to write.
+    """Return a read-only connection to a database whose folder cannot be written.
 
     Raises:
-        sqlite3.Error: if it does not exist or cannot be read.
+        sqlite3.Error: if the database does not exist or cannot be read.
     """
     address = f"file:{quote(str(path.absolute()))}?mode=ro"
     try:

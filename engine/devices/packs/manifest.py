@@ -191,10 +191,10 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def read_archive_manifest(archive: Path) -> Manifest:
-    """Return the manifest of the pack in `archive`, and read nothing more.
+    """Return the manifest of the pack in `archive`, without reading the files after it.
 
     Raises:
-        PackError: if it is no pack.
+        PackError: if the archive is not a pack.
     """
     shown = show(archive.name, _SHOWN_NAME)
     try:

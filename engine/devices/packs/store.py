@@ -176,6 +176,7 @@ class ListedPack:
     `devices`: devices that its backend found.
     `needs`: remark on its requirements.
     `ours`: whether it is in the user's folder and can be removed.
+    `maker`: who signed it.
     """
 
     name: str
@@ -266,6 +267,7 @@ class Pack:
     `manifest`: the pack's manifest; None: the pack cannot be used.
     `fault`: why it cannot be used; empty: it can.
     `ours`: whether it is in the user's folder and can be removed.
+    `maker`: who signed it.
     """
 
     name: str
@@ -280,8 +282,9 @@ class Pack:
 class PackStore:
     """Finds, installs and removes packs.
 
-    `user`: folder of installed packs. `beside`: further folders, read only. `keys`: keys that signatures are compared
-    with; None: no key is known.
+    `user`: folder of installed packs.
+    `beside`: further folders, which are only read.
+    `keys`: known keys for the signatures of packs; None: no key is known.
     """
 
     user: Path
@@ -310,10 +313,10 @@ class PackStore:
         return found
 
     def maker_of(self, archive: Path) -> Maker:
-        """Return who made the pack in a file.
+        """Return who signed the pack in an archive.
 
         Raises:
-            PackError: if it is no pack, or its signature is wrong.
+            PackError: if the archive is not a pack, or its signature is wrong.
         """
         return self._maker(read_archive_manifest(archive))
 

@@ -37,7 +37,7 @@ def passes(error: Exception) -> bool:
 
 
 def cannot_write(error: Exception) -> bool:
-    """Return whether an error means that the file cannot be written at all, and not that another program has locked it."""
+    """Return whether an error means that the file cannot be written, for another reason than a lock of a program."""
     code = getattr(error, "sqlite_errorcode", 0) & _PRIMARY
     return isinstance(error, OSError) or (passes(error) and code not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED))
 

@@ -260,7 +260,7 @@ _LINKER = re.compile(r"/ld(?:-[\w.-]+)?\.so[\w.]*$")
 def _has_nvidia() -> bool:
     """Return whether NVIDIA's driver is installed.
 
-    It creates Unix sockets to share memory and for MPS, its shared context.
+    The driver creates Unix sockets to share memory, and for a shared CUDA context (MPS).
     """
     return any(Path(path).exists() for path in ("/dev/nvidiactl", "/dev/dxg"))
 

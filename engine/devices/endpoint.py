@@ -493,7 +493,10 @@ def make_notice(status: GreetingStatus, words: str) -> bytes:
 
 
 def read_notice(data: bytes) -> tuple[GreetingStatus, str]:
-    """Return status and reason in a message of `make_notice`. The reason follows the endpoint in a sentence."""
+    """Return status and reason from a message of `make_notice`.
+
+    The reason completes a sentence that begins with the endpoint.
+    """
     name, _, words = data.removeprefix(NOTICE).decode("utf-8", "replace").partition(" ")
     # OK is not accepted from a notice: it stands in the place of an answer.
     known = {status.value: status for status in GreetingStatus if status is not GreetingStatus.OK}

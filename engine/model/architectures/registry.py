@@ -23,5 +23,5 @@ def find_architecture(name: str) -> Architecture | None:
 
 
 def architecture_rules(name: str) -> Architecture:
-    """Return the record whose rules apply to an architecture; that of llama if it has no record."""
+    """Return the record whose rules apply to an architecture; one without special rules if it is unknown."""
     return ARCHITECTURES.get(name, _PLAIN)

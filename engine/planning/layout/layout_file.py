@@ -1,4 +1,6 @@
-"""The layout file (`docs/contract.md`): JSON with the model's name, the device of each layer, and the context settings."""
+"""The layout file (`docs/contract.md`): JSON with the model's name, the device of each layer, and the context
+settings.
+"""
 
 from __future__ import annotations
 

@@ -115,7 +115,9 @@ def _devices(overrides: Iterable[Override], part: OverridePart, n_layers: int) -
 
 
 def _split(layout: Layout) -> tuple[tuple[Override, ...], tuple[Override, ...]]:
-    """Return the layout's overrides in two groups: the first ones, which have no tensor in common, and all that follow."""
+    """Return the layout's overrides in two groups: the first ones, which have no tensor in common, and all that
+    follow.
+    """
     front = tuple(takewhile(lambda each: each.part in _SEPARATE or each.pattern == EMBEDDING_PATTERN, layout.overrides))
     return front, layout.overrides[len(front) :]
 

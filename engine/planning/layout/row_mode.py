@@ -42,7 +42,9 @@ Source: `get_row_rounding` of ggml-sycl, which aborts the process for other type
 
 
 def rows_of_members(tensor: TensorInfo, shares: Sequence[float]) -> tuple[int, ...]:
-    """Return the number of rows of `tensor` that each device gets, in float32 and rounded down as in `get_row_split`."""
+    """Return the number of rows of `tensor` that each device gets, in float32 and rounded down as in
+    `get_row_split`.
+    """
     n_rows = math.prod(tensor.shape[1:])
     rounding = _ROUNDING.get(tensor.type_name, 1)
     sums = _sums(shares)

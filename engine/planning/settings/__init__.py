@@ -1,1 +1,3 @@
-"""Settings of a load and of an answer, and the tables from which files, options, dialogs and pages are made."""
+"""Settings of a load and of an answer, and the tables that files, command line options, dialogs and docs are made
+from.
+"""

@@ -263,7 +263,9 @@ class CudaPools:
         return 8 * n_tokens * n_head + _SCAN_CHUNK * in_chunk * n_sequences
 
     def _reduction_bytes(self, n_members: int) -> int:
-        """Return the buffers by which the members of a tensor split add up partial results (ggml-backend-meta.cpp)."""
+        """Return the bytes of the buffers in which devices of split mode tensor add partial results
+        (ggml-backend-meta.cpp).
+        """
         if n_members < 2:
             return 0
         partial_bytes = 4 * self._hyper.n_embd * self._shape.n_ubatch * max(1, self._n_used)
@@ -273,7 +275,7 @@ class CudaPools:
 
 
 def _is_matrix(tensor: TensorInfo) -> bool:
-    """Return whether tokens are multiplied with a weight."""
+    """Return whether a weight is used in a matrix product with tokens."""
     return len(tensor.shape) > 1 and min(tensor.shape[:2]) > 1 and not tensor.name.endswith(_NO_PRODUCT)
 
 
@@ -282,12 +284,12 @@ def _has_mmq(tensor: TensorInfo) -> bool:
 
 
 def _mmq_bytes(n_in: int, n_rows: int) -> int:
-    """Return the temporary bytes of `ggml_cuda_mul_mat_q`: the input in Q8_1, and tiles that are added up."""
+    """Return the temporary bytes of `ggml_cuda_mul_mat_q`: the input as Q8_1, and tiles of partial sums."""
     return n_rows * pad(n_in, _ROW_PADDING) * 144 // 128 + 128 * 144 + _MULTIPROCESSORS * _TILE_ELEMENTS * 4
 
 
 def _cublas_bytes(type_name: str, n_weights: int, n_in: int, n_out: int, n_tokens: int) -> int:
-    """Return the temporary bytes of `ggml_cuda_mul_mat_cublas`: weight, input and result in F16."""
+    """Return the temporary bytes of `ggml_cuda_mul_mat_cublas`: weight, input and result as F16."""
     if type_name == "F32":
         return 0
     weight_bytes = 0 if type_name in _FLOATS else 2 * n_weights

@@ -71,7 +71,7 @@ def entries(layout: Layout) -> tuple[Run, ...]:
 def further_devices(layout: Layout) -> tuple[str, ...]:
     """Return the devices that are named by overrides only.
 
-    Llama.cpp needs a list entry with no layers for each of them.
+    llama.cpp needs a list entry with no layers for each of them.
     """
     # The CPU is always there: llama.cpp adds its backend after the devices of the list.
     known = {CPU_ID, *(run.device for run in entries(layout))}

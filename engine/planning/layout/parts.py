@@ -115,8 +115,8 @@ def _devices(overrides: Iterable[Override], part: OverridePart, n_layers: int) -
 
 
 def _split(layout: Layout) -> tuple[tuple[Override, ...], tuple[Override, ...]]:
-    """Return the layout's overrides in two groups: the first ones, which have no tensor in common, and all that
-    follow.
+    """Return the layout's overrides in two groups: the first ones, as long as they have no tensor in common, and the
+    rest.
     """
     front = tuple(takewhile(lambda each: each.part in _SEPARATE or each.pattern == EMBEDDING_PATTERN, layout.overrides))
     return front, layout.overrides[len(front) :]
@@ -155,7 +155,7 @@ def _without(override: Override, layers: Iterable[int]) -> list[Override]:
 def ties_embedding(model: ModelFile) -> bool:
     """Return whether the model uses its token embedding as output layer.
 
-    Llama.cpp then cannot place the two separately.
+    llama.cpp then cannot place the two separately.
     """
     names = {tensor.name for tensor in model.global_tensors}
     return "output.weight" not in names and EMBEDDING in names and architecture_rules(model.architecture).ties_output

@@ -92,8 +92,8 @@ def read_state(model: ModelFile) -> tuple[HyperParameters, Architecture]:
     """Return the hyper-parameters that determine the size of a model's state, and the record of its architecture.
 
     Raises:
-        MissingNumberError: a key is missing or the architecture is unknown; the message names it, and the model's memory
-            is left to the probe.
+        MissingNumberError: a key is missing, or the architecture is unknown. The message names it, and the model's
+            memory is left to the probe.
     """
     architecture = find_architecture(model.architecture)
     if architecture is None:
@@ -408,7 +408,7 @@ def _hashed_widths(model: ModelFile, n_embd: int) -> tuple[int, ...]:
 def _check_attention(model: ModelFile, hyper: HyperParameters) -> None:
     """Raise `MissingNumberError` if the shapes of the projections contradict the header.
 
-    Llama.cpp refuses such a file.
+    llama.cpp refuses such a file.
     """
     for block, n_head, k_width, v_width, head_k, recurrent in zip(
         model.blocks, hyper.n_head, hyper.k_widths, hyper.v_widths, hyper.head_k, hyper.recurrent, strict=True

@@ -147,7 +147,7 @@ class Work:
         return self._ops[last + 1] - self._ops[first]
 
     def experts_read(self, batch_tokens: float) -> float:
-        """Return the share, from 0 to 1, of the experts unused by one token that the other tokens of its batch use.
+        """Return the share (0 to 1) of experts that are used by a batch, among those that one token of it does not use.
 
         Routers are trained to use all experts equally, so each token is assumed to choose at random.
         """

@@ -167,9 +167,10 @@ def _with_own_experts(state: _State, device_id: str) -> _State:
 
 
 def _with_part(state: _State, device_id: str, index: int, following: str | None = None) -> tuple[int, _State]:
-    """Return (0 or 1, state with as much of layer `index` on the device as fits).
+    """Return the state with as much of layer `index` on the device as fits, after a 1 if the layer is on it now, else a
+    0.
 
-    The whole layer must be known not to fit.
+    The caller knows that the whole layer does not fit.
 
     The part is either some of the layer's expert matrices, or its dense weights with some of them. In the second case
     the number is 1, and the other expert matrices are on device `following`. In the first case the number is 0, and the

@@ -154,7 +154,8 @@ def predict_layout(
 
 
 def _layouts(bench: Workbench, speeds: Speeds) -> Iterator[Layout]:
-    """Yield layouts on a single device, those of the other strategies, then fillings in many orders of devices.
+    """Yield layouts to compare: on a single device, those of the other strategies, and fillings in many orders of
+    devices.
 
     Layouts that cannot be faster are skipped: if the fastest device holds everything, the others are not yielded.
     """

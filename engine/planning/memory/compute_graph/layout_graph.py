@@ -284,7 +284,10 @@ class LayoutGraph:
         start: int,
         end: int,
     ) -> Segment:
-        """Return the segment of sections `start` to `end`, which begins and ends at a boundary between devices."""
+        """Return a new segment with the sections `start` to `end` of the graph.
+
+        It begins and ends at a boundary between devices. `parts`: layers of each device.
+        """
         first, last = max(0, start - 1), min(end + 1, len(self._units) + 1)
         placed_sections: list[PlacedSection | None] = [] if start else [None]
         unit = first
@@ -389,7 +392,7 @@ class LayoutGraph:
         return tuple(self._variants_at(known, place)[start + number] for number, place in enumerate(places))
 
     def _variants_at(self, known: _PlacedSections, place: Place) -> tuple[int, ...]:
-        """Return the number of each layer's variant, if the layer is on the device `place`."""
+        """Return the variant number of each layer (see `Variant`) for layers that are on the device `place`."""
         sizes = self._section_maker.sizes_matter(place.buft, place.kernel_class)
         found = known.alike.get(sizes)
         if found is None:

@@ -104,7 +104,9 @@ def decide_cache_types(model: ModelFile, used: ContextSettings) -> Iterator[Deci
 
 
 def refused_cache_types(model: ModelFile, used: ContextSettings) -> Mapping[str, Mapping[KvType, str]]:
-    """Return the cache types that llama.cpp refuses for `model`: setting (`type_k` or `type_v`) to type to reason."""
+    """Return the reason for each cache type that llama.cpp refuses for `model`, by setting (`type_k`, `type_v`) and
+    type.
+    """
     found: dict[str, dict[KvType, str]] = {"type_k": {}, "type_v": {}}
     for setting, letter in (("type_k", "K"), ("type_v", "V")):
         for cache_type in KV_TYPES:

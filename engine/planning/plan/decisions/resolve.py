@@ -74,6 +74,7 @@ def resolve(
 
     A setting that the user chose never changes. Combinations of the others are tried from the most wanted one on. The
     first one whose forecast fits is used; if none fits, the last one.
+
     `host`: platform and processor of the machine that loads; None for this machine.
     """
     facts = host or own_host()

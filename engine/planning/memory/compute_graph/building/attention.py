@@ -145,7 +145,7 @@ def build_attn(
     out: str | None = "attn_output",
     place: int | None = None,
 ) -> Tensor:
-    """Return the output of attention: keys and values stored in the cache, attention to all cells, the matrix `out`
+    """Store keys and values in the cache, and return the output of attention to all cells, with the matrix `out`
     applied.
 
     `sliding`: whether keys are expanded before values, as in llama.cpp's overload for caches with sliding windows

@@ -65,7 +65,10 @@ class Variant:
 
 
 class GraphTables:
-    """Tables of one model, for all context settings and layouts."""
+    """Hyper-parameters, weights and kinds of layers of one model, from which its graphs are built.
+
+    They are valid for all context settings and layouts. Layers of one kind have equal nodes.
+    """
 
     def __init__(
         self, model: ModelFile, hyper: HyperParameters, architecture: Architecture, override_homes: OverrideHomes
@@ -123,7 +126,7 @@ class GraphTables:
         """
         self._kernel_classes: dict[Kernels, int] = {ALL_KERNELS: 0}
         self.variants: list[Variant] = []
-        """Variants by the number that `alike` and `outside` return."""
+        """Representatives of layers with equal graphs, by the number that `alike` and `outside` return."""
         self._numbers: dict[object, int] = {}
         self._homes = override_homes
 
@@ -218,7 +221,7 @@ class GraphTables:
 
 
 def _weights_of(model: ModelFile, source: int, index: int, part: str) -> Weights:
-    """Return the weights of the layer at `index`: those of the block `source`, but `.scale` tensors of its own
+    """Return the weights of the layer at `index`: those of the block `source`, with `.scale` tensors of its own
     block.
     """
     found = block_weights(model.blocks[source], part)
@@ -251,7 +254,10 @@ def _units(silent: Sequence[bool]) -> Iterator[tuple[int, int]]:
 
 
 _MOST_GRAPHS = 16
-"""Most whole graphs that are cached. A drag over devices of several kernel classes needs one for each step."""
+"""Most whole graphs that are cached.
+
+A drag over devices that lack kernels for different weights needs one for each step.
+"""
 
 
 class SectionMaker:

@@ -125,7 +125,11 @@ def variant_weight_bufts(
 
 
 def in_block_bufts(select: SelectBuft, bufts: Sequence[str]) -> SelectBuft:
-    """Return `select` for layers that use weights of another block. `bufts`: buffer type of each block's device."""
+    """Return a function like `select` for layers that use the weights of another block, as in looped models.
+
+    It selects by the buffer type of the block's device instead of the layer's. `bufts`: buffer type of each block's
+    device.
+    """
 
     def found(facts: WeightFacts, buft: str) -> str:
         if facts.name.startswith("blk."):

@@ -42,8 +42,7 @@ class DynTallocr:
     def alloc(self, size: int) -> int:
         """Allocate a block of `size` bytes and return its offset (`ggml_dyn_tallocr_alloc`).
 
-        The block is in the smallest free block that is large enough. If there is none, it is in the last one, so the
-        buffer grows.
+        The smallest free block that is large enough is used. If there is none, the last one is, so the buffer grows.
         """
         sizes = self.sizes
         # The last block is the free space after everything. ggml leaves it out of its search for the best fit
@@ -281,7 +280,7 @@ class Gallocr:
         held: Sequence[TensorAlloc],
         buffers: dict[str, DynTallocr],
     ) -> Sequence[TensorAlloc]:
-        """Allocate a section in `buffers`, and return the tensors in them that later sections read."""
+        """Allocate the tensors of a section in `buffers`, and return those that later sections of the graph read."""
         step = _SectionAlloc(self._backends, self._n_copies, split_section, live_out, held, buffers)
         step.run(split_section)
         return step.finish()[0].held
@@ -380,7 +379,7 @@ class _SectionAlloc:
                     self._buffers[block[0]].free_bytes(block[1], block[2])
 
     def finish(self) -> tuple[GallocrState, Growth]:
-        """Return the state of the buffers after this section, and the section's growth."""
+        """Return the buffers after this section of the graph, and how far the section made them grow."""
         held: list[TensorAlloc] = []
         bufts = self._live_out.bufts
         for slot, name in self._passed:

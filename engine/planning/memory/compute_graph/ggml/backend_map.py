@@ -36,7 +36,7 @@ class BackendMap:
     names: Mapping[str, str] = field(compare=False)
 
     def of(self, state: State) -> State:
-        """Return a state translated to the other segment.
+        """Return `state` with the backend indices and tensor names of the other segment of the graph.
 
         Raises:
             DistantReadError: the state contains a backend that the other segment does not have.
@@ -49,15 +49,21 @@ class BackendMap:
         return tuple((self._assignable(key), self._backend(backend)) for key, backend in state)
 
     def backend(self, number: int) -> int:
-        """Return the index of a backend in the other segment; -1 if it is not there."""
+        """Return the index that backend `number` has in the other segment of the graph; -1 if it is not there."""
         return self.numbers[number] if number >= 0 else -1
 
     def keys(self, keys: Iterable[Key]) -> frozenset[Key]:
-        """Return the names of tensors in the other segment; names that it cannot have are left out."""
+        """Return the names that tensors have in the other segment of the graph.
+
+        Tensors that the other segment cannot know are left out.
+        """
         return frozenset(found for key in keys if (found := self.key(key)) is not None)
 
     def key(self, key: Key) -> Key | None:
-        """Return the name of a tensor in the other segment; None if it cannot have the tensor."""
+        """Return the name that a tensor has in the other segment of the graph.
+
+        None if that segment cannot know the tensor.
+        """
         if key[0] == "copy":
             original, backend = self.key(key[1]), self.backend(key[2])  # type: ignore[arg-type]
             return None if original is None or backend < 0 else ("copy", original, backend)
@@ -92,7 +98,10 @@ class BackendMap:
         return replace(copy, key=self._assignable(copy.key), base_key=base_key, backend=self._backend(copy.backend))
 
     def held(self, held: Iterable[TensorAlloc]) -> tuple[TensorAlloc, ...]:
-        """Return allocated tensors with their names in the other segment; tensors that it cannot have are left out."""
+        """Return allocated tensors with the names that they have in the other segment of the graph.
+
+        Tensors that the other segment cannot know are left out.
+        """
         return tuple(
             [
                 (found, self._name(buft), offset, size)
@@ -110,7 +119,7 @@ class BackendMap:
 def backend_map(
     names: tuple[str, ...], bufts: tuple[str, ...], to_names: tuple[str, ...], to: tuple[str, ...]
 ) -> BackendMap:
-    """Return the translation between two segments.
+    """Return the translation of backends from one segment of the graph to another one.
 
     `names`, `to_names`: names of the buffer types in each segment. `bufts`, `to`: the real buffer types in the same
     order.

@@ -289,7 +289,7 @@ def number_tensors(
     layers: tuple[int, ...],
     **others: Any,
 ) -> Section:
-    """Return a section of these tensors, with an index for each.
+    """Return a section with these nodes and leaf tensors; each tensor gets an index by which the section refers to it.
 
     `others`: fields of `Section` that contain no indices.
     """

@@ -73,7 +73,7 @@ tensors, names of copies of shared tensors for each backend).
 
 @dataclass(frozen=True, slots=True)
 class SplitState:
-    """The split that is open between two sections.
+    """The split that is open between two sections of a graph, with the copies made so far.
 
     `backend`: its backend index; -1 for none.
     `passing`: names of copies of layers' tensors.
@@ -86,7 +86,10 @@ class SplitState:
     lasting: tuple[tuple[int, frozenset[Key]], ...] = ()
 
     def mapped(self, backend_map: BackendMap) -> SplitState:
-        """Return the state translated to the next segment; backends that it does not have are left out."""
+        """Return the state with the backend indices of the next segment.
+
+        Backends that it does not have are left out.
+        """
         lasting = {
             index: backend_map.keys(keys) for old, keys in self.lasting if (index := backend_map.backend(old)) >= 0
         }
@@ -125,7 +128,7 @@ class Segment:
     number: int = field(default_factory=_numbers.__next__)
 
     def backend_map(self, other: Segment) -> BackendMap:
-        """Return the translation of backends to another segment of the same graph."""
+        """Return the translation of backend indices from this segment to another segment of the same graph."""
         return backend_map(self.steps.names, self.bufts, other.steps.names, other.bufts)
 
 
@@ -166,7 +169,10 @@ class StepCache:
         return len(self._fills) + len(self._filled_segments)
 
     def number(self, state: State) -> int:
-        """Return the number of `state` in this cache; equal states have the same number."""
+        """Return a number for `state` in this cache, by which steps are looked up.
+
+        Equal states have the same number.
+        """
         # A state is hashed once here. All caches use its number, which is much faster to hash and compare.
         found = self._numbers.setdefault(state, len(self._states))
         if found == len(self._states):
@@ -174,7 +180,10 @@ class StepCache:
         return found
 
     def translated(self, origin: StepCache, backend_map: BackendMap, state: int) -> int:
-        """Return the number in this cache of a state that has the number `state` in the cache `origin`."""
+        """Return the number that a state of another segment of the graph has in this cache.
+
+        `origin`: cache of the other segment. `state`: the state's number there.
+        """
         found = self._translated.get((origin._own_number, backend_map, state))
         if found is None:
             found = self._translated[origin._own_number, backend_map, state] = self.number(
@@ -194,7 +203,10 @@ class StepCache:
     # ------------------------------------------------------------------ one segment
 
     def assign(self, segment: Segment, state: int) -> tuple[tuple[Assigned, ...], int]:
-        """Return the segment's sections with a backend for each tensor, and the number of the state after them."""
+        """Return the sections of a segment after pass 4 of the scheduler, and the number of the state after them.
+
+        `state`: number of the state before them: backends of tensors that earlier sections computed.
+        """
         found = self._assigned_segments.get((segment.number, state))
         if found is None:
             found = self._assigned_segments[segment.number, state] = self._assign_all(segment.placed_sections, state)
@@ -233,7 +245,7 @@ class StepCache:
     def split_graph(
         self, assigned: tuple[Assigned, ...], before: SplitState
     ) -> tuple[tuple[SplitSection, ...], SplitState]:
-        """Return the sections in parts of splits, and the split that is open after them."""
+        """Return the sections after pass 5 of the scheduler, and the split that is open after them."""
         found = self._split_segments.get((assigned, before))
         if found is None:
             found = self._split_segments[assigned, before] = self._split_all(assigned, before)
@@ -319,7 +331,11 @@ class StepCache:
         return tuple(ordered), used
 
     def live_out_before(self, split_sections: tuple[SplitSection, ...], state: int) -> tuple[tuple[int, ...], int]:
-        """Return the number of the `LiveOut` after each section, and of the one before the first section."""
+        """Return what later sections need after each section (`LiveOut`), as state numbers, and the same before the
+        first.
+
+        `state`: the number for what is needed after the last section.
+        """
         found = self._live_out_segments.get((split_sections, state))
         if found is None:
             found = self._live_out_segments[split_sections, state] = self._live_outs_all(split_sections, state)
@@ -344,7 +360,11 @@ class StepCache:
     def fill(
         self, split_sections: tuple[SplitSection, ...], live_outs: tuple[int, ...], state: int
     ) -> tuple[Growth, int]:
-        """Return the growth of all sections together, and the number of the buffers' state after the last one."""
+        """Allocate all sections, and return the growth of the buffers and the number of their state after the last
+        section.
+
+        `live_outs`: state numbers of what later sections need. `state`: number of the buffers' state before.
+        """
         found = self._filled_segments.get((split_sections, live_outs, state))
         if found is None:
             found = self._filled_segments[split_sections, live_outs, state] = self._fill_all(
@@ -371,7 +391,7 @@ class StepCache:
         return joined(growths), state
 
     def start(self, assigned: Sequence[Assigned]) -> tuple[int, Growth]:
-        """Return the number of the buffers' state before the first section, and the growth until then.
+        """Return the buffers before the first section of the graph, as a state number (`number`), and their growth.
 
         gallocr allocates inputs and empty leaf tensors before all nodes. Inputs are in host memory, whatever their
         section's device is.
@@ -530,7 +550,10 @@ class Simulation:
         return found
 
     def _translated(self, place: int, state: int) -> int:
-        """Return the number in segment `place` of a state that has the number `state` in the segment before."""
+        """Return the number of a state in the cache of segment `place` of the graph.
+
+        `state`: its number in the cache of the segment before.
+        """
         origin = self._segments[place - 1].steps
         return self._segments[place].steps.translated(origin, self._backend_maps[place - 1], state)
 
@@ -565,7 +588,7 @@ class Simulation:
         return found
 
     def _behind(self, split_sections: Sequence[tuple[SplitSection, ...]], place: int) -> Iterator[FollowingSection]:
-        """Yield the sections of all segments after segment `place`."""
+        """Yield the sections of all segments of the graph after segment `place`."""
         for before, segment in enumerate(self._segments[place + 1 :], place):
             first, *others = split_sections[before + 1]
             yield first, segment.backend_map(self._segments[before])

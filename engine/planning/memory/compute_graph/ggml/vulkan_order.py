@@ -169,7 +169,11 @@ class _Reordering:
     # ------------------------------------------------------------------ what stays together
 
     def _keep_pattern(self) -> bool:
-        """Schedule the pattern that begins at the first unused node; return False if there is none."""
+        """Schedule a sequence of operations that stays together, if one begins at the first node that is not scheduled
+        yet.
+
+        Return whether there was one.
+        """
         first = self._first_unused
         for pattern in _TOPK_MOE_PATTERNS:
             if self._match_pattern(pattern, first):
@@ -486,7 +490,10 @@ class _Ordering:
         )
 
     def _number(self, distance: int, number: int) -> int:
-        """Return a number for a tensor that is the same in all sections that know the tensor."""
+        """Return a number for a tensor that is the same in all sections of the split that know the tensor.
+
+        `distance`: number of sections from this one to the tensor's. `number`: index of the tensor in its section.
+        """
         while distance:
             name = self._split_sections[distance].section.names[number]
             key = None if name is None else self._name_before(distance, name)

@@ -256,5 +256,5 @@ def lightning_attention(ctx: GraphContext, current: Tensor) -> Tensor:
 
 
 def _decay(ctx: GraphContext, name: str, *ne: int) -> Tensor:
-    """Return decay factors, which each layer computes from a shared input."""
+    """Return decay factors, which each layer computes from the shared input tensor `name` of shape `ne`."""
     return ctx.graph.unary(ctx.graph.scale(ctx.shared_input(name, *ne)))

@@ -227,7 +227,7 @@ def _with_first_values(ctx: GraphContext, values: Tensor, source: Tensor) -> Ten
 
 
 def _wkv(ctx: GraphContext, states: RecurrentStates, parts: tuple[Tensor, ...]) -> Tensor:
-    """Return the outputs of all tokens, and store the heads' matrices.
+    """Return the outputs of all tokens, and store the heads' recurrent matrices.
 
     Mirrors `ggml_rwkv_wkv6`, `ggml_rwkv_wkv7` and `ggml_gated_linear_attn`.
     """

@@ -25,8 +25,7 @@ _EXPORTS: dict[Target, Callable[[Plan], Exported]] = {
 
 
 def export_plan(plan: Plan, target: Target) -> Exported:
-    """Return the command or file with which `target` loads a model as the plan does, and notes on what it cannot
-    express.
+    """Return the command or file with which `target` loads a model as the plan does, with notes on differences.
 
     Raises:
         RuleViolationError: the plan breaks a rule, so no program could load it.

@@ -99,9 +99,7 @@ class ForeignOptions:
         self.notes.append(tr("{name} {value} cannot be read, left out.", name=clean(name), value=quote(value)))
 
     def take_count(self, key: str, name: str, text: str) -> None:
-        """Set the setting `key` to the whole number `text` of option `name`, or add a note if it is not in the
-        setting's range.
-        """
+        """Set the setting `key` to the whole number `text` of option `name`; add a note if it is out of range."""
         kind = _KINDS[key]
         number = whole_number(text)
         assert isinstance(kind, WholeNumber)
@@ -130,9 +128,7 @@ class ForeignOptions:
             self.load = replace(self.load, n_gpu_layers=layers)
 
     def take_main(self, name: str, text: str) -> None:
-        """Set the index of the main device from the text of option `name`, or add a note if it is not a whole
-        number.
-        """
+        """Set the index of the main device to the number `text` of option `name`; add a note if it is no number."""
         number = whole_number(text)
         if number is None:
             self.refuse(name, text)

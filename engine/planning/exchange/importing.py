@@ -93,9 +93,7 @@ def _source_of(text: str) -> Source:
 
 
 def arrange(load: ForeignLoad, model: ModelFile, rig: Rig) -> Imported:
-    """Return the layout that places `model` on the devices of `rig` as the other program would with the options
-    `load`.
-    """
+    """Return the layout in which the options `load` place `model` on the devices of `rig`."""
     return _Arranger(load, model, rig).run()
 
 
@@ -200,9 +198,7 @@ class _Arranger:
         return [(listed[index][0], 1.0)]
 
     def _homes(self, listed: Sequence[tuple[str, float]], offloaded: int) -> list[str]:
-        """Return the device id of each layer, the output layer last, with llama.cpp's float32 arithmetic
-        (`load_tensors`).
-        """
+        """Return the device id of each layer, the output layer last, in float32 as in llama.cpp (`load_tensors`)."""
         sums = list(accumulate((float32(share) for _, share in listed), lambda a, b: float32(a + b)))
         bounds = [float32(total / sums[-1]) for total in sums]
         places = (bisect_right(bounds, float32(index / offloaded)) for index in range(offloaded))

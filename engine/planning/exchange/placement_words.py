@@ -79,9 +79,7 @@ def placement_words(plan: Plan) -> PlacementWords:
 def _without_cpu(
     parameters: EngineParameters, model: ModelFile
 ) -> tuple[list[tuple[str, float]], list[tuple[str, str]]]:
-    """Return (device id, layer count) of each entry without the CPU, and (regex, note) for weights that -ot must put
-    there.
-    """
+    """Return (device id, layer count) of entries without the CPU, and (regex, note) for weights to keep on the CPU."""
     listed = list(zip(parameters.devices, parameters.tensor_split, strict=False))
     first = next((device for device, _ in listed if device != CPU_ID), None)
     if first is None:
@@ -104,8 +102,7 @@ def _without_cpu(
 
 
 def _moved(first: int, last: int, output: int, base: str) -> Iterator[tuple[str, str]]:
-    """Yield (regex, note) for layers `first` to `last`, whose weights must stay on the CPU although they count for
-    `base`.
+    """Yield (regex, note) for layers `first` to `last`, which count for `base` but keep their weights on the CPU.
 
     `output`: position of the output layer.
     """
@@ -138,9 +135,7 @@ def _capital(text: str) -> str:
 
 
 def _overrides(plan: Plan) -> Iterator[TensorOverride | tuple[str, ...]]:
-    """Yield the plan's overrides in order: each as regex and device id, or as words of another option with the same
-    effect.
-    """
+    """Yield the plan's overrides in order, as regex and device id, or as words of another option for the same."""
     names = [tensor.name for tensor in plan.model.tensors]
     for override, found in zip(plan.edit.layout.overrides, plan.parameters.overrides, strict=True):
         option = _experts_option(override, found.pattern, names)

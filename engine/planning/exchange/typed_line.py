@@ -81,9 +81,7 @@ def arrange_here(load: ForeignLoad, model: ModelFile, rig: Rig, ids: tuple[str, 
 
 @cache
 def _usual() -> ForeignLoad:
-    """Return the options of a command that changes nothing, so that default settings and notes can be told from
-    typed ones.
-    """
+    """Return the options of a command that changes nothing, to tell default settings and notes from typed ones."""
     return read_command("-ngl 0")
 
 

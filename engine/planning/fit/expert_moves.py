@@ -1,6 +1,4 @@
-"""Moves of experts between devices and the CPU, by number of layers or as many as fit, and the effect on memory and
-speed.
-"""
+"""Moves of experts between devices and the CPU, by number or as many as fit, with their effect on memory and speed."""
 
 from __future__ import annotations
 

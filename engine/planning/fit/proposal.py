@@ -67,9 +67,7 @@ class Proposal:
 
 
 def by_what_they_keep(proposals: Sequence[Proposal]) -> tuple[Proposal, ...]:
-    """Return proposals without duplicates, ordered by the disadvantage of their kind and then by speed, fastest
-    first.
-    """
+    """Return proposals without duplicates, ordered by the disadvantage of their kind, then fastest first."""
     ordered = sorted(proposals, key=lambda each: (_GIVEN_UP[each.kind], -round(each.speed, 2)))
     return without_duplicates(ordered)
 

@@ -148,9 +148,7 @@ class _Search:
         return next(filter(None, proposals), None)
 
     def _rig_within_limits(self) -> Rig:
-        """Return the rig with margins so large that each device offers no more memory than it had in the failed
-        load.
-        """
+        """Return the rig with margins that leave each device no more memory than it had in the failed load."""
 
         def limited(device: Device) -> Device:
             kept_bytes = device.available_bytes - self._limits[device.id]
@@ -187,9 +185,7 @@ class _Search:
         return tr("Move {what} from {device} to {target}", what=what, device=move.run.device, target=move.target)
 
     def _left_device(self) -> Proposal | None:
-        """Return the move of everything on one short device to another one, for the case that no single run is large
-        enough.
-        """
+        """Return the move of everything on one short device to another one, if no single run is large enough."""
         for device in self._missing:
             found = self._relief.without(self._layout, device, self._missing)
             if found is not None:
@@ -224,9 +220,7 @@ class _Search:
         return next((found for each in smaller_caches(self._context) if (found := self._cache_proposal(each))), None)
 
     def smaller_cache_and_context(self) -> Proposal | None:
-        """Return the smallest KV cache type together with the longest context that then fits, for plans that lack
-        much memory.
-        """
+        """Return the smallest KV cache type with the longest context that then fits, if the plan lacks much memory."""
         # Backwards, so that the smallest cache comes first: it leaves the longest context.
         for cache in reversed(tuple(smaller_caches(self._context))):
             context = self._longest_context(cache)
@@ -276,9 +270,7 @@ class _Search:
         return None
 
     def unloaded_model(self) -> Proposal | None:
-        """Return a proposal to unload another model of this program: the smallest one that holds enough on every
-        short device.
-        """
+        """Return a proposal to unload another model: the smallest one that holds enough on every short device."""
         rig = self._plan.rig
         held = {
             device: {each.key: each.size_bytes for each in found.holdings}
@@ -337,9 +329,7 @@ class _Search:
         return self._plan.with_edit(replace(self._plan.edit, layout=layout, context=context))
 
     def _helps(self, plan: Plan) -> bool:
-        """Return whether `plan` breaks no rule and stays within the limits, which exclude the bytes missing in the
-        failed load.
-        """
+        """Return whether `plan` breaks no rule and is within the limits; these exclude bytes missing in the load."""
         return not plan.violations and not shortfalls({row.id: row.memory for row in plan.forecast}, self._limits)
 
     def _proposal(
@@ -390,8 +380,7 @@ def rig_without(rig: Rig, key: FileIdentity) -> Rig:
 
 
 def smaller_caches(now: ContextSettings) -> Iterator[ContextSettings]:
-    """Yield settings with smaller types for K and V cache, then with a smaller K type alone, for each of
-    `_SMALL_TYPES`.
+    """Yield settings with K and V cache in a smaller type, then with K alone, for each of `_SMALL_TYPES`.
 
     A yielded V type may still break a rule of llama.cpp.
     """

@@ -186,16 +186,14 @@ class Relief:
     # ------------------------------------------------------------------ one change that is enough
 
     def moved_layers(self, layout: Layout, devices: Collection[str]) -> tuple[Move, int] | None:
-        """Return the first move of layers off `devices` after which `layout` fits the limits, and the fewest layers to
-        move.
+        """Return the first move of layers off `devices` after which `layout` fits the limits, with the fewest layers.
 
         None if no single move is enough. `moves_off` has the order of the moves.
         """
         return self._enough_moved(layout, moves_off(layout, devices, self._targets(layout, devices)))
 
     def moved_experts(self, layout: Layout, devices: Collection[str]) -> tuple[ExpertMove, int] | None:
-        """Return the first move of experts to the CPU after which `layout` fits the limits, and the fewest layers to
-        move.
+        """Return the first move of experts to the CPU after which `layout` fits the limits, with the fewest layers.
 
         None if no single move is enough.
         """

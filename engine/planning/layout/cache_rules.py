@@ -28,9 +28,7 @@ _CUDA_LACKS_FLASH = ("iq4_nl",)
 
 
 def without_flash_attention(model: ModelFile, context: ContextSettings) -> bool:
-    """Return whether this model runs without flash attention, because it is set to off or its architecture does not
-    support it.
-    """
+    """Return whether this model runs without flash attention: it is off, or its architecture does not support it."""
     return context.flash_attn == "off" or not architecture_rules(model.architecture).flash_attention
 
 

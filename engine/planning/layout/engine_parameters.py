@@ -15,9 +15,7 @@ from engine.planning.layout.layout import Layout, Run, merge_runs
 from engine.planning.layout.patterns import part_pattern
 
 MAX_DEVICES = 16
-"""Length of the `tensor_split` array that llama.cpp copies, and so the most devices with a share
-(`llama_max_devices`).
-"""
+"""Length of the `tensor_split` array of llama.cpp (`llama_max_devices`): the most devices with a share."""
 MAX_ENTRIES = 15
 """Most entries of llama.cpp's device list: GGML_SCHED_MAX_BACKENDS less the CPU backend, which llama.cpp adds last."""
 MATCHES_NO_TENSOR = "^no tensor$"
@@ -25,9 +23,7 @@ MATCHES_NO_TENSOR = "^no tensor$"
 
 
 class TensorOverride(msgspec.Struct, frozen=True):
-    """One entry of `tensor_buft_overrides`: weights whose name matches the ECMAScript regex `pattern` go to
-    `device`.
-    """
+    """One entry of `tensor_buft_overrides`: weights with a name that matches the regex `pattern` go to `device`."""
 
     pattern: str
     device: str
@@ -92,9 +88,7 @@ def split_members(layout: Layout) -> tuple[str, ...]:
 
 
 def used_devices(layout: Layout) -> frozenset[str]:
-    """Return the ids of all devices that a load of `layout` opens: those of layers, output layer, shares and
-    overrides.
-    """
+    """Return the ids of all devices that a load of `layout` opens: of layers, output layer, shares and overrides."""
     return frozenset((*layout.devices, *split_members(layout), *(each.device for each in layout.overrides)))
 
 

@@ -1,6 +1,4 @@
-"""The layout file (`docs/contract.md`): JSON with the model's name, the device of each layer, and the context
-settings.
-"""
+"""The layout file (`docs/contract.md`): JSON with model name, device of each layer, and context settings."""
 
 from __future__ import annotations
 

@@ -113,9 +113,7 @@ class EmbeddingMove(Move):
 
 @dataclass(frozen=True, slots=True)
 class SharesMove(Move):
-    """Sets the device shares of split mode tensor or row to `shares`: (device id, per cent), in the order of the
-    devices.
-    """
+    """Sets the device shares of mode tensor or row to `shares`: (device id, per cent), in the order of the devices."""
 
     shares: tuple[tuple[str, float], ...]
 

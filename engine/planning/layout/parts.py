@@ -115,16 +115,13 @@ def _devices(overrides: Iterable[Override], part: OverridePart, n_layers: int) -
 
 
 def _split(layout: Layout) -> tuple[tuple[Override, ...], tuple[Override, ...]]:
-    """Return the layout's overrides in two groups: the first ones, as long as they have no tensor in common, and the
-    rest.
-    """
+    """Return the first overrides, as long as they have no tensor in common, and the other overrides."""
     front = tuple(takewhile(lambda each: each.part in _SEPARATE or each.pattern == EMBEDDING_PATTERN, layout.overrides))
     return front, layout.overrides[len(front) :]
 
 
 def _ranges(part: OverridePart, devices: Mapping[int, str], n_layers: int) -> list[Override]:
-    """Return overrides of a part for `devices`, which maps layers to device ids: one for each range of neighbouring
-    layers.
+    """Return overrides of a part, one for each range of neighbouring layers; `devices` maps layers to device ids.
 
     An override that covers all `n_layers` layers has no range.
     """

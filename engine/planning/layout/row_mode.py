@@ -42,9 +42,7 @@ Source: `get_row_rounding` of ggml-sycl, which aborts the process for other type
 
 
 def rows_of_members(tensor: TensorInfo, shares: Sequence[float]) -> tuple[int, ...]:
-    """Return the number of rows of `tensor` that each device gets, in float32 and rounded down as in
-    `get_row_split`.
-    """
+    """Return the number of rows of `tensor` on each device, in float32 and rounded down as in `get_row_split`."""
     n_rows = math.prod(tensor.shape[1:])
     rounding = _ROUNDING.get(tensor.type_name, 1)
     sums = _sums(shares)
@@ -61,8 +59,7 @@ def _sums(shares: Sequence[float]) -> list[float]:
 
 
 def with_homes(layout: Layout) -> Layout:
-    """Return a layout of mode layer that has each layer on its own device (`dev_layer`) of `layout`, a layout of mode
-    row.
+    """Return a layout of mode layer in which each layer is on its device (`dev_layer`) in `layout`, of mode row.
 
     This device computes the layer and has its KV cache. Follows `llama_model_base::load_tensors`.
     """
@@ -77,8 +74,7 @@ def with_homes(layout: Layout) -> Layout:
 
 
 def row_violations(layout: Layout, model: ModelFile, rig: Rig) -> Iterator[Violation]:
-    """Yield violations for weights with which ggml-sycl aborts in mode row: stacks such as experts, and unsupported
-    types.
+    """Yield violations for weights with which ggml-sycl aborts in mode row: stacks, and unsupported types.
 
     Rules: `row_weights`.
     """

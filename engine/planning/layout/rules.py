@@ -40,9 +40,7 @@ from engine.planning.settings.context_settings import ContextSettings
 
 
 def fault_violations(layout: Layout, model: ModelFile, rig: Rig, context: ContextSettings) -> Iterator[Violation]:
-    """Yield a violation for each device that would be used in a way that crashed or computed wrong results in the
-    self-test.
-    """
+    """Yield a violation for each use of a device that crashed or computed wrong results in the self-test."""
     # In modes tensor and row each member has a part of the output matrix.
     with_output = split_members(layout) if layout.split_mode in ("tensor", "row") else (layout.output_device,)
     for device in _used(layout, rig):

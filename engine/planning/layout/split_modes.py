@@ -43,9 +43,7 @@ Each device has a full copy of norms and routers; `attn_output` is the end of th
 
 
 def tensor_model_violations(model: ModelFile, leading: int = 0) -> Iterator[Violation]:
-    """Yield the reason why split mode tensor is impossible for this model, if its first `leading` layers are on the
-    CPU.
-    """
+    """Yield the reason why mode tensor is impossible for this model with its first `leading` layers on the CPU."""
     split = architecture_rules(model.architecture).split
     if not split.allowed:
         yield Violation(
@@ -175,9 +173,7 @@ def tensor_context_violations(context: ContextSettings) -> Iterator[Violation]:
 
 
 def tensor_override_violations(layout: Layout, model: ModelFile) -> Iterator[Violation]:
-    """Yield violations for overrides with which llama.cpp aborts in split mode tensor, at most one violation of each
-    kind.
-    """
+    """Yield violations for overrides with which llama.cpp aborts in mode tensor, at most one of each kind."""
     target = next((override.device for override in layout.overrides if override.device != CPU_ID), None)
     if target is not None:
         yield Violation(

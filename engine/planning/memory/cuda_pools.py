@@ -197,9 +197,7 @@ class CudaPools:
     # ------------------------------------------------------------------ attention and states
 
     def _soon_and_full(self, layers: Sequence[int], *, flash: bool) -> tuple[int, int]:
-        """Return (temporary bytes of attention in the warm-up, the same with a full context), for the largest of the
-        layers.
-        """
+        """Return temporary bytes of attention in the warm-up and with a full context, for the largest layer."""
         if not self._context.offload_kqv:
             return 0, 0
         found = self._attention.get(flash)

@@ -1,6 +1,4 @@
-"""Hyper-parameters from which the sizes of a model's KV cache and recurrent state follow, checked when they are
-read.
-"""
+"""Hyper-parameters that determine the sizes of KV cache and recurrent state, checked when they are read."""
 
 from __future__ import annotations
 

@@ -244,9 +244,7 @@ def _pairs(path: Path, tensors: tuple[TensorInfo, ...]) -> dict[str, tuple[Tenso
 
 
 def _goes_with(weight: TensorInfo, first: TensorInfo, second: TensorInfo) -> bool:
-    """Return whether the product of two LoRA matrices has the weight's shape, as `llama_adapter_lora_init_impl`
-    checks.
-    """
+    """Return whether the product of two LoRA matrices has the weight's shape (`llama_adapter_lora_init_impl`)."""
 
     def extent(tensor: TensorInfo, dimension: int) -> int:
         return tensor.shape[dimension] if dimension < len(tensor.shape) else 1

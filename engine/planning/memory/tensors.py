@@ -158,9 +158,7 @@ def _is_of_first_layer(architecture: Architecture | None, stem: str) -> bool:
 
 
 def layers_with_rope_factors(model: ModelFile, architecture: Architecture | None) -> tuple[bool, ...]:
-    """Return whether each layer needs RoPE factors: all layers, or for some architectures those with no sliding
-    window.
-    """
+    """Return whether each layer needs RoPE factors; in some architectures layers with a sliding window do not."""
     sliding = model.hyper_parameter("attention.sliding_window_pattern")
     if architecture is None or not architecture.rope_factors_full_only or not isinstance(sliding, tuple):
         return (True,) * model.n_layers

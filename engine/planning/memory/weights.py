@@ -133,8 +133,7 @@ class WeightTables:
         return 0 if self._embedding is None else self._embedding.size_bytes
 
     def output_bytes(self, rule: SizeRule) -> int:
-        """Return the bytes of the output layer on a device with this size rule: norm, and matrix or a copy of the tied
-        embedding.
+        """Return the bytes of the output layer on a device: norm, and matrix or a copy of the tied embedding.
 
         Weights for which the device has no kernel are not included.
         """
@@ -200,9 +199,7 @@ class WeightTables:
         return found
 
     def _layer(self, index: int, home: str, placement: Placement, members: MemberTables | None) -> _Tally:
-        """Return the sums for the layer `index` on the device `home`, with weights that overrides move on their own
-        device.
-        """
+        """Return the sums for layer `index` on the device `home`; weights that overrides move are on their device."""
         moved, tensors = self._moved, self._blocks[index]
         key = (index, home, *[moved.get(tensor.name) for tensor in tensors]) if moved else (index, home)
         found = self._layers.get(key)

@@ -1,3 +1,1 @@
-"""`Plan`: an edit of a model on a rig (the devices of a load), and everything that is computed from it before a
-load.
-"""
+"""`Plan`: an edit of a model on a rig (the devices of a load), and everything that is computed from it."""

@@ -91,9 +91,7 @@ class Plan:
 
     @cached_property
     def resolved(self) -> Resolved:
-        """The settings that the load uses, the decisions on them, and the memory estimate that the decisions are
-        based on.
-        """
+        """The settings that the load uses, the decisions on them, and the memory estimate behind the decisions."""
         from engine.planning.plan.decisions.resolve import resolve
 
         return resolve(self.memory, self.rig, self.edit.layout, self.edit.context, self.edit.side_files)
@@ -220,8 +218,7 @@ class Plan:
 
     @cached_property
     def key(self) -> Hashable | None:
-        """Everything that the result of a probe depends on: size and mtime of the files, parameters, settings and
-        devices.
+        """Everything that the result of a probe depends on: size and mtime of files, parameters, settings, devices.
 
         A probe is a load without allocation in a child process, in which llama.cpp reports its memory. Free memory and
         threads are not part of the key. None if nothing can be probed, because the edit breaks a rule or a file is

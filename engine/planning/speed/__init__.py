@@ -1,3 +1,1 @@
-"""Prediction of tokens per second: speeds of devices and links, work of each layer, and corrections learnt from
-answers.
-"""
+"""Prediction of tokens per second: speeds of devices and links, work of each layer, learnt corrections."""

@@ -430,9 +430,7 @@ class _Batch:
 
 
 def usual_fill(context: ContextSettings) -> int:
-    """Return the number of tokens in the context for which a speed is predicted: `USUAL_FILL`, or half a short
-    context.
-    """
+    """Return the number of tokens in the context for which a speed is predicted: at most half the context length."""
     return min(USUAL_FILL, context.n_ctx_each // 2)
 
 

@@ -76,9 +76,7 @@ def layout_class(layout: Layout, rig: Rig) -> str:
 
 
 Source = Literal["measured", "answers", "card", "guess"]
-"""How a speed is known, the most reliable source first: measured, learnt from answers, published for the card, a
-guess.
-"""
+"""Source of a speed, most reliable first: measured, learnt from answers, published for the card, a guess."""
 SOURCES: tuple[Source, ...] = get_args(Source)
 
 _GB = 1_000_000_000
@@ -242,9 +240,7 @@ def efficiency(device: Device, speeds: Speeds) -> tuple[float, float]:
 
 
 def hop_seconds(device: Device) -> float:
-    """Return the fixed seconds of a transfer to `device`, in addition to its link: copying inputs and starting the
-    graph.
-    """
+    """Return the fixed seconds of a transfer to `device`, besides its link: copying inputs and starting the graph."""
     return _REMOTE_HOP_SECONDS if device.is_rpc else _HOP_SECONDS
 
 

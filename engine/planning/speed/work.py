@@ -32,9 +32,7 @@ Both numbers were fitted to llama.cpp's graphs, whose number of nodes they meet 
 """
 
 _KEPT_STATES = 4
-"""Number of cached results of `Work.state`: an answer and a prompt need two, and a search compares a few fill
-levels.
-"""
+"""Number of cached results of `Work.state`: an answer and a prompt need two, a search compares a few fills."""
 _HOPS_PER_LAYER = 2
 """Transfers per layer in modes tensor and row: devices add their results after attention and after feed-forward."""
 _MOVED_OPS = 6

@@ -36,9 +36,7 @@ def balanced(
 
 
 def balanced_candidates(bench: Workbench) -> Iterator[Candidate]:
-    """Yield the single device with the most free memory if one device holds everything, else the most evenly filled
-    layout.
-    """
+    """Yield the single device with the most free memory that holds everything, else the most evenly filled layout."""
     whole = {} if bench.constraints.split else dict(whole_layouts(bench))
     if whole:
         roomiest = max(whole, key=lambda device: min(_headroom(bench, whole[device]).values()))
@@ -94,17 +92,13 @@ def balanced_layout(bench: Workbench) -> Layout:
 
 
 def _evenness(bench: Workbench, layout: Layout) -> tuple[int, int]:
-    """Return the key by which layouts are compared, larger is better: smallest free bytes, then negative largest
-    free bytes.
-    """
+    """Return the key by which layouts are compared: smallest free bytes, then negative largest free bytes."""
     left = _headroom(bench, layout).values()
     return min(left), -max(left)
 
 
 def _evened(bench: Workbench, layout: Layout) -> Layout:
-    """Return `layout` after single layers were moved at boundaries of runs, as long as each move increased
-    `_evenness`.
-    """
+    """Return `layout` after moves of single layers at boundaries of runs, as long as each increased `_evenness`."""
     best = _evenness(bench, layout)
     for _ in range(_MOVES):
         tried = [candidate for candidate in _neighbours(bench, layout) if bench.holds_all(candidate)]

@@ -20,8 +20,7 @@ from engine.planning.layout.layout import Layout, Override
 
 
 def fill_with_experts(bench: Workbench, ids: Sequence[str]) -> Layout | None:
-    """Return the layout that fills the devices `ids`, in this order of layers, with dense weights first and then
-    experts.
+    """Return the layout that fills the devices `ids`, in this order of layers, first with dense weights, then experts.
 
     None if the model has no experts.
     """
@@ -135,9 +134,7 @@ class _State:
 
 
 def _with_layers(state: _State, device_id: str, start: int) -> tuple[int, _State]:
-    """Return how many layers from `start` on fit on the device with their experts, and the state with these layers
-    on it.
-    """
+    """Return how many layers from `start` on fit on the device with their experts, and the state with them on it."""
     bench = state.bench
 
     def goes(count: int) -> bool:
@@ -167,8 +164,7 @@ def _with_own_experts(state: _State, device_id: str) -> _State:
 
 
 def _with_part(state: _State, device_id: str, index: int, following: str | None = None) -> tuple[int, _State]:
-    """Return the state with as much of layer `index` on the device as fits, after a 1 if the layer is on it now, else a
-    0.
+    """Return the state with as much of layer `index` on the device as fits, after 1 if the layer is now on it, else 0.
 
     The caller knows that the whole layer does not fit.
 

@@ -25,9 +25,7 @@ def experts(
 
 
 def experts_candidates(bench: Workbench) -> Iterator[Candidate]:
-    """Yield layouts that hold everything if there are any, else one with dense weights on devices and some experts
-    on the CPU.
-    """
+    """Yield layouts that hold everything if there are any, else one with some experts on the CPU."""
     whole = list(fewest_candidates(bench))
     with_experts = [layer.index for layer in bench.layers if layer.expert_bytes]
     if not with_experts:

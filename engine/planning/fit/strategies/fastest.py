@@ -127,9 +127,7 @@ def _fastest(bench: Workbench, deadline_s: float = inf) -> AutoLayout:
 
 
 def _with_output_on_device(bench: Workbench, costs: CostModel, layout: Layout) -> Layout:
-    """Return `layout` with the output layer moved from the CPU to a device, if one has room and that is predicted
-    faster.
-    """
+    """Return `layout` with the output layer moved from the CPU to a device, if that fits and is predicted faster."""
     if layout.output_device != CPU_ID or CPU_ID in (bench.output, bench.pinned.get(layout.n_layers - 1)):
         return layout
     moved = [layout.move_output(device_id) for device_id in layout.devices if device_id != CPU_ID]
@@ -154,8 +152,7 @@ def predict_layout(
 
 
 def _layouts(bench: Workbench, speeds: Speeds) -> Iterator[Layout]:
-    """Yield layouts to compare: on a single device, those of the other strategies, and fillings in many orders of
-    devices.
+    """Yield layouts to compare: on a single device, those of other strategies, and fillings in many device orders.
 
     Layouts that cannot be faster are skipped: if the fastest device holds everything, the others are not yielded.
     """

@@ -43,9 +43,7 @@ def fewest(
 
 
 def fewest_candidates(bench: Workbench) -> Iterator[Candidate]:
-    """Yield the single device that holds everything if there is one, else the layouts of capacity search and plain
-    filling.
-    """
+    """Yield the single device that holds everything, else the layouts of capacity search and plain filling."""
     if not bench.constraints.split:
         for device, layout in whole_layouts(bench):
             yield Candidate(layout, whole_reason(bench, device))

@@ -48,8 +48,7 @@ class _Planned:
 
     @property
     def rank(self) -> tuple[bool, int, int, bool, float]:
-        """Key by which backends are compared, larger is better: fits, context length, number of layers, split, shortest
-        time.
+        """Key for comparing backends, larger is better: fits, context length, number of layers, split, shortest time.
 
         Only strategy "context" finds different context lengths, and the length is its goal.
         """

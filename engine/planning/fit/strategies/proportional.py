@@ -36,9 +36,7 @@ def proportional(
 
 
 def memory_shares(free: Sequence[int]) -> tuple[int, ...]:
-    """Return the share of each device: its free bytes less `HEADROOM_BYTES`, but at least an eighth of its free
-    bytes.
-    """
+    """Return the share of each device: free bytes less `HEADROOM_BYTES`, but at least an eighth of the free bytes."""
     return tuple(max(free_bytes - HEADROOM_BYTES, free_bytes // _LEAST_PART) for free_bytes in free)
 
 
@@ -87,9 +85,7 @@ def proportional_layout(bench: Workbench) -> Layout | None:
 
 
 def proportional_candidates(bench: Workbench) -> Iterator[Candidate]:
-    """Yield a single device if one holds everything, else the layout by shares and then other layouts on the same
-    devices.
-    """
+    """Yield a single device that holds everything, else the layout by shares, then others on the same devices."""
     if not bench.constraints.split:
         for device, layout in whole_layouts(bench):
             yield Candidate(layout, whole_reason(bench, device))

@@ -98,16 +98,12 @@ class Workbench:
     # ------------------------------------------------------------------ orders
 
     def in_layer_order(self, devices: Iterable[Device]) -> list[str]:
-        """Return device ids in the order of their layers: remote devices first, local cards last, which get the
-        output layer.
-        """
+        """Return device ids in the order of their layers: remote devices first, local cards (with the output) last."""
         place = {device_id: number for number, device_id in enumerate(self.rig.ids)}
         return [device.id for device in sorted(devices, key=lambda device: (-rank(device), place[device.id]))]
 
     def in_preferred_order(self) -> list[str]:
-        """Return the ids of usable devices in the order of `constraints.order`, then the others in the order of the
-        rig.
-        """
+        """Return ids of usable devices in the order of `constraints.order`, then the others in the order of the rig."""
         known = [device.id for device in self.rig.devices if device in self.devices]
         asked = [device_id for device_id in dict.fromkeys(self.constraints.order) if device_id in known]
         return [*asked, *(device_id for device_id in known if device_id not in asked)]

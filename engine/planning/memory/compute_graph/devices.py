@@ -35,9 +35,7 @@ _CUDA_VECTOR_TYPES = frozenset({"f16", "bf16", "q4_0", "q8_0"})
 
 
 def backend_devices(placement: Placement) -> tuple[str, ...]:
-    """Return the device id of each backend of the scheduler: one for each entry of llama.cpp's device list, the CPU
-    last.
-    """
+    """Return the device id of each backend of the scheduler: one for each entry of the device list, the CPU last."""
     return (*(entry for entry in placement.entries if entry == CPU_ID or entry in placement.traits), CPU_ID)
 
 
@@ -209,9 +207,7 @@ def as_one_device(placement: Placement) -> Placement:
 
 
 def _shared_traits(members: list[BackendTraits]) -> BackendTraits:
-    """Return backend properties for several devices as one: the largest alignment, and row padding if any device has
-    it.
-    """
+    """Return backend properties for several devices as one: the largest alignment, and row padding if one has it."""
     return BackendTraits(
         SizeRule(
             alignment_bytes=max(traits.size_rule.alignment_bytes for traits in members),

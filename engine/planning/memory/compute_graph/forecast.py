@@ -56,9 +56,7 @@ class Found:
 
 
 class ComputeForecast:
-    """Forecast of the compute buffers of one model with one set of context settings, for any placement of the
-    layers.
-    """
+    """Forecast of the compute buffers of one model with one set of context settings, for any placement of layers."""
 
     def __init__(self, tables: GraphTables, context: ContextSettings) -> None:
         self._tables = tables
@@ -100,9 +98,7 @@ class ComputeForecast:
         return self._known(placement, asks_flash=self._flash_mode == "auto").sizes
 
     def uses_flash_attention(self, placement: Placement) -> bool:
-        """Return whether llama.cpp will use flash attention, after it has checked the devices if the setting is
-        "auto".
-        """
+        """Return whether llama.cpp will use flash attention; for "auto", after it has checked the devices."""
         if placement.shares or self._flash_mode != "auto":
             return self._flash_mode != "off"
         return self._known(placement, asks_flash=True).flash
@@ -175,9 +171,7 @@ class ComputeForecast:
         return Found({CPU_ID if buft == HOST else buft: size for buft, size in found.items()}, batch.flash)
 
     def _asked_operations(self, *, asks_flash: bool) -> tuple[str, ...]:
-        """Return the names of fused operations that llama.cpp replaces by several nodes if they leave their layer's
-        device.
-        """
+        """Return the fused operations that llama.cpp replaces by several nodes if they leave their layer's device."""
         mixing = ("hc_pre", "hc_comb", "hc_post") if self._tables.hparams.hc_mult > 1 else ()
         return ("flash_attn", *mixing) if asks_flash else mixing
 
@@ -209,9 +203,7 @@ class ComputeForecast:
         return any(self._tables.kernel_class(rule.kernels) for rule in rules)
 
     def _suits_flash(self, placement: Placement) -> bool:
-        """Return whether flash attention surely stays on its layers' devices, so that the graph need not be built to
-        check it.
-        """
+        """Return whether flash attention surely stays on its layers' devices, so no graph is needed to check it."""
         hyper, context = self._tables.hyper, self._context
         if not context.offload_kqv or placement.overrides or any(hyper.recurrent) or hyper.latent:
             return False

@@ -27,8 +27,7 @@ _CACHE_RULES = ("flash_attention", "cache_block_size", "cache_types_differ")
 
 
 def usable_flash_attention(rig: Rig, layout: Layout, asked: ContextSettings) -> FlashAttention:
-    """Return the flash attention setting for the load: `asked.flash_attn`, but "off" instead of "auto" if a device is
-    faulty.
+    """Return the flash attention setting for the load: "off" instead of "auto" if a device is faulty.
 
     A fault is one that the self-test found on a device of the layout. If the split mode or a quantised V cache needs
     flash attention, "auto" is returned all the same.
@@ -104,9 +103,7 @@ def decide_cache_types(model: ModelFile, used: ContextSettings) -> Iterator[Deci
 
 
 def refused_cache_types(model: ModelFile, used: ContextSettings) -> Mapping[str, Mapping[KvType, str]]:
-    """Return the reason for each cache type that llama.cpp refuses for `model`, by setting (`type_k`, `type_v`) and
-    type.
-    """
+    """Return the reason for each cache type that llama.cpp refuses for `model`, by setting (`type_k`, `type_v`)."""
     found: dict[str, dict[KvType, str]] = {"type_k": {}, "type_v": {}}
     for setting, letter in (("type_k", "K"), ("type_v", "V")):
         for cache_type in KV_TYPES:

@@ -25,9 +25,7 @@ def trained_length(model: ModelFile) -> int | None:
 
 
 def reads_whole_texts(model: ModelFile) -> bool:
-    """Return whether llama.cpp must get a whole text in one micro batch, as for embedding models with full
-    attention.
-    """
+    """Return whether a whole text must be in one micro batch, as for embedding models with full attention."""
     architecture = find_architecture(model.architecture)
     if model.hyper_parameter("attention.causal") is False:
         return True

@@ -124,9 +124,7 @@ def _first_fitting(trials: _Trials) -> _Tried:
 
 @dataclass(frozen=True, slots=True)
 class _Trials:
-    """Generator of combinations of settings with their forecasts, from the most wanted combination to the last
-    resort.
-    """
+    """Generator of combinations of settings with their forecasts, from the most wanted one to the last resort."""
 
     memory: ModelMemory
     rig: Rig

@@ -145,8 +145,7 @@ def build_attn(
     out: str | None = "attn_output",
     place: int | None = None,
 ) -> Tensor:
-    """Store keys and values in the cache, and return the output of attention to all cells, with the matrix `out`
-    applied.
+    """Store keys and values in the cache, and return the attention to all cells, multiplied by the matrix `out`.
 
     `sliding`: whether keys are expanded before values, as in llama.cpp's overload for caches with sliding windows
     (`llm_graph_input_attn_kv_iswa`).

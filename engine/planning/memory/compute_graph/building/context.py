@@ -67,8 +67,7 @@ Value = TypeVar("Value")
 
 
 class Shared:
-    """Values with tensors that layers share, stored by class: each builder module has a frozen dataclass for its
-    values.
+    """Values with tensors that layers share, stored by class; each builder module has frozen dataclasses for its own.
 
     `of` separates several values of one class. If the graph is built in sections, only inputs can be shared
     (`all_inputs`).
@@ -252,9 +251,7 @@ class GraphContext:
 
     @property
     def inp_attn(self) -> AttnInput:
-        """Return the attention inputs of the current layer: those of the sliding window if it has one, else of the
-        full cache.
-        """
+        """Return the attention inputs of the current layer: of its sliding window if it has one, or of the full cache."""
         sliding = self.inputs.inp_attn_swa
         return sliding if self.layer.hparams.is_swa and sliding is not None else self.inputs.inp_attn
 
@@ -296,8 +293,7 @@ class GraphContext:
         return self.graph.like("norm" if layer_norm else "rms_norm", source)
 
     def build_norm(self, source: Tensor, *stems: str, layer_norm: bool = False, pin: bool = True) -> Tensor:
-        """Return `source` normalised, with the first of the weights `stems` that the layer has (`build_norm` of
-        llama.cpp).
+        """Return `source` normalised, with the first of the weights `stems` that the layer has (`build_norm`).
 
         If it has none, there are no weights. `pin`: whether the node is pinned to the layer's backend.
         """
@@ -342,9 +338,7 @@ class GraphContext:
         return op not in self.batch.unfused
 
     def fused(self, op: str, ne: Sequence[int], *src: Tensor) -> Tensor:
-        """Return a node that llama.cpp replaces by several nodes if it is not on its layer's device (see
-        `Graph.fused`).
-        """
+        """Return a node that llama.cpp replaces by several if it is not on its layer's device (see `Graph.fused`)."""
         found = self.graph.new(op, ne, *src)
         self.graph.fused.append((found, self.layer.buft))
         return found

@@ -1,5 +1,4 @@
-"""Building of a model's graph from the embeddings to the logits, with the builders that its architecture's record
-names.
+"""Building of a model's graph from embeddings to logits, with the builders that its architecture's record names.
 
 Mirrors `llama_model::build_graph`, with `build_inp_embd` and the other inputs of llama-graph.cpp.
 """

@@ -104,9 +104,7 @@ class GraphTables:
         self.is_whole: bool = (
             family.record.every_layer or shares or adds or self.hparams.shares_blocks or any(hyper.indexer_widths)
         )
-        """Whether layers read tensors of layers other than their neighbours, so that the graph cannot be built in
-        sections.
-        """
+        """Whether layers read tensors of layers other than their neighbours, so that the graph is built whole."""
         self.slides: bool = any(layer.is_swa for layer in self.layers)
         # Layers of equal hyper-parameters and shapes make equal nodes. Types and sizes of weights do not matter here;
         # `alike` adds them if devices copy weights.
@@ -221,9 +219,7 @@ class GraphTables:
 
 
 def _weights_of(model: ModelFile, source: int, index: int, part: str) -> Weights:
-    """Return the weights of the layer at `index`: those of the block `source`, with `.scale` tensors of its own
-    block.
-    """
+    """Return the weights of layer `index`: those of the block `source`, with `.scale` tensors of its own block."""
     found = block_weights(model.blocks[source], part)
     if source == index or index >= len(model.blocks):
         return found

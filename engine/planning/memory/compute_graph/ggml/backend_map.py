@@ -17,9 +17,7 @@ from engine.planning.memory.compute_graph.ggml.sections import DistantReadError,
 Places = tuple[tuple[Key, int], ...]
 """(Name of a tensor, index of its backend) for each tensor that a section passes to the next one."""
 State = Places | LiveOut | GallocrState
-"""A state between two sections: backends of tensors, tensors that later sections need, or free blocks of the
-buffers.
-"""
+"""A state between two sections: backends of tensors, tensors that later sections need, or free blocks of buffers."""
 _MOST_MAPS = 4096
 
 

@@ -89,9 +89,7 @@ class _Matcher:
         self._uses = Counter(source for node in section.nodes for source in node.sources)
 
     def match(self, start: int, end: int, kept: _Kept) -> None:
-        """Add to `kept` the tensors that stay allocated for patterns in the nodes `start` to `end` (exclusive) of a
-        split.
-        """
+        """Add to `kept` the tensors that stay allocated for patterns in the nodes `start` to `end` - 1 of a split."""
         place = start
         while place < end:
             if self._ops[place] == "mul":
@@ -147,9 +145,7 @@ class _Matcher:
         return None
 
     def _is_sum(self, weighted: int, last: int) -> bool:
-        """Return whether the nodes after the product at `weighted` are one view of it for each expert, and the sum
-        of the views.
-        """
+        """Return whether the nodes after the product at `weighted` are a view of it per expert, and the views' sum."""
         product, total = self._tensors[weighted], self._tensors[last]
         n_used, shape = product.ne[1], (product.ne[0], product.ne[2] * product.ne[3], 1, 1)
         views: list[int] = []
@@ -175,8 +171,7 @@ class _Matcher:
     # ------------------------------------------------------------------ choice of experts
 
     def _keep_choice(self, place: int, end: int, kept: _Kept) -> int:
-        """If a selection of experts begins at `place`, keep all its tensors until the node after it, and return its
-        last place.
+        """Keep all tensors of a selection of experts at `place` until the node after it, and return its last place.
 
         Otherwise `place` is returned.
         """

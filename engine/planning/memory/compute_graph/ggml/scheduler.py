@@ -292,9 +292,7 @@ class Scheduler:
         return found
 
     def _assignable_nodes(self, section: Section) -> tuple[Node, ...]:
-        """Return the nodes that pass 1 may assign: pinned nodes, views of pre-allocated tensors, and nodes that read
-        weights.
-        """
+        """Return the nodes that pass 1 may assign: pinned nodes, views of pre-allocated tensors, readers of weights."""
         found = self._assignable.get(section)
         if found is None:
             tensors, bases = section.tensors, section.bases
@@ -411,9 +409,7 @@ class Scheduler:
                 most, backends[number] = count, index
 
     def _upgrade(self, number: int, sources: Sequence[int], backends: list[int], bound: Bound) -> None:
-        """Move a node to a backend of higher priority with the same buffer type, if that backend can read all its
-        sources.
-        """
+        """Move a node to a backend of higher priority with the same buffer type, if it can read all sources."""
         buft, unsupported = self.backends[backends[number]].buft, bound.unsupported[number]
         # Only backends of higher priority, which have lower indices.
         for index in range(backends[number]):
@@ -497,9 +493,7 @@ class Scheduler:
         )
 
     def _names(self, section: Section) -> tuple[dict[Key, int], tuple[tuple[int, Key], ...]]:
-        """Return slots by name for tensors that other sections know, and (slot, name there) for those of the next
-        section.
-        """
+        """Return slots by name for tensors that other sections know, and (slot, name) for those of the next section."""
         found = self._named.get(section)
         if found is None:
             bases = section.bases

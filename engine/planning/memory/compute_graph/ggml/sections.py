@@ -231,9 +231,7 @@ class LayerRecorder:
         )
 
     def first(self, shared: Mapping[Tensor, Key], layers: Collection[int]) -> Section:
-        """Return the first section: everything before the second recorded start, with embeddings and the first
-        layer.
-        """
+        """Return the first section: everything before the second recorded start, so embeddings and first layer."""
         return self._cut(0, self.found[1].n_nodes, 0, shared, layers)
 
     def last(self, shared: Mapping[Tensor, Key], layers: Collection[int], *, open_end: bool) -> Section:
@@ -246,9 +244,7 @@ class LayerRecorder:
         return self._cut(self.found[place].n_nodes, end, place, shared, layers)
 
     def _cut(self, start: int, end: int, place: int, shared: Mapping[Tensor, Key], layers: Collection[int]) -> Section:
-        """Return the nodes `start` to `end` (exclusive) as the section of the layer that begins at record number
-        `place`.
-        """
+        """Return the nodes `start` to `end` - 1 as the section of the layer that begins at record number `place`."""
         graph = self.graph
         keys: dict[Tensor, Key] = {tensor: ("in", number) for number, tensor in enumerate(graph.inputs)}
         keys |= shared

@@ -331,8 +331,7 @@ class StepCache:
         return tuple(ordered), used
 
     def live_out_before(self, split_sections: tuple[SplitSection, ...], state: int) -> tuple[tuple[int, ...], int]:
-        """Return what later sections need after each section (`LiveOut`), as state numbers, and the same before the
-        first.
+        """Return what later sections need after each section (`LiveOut`) and before the first one, as state numbers.
 
         `state`: the number for what is needed after the last section.
         """
@@ -360,8 +359,7 @@ class StepCache:
     def fill(
         self, split_sections: tuple[SplitSection, ...], live_outs: tuple[int, ...], state: int
     ) -> tuple[Growth, int]:
-        """Allocate all sections, and return the growth of the buffers and the number of their state after the last
-        section.
+        """Allocate all sections, and return the growth of the buffers and the number of their state afterwards.
 
         `live_outs`: state numbers of what later sections need. `state`: number of the buffers' state before.
         """

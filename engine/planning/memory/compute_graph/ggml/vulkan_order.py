@@ -169,8 +169,7 @@ class _Reordering:
     # ------------------------------------------------------------------ what stays together
 
     def _keep_pattern(self) -> bool:
-        """Schedule a sequence of operations that stays together, if one begins at the first node that is not scheduled
-        yet.
+        """Schedule a sequence of operations that stays together, if one begins at the first unscheduled node.
 
         Return whether there was one.
         """
@@ -205,9 +204,7 @@ class _Reordering:
     # ------------------------------------------------------------------ what is taken along
 
     def _current_set(self) -> list[int]:
-        """Return the places of the first unused node, of nodes that can run with it, and of views of them
-        (`current_set`).
-        """
+        """Return the places of the first unscheduled node, nodes that can run with it, and views (`current_set`)."""
         first, end = self._first_unused, min(self._first_unused + _NUM_TO_CHECK, len(self._nodes))
         taken = [first]
         for place in range(first + 1, end):
@@ -305,9 +302,7 @@ class _Reordering:
         return all(b % a == 0 for a, b in zip(small.ne, large.ne, strict=True))
 
     def _pull_store(self, place: int, taken: list[int]) -> None:
-        """Add to `taken` the view of a node and the `set_rows` that stores it in a cache, if no other node reads
-        them.
-        """
+        """Add to `taken` the view of a node and the `set_rows` that stores it in a cache, if no others read them."""
         nodes, view, stores = self._nodes, -1, -1
         for each in range(place + 1, min(place + _PULL_REACH, len(nodes))):
             if self._used[each]:
@@ -394,8 +389,7 @@ def order_section(
     used: frozenset[NodePlace],
     backends: Sequence[Backend],
 ) -> tuple[SplitSection, frozenset[NodePlace]]:
-    """Return the section with its nodes in the new order, and the places of later sections' nodes that are then
-    computed.
+    """Return the section with its nodes in the new order, and places of later sections' nodes that are then computed.
 
     `ahead`: following sections in which the last split continues.
     `used`: places of nodes in this and later sections that were computed early.

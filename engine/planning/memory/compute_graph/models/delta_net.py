@@ -1,5 +1,4 @@
-"""Layers with a state that is updated by a delta rule (src/models/delta-net-base.cpp), and the attention layers
-between.
+"""Layers with a state that is updated by a delta rule (src/models/delta-net-base.cpp), and their attention layers.
 
 The rule has one decay for each head (qwen3next.cpp, qwen35.cpp), or one for each element of a key (KDA:
 kimi-linear.cpp, kimi-k3.cpp, glm5-next.cpp, bailingmoe3.cpp).
@@ -65,9 +64,7 @@ def _build_qkvz(ctx: GraphContext, current: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _build_qkvz_from_ssm_in(ctx: GraphContext, current: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the tensors of `_build_qkvz`, computed from the single weight of older files, in whose rows they
-    alternate.
-    """
+    """Return the tensors of `_build_qkvz` from the single weight of older files, in whose rows they alternate."""
     graph, batch, ssm = ctx.graph, ctx.batch, ctx.hparams.ssm
     outer = (batch.sequence_tokens, batch.n_sequences)
     groups, wide = ssm.n_group, ssm.d_inner // ssm.n_group

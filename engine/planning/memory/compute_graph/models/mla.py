@@ -247,9 +247,7 @@ class _Selection:
 
 
 def build_inp_kpool(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return the embeddings repeated for each residual stream, after the indexer's inputs were made
-    (`build_inp_kpool`).
-    """
+    """Make the indexer's inputs, and return embeddings repeated for each residual stream (`build_inp_kpool`)."""
     new, n_tokens, pool = ctx.graph.new_input, ctx.batch.n_tokens, ctx.hparams.indexer.kpool
     # At least one: a micro batch that completes no pool builds a dummy entry, so that the graph keeps its shape.
     n_pools, n_new = _n_pools(ctx), max(1, _n_full_pools(ctx))

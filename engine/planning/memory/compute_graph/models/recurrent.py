@@ -13,9 +13,7 @@ from engine.planning.memory.compute_graph.ggml.graph import Tensor
 from engine.planning.memory.compute_graph.models.transformer import feed_forward
 
 GetStateRows = Callable[[Tensor, Tensor], Tensor]
-"""Function from (states, rows of the batch's sequences) to their states: copies, or a scan that reads the rows
-itself.
-"""
+"""Function from (states, rows of the batch's sequences) to their states: copies, or a scan that reads the rows."""
 
 
 class RecurrentStates:
@@ -143,9 +141,7 @@ def build_mamba2_layer(ctx: GraphContext, current: Tensor) -> Tensor:
 
 
 def build_plamo2_mamba_layer(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return the output of PLaMo 2's Mamba layer (`build_plamo2_mamba_layer`), in whose input rows gates alternate
-    with x.
-    """
+    """Return the output of PLaMo 2's Mamba layer (`build_plamo2_mamba_layer`): gates and x alternate in its input."""
     graph, batch, ssm = ctx.graph, ctx.batch, ctx.hparams.ssm
     tokens, sequences = batch.sequence_tokens, batch.n_sequences
     heads, head = ssm.dt_rank, ssm.d_inner // ssm.dt_rank

@@ -226,9 +226,7 @@ class _PleInput:
 
 
 def build_inp_ple(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return the token embeddings repeated for each residual stream, after the embeddings of hashed sequences were
-    made.
-    """
+    """Make the embeddings of hashed token sequences, and return token embeddings repeated for each residual stream."""
     if "per_layer_token_embd" in ctx.outer:
         graph, n_tokens = ctx.graph, current.ne[1]
         table = ctx.outer_weight(ctx.outer["per_layer_token_embd"], HOST)

@@ -11,9 +11,7 @@ from engine.planning.memory.compute_graph.ggml.graph import Tensor
 
 @dataclass(frozen=True, slots=True)
 class _Encoded:
-    """Output of the encoder for the longest text (`build_inp_cross_embd`), and the mask of the decoder's cross
-    attention.
-    """
+    """Output of the encoder for the longest text (`build_inp_cross_embd`), and the mask of cross attention."""
 
     text: Tensor
     mask: Tensor
@@ -94,9 +92,7 @@ def _projections(ctx: GraphContext, name: str, *sources: Tensor) -> tuple[Tensor
 
 
 def _bias(ctx: GraphContext) -> Tensor:
-    """Return the bias that is added to attention, by distance (`build_pos_bias`), from the layer's table or the
-    first one's.
-    """
+    """Return the bias of attention by distance (`build_pos_bias`), from the layer's own table or the first layer's."""
     graph, buckets = ctx.graph, ctx.shared.get(_Distances).buckets
     if ctx.place == 0 or ctx.has("attn_rel_b"):
         table = ctx.weight("attn_rel_b")

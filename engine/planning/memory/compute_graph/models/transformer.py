@@ -179,9 +179,7 @@ def _gated(ctx: GraphContext, found: Tensor, gate: Tensor) -> Tensor:
 
 
 def roped_qkv(ctx: GraphContext, current: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return queries, keys and values with shape (head, heads, tokens), normalised, rotated and scaled as
-    `ctx.style` says.
-    """
+    """Return queries, keys and values as (head, heads, tokens), normalised, rotated and scaled as `ctx.style` says."""
     graph, hparams, style = ctx.graph, ctx.layer.hparams, ctx.style
     if style.qk_norm == "flat":
         q, k, v = build_qkv(ctx, current, flat=True)

@@ -98,7 +98,8 @@ class Calibration:
     def with_need(self, need: ComputingNeed) -> Calibration:
         """Return the calibration after a model ran out of memory while it computed.
 
-        A less strict need like `need` is replaced.
+        An earlier need with the same device, model and settings is replaced. The calibration is unchanged if the bytes
+        of `need` are not plausible.
         """
         if not 0 < need.overhead_bytes <= MAX_COMPUTING_BYTES:
             return self

@@ -63,7 +63,7 @@ def parse_layout(data: bytes | str, *, source: str = "", n_layers: int | None = 
 
 
 def read_layout(path: Path, *, n_layers: int | None = None) -> LayoutFile:
-    """Read and return the layout file at `path`; `n_layers` and `LayoutError` are as for `parse_layout`."""
+    """Read the layout file at `path` and return its content; `n_layers` and `LayoutError` are as for `parse_layout`."""
     data = read_file(path, what="layout", fail=LayoutError)
     return parse_layout(data, source=path.name, n_layers=n_layers)
 

@@ -222,6 +222,7 @@ class CudaPools:
         if flash:
             widest = max(hyper.head_v[index], hyper.head_k[index])
             n_blocks = _MULTIPROCESSORS * (_FLASH_BLOCKS if widest <= _LARGE_HEAD else _FLASH_BLOCKS // 2)
+            # `dst_tmp_meta` of `launch_fattn`: 2 + DV / 2 values of 8 bytes (`float2`) for each column of a block.
             return n_blocks * _FLASH_COLUMNS * 8 * (2 + widest // 2) if widest else 0
         if hyper.sliding[index]:
             n_cells = min(n_cells, window_cells(hyper, self._context))
@@ -240,6 +241,7 @@ class CudaPools:
         if self._context.type_v == "f32":
             return k_bytes
         out_bytes = 2 * (head_k if hyper.latent else head_v) * n_tokens * n_head
+        # 24: three pointers of 8 bytes for each product of a batch (`ptrs_src`, `ptrs_dst`).
         v_bytes = 2 * n_cells * n_tokens * n_head + out_bytes + 24 * n_head * n_streams
         return max(k_bytes, v_bytes) + 4 * _ALIGNMENT
 
@@ -283,6 +285,8 @@ def _has_mmq(tensor: TensorInfo) -> bool:
 
 def _mmq_bytes(n_in: int, n_rows: int) -> int:
     """Return the temporary bytes of `ggml_cuda_mul_mat_q`: the input as Q8_1, and tiles of partial sums."""
+    # A `block_q8_1_mmq` has 144 bytes for 128 elements; up to 128 further ones pad the last tile
+    # (`get_mmq_x_max_host`). Stream-k adds an F32 tile of partial sums for each multiprocessor.
     return n_rows * pad(n_in, _ROW_PADDING) * 144 // 128 + 128 * 144 + _MULTIPROCESSORS * _TILE_ELEMENTS * 4
 
 

@@ -30,7 +30,10 @@ from engine.planning.memory.tensors import (
 )
 
 _REPACKABLE = "CPU, may be repacked"
-"""Place of tensors for which llama.cpp uses its list of CPU buffer types. It does not for those of a CPU entry."""
+"""Place of tensors in host memory for which llama.cpp tries pinned and repacked memory (`make_cpu_buft_list`).
+
+Tensors of a CPU entry of the device list are always in plain memory.
+"""
 _SPLIT = "all members of a tensor split"
 """Place of tensors that are sliced over the devices of split mode tensor."""
 _ROWS = "split rows"
@@ -189,10 +192,7 @@ class WeightTables:
             self._overrides, self._moved = placement.overrides, self._homes.devices(placement.overrides)
 
     def _unsupported_by(self, kernels: Kernels) -> frozenset[str]:
-        """Return the names of the weights for which a device with these kernels has no kernel.
-
-        They are in host memory.
-        """
+        """Return the names of the weights that are in host memory because a device has only these kernels."""
         found = self._unsupported.get(kernels)
         if found is None:
             found = self._unsupported[kernels] = find_unsupported(self._model, self._architecture, kernels)

@@ -109,9 +109,10 @@ class Plan:
 
     @cached_property
     def learned_rig(self) -> Rig:
-        """The rig with a larger overhead on devices where a load with these settings ran out of memory before.
+        """The rig with a larger overhead on devices where a load of this model ran out of memory before.
 
-        The overhead is memory beyond llama.cpp's buffers. `rig` itself if nothing was learned.
+        Only loads count whose context and micro batch were not larger. The overhead is memory beyond llama.cpp's
+        buffers. `rig` itself if nothing was learned.
         """
         devices = tuple(map(self._learned, self.rig.devices))
         return self.rig if all(map(operator.is_, devices, self.rig.devices)) else Rig(devices, self.rig.host)

@@ -251,7 +251,7 @@ class GraphContext:
 
     @property
     def inp_attn(self) -> AttnInput:
-        """Return the attention inputs of the current layer: of its sliding window if it has one, or of the full cache."""
+        """Return the attention inputs of the current layer: of its sliding window if it has one, else of all cells."""
         sliding = self.inputs.inp_attn_swa
         return sliding if self.layer.hparams.is_swa and sliding is not None else self.inputs.inp_attn
 

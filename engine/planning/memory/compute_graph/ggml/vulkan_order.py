@@ -356,9 +356,9 @@ def _is_contiguous_1(tensor: Tensor) -> bool:
 
 
 _REACH = 64
-"""Number of nodes after a section that are considered; no node moves forward by more than two constants of this module.
+"""Number of nodes after a section that are considered.
 
-These are `_NUM_TO_CHECK` and `_PULL_REACH`.
+No node moves forward by more than `_NUM_TO_CHECK` plus `_PULL_REACH` places.
 """
 
 _BITS = 32

@@ -140,7 +140,7 @@ def _ranges(part: OverridePart, devices: Mapping[int, str], n_layers: int) -> li
 def _without(override: Override, layers: Iterable[int]) -> list[Override]:
     """Return overrides for the layers of `override` that are not in `layers`.
 
-    One for all layers is returned unchanged.
+    An override for all layers is returned unchanged.
     """
     if override.layers is None:
         # An earlier override decides for these layers; one for all layers stays as it was written.

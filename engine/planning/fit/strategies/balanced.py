@@ -69,7 +69,7 @@ def balanced_candidates(bench: Workbench) -> Iterator[Candidate]:
 def balanced_layout(bench: Workbench) -> Layout:
     """Return a layout in which the free bytes of the used devices are as equal as whole layers allow.
 
-    If the devices cannot hold all layers, it is a plain filling with the rest on the CPU.
+    If the devices cannot hold all layers, each is filled as far as possible and the rest is on the CPU.
     """
     ids = bench.in_layer_order(bench.devices)
     best = fill(bench, ids)

@@ -1,8 +1,8 @@
 """Selection of one layout among the candidates of a strategy, with an explanation for the user.
 
-The first candidate that holds everything is chosen. If there is none, it is the first one that leaves no more on the
-CPU than any plain filling. If the user requested a split and the chosen layout uses one device only, a second device
-gets a layer.
+The first candidate that has everything on devices is chosen. If there is none, it is the first one that leaves no more
+on the CPU than plain filling does, which puts as many layers on one device after another as fit. If the user requested
+a split and the chosen layout uses one device only, a second device gets a layer.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class Candidate:
 
 
 def fits_plainly(bench: Workbench) -> bool:
-    """Return whether a single device or a plain filling with whole layers fits.
+    """Return whether the model fits on a single device, or if one device after another is filled with whole layers.
 
     If so, `choose` finds a layout that fits.
     """
@@ -132,7 +132,7 @@ def fits_plainly(bench: Workbench) -> bool:
 
 
 def choose(bench: Workbench, candidates: Iterable[Candidate]) -> AutoLayout:
-    """Return the first candidate that fits and leaves no more on the CPU than any plain filling.
+    """Return the first candidate that fits and leaves no more on the CPU than filling one device after another does.
 
     If no layout fits, the one that lacks the least memory is returned. If the user requested a split, the layout is
     split if possible.

@@ -43,7 +43,10 @@ def fewest(
 
 
 def fewest_candidates(bench: Workbench) -> Iterator[Candidate]:
-    """Yield the single device that holds everything, else the layouts of capacity search and plain filling."""
+    """Yield the single device that holds everything; if there is none, the layouts of two searches.
+
+    One is the capacity search of this module. The other one fills one device after another.
+    """
     if not bench.constraints.split:
         for device, layout in whole_layouts(bench):
             yield Candidate(layout, whole_reason(bench, device))

@@ -147,7 +147,7 @@ class LayoutGraph:
     # ------------------------------------------------------------------ segments
 
     def _whole_segment(self, placement: Placement) -> Segment:
-        """Return the whole graph as one segment, for graphs that must be built whole."""
+        """Return the whole graph as one segment, for models whose layers read tensors of distant layers."""
         devices = backend_devices(placement)
         backends = self._backends_for(placement, self._rig(placement), devices, frozenset(devices))
         layers = _devices(self._parts(placement), 0, self._tables.n_trunk - 1)
@@ -159,7 +159,10 @@ class LayoutGraph:
         return Segment(backends.steps, backends.bufts, (None, *placed_sections, None))
 
     def _segments(self, placement: Placement) -> Iterator[Segment]:
-        """Yield one segment for each device, or one for all if a device is in the list more than once."""
+        """Yield the graph in segments, one for each device.
+
+        If a device is in llama.cpp's list more than once, there is one segment for the whole graph.
+        """
         devices = backend_devices(placement)
         parts = self._parts(placement)
         known = self._known_sections(placement)
@@ -192,7 +195,7 @@ class LayoutGraph:
             start = end
 
     def _layers_around(self, start: int, end: int) -> range:
-        """Return the layers of sections `start` to `end` and of the neighbouring sections."""
+        """Return the range of layers in the sections `start` to `end` of the graph and in their neighbours."""
         last = self._lasts[end] if end < len(self._units) else self._tables.n_trunk - 1
         # Two units back: the section before the segment is named by the layers of its own predecessor.
         return range(self._firsts[max(0, start - 2)], last + 1)
@@ -258,9 +261,9 @@ class LayoutGraph:
         start: int,
         end: int,
     ) -> Segment:
-        """Return the segment of sections `start` to `end`.
+        """Return the part of the graph with the sections `start` to `end`, as a segment with its own list of backends.
 
-        Segments are cached, because most of them do not change in a drag.
+        Segments are cached, because most of them do not change in a drag. `parts`: layers of each device.
         """
         around = self._layers_around(start, end)
         first, last = around.start, around.stop - 1
@@ -284,9 +287,9 @@ class LayoutGraph:
         start: int,
         end: int,
     ) -> Segment:
-        """Return a new segment with the sections `start` to `end` of the graph.
+        """Return a new segment with the sections `start` to `end` of the graph; see `_segment`.
 
-        It begins and ends at a boundary between devices. `parts`: layers of each device.
+        It begins and ends at a boundary between devices.
         """
         first, last = max(0, start - 1), min(end + 1, len(self._units) + 1)
         placed_sections: list[PlacedSection | None] = [] if start else [None]
@@ -312,7 +315,7 @@ class LayoutGraph:
     # ------------------------------------------------------------------ placed sections
 
     def _known_sections(self, placement: Placement) -> _PlacedSections:
-        """Return the cached sections for the overrides of `placement`."""
+        """Return the cached sections of graphs for layouts with the overrides of `placement`."""
         found = self._sections_of.get(placement.overrides)
         if found is None:
             if len(self._sections_of) >= _MOST_OVERRIDES:
@@ -327,7 +330,10 @@ class LayoutGraph:
     def _mixed_section(
         self, known: _PlacedSections, backends: _SegmentBackends, unit: int, parts: Sequence[Part]
     ) -> PlacedSection:
-        """Return the section of a unit that is on several devices, or on another device than the unit before."""
+        """Return the section of the graph for a unit (a layer that adds nodes, with those before it that add none).
+
+        It is on several devices, or on another device than the unit before. `unit`: number of the unit.
+        """
         start = self._firsts[unit - 1] if unit else 0
         places = tuple(backends.places[device] for device in _devices(parts, start, self._lasts[unit]))
         found = known.mixed.get((unit, places))
@@ -367,9 +373,9 @@ class LayoutGraph:
         return self._lasts[unit] == self._tables.n_trunk - 1
 
     def _interned(self, name: SectionName | Section, places: tuple[Place, ...]) -> PlacedSection:
-        """Return the section with these devices.
+        """Return the section `name` with these devices; equal arguments return the same object.
 
-        Equal arguments return the same object, because it is compared by identity.
+        It is compared by identity, which is faster.
         """
         return self._interned_sections.setdefault((name, places), PlacedSection(name, places))
 

@@ -5,7 +5,7 @@
 (`ggml_gallocr_allocate_node`), and a tensor is freed after its last use unless it is an output.
 
 `Gallocr` processes a graph section by section. The result for a section depends on the section, on the blocks in use
-before it (`GallocrState`), and on the tensors that later sections read (`LiveOut`).
+before it (`GallocrState`), and on the tensors that later sections of the graph read (`LiveOut`).
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def live_out_before(split_section: SplitSection, live_out: LiveOut, backends: Se
 
 
 def _copy_before(split_section: SplitSection, copy: Copy) -> Copy:
-    """Return `copy` with the names that its tensors have in the section before.
+    """Return `copy` with the names that its tensors have in the previous section of the graph.
 
     Raises:
         DistantReadError: the section before cannot know the tensors.
@@ -287,7 +287,7 @@ class Gallocr:
 
 
 class _SectionAlloc:
-    """Allocation of one section.
+    """Allocation of one section of the graph.
 
     Each tensor has a slot, a number in this section; tensors that only pass through the section have the last slots.
     `_blocks` has (buffer type, offset, size) for each slot, or None if it has no memory.

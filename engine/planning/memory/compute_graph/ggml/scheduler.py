@@ -134,7 +134,7 @@ The first slot is -1 if the node needs no memory of its own.
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SplitPart:
-    """The nodes of one split that are in one section.
+    """The nodes of one split that are in one section of the graph.
 
     `is_new`: whether the split begins here; otherwise it began in an earlier section.
     `copies`: (copy, slot of the original, slot of the copy) for each input of a new split.
@@ -348,7 +348,9 @@ class Scheduler:
         return backend
 
     def assign(self, bounds: Sequence[Bound], place: int, known: Mapping[Key, int]) -> tuple[Assigned, dict[Key, int]]:
-        """Run passes 2 to 4 for the section `bounds[place]`, and return it with the backends known to the next section.
+        """Run passes 2 to 4 for `bounds[place]`, a section of the graph.
+
+        Return it with its backends, and the backends that the next section knows.
 
         `bounds` has the neighbours too, because pass 2 expands backends across sections.
         `known`: backend index by name, for tensors of earlier sections.
@@ -435,7 +437,7 @@ class Scheduler:
     # ------------------------------------------------------------------ passes 5 and 6: splits and copies
 
     def split_graph(self, assigned: Assigned, before: OpenSplit) -> tuple[SplitSection, OpenSplit]:
-        """Run pass 5: divide a section into parts of splits, with copies of sources that a backend cannot read.
+        """Run pass 5: divide a section of the graph into parts of splits, with copies of unreadable sources.
 
         Return the section in parts, and the split that is open at its end. `before`: the split open at its start.
         """
@@ -554,7 +556,7 @@ def _expand(rows: Sequence[tuple[Bound, list[int]]], skip: int, *, backwards: bo
 
 
 def _passed(section: Section, slots: Iterable[tuple[Key, int]]) -> tuple[tuple[int, Key], ...]:
-    """Return (slot, name in the next section) of the tensors that the next section may know."""
+    """Return (slot, name in the next section of the graph) of the tensors that the next section may know."""
     behind = ((slot, section.name_after(name)) for name, slot in slots)
     return tuple([(slot, name) for slot, name in behind if name is not None])
 
@@ -599,6 +601,9 @@ def _reusable(section: Section, node: Node, slots: Sequence[int]) -> tuple[int, 
 
 
 def _copy_key(bound: Bound, source: int, backend: int) -> Key:
-    """Return the name of a copy. If no other section knows the original, its index is part of the name."""
+    """Return the name of a copy of tensor `source` for `backend`.
+
+    If no other section of the graph knows the original, its index is part of the name.
+    """
     name = bound.section.names[source] or (None, source)
     return ("copy", ("weight", bound.bufts[source]) if name[0] == "weight" else name, backend)

@@ -64,7 +64,7 @@ def pin_at(place: int) -> int:
 
 
 def name_after(key: Key) -> Key | None:
-    """Return the name that a tensor has in the next section; None if that section cannot know it."""
+    """Return the name that a tensor has in the next section of the graph; None if that section cannot know it."""
     if key[0] == "copy":
         original = name_after(key[1])  # type: ignore[arg-type]
         return None if original is None else ("copy", original, key[2])
@@ -88,7 +88,7 @@ def is_early(key: Key) -> bool:
 
 
 def _name_before(key: Key) -> Key | None:
-    """Return the name that a tensor has in the section before; None if that section cannot know it."""
+    """Return the name that a tensor has in the previous section of the graph; None if that section cannot know it."""
     if key[0] == "copy":
         original = _name_before(key[1])  # type: ignore[arg-type]
         return None if original is None else ("copy", original, key[2])
@@ -167,11 +167,14 @@ class Section:
     later: frozenset[Key] | None = None
 
     def name_after(self, key: Key) -> Key | None:
-        """Return the name that a tensor has in the next section; None if that section cannot know it."""
+        """Return the name that a tensor has in the next section of the graph; None if that section cannot know it."""
         return name_after(key) if self.later is None or is_early(key) else key
 
     def name_before(self, key: Key) -> Key | None:
-        """Return the name that a tensor has in the section before; None if that section cannot know it."""
+        """Return the name that a tensor has in the previous section of the graph.
+
+        None if that section cannot know it.
+        """
         return _name_before(key) if self.earlier is None or is_early(key) else key
 
     def is_known_after(self, key: Key) -> bool:

@@ -192,7 +192,7 @@ class StepCache:
         return found
 
     def bound(self, placed: PlacedSection) -> Bound:
-        """Return a section on its devices after pass 1 of the scheduler; results are cached."""
+        """Return a section of the graph on its devices after pass 1 of the scheduler; results are cached."""
         found = self._bounds.get(placed)
         if found is None:
             section = placed.section if isinstance(placed.section, Section) else self._section_of(placed.section)
@@ -291,7 +291,7 @@ class StepCache:
     def order(
         self, split_sections: tuple[SplitSection, ...], behind: tuple[FollowingSection, ...], used: frozenset[NodePlace]
     ) -> tuple[tuple[SplitSection, ...], frozenset[NodePlace]]:
-        """Return the sections with nodes in the order of the backends and with allocation dependencies.
+        """Reorder nodes (Vulkan) and add allocation dependencies (CUDA) in these sections, and return the new sections.
 
         Also return the places of nodes in later sections that are then computed early.
 
@@ -426,7 +426,7 @@ class StepCache:
         held: Sequence[TensorAlloc],
         buffers: dict[str, DynTallocr],
     ) -> Sequence[TensorAlloc]:
-        """Allocate the sections in `buffers`, and return the tensors in them that later sections read."""
+        """Allocate the sections in `buffers`, and return the tensors in them that later sections of the graph read."""
         for split_section, ahead in zip(split_sections, live_outs, strict=True):
             check_limits()
             held = self._gallocr.allocate_into(split_section, self._states[ahead], held, buffers)  # type: ignore[arg-type]
@@ -441,7 +441,7 @@ class StepCache:
                     yield self.scheduler.backends[copy.backend].buft, copy.size_bytes
 
     def moved(self, assigned: Assigned) -> frozenset[str]:
-        """Return the names of fused operations in this section that are not on the device of their layer."""
+        """Return the names of fused operations in this section of the graph that are not on their layer's device."""
         found = self._moved.get(assigned)
         if found is None:
             backends, fused = self.scheduler.backends, assigned.bound.fused

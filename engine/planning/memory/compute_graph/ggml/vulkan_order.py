@@ -537,7 +537,7 @@ class _Ordering:
         return own, size, tuple(in_place), tuple(read)
 
     def _slot(self, distance: int, slot: int) -> int | None:
-        """Return the slot in this section for a slot of a later section.
+        """Return the slot in this section for a slot of a later section of the graph.
 
         None for weights and caches, which are not allocated.
         """
@@ -571,7 +571,7 @@ class _Ordering:
         return found
 
     def _name_before(self, distance: int, key: Key) -> Key | None:
-        """Return the name of a tensor in the section before; None if that section cannot know it."""
+        """Return the name of a tensor in the previous section of the graph; None if that section cannot know it."""
         section, backend_map = self._split_sections[distance].section, self._backend_maps[distance]
         # Inputs of a split that is open at the end are copied at its begin, so all sections of the split know them.
         before = section.name_before(key) if key[0] == "copy" or section.is_known_before(key) else None

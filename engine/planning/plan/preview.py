@@ -166,7 +166,7 @@ def make_report(
 
 
 def cost_model(work: Work, plan: Plan, speeds: Speeds) -> CostModel | None:
-    """Return the model of computing times for `plan`.
+    """Return the object that predicts the speed of layouts on the rig and with the settings of `plan`.
 
     None if the plan breaks a rule or its memory cannot be computed here.
     """

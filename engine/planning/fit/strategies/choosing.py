@@ -32,7 +32,7 @@ def name_list(names: Sequence[str]) -> str:
 
 
 def count_layers(count: int) -> str:
-    """Return "1 layer" or "5 layers"."""
+    """Return a number of layers in the user's language: "1 layer" or "5 layers"."""
     return tr_count("{count} layer", "{count} layers", count)
 
 

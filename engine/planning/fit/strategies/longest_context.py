@@ -31,7 +31,7 @@ class _Found:
 def longest_context(
     memory: ModelMemory, rig: Rig, context: ContextSettings, constraints: Constraints = NO_CONSTRAINTS
 ) -> AutoLayout:
-    """Return the longest context up to the trained length, with a layout on the fewest devices for it.
+    """Return a layout on the fewest devices with the longest context that fits, at most the trained length.
 
     The length is that of each parallel request. Among several allowed cache types the first one that reaches the full
     length is used, else the one with the longest context.

@@ -129,9 +129,9 @@ class GraphTables:
         self._homes = override_homes
 
     def kernel_class(self, kernels: Kernels) -> int:
-        """Return the number of the class of devices with these kernels.
+        """Return the number of the kernel class for a device with these kernels.
 
-        Devices of one class put the same weights in host memory.
+        Devices of one class lack kernels for the same weights, which llama.cpp puts in host memory.
         """
         found = self._kernel_classes.get(kernels)
         if found is None:

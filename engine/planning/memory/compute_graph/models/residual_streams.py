@@ -130,7 +130,7 @@ def _build_hc_pre(ctx: GraphContext, streams: Tensor, part: str) -> HcPre:
 
 
 def _build_hc_post(ctx: GraphContext, read: HcPre, current: Tensor) -> Tensor:
-    """Return the residual streams with the result `current` of a part added (`build_hc_post`)."""
+    """Return the residual streams with `current`, the result of attention or feed-forward, added (`build_hc_post`)."""
     if read.mixing is None:
         return _added(ctx, current, read.streams, read.gives)
     return _mixed(ctx, current, read.streams, read.gives, read.mixing)
@@ -300,7 +300,7 @@ def _build_hc_mix(ctx: GraphContext, streams: Tensor, part: str) -> tuple[Tensor
 
 
 def _build_hc_combine(ctx: GraphContext, streams: Tensor, current: Tensor, gives: Tensor) -> Tensor:
-    """Return the residual streams with the result `current` of a part added (`build_hc_combine`)."""
+    """Return the residual streams with `current`, the result of attention or feed-forward, added (`build_hc_combine`)."""
     graph, (n_embd, count, n_tokens, _) = ctx.graph, streams.ne
     shares = graph.scale(graph.unary(graph.scale(gives)))
     if ctx.fuses("hc_post"):

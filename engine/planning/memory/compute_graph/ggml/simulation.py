@@ -458,7 +458,9 @@ def _take(buffer: DynTallocr, size: int, count: int) -> None:
 
 
 class Simulation:
-    """Computes the sizes of one layout's compute buffers from its graph, which has a segment for each device's layers."""
+    """Computes the sizes of one layout's compute buffers from its graph, which has a segment for each device's
+    layers.
+    """
 
     def __init__(self, segments: Sequence[Segment]) -> None:
         self._segments = segments

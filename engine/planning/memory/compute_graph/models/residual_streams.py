@@ -300,7 +300,9 @@ def _build_hc_mix(ctx: GraphContext, streams: Tensor, part: str) -> tuple[Tensor
 
 
 def _build_hc_combine(ctx: GraphContext, streams: Tensor, current: Tensor, gives: Tensor) -> Tensor:
-    """Return the residual streams with `current`, the result of attention or feed-forward, added (`build_hc_combine`)."""
+    """Return the residual streams with `current`, the result of attention or feed-forward, added
+    (`build_hc_combine`).
+    """
     graph, (n_embd, count, n_tokens, _) = ctx.graph, streams.ne
     shares = graph.scale(graph.unary(graph.scale(gives)))
     if ctx.fuses("hc_post"):

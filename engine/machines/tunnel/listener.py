@@ -7,7 +7,6 @@ import logging
 import socket
 import threading
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -32,6 +31,7 @@ from engine.machines.tunnel.streams import (
 
 MAX_CONNECTIONS = 32
 MAX_OF_ONE_ADDRESS = 8
+"""Most connections of one address that use no device."""
 HELLO_S = 5.0
 """Time-out for preface and handshake of a session."""
 PAIRING_S = 15.0
@@ -181,13 +181,18 @@ class Listener:
                 continue
             # Limits before anything is read: a flood of connections costs no handshakes, and one address cannot take
             # all.
-            of_address = Counter(each.address for each in self._callers)[address]
-            if len(self._callers) >= MAX_CONNECTIONS or of_address >= MAX_OF_ONE_ADDRESS:
+            if len(self._callers) >= MAX_CONNECTIONS or self._waiting_of(address) >= MAX_OF_ONE_ADDRESS:
                 connection.close()
                 continue
             caller = _Caller(connection, address)
             self._callers.add(caller)
             caller.task = asyncio.create_task(self._take(caller))
+
+    def _waiting_of(self, address: str) -> int:
+        """Return the number of connections of an address, without those that use a device: a machine may use all."""
+        callers = [each for each in self._callers if each.address == address]
+        clients = {each.session for each in callers}
+        return len(callers) - sum(use.fingerprint in clients for use in self.uses)
 
     async def _take(self, caller: _Caller) -> None:
         try:

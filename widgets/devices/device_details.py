@@ -291,7 +291,8 @@ class DeviceDetails(Dialog):
                 angle=90,
                 movable=False,
                 pen=pg.mkPen(self._palette.dim, style=Qt.PenStyle.DashLine),
-                label=mark.text,
+                # pyqtgraph takes a label for a format string, and names of models come from files.
+                label=mark.text.replace("{", "{{").replace("}", "}}"),
                 labelOpts={"color": self._palette.dim, "position": 0.9, "anchors": [(0, 0), (0, 0)]},
             )
             line.is_mark = True

@@ -12,6 +12,7 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QWidget
 from pytestqt.qtbot import QtBot
 
+from app import lending
 from app.paths import pairings_path
 from app.rig.lender import LendChoice, Lender
 from app.rig.live_rig import LiveRig
@@ -124,3 +125,17 @@ def test_no_device_is_told(qtbot: QtBot, dialog: LendDialog) -> None:
     row.box.setChecked(False)
     click(dialog, "lend")
     qtbot.waitUntil(lambda: "No device is left to lend" in dialog.text)
+
+
+def test_it_is_lent_again_right_after_a_stop(
+    qtbot: QtBot, dialog: LendDialog, lender: Lender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The search for devices may be quicker than the end of the workers before, which keep the port."""
+    found = lending.find_lendings()
+    monkeypatch.setattr(lending, "find_lendings", lambda **_: found)
+    click(dialog, "lend")
+    qtbot.waitUntil(lambda: bool(lender.state.place))
+    click(dialog, "stop")
+    click(dialog, "lend")
+    qtbot.waitUntil(lambda: bool(lender.state.place or lender.state.problem))
+    assert dialog.text == f"Lent at {lender.state.place}."

@@ -135,6 +135,7 @@ class DeviceDetails(Dialog):
         self._readings.setColumnStretch(4, 1)
         self._labels: list[tuple[QLabel, QLabel]] = []
         self.holders = RowTable((tr("Program or model"), tr("Memory")), tr("Who holds the memory"), wide=0)
+        self.holders.setMinimumHeight(120)
         self.holders.setMaximumHeight(150)
         self.span_box = ComboBox()
         self.span_box.setAccessibleDescription(tr("Time span"))

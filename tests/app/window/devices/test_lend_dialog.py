@@ -14,11 +14,13 @@ from pytestqt.qtbot import QtBot
 
 from app import lending
 from app.paths import pairings_path
+from app.rig.device_list import list_of_file
 from app.rig.lender import LendChoice, Lender
 from app.rig.live_rig import LiveRig
 from app.settings import Settings
 from app.window.devices.lend_dialog import LendDialog, LendPresenter
 from engine.base.units import MIB
+from engine.devices.known_cards import with_cards
 from engine.machines.tunnel.calling import pair_with
 from tests.support.patience import DEADLINE_S
 from tests.support.tunnels import Home, Session
@@ -139,3 +141,10 @@ def test_it_is_lent_again_right_after_a_stop(
     click(dialog, "lend")
     qtbot.waitUntil(lambda: bool(lender.state.place or lender.state.problem))
     assert dialog.text == f"Lent at {lender.state.place}."
+
+
+def test_cards_that_are_not_here_are_not_offered(lender: Lender, window: QWidget) -> None:
+    live = LiveRig(window)
+    here = live.devices.rig
+    live.set_devices(list_of_file(with_cards(here, ["RTX 3090"]), here))
+    assert [row.device.id for row in LendPresenter(lender, live, window).open().rows] == ["CPU"]

@@ -128,8 +128,12 @@ class ComparePresenter(OneDialog[CompareDialog]):
             dialog.say(note, bad=True)
         elif results.ended:
             dialog.say(results.ended)
+        elif not results.winner:
+            dialog.say(tr("Nothing could be measured."))
+        elif len(results.layouts) == 1:
+            dialog.say(tr("One layout was measured. Add others to compare it with."))
         else:
-            dialog.say(winner_words(results) if results.winner else tr("Nothing could be measured."))
+            dialog.say(winner_words(results))
 
     def _on_failed(self, sentence: str) -> None:
         if self.dialog is not None:

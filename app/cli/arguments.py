@@ -387,7 +387,7 @@ def _add_rig_arguments(rig: argparse.ArgumentParser) -> None:
 
 def _add_packs_arguments(packs: argparse.ArgumentParser) -> None:
     commands = packs.add_subparsers(
-        dest="packs_command", metavar="list|install|remove|check|on|off", parser_class=Parser
+        dest="packs_command", metavar="list|install|remove|check|on|off|trust|distrust", parser_class=Parser
     )
     texts = {
         "list": "what is installed, and what its check found (also without a word)",
@@ -396,6 +396,8 @@ def _add_packs_arguments(packs: argparse.ArgumentParser) -> None:
         "check": "check packs anew: all, or one",
         "on": "use a pack again that was switched off",
         "off": "leave a pack unused",
+        "trust": "trust a publisher's key; without a key, print the trusted keys and that of this computer",
+        "distrust": "trust a key no longer",
     }
     for name, text in texts.items():
         command = commands.add_parser(name, help=text, description=text)
@@ -403,6 +405,11 @@ def _add_packs_arguments(packs: argparse.ArgumentParser) -> None:
         command.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
         if name == "install":
             command.add_argument("file", type=Path, metavar="FILE")
+            command.add_argument("--yes", action="store_true", help="do not ask whether its maker is trusted")
+        elif name in ("trust", "distrust"):
+            command.add_argument("key", metavar="KEY", nargs="?" if name == "trust" else None)
+            if name == "trust":
+                command.add_argument("--name", default="", help="your name for the publisher")
         elif name != "list":
             command.add_argument("name", metavar="NAME", nargs="?" if name == "check" else None)
 

@@ -37,7 +37,15 @@ def run_chat(options: Namespace) -> int:
     for text, what in ((options.prompt, "The prompt"), (options.system, "The system prompt")):
         if text is not None:
             check_text(text, what)
-    with closing(ChatStore(chats_path(), lambda error: say(error.summary()))) as store:
+    only_reads = options.list or options.search is not None
+    with closing(
+        ChatStore(
+            chats_path(),
+            lambda error: say(error.summary()),
+            makes_copies=not only_reads,
+            only_reads=only_reads,
+        )
+    ) as store:
         if store.notice:
             say(store.notice)
         if options.list:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import sys
 from argparse import Namespace
 from collections.abc import Iterable, Sequence
 
 from app.cli import exit_codes
 from app.cli.output import print_document, print_line, print_text, say
-from app.packs import find_all_devices, pack_installer
+from app.packs import find_all_devices, pack_installer, pack_keys
 from app.paths import engine_checks_path, self_test_path, speeds_path
 from engine.base.engine_build import engine_version
-from engine.base.errors import EngineError
+from engine.base.errors import ArgumentError, EngineError
+from engine.base.texts import show
 from engine.devices.device import Device, Rig, with_free_ids
 from engine.devices.hiding_variables import find_hiding
 from engine.devices.packs.store import NO_PACKS, PACKS_VARIABLE, ListedPack
@@ -60,6 +62,10 @@ DOCUMENT_VERSION = 1
 def run_packs(options: Namespace) -> int:
     """Carry out the subcommand, and print the packs. Exit code 5 if a checked pack does not work."""
     keeper = pack_installer()
+    if options.packs_command in ("trust", "distrust"):
+        return _run_keys(options)
+    if options.packs_command == "install" and not _agreed(keeper, options):
+        return exit_codes.INTERRUPTED
     checked = _change(keeper, options)
     listed = keeper.listed()
     if options.json:
@@ -69,6 +75,43 @@ def run_packs(options: Namespace) -> int:
         _print(listed)
     broken = any(each.name in checked and each.state == "broken" for each in listed)
     return exit_codes.exit_code("crashed") if broken else exit_codes.OK
+
+
+def _agreed(keeper: PackInstaller, options: Namespace) -> bool:
+    """Tell who made the pack, and return whether to install it.
+
+    Raises:
+        ArgumentError: if nobody can be asked.
+    """
+    maker = keeper.store.maker_of(options.file)
+    say(f"{options.file.name}: {maker.words}")
+    if maker.is_trusted or options.yes:
+        return True
+    if not sys.stdin.isatty():
+        raise ArgumentError("A pack is a program that runs with your rights. Add --yes to install it all the same.")
+    say("A pack is a program that runs with your rights. Install it? [y/N] ", end="")
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _run_keys(options: Namespace) -> int:
+    """Change and print the trusted keys of publishers."""
+    keys = pack_keys()
+    if options.packs_command == "distrust":
+        keys.distrust(options.key)
+    elif options.key is not None:
+        keys.trust(options.key, options.name)
+    own, publishers = keys.own(), keys.publishers()
+    if options.json:
+        trusted = [{"key": each.key, "name": each.name} for each in publishers]
+        print_document({"version": DOCUMENT_VERSION, "own": own or None, "trusted": trusted})
+        return exit_codes.OK
+    if own:
+        print_line(f"{own}  this computer")
+    for each in publishers:
+        print_line(f"{each.key}  {show(each.name) or 'no name'}, trusted")
+    if not own and not publishers:
+        print_line("No keys: this computer has signed no pack, and no publisher is trusted.")
+    return exit_codes.OK
 
 
 def _change(keeper: PackInstaller, options: Namespace) -> set[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from argparse import Namespace
 from pathlib import Path
@@ -87,8 +88,9 @@ def _model_of(options: Namespace, load: ForeignLoad) -> Path:
         return Path(options.model)
     if not load.model:
         raise ArgumentError("The text names no model file; name it with --model.")
-    path = Path(load.model).expanduser()
-    if not path.is_file():
+    # Functions of `os.path`: those of `Path` raise for an unknown user and for a path that is too long.
+    path = Path(os.path.expanduser(load.model))  # noqa: PTH111
+    if not os.path.isfile(path):  # noqa: PTH113
         raise ArgumentError(f"There is no file {show(load.model, 200)}; name the model's file with --model.")
     return path
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -44,6 +45,8 @@ from engine.runtime.session.status import Phase
 # Seconds of one wait.
 # Python runs signal handlers in the main thread only, and on Windows an endless wait delays them.
 INTERRUPT_POLL_S = 0.2
+# Limit of a wait in which a person may think for hours. Elsewhere a signal handler ends the wait by an event.
+IDLE_POLL_S = INTERRUPT_POLL_S if os.name == "nt" else None
 # Seconds to wait for the reason of a loss, which may need answers of RPC workers.
 _LOSS_S = 30.0
 
@@ -67,6 +70,8 @@ class Follower:
         self._stage: Stage = "header"
         self._interrupts = 0
         self._heeded = 0
+        # Called after news and interrupts, in any thread and in a signal handler: it ends a wait for something else.
+        self.wake: Callable[[], None] = _nothing
 
     def _receive(self, news: SessionUpdate) -> None:
         # In the session's thread: it is saved before the ending that it belongs to is shown.
@@ -74,6 +79,7 @@ class Follower:
             learn_need(news)
         else:
             self._news.put(news)
+            self.wake()
 
     @contextmanager
     def loading(self, order: LoadOrder) -> Iterator[None]:
@@ -88,6 +94,7 @@ class Follower:
     def _interrupt(self) -> None:
         # Called between two bytecodes of the main thread: the loops below act on the count.
         self._interrupts += 1
+        self.wake()
 
     @property
     def interrupted(self) -> bool:
@@ -206,6 +213,10 @@ class Follower:
         *_, ending = self.events(self.ask(request), stops=stops)
         assert not isinstance(ending, Done | Token | Shifted | Reading)
         return ending.answer if isinstance(ending, Answered) else ending
+
+
+def _nothing() -> None:
+    """Do nothing."""
 
 
 def exit_code_of(ending: LoadEnding | RequestEnding) -> int:

@@ -30,6 +30,8 @@ def run_library(options: Namespace) -> int:
     with closing(LibraryIndex(library_path())) as index:
         if index.set_aside is not None:
             say(f"layerdeck-cli: the library's index could not be used. It was renamed to {index.set_aside}.")
+        if index.not_saved:
+            say(f"layerdeck-cli: {index.not_saved}")
         census, facts = scan_library(index, named)
         # The forecasts need a list of models, and the final list shows the forecasts.
         models = list_models(census.files, facts, index.notes(), {})

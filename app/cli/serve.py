@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from argparse import Namespace
@@ -69,9 +70,14 @@ def run_serve(options: Namespace) -> int:
         pinned=[entry.id for entry in entries],
     )
     log = ServeLog(as_json=options.json)
-    server = ApiServer(address, access, pool, version=_version(), journal=Journal(log.request))
-    interrupted = threading.Event()
-    with on_interrupt(interrupted.set):
+    interrupted, ended = threading.Event(), threading.Event()
+    server = ApiServer(address, access, pool, version=_version(), journal=Journal(log.request), on_end=ended.set)
+
+    def interrupt() -> None:
+        interrupted.set()
+        ended.set()
+
+    with on_interrupt(interrupt):
         try:
             server.start()
             log.serving(server)
@@ -82,7 +88,7 @@ def run_serve(options: Namespace) -> int:
             if not is_loopback(address.host):
                 say(f"layerdeck-cli: other computers reach {server.address.url}.")
             # Python runs signal handlers in the main thread only: a wait without limit would hold them up on Windows.
-            while not interrupted.wait(_POLL_S) and server.is_running:
+            while not ended.wait(_POLL_S if os.name == "nt" else None):
                 pass
         except ApiError as error:
             say(f"layerdeck-cli: {error.message}")

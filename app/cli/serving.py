@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from argparse import Namespace
+from pathlib import Path
 
 from app.cli.output import say
 from app.paths import kept_weights_path
@@ -12,9 +15,18 @@ from engine.machines.rigs.lab import CAPS_NOT_ENFORCED, KeptWeights
 
 
 def kept_weights(options: Namespace) -> KeptWeights | None:
-    """Return folder and size of the cache of weights; None for no cache."""
+    """Return folder and size of the cache of weights; None for no cache, also if its folder cannot be written."""
     quota_bytes = DEFAULT_QUOTA_BYTES if options.keep is None else options.keep
-    return KeptWeights(kept_weights_path(), quota_bytes) if quota_bytes else None
+    return KeptWeights(kept_weights_path(), quota_bytes) if quota_bytes and not _fault(kept_weights_path()) else None
+
+
+def _fault(folder: Path) -> str:
+    """Return why weights cannot be cached in `folder`; empty if they can."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        return error.strerror or str(error)
+    return "" if os.access(folder, os.W_OK | os.X_OK) else os.strerror(errno.EACCES)
 
 
 def tell_serving(options: Namespace, *, caps_enforced: bool) -> None:
@@ -25,6 +37,9 @@ def tell_serving(options: Namespace, *, caps_enforced: bool) -> None:
     if kept is not None:
         words = f"up to {format_bytes(kept.quota_bytes)} of weights in {kept.folder}"
         tell(f"It caches {words}; `rig kept --empty` deletes them.")
+    elif options.keep != 0:
+        folder = kept_weights_path()
+        tell(f"It caches no weights, because {folder} cannot be written ({_fault(folder)}).")
 
 
 def tell(sentence: str) -> None:

@@ -9,12 +9,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Literal
 
 import msgspec
 
 from app.cli import exit_codes
 from app.cli.chat_printers import ChatPrinter
-from app.cli.follow import INTERRUPT_POLL_S, BadEnding, Ended, Follower, exit_code_of
+from app.cli.follow import IDLE_POLL_S, BadEnding, Ended, Follower, exit_code_of
 from app.cli.inputs import learn_speed
 from engine.base.errors import EngineError
 from engine.chat import answer as core
@@ -57,6 +59,10 @@ HELP = (
 _READ_BYTES = 1 << 16
 
 
+NOT_STORED = "The text from here on is not stored yet: it is lost if the program is killed before there is room."
+STORED_AGAIN = "The conversation is stored again, with the text since the failure."
+
+
 @dataclass(frozen=True, slots=True)
 class TalkOptions:
     """Options of a chat. `settings`: samplers. `attached`: files for the first question.
@@ -71,22 +77,33 @@ class TalkOptions:
     attached: tuple[ReadFile, ...] = ()
 
 
+class _Wake(Enum):
+    WAKE = "wake"
+
+
 class LineReader:
     """Reads lines of standard input in a daemon thread. A pending read does not delay the end of the program."""
 
     def __init__(self, descriptor: int = 0) -> None:
         self._descriptor = descriptor
-        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._lines: queue.SimpleQueue[str | Literal[_Wake.WAKE] | None] = queue.SimpleQueue()
         # not through sys.stdin: a thread that waits in there holds a lock that Python wants at its end
         threading.Thread(target=self._run, name="lines", daemon=True).start()
 
-    def next(self, timeout_s: float) -> str | None:
-        """Return the next line without its end, None at the end of the input.
+    def next(self, timeout_s: float | None) -> str | None:
+        """Return the next line without its end, None at the end of the input. `timeout_s`: None waits without limit.
 
         Raises:
-            queue.Empty: if there is none yet.
+            queue.Empty: if there is none yet, or `wake` ended the wait.
         """
-        return self._lines.get(timeout=timeout_s)
+        line = self._lines.get(timeout=timeout_s)
+        if line is _Wake.WAKE:
+            raise queue.Empty
+        return line
+
+    def wake(self) -> None:
+        """End a wait for a line. May be called in any thread, and in a signal handler."""
+        self._lines.put(_Wake.WAKE)
 
     def _run(self) -> None:
         held = b""
@@ -136,7 +153,7 @@ class Talk:
         """Whether lines may be results: a question of --prompt never is one."""
         self._keeps_states = self._make_folder()
         self._follower = Follower(states.folder if self._keeps_states else None)
-        # Whether the user was told that the current answer is not stored.
+        # Whether the user was told that text is not stored.
         self._has_warned = False
         # Last event of the request for the current answer.
         self._ending: RequestEnding | None = None
@@ -214,7 +231,9 @@ class Talk:
             # After --prompt only results are read.
             if has_prompt and not missing:
                 return
-            reader = reader or LineReader()
+            if reader is None:
+                reader = LineReader()
+                self._follower.wake = reader.wake
             if missing:
                 self._printer.prompt_result(missing[0])
             else:
@@ -229,7 +248,7 @@ class Talk:
         """Return the next line. A lost model or an interrupt ends the chat."""
         while True:
             with suppress(queue.Empty):
-                return reader.next(INTERRUPT_POLL_S)
+                return reader.next(IDLE_POLL_S)
             self._follower.check()
 
     def _take(self, line: str) -> None:
@@ -283,7 +302,7 @@ class Talk:
         """Write an answer. If memory runs out and other layouts may be tried, it goes on in one that fits."""
         self._store.apply(self._conversation.id, self._tree, run.tree)
         self._tree = run.tree
-        self._has_warned, self._ending, self._finish = False, None, None
+        self._ending, self._finish = None, None
         self._do(run, run.begin())
         finish = self._finish
         assert finish is not None
@@ -370,13 +389,20 @@ class Talk:
                 self._request = stream.number
 
     def _write(self, written: Future[None]) -> None:
-        """Wait for a write to the database. If it fails, the answer goes on, and the user is told once."""
+        """Wait for a write to the database. If it fails, the answer goes on, and the user is told once.
+
+        The user is also told when the text of the failure is stored.
+        """
         try:
             written.result()
         except EngineError as error:
             if not self._has_warned:
                 self._has_warned = True
-                self._printer.notice(error.summary())
+                self._printer.notice(f"{error.summary()} {NOT_STORED}")
+            return
+        if self._has_warned and not self._store.is_behind:
+            self._has_warned = False
+            self._printer.notice(STORED_AGAIN)
 
 
 def _text(line: bytes) -> str:

@@ -19,6 +19,7 @@ from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 
+from engine.base.errors import ArgumentError
 from engine.base.language import tr
 
 READ_TIMEOUT_S = 5.0
@@ -71,6 +72,26 @@ def write_whole(path: Path, data: bytes) -> None:
     """Write `data` atomically: a reader finds the old file or the new one. Raises as `replacing` does."""
     with replacing(path) as unfinished:
         unfinished.write_bytes(data)
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Write a file that only our user can read, unless it is there already. Raises `OSError`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # In the same folder, because a hard link cannot cross file systems.
+    unfinished = path.with_name(f".{secrets.token_hex(8)}.tmp")
+    try:
+        # Not written first and closed to others after: they could have opened it in between.
+        descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            # On disk before it gets its name: a power failure must not leave an empty file.
+            file.flush()
+            os.fsync(file.fileno())
+        # Another process may have been quicker: then its file counts.
+        with suppress(FileExistsError):
+            os.link(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 def read_at_most(path: Path, max_bytes: int, *, timeout_s: float = READ_TIMEOUT_S) -> bytes:
@@ -183,4 +204,24 @@ def _named_folder(environment: Mapping[str, str], name: str, home: Path | None) 
     text = environment.get(name, "")
     if not text or "\0" in text:
         return None
-    return home / text[2:] if home and text.startswith("~/") else Path(text).expanduser().absolute()
+    if home and text.startswith("~/"):
+        return home / text[2:]
+    # As huggingface_hub does: a name of an unknown user stays in the path, where `Path.expanduser` would raise.
+    return Path(os.path.expanduser(text)).absolute()  # noqa: PTH111
+
+
+def require_hugging_face_cache(environment: Mapping[str, str]) -> Path:
+    """Return the Hugging Face cache to write to.
+
+    Raises:
+        ArgumentError: if the variable that names it begins with an unknown user.
+    """
+    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"):
+        if not (text := environment.get(name, "")):
+            continue
+        if os.path.expanduser(text).startswith("~"):  # noqa: PTH111
+            raise ArgumentError(
+                tr("{name} names a folder of an unknown user: {text}. Correct it, or unset it.", name=name, text=text)
+            )
+        break
+    return hugging_face_cache(environment)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from pathlib import Path
+from urllib.parse import quote
 
 FAULTS = (sqlite3.Error, UnicodeDecodeError)
 """Exceptions of a connection. The second comes if SQLite's own message quotes bytes of a damaged page."""
@@ -33,6 +34,39 @@ def passes(error: Exception) -> bool:
     """Return whether the disk or another program is the cause, so that the same may succeed later."""
     code = getattr(error, "sqlite_errorcode", None)
     return isinstance(error, sqlite3.Error) and code is not None and (code & _PRIMARY) in _PASSING
+
+
+def cannot_write(error: Exception) -> bool:
+    """Return whether the system does not let the file be written; another program that holds it is no such reason."""
+    code = getattr(error, "sqlite_errorcode", 0) & _PRIMARY
+    return isinstance(error, OSError) or (passes(error) and code not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED))
+
+
+def connect_read_only(path: Path) -> sqlite3.Connection:
+    """Return a connection that only reads, for a database that is in a folder without the right to write.
+
+    Raises:
+        sqlite3.Error: if it does not exist or cannot be read.
+    """
+    address = f"file:{quote(str(path.absolute()))}?mode=ro"
+    try:
+        return _readable(address)
+    except sqlite3.Error:
+        wal = Path(f"{path}-wal")
+        # Without a journal the file is complete by itself, and SQLite may read it without making its shared memory.
+        if not path.exists() or (wal.exists() and wal.stat().st_size):
+            raise
+        return _readable(f"{address}&immutable=1")
+
+
+def _readable(address: str) -> sqlite3.Connection:
+    connection = sqlite3.connect(address, uri=True, isolation_level=None, check_same_thread=False)
+    try:
+        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 def put_aside(path: Path) -> Path:

@@ -12,7 +12,7 @@ import psutil
 
 from engine.base.errors import ChatError
 from engine.base.language import tr
-from engine.base.sqlite_file import FAULTS, is_damage, put_aside
+from engine.base.sqlite_file import FAULTS, connect_read_only, is_damage, put_aside
 from engine.base.texts import one_line
 from engine.chat.recovery import damage_record, finish_recovery, recover
 from engine.chat.schema import VERSION, upgrade, version_of
@@ -52,6 +52,31 @@ def open_database(path: Path) -> tuple[sqlite3.Connection, str]:
             tr("The conversations cannot be stored in {path} ({reason}); check the folder.", path=path, reason=reason)
         ) from None
     return connection, notice
+
+
+def open_read_only(path: Path) -> sqlite3.Connection:
+    """Return a connection that only reads, for a database that cannot be written.
+
+    Raises:
+        ChatError: it cannot be read, or is of another version.
+    """
+    try:
+        connection = connect_read_only(path)
+        version = version_of(connection)
+    except (OSError, *FAULTS) as error:
+        raise ChatError(tr("The conversations in {path} cannot be read ({error}).", path=path, error=error)) from None
+    if version != VERSION:
+        connection.close()
+        raise ChatError(
+            tr(
+                "The conversations in {path} cannot be read: they have version {version}, this program reads version "
+                "{readable}, and the folder cannot be written.",
+                path=path,
+                version=version,
+                readable=VERSION,
+            )
+        )
+    return connection
 
 
 def our_name() -> str:

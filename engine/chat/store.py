@@ -13,6 +13,7 @@ stored pieces, and the state `interrupted`.
 from __future__ import annotations
 
 import hashlib
+import os
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -26,7 +27,7 @@ from engine.base.language import tr
 from engine.chat import schema
 from engine.chat.conversation import Conversation, Hit
 from engine.chat.copies import BackgroundCopies, DamageFound, DatabaseCopies
-from engine.chat.database import is_alive, open_database, our_name
+from engine.chat.database import is_alive, open_database, open_read_only, our_name
 from engine.chat.message import Attachment, Message, now_ms
 from engine.chat.recovery import damage_met
 from engine.chat.search import DEFAULT_HITS, search
@@ -39,17 +40,30 @@ class ChatStore:
     """The conversation database. `notice`: a sentence to show if it had to be recovered or set aside, else empty."""
 
     def __init__(
-        self, path: Path, report: Callable[[ChatError], None] | None = None, *, makes_copies: bool = True
+        self,
+        path: Path,
+        report: Callable[[ChatError], None] | None = None,
+        *,
+        makes_copies: bool = True,
+        only_reads: bool = False,
     ) -> None:
         """Open the database, or create it. A damaged one is recovered, one of a newer version is set aside.
 
         `report`: called in another thread with errors of the background copies.
+        `only_reads`: the caller writes nothing. A database that exists and cannot be written is then opened as well.
 
         Raises:
             ChatError: the database cannot be opened or created.
         """
         self.path = path
-        connection, self.notice = open_database(path)
+        self._connect_reader = _connect_reader
+        try:
+            connection, self.notice = open_database(path)
+        except ChatError:
+            if not only_reads or not os.path.isfile(path):  # noqa: PTH113
+                raise
+            connection, self.notice = open_read_only(path), ""
+            self._connect_reader = open_read_only
         # Stored with messages in state `writing`, so that the next start knows which of them were abandoned.
         self._me = our_name()
         self._readers: SimpleQueue[sqlite3.Connection] = SimpleQueue()
@@ -312,8 +326,7 @@ class ChatStore:
             try:
                 connection = self._readers.get_nowait()
             except Empty:
-                connection = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
-                connection.execute("PRAGMA query_only = ON")
+                connection = self._connect_reader(self.path)
             try:
                 yield connection
             finally:
@@ -328,6 +341,12 @@ class ChatStore:
 
 def _execute(connection: sqlite3.Connection, statement: str, values: list[object]) -> None:
     connection.execute(statement, [schema.text(value) if isinstance(value, str) else value for value in values])
+
+
+def _connect_reader(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    connection.execute("PRAGMA query_only = ON")
+    return connection
 
 
 def _data_version(connection: sqlite3.Connection) -> int:

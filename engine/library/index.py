@@ -9,7 +9,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,7 +19,7 @@ import msgspec
 from engine.base.errors import LibraryError
 from engine.base.json_file import UNREADABLE
 from engine.base.language import tr
-from engine.base.sqlite_file import FAULTS, is_damage, put_aside
+from engine.base.sqlite_file import FAULTS, cannot_write, connect_read_only, is_damage, put_aside
 from engine.base.texts import shorten
 from engine.library.census import Census
 from engine.library.facts import Facts
@@ -59,11 +59,16 @@ State = tuple[int, int, int]
 
 
 class LibraryIndex:
-    """An open index, for any thread; a lock serialises calls. `set_aside`: new path of an unusable file, else None."""
+    """An open index, for any thread; a lock serialises calls.
+
+    `set_aside`: new path of an unusable file, else None. `not_saved`: a sentence if the file cannot be written; changes
+    are then lost at the end. Else empty.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.set_aside: Path | None = None
+        self.not_saved = ""
         self._lock = threading.Lock()
         self._connection = self._open()
 
@@ -201,25 +206,36 @@ class LibraryIndex:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             try:
-                return self._connect()
+                return self._connect(self.path)
             except (*FAULTS, _NewerError) as error:
                 if not is_damage(error):
                     raise
                 self.set_aside = put_aside(self.path)
-                return self._connect()
+                return self._connect(self.path)
         except (OSError, *FAULTS) as error:
             reason = getattr(error, "strerror", None) or error
-            raise LibraryError(
-                tr(
-                    "The library's index cannot be saved in {path} ({reason}); check the folder.",
-                    path=shorten(str(self.path), MAX_SHOWN_PATH),
-                    reason=reason,
-                )
-            ) from error
+            sentence = tr(
+                "The library's index cannot be saved in {path} ({reason}); check the folder.",
+                path=shorten(str(self.path), MAX_SHOWN_PATH),
+                reason=reason,
+            )
+            if not cannot_write(error):
+                raise LibraryError(sentence) from error
+            self.not_saved = sentence
+            return self._copy_in_memory()
 
-    def _connect(self) -> sqlite3.Connection:
+    def _copy_in_memory(self) -> sqlite3.Connection:
+        """Return a copy of an index that cannot be written; an empty one if it cannot be read either."""
+        connection = self._connect(":memory:")
+        with suppress(OSError, *FAULTS), closing(connect_read_only(self.path)) as source:
+            # One of another version has other tables.
+            if source.execute("PRAGMA user_version").fetchone()[0] == SCHEMA_VERSION:
+                source.backup(connection)
+        return connection
+
+    def _connect(self, place: Path | str) -> sqlite3.Connection:
         # Autocommit (`isolation_level=None`): `_writing` begins and ends transactions itself.
-        connection = sqlite3.connect(self.path, timeout=BUSY_TIMEOUT_S, check_same_thread=False, isolation_level=None)
+        connection = sqlite3.connect(place, timeout=BUSY_TIMEOUT_S, check_same_thread=False, isolation_level=None)
         try:
             # With WAL the command line can read while the window writes.
             connection.execute("PRAGMA journal_mode = WAL")
@@ -240,6 +256,8 @@ class LibraryIndex:
             connection.execute(_LATER)
             # Notes cannot be made again, so their damage has to show now, while the file can still be set aside.
             connection.execute("SELECT count(*) FROM notes").fetchone()
+            # A file that only may be read is opened without an error.
+            _require_writable(connection)
         except BaseException:
             connection.close()
             raise
@@ -274,6 +292,21 @@ class LibraryIndex:
                 raise LibraryError(
                     tr("{path}: the library's index cannot be written ({error}).", path=self.path, error=error)
                 ) from error
+
+
+def _require_writable(connection: sqlite3.Connection) -> None:
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+        # `BEGIN IMMEDIATE` alone succeeds for a database that only may be read. This write changes nothing.
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+    except sqlite3.OperationalError as error:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        # Another program that writes now will have ended when something is to be saved.
+        if cannot_write(error):
+            raise
+    else:
+        connection.execute("ROLLBACK")
 
 
 class _NewerError(Exception):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal
@@ -90,8 +91,9 @@ def models_folder(opened: Iterable[Path], added: Iterable[Path], stores: Iterabl
     `stores`: folders of other programs. Ollama's are left out: its files have no names that people know.
     """
     named = (store.root for store in stores if store.kind != "ollama")
+    # `Path.is_dir` raises for a path that is too long, which an environment variable may name.
     candidates = (*(path.parent for path in opened), *added, *named)
-    return next((folder for folder in candidates if folder.is_dir()), None)
+    return next((folder for folder in candidates if os.path.isdir(folder)), None)  # noqa: PTH112
 
 
 def _path(text: str | None, home: Path) -> Path | None:

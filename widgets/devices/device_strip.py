@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QEvent, QObject, QRectF, QSize, Qt, Signal
-from PySide6.QtGui import QColor, QPainter, QPaintEvent, QResizeEvent
+from PySide6.QtGui import QCloseEvent, QColor, QPainter, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import (
     QHBoxLayout,
     QMenu,
@@ -82,6 +82,7 @@ class DeviceStrip(QWidget):
         self.line = DeviceLine()
         self.line.hide()
         layout.addWidget(self.line)
+        self.on_top = DevicesOnTop(self)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
 
     def cards(self) -> tuple[DeviceCard, ...]:
@@ -99,7 +100,8 @@ class DeviceStrip(QWidget):
     def apply_palette(self, palette: Palette) -> None:
         """Use the colours of `palette`."""
         self._palette = palette
-        self.line.apply_palette(palette)
+        for line in (self.line, self.on_top.line):
+            line.apply_palette(palette)
         for card in self._cards.values():
             card.apply_palette(palette)
 
@@ -122,7 +124,7 @@ class DeviceStrip(QWidget):
             self._row.insertWidget(position, card, 1)
         self._cards = ordered
         self._order_stops()
-        self.line.show_cards(self.cards())
+        self._show_lines()
 
     def _order_stops(self) -> None:
         """Put the cards into the Tab order after the button, because they are made later than the rest of the window.
@@ -140,7 +142,7 @@ class DeviceStrip(QWidget):
             card = self._cards.get(sample.device)
             if card is not None:
                 card.add_sample(sample)
-        self.line.show_cards(self.cards())
+        self._show_lines()
 
     def set_rows(self, rows: Sequence[DeviceRow]) -> None:
         """Show in each card's tooltip how much the layout needs on its device."""
@@ -158,7 +160,7 @@ class DeviceStrip(QWidget):
         """Show these alerts by device id, and none on the other cards."""
         for device_id, card in self._cards.items():
             card.set_alert(alerts.get(device_id, NO_ALERT))
-        self.line.show_cards(self.cards())
+        self._show_lines()
 
     def set_note(self, text: str) -> None:
         """Show a line below the cards; empty: none."""
@@ -181,12 +183,21 @@ class DeviceStrip(QWidget):
         self.note_label.setVisible(not is_line and bool(self.note_label.text()))
         self._fit_height()
 
+    def show_on_top(self, shown: bool) -> None:
+        """Show or hide all devices in a small window on top of all others."""
+        self.on_top.setVisible(shown)
+        self._show_lines()
+
     def edit_limits(self, device: Device) -> LimitsDialog:
         """Open the dialog for cap and margin of `device`."""
         dialog = LimitsDialog(device, self)
         dialog.entered.connect(self.limits_edited)
         dialog.open()
         return dialog
+
+    def _show_lines(self) -> None:
+        for line in (self.line, self.on_top.line):
+            line.show_cards(self.cards())
 
     def _make_card(self, device: Device) -> DeviceCard:
         # Imported with the first device: importing pyqtgraph takes longer than showing the window.
@@ -248,6 +259,7 @@ class DeviceStrip(QWidget):
 HEIGHT_PX = 26
 GAP_PX = 20.0
 BAR_WIDTH_PX, BAR_HEIGHT_PX = 72.0, 6.0
+ON_TOP_WIDTH_PX = 560
 
 
 class DeviceLine(QWidget):
@@ -314,6 +326,29 @@ class DeviceLine(QWidget):
         painter.setPen(QColor(colour))
         painter.drawText(QRectF(left, 0, width + 2, self.height()), Qt.AlignmentFlag.AlignVCenter.value, words)
         return left + width
+
+
+class DevicesOnTop(QWidget):
+    """A small window with all devices in one line, on top of the windows of all programs.
+
+    A Wayland compositor may not let a window stay on top; there it is an ordinary small window.
+    """
+
+    closed = Signal()
+    """The user has closed it."""
+
+    def __init__(self, parent: QWidget) -> None:
+        super().__init__(parent, Qt.WindowType.Tool | Qt.WindowType.WindowStaysOnTopHint)
+        self.setWindowTitle(tr("Devices"))
+        self.line = DeviceLine(self)
+        layout = QHBoxLayout(self)
+        layout.setContentsMargins(6, 2, 6, 2)
+        layout.addWidget(self.line)
+        self.resize(zoomed(ON_TOP_WIDTH_PX), zoomed(HEIGHT_PX) + 4)
+
+    def closeEvent(self, event: QCloseEvent) -> None:
+        super().closeEvent(event)
+        self.closed.emit()
 
 
 def _numbers(card: DeviceCard) -> str:

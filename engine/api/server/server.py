@@ -7,6 +7,7 @@ import errno
 import logging
 import socket
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -53,10 +54,23 @@ class Address:
 
 
 class ApiServer:
-    """Made stopped; `start` and `stop` are called once each, from one thread. `port`: the one it got, for port 0."""
+    """Made stopped; `start` and `stop` are called once each, from one thread.
 
-    def __init__(self, address: Address, access: Access, pool: ModelPool, *, version: str, journal: Journal) -> None:
+    `port`: the one it got, for port 0. `on_end`: called in the server's thread when it has ended, however that was.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        access: Access,
+        pool: ModelPool,
+        *,
+        version: str,
+        journal: Journal,
+        on_end: Callable[[], object] | None = None,
+    ) -> None:
         self.address, self.pool, self.journal = address, pool, journal
+        self._on_end = on_end
         self._api = Api(pool, journal, access, version)
         self._api.on_start = self._on_start
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -153,6 +167,8 @@ class ApiServer:
         finally:
             listening.close()
             self._begun.set()
+            if self._on_end is not None:
+                self._on_end()
 
 
 class _Protocol(H11Protocol):

@@ -51,7 +51,7 @@ class PackFile(msgspec.Struct, frozen=True):
     sha256: str
 
 
-class Needs(msgspec.Struct, frozen=True):
+class Needs(msgspec.Struct, frozen=True, omit_defaults=True):
     """Requirements of a pack.
 
     Shared libraries of the system, the minimum C library version ("2.34"; empty for any), and a remark for people.
@@ -62,8 +62,12 @@ class Needs(msgspec.Struct, frozen=True):
     words: str = ""
 
 
-class Manifest(msgspec.Struct, frozen=True):
-    """The manifest. `engine`: name and version of the engine it is for. `library`: the backend, one of `files`."""
+class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The manifest. `engine`: name and version of the engine it is for. `library`: the backend, one of `files`.
+
+    `key`, `signature`: of its maker (`engine/devices/packs/signing.py`), empty without one. Defaults are left out, so
+    that the signature of a pack stays right when a field is added here.
+    """
 
     version: int
     name: str
@@ -74,6 +78,8 @@ class Manifest(msgspec.Struct, frozen=True):
     library: str
     files: dict[str, PackFile]
     needs: Needs = Needs()
+    key: str = ""
+    signature: str = ""
 
     @property
     def total_bytes(self) -> int:
@@ -126,7 +132,10 @@ def _fault(manifest: Manifest) -> str:
         return f'its library "{manifest.library[:40]}" is not among its files'
     if manifest.total_bytes > MAX_PACK_BYTES:
         return f"its files take {format_bytes(manifest.total_bytes)}, and a pack at most {format_bytes(MAX_PACK_BYTES)}"
-    texts = (manifest.engine, manifest.backend, manifest.system, manifest.machine, manifest.needs.words)
+    texts = (
+        manifest.engine, manifest.backend, manifest.system, manifest.machine, manifest.needs.words, manifest.key,
+        manifest.signature,
+    )  # fmt: skip
     if any(len(text) > _MAX_WORDS for text in texts):
         return f"a text in it is longer than {_MAX_WORDS} characters"
     if not re.fullmatch(r"\d{1,3}(\.\d{1,3}){0,2}|", manifest.needs.glibc, re.ASCII):
@@ -172,6 +181,29 @@ def _sha256(path: Path) -> str:
 
 def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d{1,9}", version))
+
+
+def read_archive_manifest(archive: Path) -> Manifest:
+    """Return the manifest of the pack in `archive`, and read nothing more.
+
+    Raises:
+        PackError: if it is no pack.
+    """
+    shown = show(archive.name, _SHOWN_NAME)
+    try:
+        with (
+            open_regular(archive) as opened,
+            gzip.GzipFile(fileobj=opened) as unzipped,
+            _Metered(unzipped) as metered,
+            tarfile.open(mode="r|", fileobj=metered) as tar,
+        ):
+            return _manifest(tar, metered)
+    except PackError:
+        raise
+    except _BROKEN as error:
+        raise PackError(f"{shown} is no engine pack, or it is damaged ({error}). Fetch it again.") from None
+    except (OSError, ValueError) as error:
+        raise PackError(f"{shown} cannot be unpacked: {getattr(error, 'strerror', None) or error}.") from None
 
 
 def unpack(archive: Path, folder: Path, engine: str) -> Manifest:

@@ -20,7 +20,8 @@ import msgspec
 from engine.base.errors import PackError
 from engine.base.json_file import read_kept, write_kept
 from engine.base.texts import show
-from engine.devices.packs.manifest import MANIFEST, NAME, Manifest, read_manifest, unpack
+from engine.devices.packs.manifest import MANIFEST, NAME, Manifest, read_archive_manifest, read_manifest, unpack
+from engine.devices.packs.signing import UNSIGNED, Maker, PackKeys
 
 PACKS_VARIABLE = "LAYERDECK_PACKS"
 """Environment variable of children: path of the file of verdicts, or `NO_PACKS`."""
@@ -31,11 +32,19 @@ KEPT_VERDICTS = 64
 
 
 class FileState(msgspec.Struct, frozen=True):
-    """The state of a file when its hash was checked."""
+    """The state of a file when its hash was checked.
+
+    A child start compares states and not hashes, which would read up to 4 GiB. A program can set the time of the last
+    change of the content back, but not that of the last change of the file's status (ctime), nor keep the number of a
+    file that it replaces. Windows has no ctime; there the file's number remains.
+    """
 
     name: str
     size: int
     modified_ns: int
+    changed_ns: int = 0
+    inode: int = 0
+    device: int = 0
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -120,7 +129,9 @@ def file_states(folder: Path, names: Iterable[str]) -> tuple[FileState, ...]:
         except (OSError, ValueError):
             states.append(FileState(name, -1, 0))
         else:
-            states.append(FileState(name, state.st_size, state.st_mtime_ns))
+            # `st_ctime` is the time of creation on Windows, and stays as it is there.
+            times = state.st_mtime_ns, state.st_ctime_ns
+            states.append(FileState(name, state.st_size, *times, state.st_ino, state.st_dev))
     return tuple(states)
 
 
@@ -161,6 +172,7 @@ class ListedPack:
     devices: tuple[str, ...]
     needs: str
     ours: bool
+    maker: Maker = UNSIGNED
 
     @property
     def words(self) -> str:
@@ -174,7 +186,10 @@ class ListedPack:
                 what = "Not used"
             case "unchecked":
                 what = "Not checked yet"
-        return ". ".join(part.removesuffix(".") for part in (what, self.reason, self._needed) if part) + "."
+        # As long as it may be loaded, everyone is told that nobody vouches for it.
+        warning = "" if self.state in ("off", "broken") or self.maker.is_trusted else self.maker.words
+        parts = (what, self.reason, self._needed, warning)
+        return ". ".join(part.removesuffix(".") for part in parts if part) + "."
 
     @property
     def _needed(self) -> str:
@@ -192,6 +207,7 @@ class ListedPack:
             "reason": self.reason,
             "devices": list(self.devices),
             "removable": self.ours,
+            "maker": {"kind": self.maker.kind, "key": self.maker.key, "name": self.maker.name},
         }
 
 
@@ -220,6 +236,7 @@ def _listed(pack: Pack, book: PackBook, engine: str) -> ListedPack:
         devices=() if verdict is None else verdict.devices,
         needs="" if manifest is None else show(manifest.needs.words),
         ours=pack.ours,
+        maker=pack.maker,
     )
 
 
@@ -235,21 +252,27 @@ class Pack:
     manifest: Manifest | None
     fault: str = ""
     ours: bool = True
+    maker: Maker = UNSIGNED
 
 
 @dataclass(frozen=True, slots=True)
 class PackStore:
-    """Finds, installs and removes packs. `user`: folder of installed packs. `beside`: further folders, read only."""
+    """Finds, installs and removes packs.
+
+    `user`: folder of installed packs. `beside`: further folders, read only. `keys`: keys that signatures are compared
+    with; None: no key is known.
+    """
 
     user: Path
     beside: Sequence[Path] = ()
+    keys: PackKeys | None = None
 
     def packs(self) -> tuple[Pack, ...]:
         """Return all packs, sorted by name; of two packs with one name the user's counts."""
         found: dict[str, Pack] = {}
         for place in (self.user, *self.beside):
             for folder in _folders(place):
-                found.setdefault(folder.name, _pack(folder, ours=place == self.user))
+                found.setdefault(folder.name, self._pack(folder, ours=place == self.user))
         return tuple(found[name] for name in sorted(found))
 
     def pack(self, name: str) -> Pack:
@@ -265,6 +288,28 @@ class PackStore:
             raise PackError(f"No engine pack is called {show(name, 40)}; there are: {there}.")
         return found
 
+    def maker_of(self, archive: Path) -> Maker:
+        """Return who made the pack in a file.
+
+        Raises:
+            PackError: if it is no pack, or its signature is wrong.
+        """
+        return self._maker(read_archive_manifest(archive))
+
+    def _maker(self, manifest: Manifest) -> Maker:
+        keys = self.keys or PackKeys(self.user / ".no-key", self.user / ".no-keys")
+        return keys.maker(manifest)
+
+    def _pack(self, folder: Path, *, ours: bool) -> Pack:
+        try:
+            manifest = read_manifest(folder)
+            if manifest.name != folder.name:
+                raise PackError(f'It calls itself "{manifest.name}" and lies in a folder of another name.')
+            maker = self._maker(manifest) if ours else Maker("program")
+        except PackError as error:
+            return Pack(folder.name, folder, None, error.summary(), ours)
+        return Pack(folder.name, folder, manifest, "", ours, maker)
+
     def install(self, archive: Path, engine: str) -> Pack:
         """Install a pack (.tar.gz) for the present engine, replacing one with its name. Whole or not at all.
 
@@ -278,6 +323,7 @@ class PackStore:
                 unfinished, before = Path(scratch, "new"), Path(scratch, "before")
                 unfinished.mkdir()
                 manifest = unpack(archive, unfinished, engine)
+                maker = self._maker(manifest)
                 # Written from what was understood: what else the file had in it is not kept.
                 (unfinished / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2))
                 folder = self.user / manifest.name
@@ -293,7 +339,7 @@ class PackStore:
                     raise
         except OSError as error:
             raise PackError(f"{archive.name} cannot be installed: {error.strerror or error}.") from None
-        return Pack(manifest.name, folder, manifest)
+        return Pack(manifest.name, folder, manifest, maker=maker)
 
     def remove(self, name: str) -> Path:
         """Remove an installed pack; return the folder that it was in.
@@ -327,13 +373,3 @@ def _folders(place: Path) -> list[Path]:
             return sorted(Path(entry.path) for entry in entries if NAME.fullmatch(entry.name) and entry.is_dir())
     except OSError:
         return []
-
-
-def _pack(folder: Path, *, ours: bool) -> Pack:
-    try:
-        manifest = read_manifest(folder)
-        if manifest.name != folder.name:
-            raise PackError(f'It calls itself "{manifest.name}" and lies in a folder of another name.')
-    except PackError as error:
-        return Pack(folder.name, folder, None, error.summary(), ours)
-    return Pack(folder.name, folder, manifest, "", ours)

@@ -190,6 +190,8 @@ class FileTransfer:
     def _tell_progress(self, part: PartFile) -> None:
         waits = not self._plan.n_taken
         done_bytes, size_bytes = count_bytes(part.done), part.origin.size_bytes
+        # Between count and report: bytes that were reported stay if the process is killed, however few they are.
+        part.note()
         self._trial.look(time.monotonic(), self._fetched_bytes, 0 if size_bytes is None else size_bytes - done_bytes)
         self._tell(
             FileProgress(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from engine.base.files import hugging_face_cache
+from engine.base.files import require_hugging_face_cache
 from engine.library.downloads.placing import from_web, in_cache, in_folder
 from engine.library.hub.addresses import WebAddress
 from engine.library.hub.listing import HubFile, Quantisation, RepoListing
@@ -144,5 +144,5 @@ def _placed(
     listing: RepoListing, files: Sequence[HubFile], hub: HubSettings, folder: Path | None
 ) -> tuple[tuple[TransferFile, ...], tuple[tuple[str, str], ...]]:
     if folder is None:
-        return in_cache(listing, files, hub, hugging_face_cache(os.environ))
+        return in_cache(listing, files, hub, require_hugging_face_cache(os.environ))
     return in_folder(listing, files, hub, folder), ()

@@ -129,6 +129,12 @@ class PartFile:
             os.lseek(self._descriptor, first, os.SEEK_SET)
             return os.read(self._descriptor, length)
 
+    def note(self) -> None:
+        """Write a line in the journal if bytes have come since the last one. Raises `StorageError`."""
+        with self._lock:
+            if self._unnoted_bytes and not self._closed:
+                self._note()
+
     def sync(self) -> None:
         """Sync the bytes to the disk, and mark that in the journal."""
         with self._lock:
@@ -350,6 +356,8 @@ def first_gap(ranges: Ranges, size_bytes: int) -> tuple[int, int] | None:
 
 VERSION = 1
 MAX_BYTES = 64 * 1024 * 1024
+LONGEST_BYTES = 1024 * 1024
+"""Length from which a journal is written anew; its last lines are enough."""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -375,17 +383,35 @@ class Journal:
 
     def __init__(self, path: Path, origin: Origin, done: Ranges) -> None:
         self._path = path
+        self._origin = origin
         self._boot = _boot_id()
         # An empty step claims nothing, so it counts as synced.
-        lines = [origin, _Step(done, synced=not done, boot=self._boot)]
-        write_whole(path, b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | getattr(os, "O_BINARY", 0))
+        self._synced = _Step((), synced=True, boot=self._boot)
+        self._descriptor = self._begin(_Step(done, synced=not done, boot=self._boot))
 
     def note(self, done: Ranges, *, synced: bool = False) -> None:
         """Write a line. `synced`: its bytes are synced, and the line will be as well."""
-        os.write(self._descriptor, msgspec.json.encode(_Step(done, synced, self._boot)) + b"\n")
+        step = _Step(done, synced, self._boot)
+        if synced:
+            self._synced = step
+        line = msgspec.json.encode(step) + b"\n"
+        if self._size_bytes + len(line) > LONGEST_BYTES:
+            # A slow download of days would else write a journal that is longer than one that is read.
+            before = self._descriptor
+            self._descriptor = self._begin(step)
+            os.close(before)
+            return
+        self._size_bytes += os.write(self._descriptor, line)
         if synced:
             os.fsync(self._descriptor)
+
+    def _begin(self, step: _Step) -> int:
+        """Write the journal anew, and return its descriptor."""
+        lines = [self._origin, self._synced, step]
+        data = b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
+        write_whole(self._path, data)
+        self._size_bytes = len(data)
+        return os.open(self._path, os.O_WRONLY | os.O_APPEND | getattr(os, "O_BINARY", 0))
 
     def close(self) -> None:
         """Close the journal, which stays."""

@@ -92,7 +92,8 @@ class TokenStore:
 def token_file(environment: Mapping[str, str]) -> Path:
     """Return the path of the token file that Hugging Face programs share."""
     if named := environment.get("HF_TOKEN_PATH"):
-        return Path(named).expanduser()
+        # Not `Path.expanduser`, which raises for an unknown user; there is then no such file.
+        return Path(os.path.expanduser(named))  # noqa: PTH111
     return hugging_face_home(environment) / "token"
 
 

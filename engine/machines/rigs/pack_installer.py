@@ -14,7 +14,7 @@ from engine.base.cancellation import CancelToken
 from engine.base.engine_build import engine_build, engine_version
 from engine.base.errors import EngineError, WorkerCrashedError, WorkerStalledError
 from engine.devices.device import Device, Rig
-from engine.devices.packs.manifest import find_damage
+from engine.devices.packs.manifest import MANIFEST, find_damage
 from engine.devices.packs.store import (
     PACKS_VARIABLE,
     ListedPack,
@@ -106,7 +106,8 @@ class PackInstaller:
 
     def _judged(self, pack: Pack) -> Verdict:
         manifest = pack.manifest
-        names = () if manifest is None else manifest.files
+        # With the manifest: it names the hashes and the maker.
+        names = () if manifest is None else (*manifest.files, MANIFEST)
         verdict = Verdict(
             name=pack.name,
             folder=str(pack.folder),

@@ -10,7 +10,6 @@ import hashlib
 import os
 import re
 import secrets
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,7 +21,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import NameOID
 
 from engine.base.errors import EngineError
-from engine.base.files import read_at_most
+from engine.base.files import read_at_most, write_private
 
 MAX_FILE_BYTES = 1 << 16
 _FROM, _UNTIL = datetime(2000, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)
@@ -100,22 +99,7 @@ def _make(path: Path) -> None:
         .sign(key, hashes.SHA256())
     )
     data = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()) + certificate.public_bytes(Encoding.PEM)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # In the same folder, because a hard link cannot cross file systems.
-    unfinished = path.with_name(f".{secrets.token_hex(8)}.tmp")
-    try:
-        # Not written first and closed to others after: they could have opened it in between.
-        descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            # On disk before it gets its name: a power failure must not leave an empty key.
-            file.flush()
-            os.fsync(file.fileno())
-        # Another process may have been quicker: then its key is ours too.
-        with suppress(FileExistsError):
-            os.link(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    write_private(path, data)
 
 
 MAX_CERTIFICATE_BYTES = 4096

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 
@@ -78,10 +79,15 @@ class _Place:
 
 @dataclass(eq=False, slots=True)
 class _Caller:
-    """One connection. `session`: fingerprint of the client during a session, else empty."""
+    """One connection.
+
+    `begun_s`: when it was accepted, by the loop's clock. `session`: fingerprint of the client during a session, else
+    empty.
+    """
 
     connection: socket.socket
     address: str
+    begun_s: float
     session: str = ""
     task: asyncio.Task[None] | None = None
 
@@ -116,6 +122,8 @@ class Listener:
         self._places = {each.name: _Place(each) for each in devices}
         self._on_paired, self._on_use = on_paired, on_use
         self._callers: set[_Caller] = set()
+        # Since Python 3.10 it binds to the loop that first waits for it, so it may be made in this thread.
+        self._session_begun = asyncio.Event()
         self._loop = asyncio.new_event_loop()
         self._listening: socket.socket | None = None
         self._serving: asyncio.Task[None] | None = None
@@ -181,12 +189,35 @@ class Listener:
                 continue
             # Limits before anything is read: a flood of connections costs no handshakes, and one address cannot take
             # all.
-            if len(self._callers) >= MAX_CONNECTIONS or self._waiting_of(address) >= MAX_OF_ONE_ADDRESS:
+            if not self._make_room(address):
                 connection.close()
                 continue
-            caller = _Caller(connection, address)
+            caller = _Caller(connection, address, self._loop.time())
             self._callers.add(caller)
             caller.task = asyncio.create_task(self._take(caller))
+            # Not in the task: one that is cancelled before its first step runs no `finally`.
+            caller.task.add_done_callback(partial(self._leave, caller))
+
+    def _make_room(self, address: str) -> bool:
+        """Return whether another caller from `address` may be taken; if need be the oldest stranger makes room.
+
+        Else whoever shares an address with a paired machine could lock it out with silent connections. A paired machine
+        shows its certificate within some milliseconds, and is then no stranger.
+        """
+        crowd = [each for each in self._callers if each.address == address]
+        if self._waiting_of(address) < MAX_OF_ONE_ADDRESS:
+            crowd = list(self._callers)
+            if len(crowd) < MAX_CONNECTIONS:
+                return True
+        strangers = [each for each in crowd if not each.session and each.task is not None]
+        if not strangers:
+            return False
+        oldest = min(strangers, key=lambda each: each.begun_s)
+        assert oldest.task is not None
+        oldest.task.cancel()
+        # Not when its task has ended: the next caller may come before that.
+        self._callers.discard(oldest)
+        return True
 
     def _waiting_of(self, address: str) -> int:
         """Return the number of connections of an address, without those that use a device: a machine may use all."""
@@ -202,9 +233,10 @@ class Listener:
         # Nobody awaits this task before the listener ends, so asyncio would report the error late.
         except Exception:
             _log.exception("tunnel: a caller could not be served")
-        finally:
-            caller.connection.close()
-            self._callers.discard(caller)
+
+    def _leave(self, caller: _Caller, _task: asyncio.Task[None]) -> None:
+        caller.connection.close()
+        self._callers.discard(caller)
 
     async def _talk(self, caller: _Caller) -> None:
         # All limits count from here: who sends the preface slowly has less time for the handshake.
@@ -228,6 +260,7 @@ class Listener:
             client = clients.get(fingerprint_of(stream.certificate))
             if client is not None:
                 caller.session = client.fingerprint
+                self._session_begun.set()
                 await self._serve_client(stream, client, purpose, begin_s)
         finally:
             await stream.close()
@@ -241,6 +274,9 @@ class Listener:
             pairing = await answer_pairing(stream, self._identity, self._name, self._code, keep)
             if pairing is not None:
                 await asyncio.to_thread(self._on_paired, pairing)
+        except asyncio.CancelledError:
+            stream.abort()  # It makes room for another caller; a close would wait for an answer.
+            raise
         finally:
             await stream.close()
 
@@ -312,10 +348,12 @@ class Listener:
             self._on_use(self.uses)
 
     async def _end_forgotten(self) -> None:
-        """End the sessions of clients that are no longer paired; polls the file of pairings."""
+        """End the sessions of clients that are no longer paired; reads the file of pairings during sessions only."""
         while True:
+            await self._session_begun.wait()
             await asyncio.sleep(_LOOK_S)
             if not any(each.session for each in self._callers):
+                self._session_begun.clear()
                 continue
             known = {each.fingerprint for each in await asyncio.to_thread(self._book.all, "client")}
             # No await in this loop: tasks that end remove their caller from the set.

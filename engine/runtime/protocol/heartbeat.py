@@ -53,9 +53,13 @@ class ResourceUse:
         )
 
 
-def current_use() -> ResourceUse:
-    """Read this process's counters. Without /proc only the processor time is known; the others are 0."""
-    return ResourceUse(time.process_time(), resident_bytes(), _read_bytes(), _network_bytes())
+def current_use(*, with_network: bool = True) -> ResourceUse:
+    """Read this process's counters. Without /proc only the processor time is known; the others are 0.
+
+    `with_network`: also those of the connections, for which every descriptor is looked at; else they count as 0.
+    """
+    network_bytes = _network_bytes() if with_network else 0
+    return ResourceUse(time.process_time(), resident_bytes(), _read_bytes(), network_bytes)
 
 
 class WorkHeartbeat:
@@ -82,10 +86,18 @@ class WorkHeartbeat:
         self._thread.join()
 
     def _run(self) -> None:
-        use = current_use()
+        use = current_use(with_network=False)
+        sent_bytes: int | None = None
         while not self._ended.wait(self._tick_seconds):
-            now = current_use()
-            if now.shows_work_since(use):
+            now = current_use(with_network=False)
+            if works := now.shows_work_since(use):
+                # Connections are only looked at in ticks that show no other work: generation uses the processor, and
+                # each look costs three calls of the system for each descriptor.
+                sent_bytes = None
+            else:
+                before_bytes, sent_bytes = sent_bytes, _network_bytes()
+                works = before_bytes is not None and abs(sent_bytes - before_bytes) >= NETWORK_BYTES
+            if works:
                 self._tell()
             # Compared tick by tick: counters that creep do not add up to work.
             use = now

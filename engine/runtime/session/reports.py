@@ -210,6 +210,11 @@ def lost_event(
     to_blame = _endpoints_to_blame(outcome, devices, greetings)
     if not to_blame:
         return crash_event(outcome, known, devices)
+    # Before "allocate" the child has nothing on a worker yet: another program connected just before it.
+    if stage in ("header", "fit") and all(_is_busy(greetings.get(endpoint)) for endpoint in to_blame):
+        busy = refusal({endpoint: greetings[endpoint] for endpoint in to_blame}, devices)
+        assert busy is not None
+        return busy
     when = _when(stage, is_answering=is_answering)
     if outcome.reason is not EndReason.STALLED and all(
         _has_stopped_here(devices[endpoint], greetings.get(endpoint)) for endpoint in to_blame
@@ -222,6 +227,10 @@ def lost_event(
     what = tr("did not go on") if outcome.reason is EndReason.STALLED else tr("was lost")
     remedy = tr("Restart the RPC worker, then load again.")
     return Failed(kind="unreachable", message=" ".join(filter(None, (f"{names} {what} {when}.", told, remedy))))
+
+
+def _is_busy(greeting: Greeting | None) -> bool:
+    return greeting is not None and greeting.status is GreetingStatus.BUSY
 
 
 def _has_stopped_here(held: Sequence[Device], greeting: Greeting | None) -> bool:

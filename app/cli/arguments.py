@@ -1,4 +1,4 @@
-"""Parsers of the command line."""
+"""The argparse parsers of `layerdeck-cli`: one for each command."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _size(text: str) -> int:
 
 
 def _quota(text: str) -> int:
-    """Parse a size, or 0."""
+    """Parse a size in bytes, such as "20GiB"; unlike other sizes it may be 0."""
     return 0 if text.strip() == "0" else _size(text)
 
 
@@ -48,7 +48,7 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 
 def _lent_size(text: str) -> tuple[str, int]:
-    """Parse ID=SIZE, or a size for the only device, with the id ""."""
+    """Parse "ID=SIZE" to (id, bytes). A size alone stands for the only device, with the id ""."""
     name, _, size = text.rpartition("=")
     return name.strip(), _size(size)
 
@@ -83,10 +83,10 @@ def _stall_limit(text: str) -> int:
 
 
 def make_parser(words: Sequence[str]) -> Parser:
-    """Return the parser of `layerdeck-cli` for `words`.
+    """Return the parser of `layerdeck-cli` for the arguments `words`.
 
-    It knows all commands, but only the options of the command in `words`: some are generated from tables of the engine,
-    whose import takes time.
+    It knows all commands, but only the options of the command in `words`: some options are generated from tables of the
+    engine, whose import takes time.
     """
     parser = Parser(
         prog="layerdeck-cli", description="Place the layers of a GGUF model on your devices and load exactly that."

@@ -24,7 +24,7 @@ from engine.planning.fit.speed_book import read_speed_book, write_speed_book
 
 
 def find_machine(rpc_endpoints: Sequence[str] = (), lent: Sequence[Device] = ()) -> Rig:
-    """Return the devices of this computer and of the endpoints, and those that paired computers lend.
+    """Return the devices of this computer, of the RPC workers at `rpc_endpoints`, and those `lent` by paired computers.
 
     New engine packs are checked first. Waits for the network; raises as `find_all_devices`.
     """
@@ -34,7 +34,7 @@ def find_machine(rpc_endpoints: Sequence[str] = (), lent: Sequence[Device] = ())
 
 
 def _check_new_packs() -> None:
-    """Check packs that were not checked with this engine: children load checked packs only.
+    """Check engine packs that were not yet checked with this engine, because child processes load checked packs only.
 
     The window does the same.
     """
@@ -60,7 +60,7 @@ DOCUMENT_VERSION = 1
 
 
 def run_packs(options: Namespace) -> int:
-    """Carry out the subcommand, and print the packs. Exit code 5 if a checked pack does not work."""
+    """Run the subcommand of `packs`, and print all packs. The exit code is 5 if a checked pack does not work."""
     keeper = pack_installer()
     if options.packs_command in ("trust", "distrust"):
         return _run_keys(options)
@@ -78,10 +78,10 @@ def run_packs(options: Namespace) -> int:
 
 
 def _agreed(keeper: PackInstaller, options: Namespace) -> bool:
-    """Tell who made the pack, and return whether to install it.
+    """Print the maker of a pack, and return whether to install it. The user is asked if the maker is not trusted.
 
     Raises:
-        ArgumentError: if nobody can be asked.
+        ArgumentError: if standard input is not a terminal, so that nobody can be asked.
     """
     maker = keeper.store.maker_of(options.file)
     say(f"{options.file.name}: {maker.words}")
@@ -94,7 +94,7 @@ def _agreed(keeper: PackInstaller, options: Namespace) -> bool:
 
 
 def _run_keys(options: Namespace) -> int:
-    """Change and print the trusted keys of publishers."""
+    """Trust or distrust a publisher's key, then print the trusted keys; return the exit code."""
     keys = pack_keys()
     if options.packs_command == "distrust":
         keys.distrust(options.key)
@@ -115,7 +115,7 @@ def _run_keys(options: Namespace) -> int:
 
 
 def _change(keeper: PackInstaller, options: Namespace) -> set[str]:
-    """Carry out the subcommand, and return the names of checked packs."""
+    """Run the subcommand of `packs`, and return the names of the packs that it checked."""
     match options.packs_command:
         case "install":
             say(f"Installing and checking {options.file.name}")

@@ -1,4 +1,4 @@
-"""Messages and options that plain and secure serving have in common."""
+"""Messages and options that `rig serve` has with and without --secure."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from engine.machines.rigs.lab import CAPS_NOT_ENFORCED, KeptWeights
 
 
 def kept_weights(options: Namespace) -> KeptWeights | None:
-    """Return folder and size of the cache of weights; None for no cache, also if its folder cannot be written."""
+    """Return folder and quota of the cache of weights; None if it is switched off, or its folder cannot be written."""
     quota_bytes = DEFAULT_QUOTA_BYTES if options.keep is None else options.keep
     return KeptWeights(kept_weights_path(), quota_bytes) if quota_bytes and not _fault(kept_weights_path()) else None
 
 
 def _fault(folder: Path) -> str:
-    """Return why weights cannot be cached in `folder`; empty if they can."""
+    """Return the reason why weights cannot be cached in `folder`; empty if they can."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -30,7 +30,7 @@ def _fault(folder: Path) -> str:
 
 
 def tell_serving(options: Namespace, *, caps_enforced: bool) -> None:
-    """Print whether the memory caps of running workers are enforced, and the size of the cache of weights."""
+    """Print whether the memory caps of the workers are enforced, and whether and where weights are cached."""
     if options.cap and not caps_enforced:
         tell(CAPS_NOT_ENFORCED)
     kept = kept_weights(options)

@@ -1,4 +1,4 @@
-"""Runs `chat`: loads the model, restores the conversation, answers line after line, and stores everything."""
+"""Runs `chat`: loads the model, restores the conversation, answers each line of input, and stores everything."""
 
 from __future__ import annotations
 
@@ -65,9 +65,11 @@ STORED_AGAIN = "The conversation is stored again, with the text since the failur
 
 @dataclass(frozen=True, slots=True)
 class TalkOptions:
-    """Options of a chat. `settings`: samplers. `attached`: files for the first question.
+    """Options of a chat.
 
-    `prompt`: the only question, None to read lines.
+    `settings`: sampler settings by key.
+    `prompt`: the only question; None to read lines of standard input.
+    `attached`: files for the first question.
     """
 
     preset: Preset | None = None
@@ -91,10 +93,12 @@ class LineReader:
         threading.Thread(target=self._run, name="lines", daemon=True).start()
 
     def next(self, timeout_s: float | None) -> str | None:
-        """Return the next line without its end, None at the end of the input. `timeout_s`: None waits without limit.
+        """Return the next line without its line end; None at the end of the input.
+
+        `timeout_s`: None to wait without limit.
 
         Raises:
-            queue.Empty: if there is none yet, or `wake` ended the wait.
+            queue.Empty: if no line came in time, or `wake` ended the wait.
         """
         line = self._lines.get(timeout=timeout_s)
         if line is _Wake.WAKE:
@@ -119,9 +123,10 @@ class LineReader:
 
 
 class Talk:
-    """A chat from start to the last event. No child process remains after `run`.
+    """Runs a chat from its start to its last event. No child process remains after `run`.
 
-    It drives `engine.chat.answer` on the command line: a single thread, which waits for each effect.
+    It carries out the effects of `engine.chat.answer` for the command line, in a single thread that waits for each
+    effect.
     """
 
     def __init__(
@@ -150,7 +155,7 @@ class Talk:
         self._tree = store.tree(conversation.id)
         self._attached = options.attached
         self._has_asked = options.prompt is None
-        """Whether lines may be results: a question of --prompt never is one."""
+        """Whether a line of input may be the result of a tool call; the question of --prompt never is."""
         self._keeps_states = self._make_folder()
         self._follower = Follower(states.folder if self._keeps_states else None)
         # Whether the user was told that text is not stored.
@@ -203,7 +208,7 @@ class Talk:
         return key_of(self._model, self._plan.settings, self._plan.edit.side_files.adapters)
 
     def _restore(self) -> None:
-        """Restore the saved KV state of the conversation. If the model refuses it, it is deleted."""
+        """Restore the saved KV state of the conversation. If the model refuses the state, it is deleted."""
         path = self._states.find(self._conversation.id, self._key) if self._tree.messages else None
         if path is None:
             return
@@ -245,7 +250,10 @@ class Talk:
                 yield line
 
     def _line(self, reader: LineReader) -> str | None:
-        """Return the next line. A lost model or an interrupt ends the chat."""
+        """Return the next line of input; None at its end.
+
+        Raises `Ended` if the model is lost, or after an interrupt.
+        """
         while True:
             with suppress(queue.Empty):
                 return reader.next(IDLE_POLL_S)
@@ -270,7 +278,7 @@ class Talk:
             self._ask(line)
 
     def _take_result(self, missing: Sequence[ToolCall], text: str) -> None:
-        """Store the result of the first of these calls. The model is asked when all have theirs."""
+        """Store the result of the first call in `missing`. If it was the last one without a result, ask the model."""
         tree = add(self._tree, result_message(missing[0], text, self._tree.leaf))
         if len(missing) == 1:
             self._answer(tree)
@@ -295,11 +303,14 @@ class Talk:
         self._answer(add(before, question))
 
     def _answer(self, tree: MessageTree) -> None:
-        """Answer the last message of a conversation tree."""
+        """Generate and store an answer to the last message of `tree`."""
         self._write_answer(new_answer(self._conversation.id, tree, self._answer_options))
 
     def _write_answer(self, run: AnswerRun) -> None:
-        """Write an answer. If memory runs out and other layouts may be tried, it goes on in one that fits."""
+        """Generate, print and store an answer.
+
+        If memory runs out, it continues in another layout, if the order allows one.
+        """
         self._store.apply(self._conversation.id, self._tree, run.tree)
         self._tree = run.tree
         self._ending, self._finish = None, None
@@ -326,7 +337,7 @@ class Talk:
             self._printer.notice(finish.failure)
 
     def _go_on(self, message: Message, run: AnswerRun) -> None:
-        """Continue an answer that was cut off."""
+        """Continue an answer whose generation was cut off, after another layout was loaded."""
         thinking = bool(message.reasoning) and not message.content
         begun = begun_answer(message.reasoning, message.content, run.marks, thinking=thinking)
         self._write_answer(continued_answer(run.chat, self._tree, message, self._answer_options, begun))
@@ -370,7 +381,10 @@ class Talk:
             self._do(run, run.fail(loss_words(answer)))
 
     def _follow(self, run: AnswerRun, request: Generate) -> None:
-        """Store an answer up to its end. Pieces that arrive during a write are written together."""
+        """Print and store an answer up to its end.
+
+        Pieces that arrive during a write to the database are written together.
+        """
         stream = self._follower.ask(request)
         for event in self._follower.events(stream):
             if isinstance(event, Token):
@@ -389,9 +403,9 @@ class Talk:
                 self._request = stream.number
 
     def _write(self, written: Future[None]) -> None:
-        """Wait for a write to the database. If it fails, the answer goes on, and the user is told once.
+        """Wait for a write to the database. If it fails, the answer continues, and the user gets one notice.
 
-        The user is also told when the text of the failure is stored.
+        The user gets another notice when the text of the failed write is stored.
         """
         try:
             written.result()

@@ -1,7 +1,7 @@
-"""The index of the library: one SQLite file with facts from headers, notes of the user, and forecasts.
+"""The library's index: one SQLite file with facts from headers, notes of the user, and forecasts.
 
-All but notes, named layouts and presets can be made again from the model files. A file that is damaged, or from a newer
-version, is renamed and never overwritten.
+Everything but notes, named layouts and presets can be made again from the model files. A damaged index, or one of a
+newer version, is renamed and never overwritten.
 """
 
 from __future__ import annotations
@@ -59,10 +59,12 @@ State = tuple[int, int, int]
 
 
 class LibraryIndex:
-    """An open index, for any thread; a lock serialises calls.
+    """An open index of the library (a SQLite file). May be used in any thread; a lock serialises the calls.
 
-    `set_aside`: new path of an unusable file, else None. `not_saved`: a sentence if the file cannot be written; changes
-    are then lost at the end. Else empty.
+    All methods raise `LibraryError` if the file cannot be read or written.
+
+    `set_aside`: new path of an index that was unusable and was renamed, None if there was none.
+    `not_saved`: a sentence if the file cannot be written, else empty. Changes are then kept in memory until the end.
     """
 
     def __init__(self, path: Path) -> None:
@@ -73,14 +75,14 @@ class LibraryIndex:
         self._connection = self._open()
 
     def close(self) -> None:
-        """Close the file; later calls fail."""
+        """Close the SQLite connection. Later calls of other methods fail."""
         with self._lock:
             self._connection.close()
 
     # ------------------------------------------------------------------ what was found
 
     def census(self) -> Census:
-        """Return the last scan; an empty one if there is none."""
+        """Return the result of the last scan; an empty one if none was saved."""
         row = self._one("SELECT document FROM census")
         try:
             return msgspec.msgpack.decode(row[0], type=Census, dec_hook=_decode) if row is not None else Census()
@@ -89,73 +91,76 @@ class LibraryIndex:
             return Census()
 
     def save_census(self, census: Census) -> None:
-        """Save the last scan."""
+        """Save the result of a scan, in place of the last one."""
         # msgpack has no type for paths.
         document = msgspec.msgpack.encode(census, enc_hook=str)
         with self._writing() as connection:
             connection.execute("INSERT OR REPLACE INTO census VALUES (1, ?)", (document,))
 
     def folders(self) -> tuple[Path, ...]:
-        """Return the folders that people added, in their order."""
+        """Return the folders that the user added, in the user's order."""
         rows = self._all("SELECT path FROM folders ORDER BY place")
         return tuple(Path(path) for (path,) in rows if _is_text(path))
 
     def save_folders(self, folders: Iterable[Path]) -> None:
-        """Save the folders that the user added."""
+        """Save the folders that the user added, in place of the saved list."""
         with self._writing() as connection:
             connection.execute("DELETE FROM folders")
             rows = [(str(folder), place) for place, folder in enumerate(dict.fromkeys(folders))]
             connection.executemany("INSERT INTO folders VALUES (?, ?)", rows)
 
     def opened(self) -> tuple[Path, ...]:
-        """Return the opened models, the latest first, each by its only file or its first part."""
+        """Return the opened models, the most recent first. Each is the path of its only file or of its first part."""
         return tuple(Path(row[0]) for row in self._all("SELECT path FROM opened ORDER BY at DESC, path"))
 
     def save_opened(self, path: Path, at_s: float) -> None:
-        """Save when a model was opened, in seconds since 1970."""
+        """Save that the model at `path` was opened at `at_s`, in seconds since 1970.
+
+        Only the last `MAX_OPENED` are kept.
+        """
         with self._writing() as connection:
             connection.execute("INSERT OR REPLACE INTO opened VALUES (?, ?)", (str(path), at_s))
             latest = f"SELECT path FROM opened ORDER BY at DESC, path LIMIT {MAX_OPENED}"
             connection.execute(f"DELETE FROM opened WHERE path NOT IN ({latest})")
 
     def forget_opened(self, paths: Iterable[Path]) -> None:
-        """Remove files from the opened models."""
+        """Remove `paths` from the list of opened models."""
         with self._writing() as connection:
             connection.executemany("DELETE FROM opened WHERE path = ?", [(str(path),) for path in paths])
 
     # ------------------------------------------------------------------ what files say
 
     def facts(self) -> dict[Path, tuple[State, Facts]]:
-        """Return the facts of files, with the file states in which they were read."""
+        """Return the saved facts of files by path, with the file states in which the headers were read."""
         rows = self._all("SELECT path, size_bytes, mtime_ns, inode, facts FROM facts")
         read = _readable((((Path(row[0]), row[1:4]), row[4]) for row in rows if _is_text(row[0])), Facts)
         return {path: (state, facts) for (path, state), facts in read}
 
     def save_facts(self, known: Mapping[Path, tuple[State, Facts]]) -> None:
-        """Save the facts of files."""
+        """Save the facts of files by path, with the file states in which the headers were read."""
         encoder = msgspec.msgpack.Encoder()
         rows = [(str(path), *state, encoder.encode(facts)) for path, (state, facts) in known.items()]
         with self._writing() as connection:
             connection.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?, ?, ?, ?)", rows)
 
     def hashes(self) -> dict[Path, tuple[State, str]]:
-        """Return known SHA-256 hashes of files, with the file states in which they were read."""
+        """Return the saved SHA-256 hashes of files by path, with the file states in which they were computed."""
         rows = self._all("SELECT path, size_bytes, mtime_ns, inode, sha256 FROM hashes")
         return {Path(row[0]): (row[1:4], row[4]) for row in rows if _is_text(row[0])}
 
     def save_hash(self, path: Path, state: State, sha256: str) -> None:
-        """Save the SHA-256 of a file."""
+        """Save the SHA-256 of a file, with the file state in which it was computed."""
         with self._writing() as connection:
             connection.execute("INSERT OR REPLACE INTO hashes VALUES (?, ?, ?, ?, ?)", (str(path), *state, sha256))
 
     # ------------------------------------------------------------------ what people said
 
     def notes(self) -> dict[str, Notes]:
-        """Return the notes, by fingerprint."""
+        """Return the notes of the user by the fingerprint of the model file."""
         return dict(_readable(self._all("SELECT fingerprint, notes FROM notes"), Notes))
 
     def save_notes(self, fingerprints: Iterable[str], notes: Notes) -> None:
-        """Save `notes` under fingerprints. Empty notes are removed."""
+        """Save `notes` for each of the fingerprints. Empty notes delete the saved ones."""
         marks = [(mark,) for mark in fingerprints if mark]
         document = msgspec.msgpack.encode(notes)
         with self._writing() as connection:
@@ -164,14 +169,14 @@ class LibraryIndex:
                 connection.executemany("INSERT INTO notes VALUES (?, ?)", [(mark, document) for (mark,) in marks])
 
     def documents(self, fingerprint: str) -> tuple[SavedDocument, ...]:
-        """Return the named layouts and presets of a model."""
+        """Return the saved layouts and presets of the model with this fingerprint."""
         rows = self._all(
             "SELECT kind, name, document FROM documents WHERE fingerprint = ? ORDER BY kind, name", (fingerprint,)
         )
         return tuple(SavedDocument(*row) for row in rows if all(map(_is_text, row)))
 
     def save_document(self, fingerprint: str, document: SavedDocument) -> None:
-        """Save a layout or a preset under its name, in place of one with the same name."""
+        """Save a layout or preset of a model. One of the same kind and name is replaced."""
         with self._writing() as connection:
             connection.execute(
                 "INSERT OR REPLACE INTO documents VALUES (?, ?, ?, ?)",
@@ -179,7 +184,7 @@ class LibraryIndex:
             )
 
     def forget_document(self, fingerprint: str, kind: str, name: str) -> None:
-        """Remove a layout or a preset."""
+        """Delete the layout or preset with this kind and name."""
         with self._writing() as connection:
             connection.execute(
                 "DELETE FROM documents WHERE fingerprint = ? AND kind = ? AND name = ?", (fingerprint, kind, name)
@@ -188,11 +193,11 @@ class LibraryIndex:
     # ------------------------------------------------------------------ what was forecast
 
     def fits(self, rig: str) -> dict[str, Fit]:
-        """Return the forecasts for a rig (`rig_key`), by fingerprint."""
+        """Return the forecasts for a rig by the fingerprint of the model file. `rig`: key of the rig (`rig_key`)."""
         return dict(_readable(self._all("SELECT fingerprint, fit FROM fits WHERE rig = ?", (rig,)), Fit))
 
     def save_fits(self, rig: str, fits: Mapping[str, Fit]) -> None:
-        """Save forecasts for a rig (`rig_key`), by fingerprint."""
+        """Save forecasts for a rig by the fingerprint of the model file. `rig`: key of the rig (`rig_key`)."""
         encoder = msgspec.msgpack.Encoder()
         with self._writing() as connection:
             connection.executemany(
@@ -225,10 +230,13 @@ class LibraryIndex:
             return self._copy_in_memory()
 
     def _copy_in_memory(self) -> sqlite3.Connection:
-        """Return a copy of an index that cannot be written; an empty one if it cannot be read either."""
+        """Return a copy in memory of an index file that cannot be written.
+
+        The copy is empty if the file cannot be read either, or is of another version.
+        """
         connection = self._connect(":memory:")
         with suppress(OSError, *FAULTS), closing(connect_read_only(self.path)) as source:
-            # One of another version has other tables.
+            # An index of another version has other tables.
             if source.execute("PRAGMA user_version").fetchone()[0] == SCHEMA_VERSION:
                 source.backup(connection)
         return connection
@@ -302,7 +310,7 @@ def _require_writable(connection: sqlite3.Connection) -> None:
     except sqlite3.OperationalError as error:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
-        # Another program that writes now will have ended when something is to be saved.
+        # Another program that holds the lock now has most likely released it at the next save.
         if cannot_write(error):
             raise
     else:
@@ -310,16 +318,19 @@ def _require_writable(connection: sqlite3.Connection) -> None:
 
 
 class _NewerError(Exception):
-    """The file was written by a newer version."""
+    """The index file was written by a newer version of the program."""
 
 
 def _is_text(value: object) -> bool:
-    """Return whether a column holds text: in a damaged file it may hold anything."""
+    """Return whether a column of a row holds text. In a damaged file it may hold any type."""
     return isinstance(value, str)
 
 
 def _readable(rows: Iterable[tuple[_Key, bytes]], kind: type[_Kept]) -> Iterator[tuple[_Key, _Kept]]:
-    """Yield the rows with a readable document. The others will be made again."""
+    """Yield keys and decoded documents of the rows.
+
+    Rows that cannot be decoded are left out; they will be made again.
+    """
     decoder = msgspec.msgpack.Decoder(kind)
     for key, document in rows:
         with suppress(TypeError, *UNREADABLE):
@@ -328,7 +339,10 @@ def _readable(rows: Iterable[tuple[_Key, bytes]], kind: type[_Kept]) -> Iterator
 
 @lru_cache(maxsize=256)
 def _path(text: str) -> Path:
-    """Return a path, with one shared object for a store that thousands of files are in."""
+    """Return the `Path` of a text.
+
+    Equal texts share one object, because thousands of files have the same store root.
+    """
     return Path(text)
 
 

@@ -1,4 +1,4 @@
-"""The strip of device cards, with a trailing card to add more."""
+"""The strip of device cards, with a button at its end to add devices."""
 
 from __future__ import annotations
 
@@ -41,7 +41,10 @@ EMPTY_HEIGHT_PX = 128
 
 
 class DeviceStrip(QWidget):
-    """One card per device, scrolled sideways when there are many. Cards keep their graph while their id stays."""
+    """One card for each device; many cards scroll sideways.
+
+    A card and its graph are kept as long as the device's id exists.
+    """
 
     limits_edited = Signal(DeviceLimits)
     details_requested = Signal(Device)
@@ -90,11 +93,11 @@ class DeviceStrip(QWidget):
         return tuple(self._cards.values())
 
     def card(self, device_id: str) -> DeviceCard | None:
-        """Return the card of this device, None if there is none."""
+        """Return the card of this device; None if there is none."""
         return self._cards.get(device_id)
 
     def scroll_bar(self) -> QScrollBar:
-        """Return the bar that moves the cards sideways."""
+        """Return the horizontal scroll bar of the cards."""
         return self._scroll.horizontalScrollBar()
 
     def apply_palette(self, palette: Palette) -> None:
@@ -106,7 +109,7 @@ class DeviceStrip(QWidget):
             card.apply_palette(palette)
 
     def set_devices(self, devices: Sequence[Device]) -> None:
-        """Show `devices` in this order."""
+        """Show a card for each of `devices`, in this order."""
         # Removed at once from the layout, deleted later: the removal may have been asked for by the card's own menu.
         for device_id in set(self._cards) - {device.id for device in devices}:
             card = self._cards.pop(device_id)
@@ -137,7 +140,10 @@ class DeviceStrip(QWidget):
             before = card.menu_button
 
     def add_samples(self, samples: Sequence[Sample]) -> None:
-        """Append one reading per device; those of devices without a card are ignored (they were just removed)."""
+        """Append a reading to the card of its device.
+
+        Readings of devices without a card, which were just removed, are ignored.
+        """
         for sample in samples:
             card = self._cards.get(sample.device)
             if card is not None:
@@ -145,31 +151,31 @@ class DeviceStrip(QWidget):
         self._show_lines()
 
     def set_rows(self, rows: Sequence[DeviceRow]) -> None:
-        """Show in each card's tooltip how much the layout needs on its device."""
+        """Set the memory that the layout needs on each device, for the tooltips of the cards."""
         by_id = {row.id: row for row in rows}
         for device_id, card in self._cards.items():
             card.set_row(by_id.get(device_id))
 
     def set_links(self, links: Mapping[str, Link]) -> None:
-        """Show round trip and throughput of workers, by device id."""
+        """Show measured round trip and throughput of workers, by device id."""
         self._links = dict(links)
         for device_id, card in self._cards.items():
             card.set_link(self._links.get(device_id))
 
     def set_alerts(self, alerts: Mapping[str, CardAlert]) -> None:
-        """Show these alerts by device id, and none on the other cards."""
+        """Show these alerts by device id; remove the alerts of all other cards."""
         for device_id, card in self._cards.items():
             card.set_alert(alerts.get(device_id, NO_ALERT))
         self._show_lines()
 
     def set_note(self, text: str) -> None:
-        """Show a line below the cards; empty: none."""
+        """Show a line of text below the cards; empty: hide it."""
         self.note_label.setText(text)
         self.note_label.setVisible(bool(text) and self.line.isHidden())
         self._fit_height()
 
     def set_compact(self, compact: bool) -> None:
-        """Hide the graphs if the room is needed below; they keep recording."""
+        """Hide or show the graphs of the cards, to make room below. Hidden graphs keep recording."""
         if compact == self._is_compact:
             return
         self._is_compact = compact
@@ -177,7 +183,7 @@ class DeviceStrip(QWidget):
             card.plot.setVisible(not compact)
 
     def set_line(self, is_line: bool) -> None:
-        """Show all devices in one line instead of a card each."""
+        """Show all devices in one line of text instead of cards, or show the cards again."""
         self.line.setVisible(is_line)
         self._scroll.setVisible(not is_line)
         self.note_label.setVisible(not is_line and bool(self.note_label.text()))
@@ -263,7 +269,7 @@ ON_TOP_WIDTH_PX = 560
 
 
 class DeviceLine(QWidget):
-    """All devices in one painted line. Values come from the cards, which record while they are hidden."""
+    """One painted line with all devices. It reads the values of the cards, which record also while they are hidden."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -335,7 +341,7 @@ class DevicesOnTop(QWidget):
     """
 
     closed = Signal()
-    """The user has closed it."""
+    """Emitted when the user has closed the window."""
 
     def __init__(self, parent: QWidget) -> None:
         super().__init__(parent, Qt.WindowType.Tool | Qt.WindowType.WindowStaysOnTopHint)

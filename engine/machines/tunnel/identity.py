@@ -1,4 +1,4 @@
-"""The key and certificate of this machine, made once and stored in a file, and certificate fingerprints.
+"""The key and certificate of this machine (its identity), created once and stored in a file; certificate fingerprints.
 
 Paired machines store each other's certificate and compare it byte by byte. So the name in a certificate has no meaning,
 and it never expires.
@@ -28,14 +28,18 @@ _FROM, _UNTIL = datetime(2000, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=
 
 
 class IdentityError(EngineError):
-    """Our key and certificate cannot be read or made."""
+    """The key and certificate of this machine cannot be read or created."""
 
     kind = "argument"
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Our certificate (DER). `path`: the file with certificate and key, which TLS reads."""
+    """The key and certificate of this machine.
+
+    `path`: file with key and certificate (PEM), which TLS reads.
+    `certificate`: the certificate as DER.
+    """
 
     path: Path
     certificate: bytes
@@ -46,10 +50,10 @@ class Identity:
 
 
 def read_identity(path: Path) -> Identity:
-    """Return our identity; it is made if there is none. Only our user can read the file.
+    """Return the identity of this machine. Its file is created if it does not exist; only this user can read it.
 
     Raises:
-        IdentityError: if it can be neither read nor made.
+        IdentityError: if it can be neither read nor created.
     """
     try:
         if not path.exists():
@@ -84,7 +88,7 @@ def is_certificate(data: bytes) -> bool:
 
 def _make(path: Path) -> None:
     key = ec.generate_private_key(ec.SECP256R1())
-    # Many certificates of one name would be hard to tell for those who look an issuer up.
+    # A random name, because TLS looks up trusted issuers by name, and equal names would be ambiguous.
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"layerdeck-{secrets.token_hex(8)}")])
     certificate = (
         x509.CertificateBuilder()
@@ -113,11 +117,11 @@ def fingerprint_of(certificate: bytes) -> str:
 
 
 def shown_fingerprint(fingerprint: str) -> str:
-    """Return the start of a fingerprint, which people compare."""
+    """Return the first 16 digits of a fingerprint in groups of four, which people compare."""
     digits = fingerprint[:_SHOWN_DIGITS]
     return " ".join(digits[start : start + 4] for start in range(0, len(digits), 4))
 
 
 def is_fingerprint(text: str) -> bool:
-    """Return whether `text` is a complete fingerprint as in rig files."""
+    """Return whether `text` is a complete fingerprint: 64 hexadecimal digits in lower case."""
     return _FINGERPRINT.fullmatch(text) is not None

@@ -34,10 +34,10 @@ MAX_CONNECTIONS = 32
 MAX_OF_ONE_ADDRESS = 8
 """Most connections of one address that use no device."""
 HELLO_S = 5.0
-"""Time-out for preface and handshake of a session."""
+"""Time-out in seconds of preface and TLS handshake of a session."""
 PAIRING_S = 15.0
 BUSY_S = 0.8
-"""How long a caller waits for the session before it, which may just be ending."""
+"""Seconds that a caller waits for the end of another session on the same device, which may just be ending."""
 _BACKLOG = 16
 _LOOK_S = 0.5
 _END_S = 3.0
@@ -46,10 +46,11 @@ _log = logging.getLogger("layerdeck.engine")
 
 @dataclass(frozen=True, slots=True)
 class LentDevice:
-    """A device behind the listener. `name`: for clients.
+    """A device that the listener lends.
 
-    `reach` returns a connection to its worker or raises `OSError`; `describe` returns its present facts, without users.
-    Both are called in threads.
+    `name`: id of the device for clients.
+    `reach`: returns a connection to its worker, or raises `OSError`. Called in threads.
+    `describe`: returns its current description, without users. Called in threads.
     """
 
     name: str
@@ -59,7 +60,13 @@ class LentDevice:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """A session: the device's name, the client's name and fingerprint, and when it began (seconds since 1970)."""
+    """A running session of a client with a lent device.
+
+    `device`: id of the device.
+    `client`: name of the client's machine.
+    `fingerprint`: fingerprint of the client's certificate.
+    `since_s`: start of the session in seconds since 1970.
+    """
 
     device: str
     client: str
@@ -69,7 +76,7 @@ class Use:
 
 @dataclass(eq=False, slots=True)
 class _Place:
-    """A device with the one session that its RPC server can have. `use`: None while there is none."""
+    """A lent device and its session; its RPC server can have only one. `use`: None if there is no session."""
 
     device: LentDevice
     # Since Python 3.10 a lock binds to the loop that first waits for it, so it may be made in another thread.
@@ -79,10 +86,10 @@ class _Place:
 
 @dataclass(eq=False, slots=True)
 class _Caller:
-    """One connection.
+    """A connection to the listener.
 
-    `begun_s`: when it was accepted, by the loop's clock. `session`: fingerprint of the client during a session, else
-    empty.
+    `begun_s`: time of its acceptance by the loop's clock.
+    `session`: fingerprint of the client during a session, else empty.
     """
 
     connection: socket.socket
@@ -93,12 +100,17 @@ class _Caller:
 
 
 class Listener:
-    """Listens while its context is entered, in an event loop in a thread of its own.
+    """The TLS listener that lends devices to paired machines; it listens while its context is entered.
 
-    `devices`: those that it lends; a client that names none gets the first one. `on_paired` is called in
-    a thread. `on_use` is called with the sessions after each begin and end of one, in the thread of the event loop; it
-    must not wait. Connections beyond the limits are closed at once, and a
-    caller that is not paired has some seconds. If a pairing is deleted, its sessions end.
+    It runs an event loop in a thread of its own. Connections beyond the limits are closed at once, and a caller that is
+    not paired has some seconds to pair. If a pairing is deleted, its sessions end.
+
+    `book`: the file of pairings.
+    `code`: the current pairing code.
+    `name`: name of this machine for its clients.
+    `devices`: devices that it lends; a client that names none gets the first one.
+    `on_paired`: called with each new pairing, in a thread.
+    `on_use`: called with all sessions whenever one begins or ends, in the thread of the event loop; it must not wait.
 
     Raises, on entering:
         EngineError: if it cannot listen.
@@ -155,7 +167,7 @@ class Listener:
 
     @property
     def port(self) -> int:
-        """The port that it listens on, also if any free one was requested."""
+        """The TCP port of the listener, which the system chose if port 0 was requested."""
         assert self._listening is not None
         return int(self._listening.getsockname()[1])
 
@@ -199,10 +211,10 @@ class Listener:
             caller.task.add_done_callback(partial(self._leave, caller))
 
     def _make_room(self, address: str) -> bool:
-        """Return whether another caller from `address` may be taken; if need be the oldest stranger makes room.
+        """Return whether another connection from `address` may be accepted.
 
-        Else whoever shares an address with a paired machine could lock it out with silent connections. A paired machine
-        shows its certificate within some milliseconds, and is then no stranger.
+        At the limit the oldest connection without a session is closed. Else anyone who shares an address with a paired
+        machine could lock it out with silent connections. A paired machine has its session within some milliseconds.
         """
         crowd = [each for each in self._callers if each.address == address]
         if self._waiting_of(address) < MAX_OF_ONE_ADDRESS:
@@ -340,7 +352,7 @@ class Listener:
 
     @property
     def uses(self) -> tuple[Use, ...]:
-        """The sessions of now. For any thread."""
+        """The sessions that are running now. May be read in any thread."""
         return tuple(use for place in self._places.values() if (use := place.use) is not None)
 
     def _tell_use(self) -> None:
@@ -348,7 +360,10 @@ class Listener:
             self._on_use(self.uses)
 
     async def _end_forgotten(self) -> None:
-        """End the sessions of clients that are no longer paired; reads the file of pairings during sessions only."""
+        """End the sessions of clients whose pairing was deleted.
+
+        The file of pairings is read only while there are sessions.
+        """
         while True:
             await self._session_begun.wait()
             await asyncio.sleep(_LOOK_S)

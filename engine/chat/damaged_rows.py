@@ -14,7 +14,7 @@ from engine.base.json_file import UNREADABLE
 from engine.base.language import tr
 from engine.base.sqlite_file import FAULTS
 from engine.chat.message import ROLES, MessageState
-from engine.chat.schema import calls_of, details_of, settings_of
+from engine.chat.schema import calls_of, deltas_of, details_of, results_of, settings_of
 
 _TITLE_CHARACTERS = 60
 _TABLES = ("conversation", "message", "piece", "attachment")
@@ -52,7 +52,7 @@ def add_readable_rows(damaged: Path, connection: sqlite3.Connection) -> AddedRow
         # SQLite reads ids from the index of ids alone: it is another part of the file than the rows.
         listed = {ident for (ident,) in source.execute("SELECT id FROM message ORDER BY id")}
     for row in found["conversation"]:
-        if _can_read(settings_of, row["settings"]) and _can_read(settings_of, row.get("results", "{}")):
+        if _can_read(settings_of, row["settings"]) and _can_read(results_of, row.get("results", "{}")):
             _put(connection, "conversation", row, replaces=True)
     added = sum(_add_message(connection, row) for row in found["message"])
     _add_pieces(connection, found["piece"])
@@ -170,7 +170,7 @@ def _add_message(connection: sqlite3.Connection, row: Row) -> int:
 def _add_pieces(connection: sqlite3.Connection, pieces: tuple[Row, ...]) -> None:
     """Put the pieces of messages that are being written in the place of the copy's, unless some of them are lost."""
     by_message: dict[Value, list[Row]] = {}
-    for piece in pieces:
+    for piece in filter(lambda row: _can_read(deltas_of, row.get("calls", "")), pieces):
         by_message.setdefault(piece["message"], []).append(piece)
     for message, found in by_message.items():
         (count,) = connection.execute("SELECT count(*) FROM piece WHERE message = ?", (message,)).fetchone()

@@ -267,6 +267,7 @@ class _Choice(_Call):
 
 _FUNCTION = re.compile(r"\s*<function=([^>\n]+)>")
 _PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
+_NAME = re.compile(r"[\w.:/-]+")
 _GLM_PAIR = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
 _MISTRAL_HEAD = re.compile(r"\s*([\w.-]+)(?:\[CALL_ID\][^\[]*)?\[ARGS\]\s*(?=\{)")
 _DEEPSEEK_HEAD = re.compile(
@@ -299,6 +300,8 @@ def _tagged(inner: str, types: Types) -> tuple[str, str]:
         name, pairs = head[1].strip(), _PARAMETER.findall(inner)
     else:
         name, pairs = inner.partition("<arg_key>")[0].strip(), _GLM_PAIR.findall(inner)
+        if _NAME.fullmatch(name) is None:
+            return "", ""  # a model that writes about the mark
     known = types.get(name, {})
     return name, json.dumps({key.strip(): _typed(value, known.get(key.strip())) for key, value in pairs})
 
@@ -349,8 +352,10 @@ _STYLES: Mapping[str, Callable[[Types], _Call]] = {
     GEMMA: lambda _types: _Closed("<tool_call|>", _gemma),
     FUNCTION_GEMMA: lambda _types: _Closed("<end_function_call>", _gemma),
 }
-_BETWEEN = (*_NOISE, "</tool_call>", _DEEPSEEK_END, "```", "]", ",", ";")
-"""What stands between calls, or after the last one."""
+_BETWEEN = (*_NOISE, "</tool_call>", _DEEPSEEK_END, "]", ",", ";")
+"""What stands between calls, or after the last one; DeepSeek's arguments are in a fence."""
+_GAP = "\n\n"
+"""Between the text before a call and the text after it."""
 
 
 def begin_marks_of(template: str) -> tuple[str, ...]:
@@ -380,6 +385,7 @@ class CallReader:
         self._marks = begin_marks_of(template)
         self._harmony = is_harmony(template)
         self._bare = is_llama(template) or forced
+        self._between = (*_BETWEEN, "```") if DEEPSEEK in self._marks else _BETWEEN
         self._forced = forced
         self._id_length = 9 if MISTRAL in template else 0
         self._held = ""
@@ -388,6 +394,8 @@ class CallReader:
         self._index = 0
         self._named = self._arguments_given = False
         self._has_content = False
+        self._is_between = False
+        """Whether a call has ended, and no text has come since."""
 
     @property
     def has_calls(self) -> bool:
@@ -405,6 +413,7 @@ class CallReader:
                 self._read_call(content, calls)
             else:
                 content.append(self._read_content())
+            self._has_content = self._has_content or bool(content and content[-1])
             if (len(self._held), self._call) == before:
                 break
         return self._found(content, calls)
@@ -415,30 +424,30 @@ class CallReader:
         calls: list[CallDelta] = []
         if self._call is not None:
             arguments = self._call.end()
-            if not self._give(arguments, calls) and not self.has_calls:
-                content.append(self._call.text)
+            if not self._give(arguments, calls) and not self._named and self._call.text.strip() not in _STYLES:
+                content.append(self._after_calls(self._call.text))
             self._call = None
-        elif not self.has_calls:
+        elif not self._is_between:
             content.append(self._held)
         self._held = ""
         return self._found(content, calls)
 
     def _found(self, content: Sequence[str], calls: Sequence[CallDelta]) -> Found:
         text = "".join(content)
-        if self.has_calls and not text.strip():
+        if self._is_between and not text.strip():
             text = ""
         self._has_content = self._has_content or bool(text)
         return Found(text, tuple(calls))
 
     def _read_content(self) -> str:
         held = self._held
-        if self.has_calls:
+        if self._is_between:
             held = held.lstrip()
-            for between in _BETWEEN:
+            for between in self._between:
                 if held.startswith(between):
                     self._held = held[len(between) :]
                     return ""
-            if any(between.startswith(held) for between in _BETWEEN):
+            if any(between.startswith(held) for between in self._between):
                 return ""
             if self._continues_list(held):
                 self._call, self._held = JsonCall(), held
@@ -453,17 +462,23 @@ class CallReader:
         places = {mark: held.find(mark) for mark in self._marks}
         mark = min((each for each in places if places[each] >= 0), key=places.__getitem__, default=None)
         if mark is not None:
-            content = held[: places[mark]]
-            self._held = held[places[mark] + len(mark) :]
-            self._call = _STYLES[mark](self._types)
-            return _without_noise(content.rstrip())
+            content = held[: places[mark]].rstrip()
+            end = places[mark] + len(mark)
+            self._call, self._held = _STYLES[mark](self._types), held[end:]
+            self._call.text = held[len(content) : end]
+            return self._after_calls(_without_noise(content))
         # White space before a call belongs to neither.
         clear = len(held) - max(overlap(held, each) for each in (*self._marks, *_NOISE))
         clear = len(held[:clear].rstrip()) if self._types else clear
-        if self.has_calls:
-            clear = min(clear, len(held))
         content, self._held = held[:clear], held[clear:]
-        return _without_noise(content)
+        return self._after_calls(_without_noise(content))
+
+    def _after_calls(self, content: str) -> str:
+        """Return text with a gap before it if it is the first after a call."""
+        if not content or not self._is_between:
+            return content
+        self._is_between = False
+        return f"{_GAP if self._has_content else ''}{content}"
 
     def _continues_list(self, held: str) -> bool:
         """Whether another call of a list begins, as Mistral and Llama write several."""
@@ -471,7 +486,7 @@ class CallReader:
 
     def _read_harmony(self) -> str:
         """Read messages of gpt-oss: a call, or text between marks that are no part of it."""
-        held = self._held.lstrip() if not self._has_content or self.has_calls else self._held
+        held = self._held.lstrip() if not self._has_content or self._is_between else self._held
         if held.startswith("<|end|>"):
             self._held = held[len("<|end|>") :]
             return ""
@@ -485,7 +500,7 @@ class CallReader:
         place = min((at for mark in _HARMONY_MARKS if (at := held.find(mark)) >= 0), default=-1)
         clear = place if place >= 0 else len(held) - max(overlap(held, mark) for mark in _HARMONY_MARKS)
         content, self._held = held[:clear], held[clear:]
-        return content
+        return self._after_calls(content)
 
     def _read_call(self, content: list[str], calls: list[CallDelta]) -> None:
         assert self._call is not None
@@ -496,10 +511,12 @@ class CallReader:
             return
         if not given and not self._named:
             # It looked like a call: a bare object, or a mark without one.
-            content.append(self._call.text)
+            content.append(self._after_calls(self._call.text))
             self._bare = False
-        elif not self._arguments_given:
-            calls.append(CallDelta(self._index - 1, "{}"))
+        else:
+            self._is_between = True
+            if not self._arguments_given:
+                calls.append(CallDelta(self._index - 1, "{}"))
         self._call, self._named = None, False
 
     def _give(self, arguments: str, calls: list[CallDelta]) -> bool:
@@ -548,4 +565,5 @@ def _text(token: str) -> str:
         value = json.loads(token, strict=False)
     except (ValueError, RecursionError):
         return token.strip().strip('"')
-    return value if isinstance(value, str) else str(token).strip()
+    # Models write halves of surrogate pairs as escapes, and UTF-8 cannot encode them.
+    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else str(token).strip()

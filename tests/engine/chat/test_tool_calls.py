@@ -74,6 +74,13 @@ CASES = {
     "text": (HERMES, "a < b, <tool, {} and <tool_cal", "a < b, <tool, {} and <tool_cal", []),
     "json that is no call": (LLAMA, '{"town": "Bonn"}', '{"town": "Bonn"}', []),
     "space at the end": (HERMES, "Hi. \n", "Hi. \n", []),
+    "text after a call": (HERMES, 'Hi. <tool_call>{"name": "look", "arguments": {"town": "Bonn", "days": 2}}</tool_call>'
+                          "\n\nNow, `a` [b]; and {c} wait ,", "Hi.\n\nNow, `a` [b]; and {c} wait ,", [BONN]),
+    "text about the mark": (HERMES, "Use the <tool_call> mark, then </tool_call> it.",
+                            "Use the <tool_call> mark, then </tool_call> it.", []),
+    "a call, and text about the mark": (
+        HERMES, '<tool_call>{"name": "look", "arguments": {"town": "Bonn", "days": 2}}</tool_call> A <tool_call> is it.',
+        "A <tool_call> is it.", [BONN]),
     "nothing in the mark": (HERMES, "<tool_call>", "", []),
 }  # fmt: skip
 
@@ -103,7 +110,13 @@ def test_how_families_write_calls(case: str) -> None:
         assert read(template, pieces) == (content, calls), size
 
 
-@given(st.text(), st.sampled_from([HERMES, LLAMA, MISTRAL, DEEPSEEK, HARMONY, GEMMA, PLAIN]))
+PARTS = st.sampled_from([text for _, text, *_ in CASES.values()] + [" ", "\n", "a, b", "[", "]", "{", "}", "```"])
+
+
+@given(
+    st.text() | st.lists(PARTS, max_size=5).map("".join),
+    st.sampled_from([HERMES, LLAMA, MISTRAL, DEEPSEEK, HARMONY, GEMMA, PLAIN]),
+)
 def test_pieces_change_nothing(text: str, template: str) -> None:
     assert read_raw(template, [text]) == read_raw(template, list(text))
 
@@ -127,6 +140,12 @@ def test_a_call_that_ends_early_keeps_what_came() -> None:
     reader = CallReader(HERMES, types_of(TOOLS))
     found = [reader.add('<tool_call>{"name": "look", "arguments": {"town": "Bo'), reader.end()]
     assert "".join(call.arguments for each in found for call in each.calls) == '{"town": "Bo'
+
+
+def test_half_a_character_of_a_model_can_be_sent_on() -> None:
+    reader = CallReader(HERMES, types_of(TOOLS))
+    found = reader.add(r'<tool_call>{"name": "l\ud800", "arguments": "{\"a\": \"\udc00\"}"}</tool_call>')
+    "".join(call.name + call.arguments for call in found.calls).encode()
 
 
 def test_ids_are_what_templates_take() -> None:

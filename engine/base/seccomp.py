@@ -61,7 +61,8 @@ _MACHINES = {
         "execveat": 322, "userfaultfd": 323,
     }),
     "aarch64": _Machine(0xC00000B7, {
-        "fcntl": 25, "socketpair": 199, "clone": 220, "prlimit64": 261, "umount2": 39, "mount": 40, "pivot_root": 41, "chroot": 51, "unshare": 97, "kexec_load": 104,
+        "fcntl": 25, "socketpair": 199, "clone": 220, "prlimit64": 261,
+        "umount2": 39, "mount": 40, "pivot_root": 41, "chroot": 51, "unshare": 97, "kexec_load": 104,
         "init_module": 105, "delete_module": 106, "ptrace": 117, "kill": 129, "tkill": 130, "tgkill": 131,
         "rt_sigqueueinfo": 138, "reboot": 142, "socket": 198, "listen": 201, "accept": 202, "sendto": 206,
         "sendmsg": 211, "add_key": 217, "request_key": 218, "keyctl": 219, "execve": 221, "swapon": 224,

@@ -74,13 +74,14 @@ CASES = {
     "text": (HERMES, "a < b, <tool, {} and <tool_cal", "a < b, <tool, {} and <tool_cal", []),
     "json that is no call": (LLAMA, '{"town": "Bonn"}', '{"town": "Bonn"}', []),
     "space at the end": (HERMES, "Hi. \n", "Hi. \n", []),
-    "text after a call": (HERMES, 'Hi. <tool_call>{"name": "look", "arguments": {"town": "Bonn", "days": 2}}</tool_call>'
-                          "\n\nNow, `a` [b]; and {c} wait ,", "Hi.\n\nNow, `a` [b]; and {c} wait ,", [BONN]),
+    "text after a call": (
+        HERMES, 'Hi. <tool_call>{"name": "look", "arguments": {"town": "Bonn", "days": 2}}</tool_call>'
+        "\n\nNow, `a` [b]; and {c} wait ,", "Hi.\n\nNow, `a` [b]; and {c} wait ,", [BONN]),
     "text about the mark": (HERMES, "Use the <tool_call> mark, then </tool_call> it.",
                             "Use the <tool_call> mark, then </tool_call> it.", []),
     "a call, and text about the mark": (
-        HERMES, '<tool_call>{"name": "look", "arguments": {"town": "Bonn", "days": 2}}</tool_call> A <tool_call> is it.',
-        "A <tool_call> is it.", [BONN]),
+        HERMES, '<tool_call>{"name": "look", "arguments": {"town": "Bonn", "days": 2}}</tool_call>'
+        " A <tool_call> is it.", "A <tool_call> is it.", [BONN]),
     "nothing in the mark": (HERMES, "<tool_call>", "", []),
 }  # fmt: skip
 

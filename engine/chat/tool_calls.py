@@ -10,7 +10,7 @@ import json
 import re
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -179,8 +179,9 @@ class _Closed(_Call):
         self._end, self._parse, self._held = end, parse, ""
 
     def read(self, text: str) -> tuple[str, str | None]:
+        seen = len(self._held) - len(self._end) + 1
         self._held += text
-        place = self._held.find(self._end)
+        place = self._held.find(self._end, max(0, seen))
         if place < 0:
             return "", None
         inner, rest = self._held[:place], self._held[place + len(self._end) :]
@@ -227,9 +228,12 @@ class _Headed(_Call):
     def read(self, text: str) -> tuple[str, str | None]:
         if self._body is None:
             self._held += text
-            match = self._head.match(self._held)
+            match = self._head.match(self._held[:_MAX_HEAD])
+            if match is None and len(self._held) < _MAX_HEAD:
+                return "", None
             if match is None:
-                return "", None if len(self._held) < _MAX_HEAD else self._held
+                # The head is text, with what begins it: read again, it would be taken for a head for ever.
+                return "", self._held[_MAX_HEAD:]
             self.name = next(filter(None, match.groups()), "")
             self._body = _Arguments(self.name)
             text = self._held[match.end() :]
@@ -266,9 +270,7 @@ class _Choice(_Call):
 # ------------------------------------------------------------------ how families write calls
 
 _FUNCTION = re.compile(r"\s*<function=([^>\n]+)>")
-_PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
 _NAME = re.compile(r"[\w.:/-]+")
-_GLM_PAIR = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
 _MISTRAL_HEAD = re.compile(r"\s*([\w.-]+)(?:\[CALL_ID\][^\[]*)?\[ARGS\]\s*(?=\{)")
 _DEEPSEEK_HEAD = re.compile(
     rf"(?:function{_DEEPSEEK_SEPARATOR}([\w.-]+)\s*```json\s*|([\w.-]+){_DEEPSEEK_SEPARATOR}\s*)(?=\{{)"
@@ -297,13 +299,42 @@ def _tagged(inner: str, types: Types) -> tuple[str, str]:
     """Read Qwen3-Coder's form, `<function=look><parameter=town>`, and GLM's, `look<arg_key>town</arg_key>`."""
     head = _FUNCTION.match(inner)
     if head is not None:
-        name, pairs = head[1].strip(), _PARAMETER.findall(inner)
+        name, pairs = head[1].strip(), list(_parameters(inner))
     else:
-        name, pairs = inner.partition("<arg_key>")[0].strip(), _GLM_PAIR.findall(inner)
+        name, pairs = inner.partition("<arg_key>")[0].strip(), list(_glm_pairs(inner))
         if _NAME.fullmatch(name) is None:
             return "", ""  # a model that writes about the mark
     known = types.get(name, {})
     return name, json.dumps({key.strip(): _typed(value, known.get(key.strip())) for key, value in pairs})
+
+
+def _between(text: str, begin: str, end: str, place: int) -> tuple[str, int] | None:
+    """Return what is between the next marks from `place` on, and the place after it; None if there is nothing.
+
+    Not an expression: without its end mark each beginning would be looked at up to the end of the text.
+    """
+    first = text.find(begin, place)
+    last = text.find(end, first + len(begin)) if first >= 0 else -1
+    return None if last < 0 else (text[first + len(begin) : last], last + len(end))
+
+
+def _parameters(inner: str) -> Iterator[tuple[str, str]]:
+    """Yield the parameters of Qwen3-Coder's form, `<parameter=town>\nBonn\n</parameter>`."""
+    place = 0
+    while (found := _between(inner, "<parameter=", "</parameter>", place)) is not None:
+        (key, _, value), place = found[0].partition(">"), found[1]
+        yield key, value.removeprefix("\n").removesuffix("\n")
+
+
+def _glm_pairs(inner: str) -> Iterator[tuple[str, str]]:
+    """Yield the parameters of GLM's form, `<arg_key>town</arg_key><arg_value>Bonn</arg_value>`."""
+    place = 0
+    while (key := _between(inner, "<arg_key>", "</arg_key>", place)) is not None:
+        value = _between(inner, "<arg_value>", "</arg_value>", key[1])
+        if value is None:
+            return
+        yield key[0], value[0]
+        place = value[1]
 
 
 def _typed(value: str, type_: object) -> object:
@@ -329,7 +360,8 @@ def _mistral(_types: Types) -> _Call:
 
 def _gemma(inner: str) -> tuple[str, str]:
     """Read `call:look{town:<escape>Bonn<escape>,days:2}`; Gemma 4 has another mark around texts."""
-    match = _GEMMA_CALL.fullmatch(inner)
+    # NUL marks the places of texts below.
+    match = _GEMMA_CALL.fullmatch(inner.replace("\0", "\N{REPLACEMENT CHARACTER}"))
     if match is None:
         return "", ""
     texts: list[str] = []
@@ -459,6 +491,7 @@ class CallReader:
             return ""
         if self._harmony:
             return self._read_harmony()
+        held = _without_noise(held)
         places = {mark: held.find(mark) for mark in self._marks}
         mark = min((each for each in places if places[each] >= 0), key=places.__getitem__, default=None)
         if mark is not None:
@@ -466,12 +499,12 @@ class CallReader:
             end = places[mark] + len(mark)
             self._call, self._held = _STYLES[mark](self._types), held[end:]
             self._call.text = held[len(content) : end]
-            return self._after_calls(_without_noise(content))
+            return self._after_calls(content)
         # White space before a call belongs to neither.
         clear = len(held) - max(overlap(held, each) for each in (*self._marks, *_NOISE))
         clear = len(held[:clear].rstrip()) if self._types else clear
         content, self._held = held[:clear], held[clear:]
-        return self._after_calls(_without_noise(content))
+        return self._after_calls(content)
 
     def _after_calls(self, content: str) -> str:
         """Return text with a gap before it if it is the first after a call."""

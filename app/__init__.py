@@ -1,1 +1,1 @@
-"""Composition root: entry points, wiring, and the controllers between the engine and the widgets."""
+"""Application package: the entry points, the construction of the window, and controllers between engine and widgets."""

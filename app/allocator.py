@@ -1,4 +1,4 @@
-"""Limits on free memory that the allocators of C and Python hold, for a window that is open all day."""
+"""Settings of glibc's malloc and of Python's garbage collector that limit free memory in a window that runs all day."""
 
 from __future__ import annotations
 

@@ -35,8 +35,8 @@ class _Answer:
 class Task(Generic[_Progress]):
     """Cancellation token and progress callback that background work gets from its request. For any thread.
 
-    `token`: cancelled as soon as nobody waits for the result.
-    `tell`: reports progress, which is delivered in the GUI thread while the request is the last one.
+    `token`: token that is cancelled when a newer request replaces this one, or `Latest.cancel` is called.
+    `tell`: callback for progress. The value is delivered in the GUI thread, unless the request was cancelled meanwhile.
     """
 
     token: CancelToken
@@ -44,9 +44,9 @@ class Task(Generic[_Progress]):
 
 
 class Background(QObject):
-    """Runs each function in a daemon thread of its own.
+    """Runs each function in a daemon thread of its own, and delivers its result in the GUI thread.
 
-    Daemon threads, because one that hangs on a dead disk must not keep the program from exiting.
+    The threads are daemons, so that one that hangs on a dead disk does not keep the program from exiting.
     """
 
     busy_changed = Signal(str)  # description of the newest work that runs, for people; empty if none runs
@@ -70,11 +70,12 @@ class Background(QObject):
         quiet: bool = False,
         worker: Worker | None = None,
     ) -> None:
-        """Run `function` in a new thread, or in that of `worker`, then `on_result` or `on_error` in the GUI thread.
+        """Run `function` in a new thread, or in that of `worker`; then `on_result` or `on_error` in the GUI thread.
 
-        `on_error` gets an `EngineError`; any other exception is a bug and is raised in the GUI thread. `what`: shown as
-        long as the work runs, such as "Reading demo.gguf", unless `quiet`. `worker`: runs its work in the order of the
-        calls. Writes of one file need that: of two threads the later one may write first.
+        `on_error` gets an `EngineError`; any other exception is a bug and is raised in the GUI thread.
+        `what`: description that is shown while the work runs, such as "Reading demo.gguf", unless `quiet`.
+        `worker`: thread that runs its work in the order of the calls. Writes of one file need it: with two threads the
+        later write could come first.
         """
         # A key of its own: two pieces of work may have the same description.
         work = object()
@@ -88,7 +89,7 @@ class Background(QObject):
             threading.Thread(target=call, name=what, daemon=True).start()
 
     def latest(self) -> Latest:
-        """Return a runner for requests of which only the last one counts."""
+        """Return a runner for requests that replace each other: only the result of the newest one is delivered."""
         return Latest(self)
 
     def deliver(self, call: Callable[[], None]) -> None:
@@ -142,7 +143,7 @@ class Background(QObject):
 class Latest:
     """Runs requests that replace each other: a new request cancels the previous one and drops its results.
 
-    All methods are called in the GUI thread, and all results are delivered there. So comparing tokens needs no lock.
+    All methods are called in the GUI thread, and all results are delivered there. So no lock is needed.
     """
 
     def __init__(self, background: Background) -> None:
@@ -151,7 +152,7 @@ class Latest:
 
     @property
     def is_running(self) -> bool:
-        """Whether a request runs."""
+        """Whether the newest request still runs."""
         return self._token is not None
 
     def run(
@@ -164,9 +165,10 @@ class Latest:
         *,
         quiet: bool = False,
     ) -> None:
-        """Run `work` in a background thread, then `on_result` or `on_error`, unless another request comes before.
+        """Run `work` in a background thread, then `on_result` or `on_error` in the GUI thread.
 
-        `what` and `quiet` are as in `Background.run`.
+        If another request starts before that, this one is cancelled and neither is called. `what` and `quiet` are as in
+        `Background.run`.
         """
         self.cancel()
         token = self._token = CancelToken()
@@ -217,7 +219,7 @@ class Worker:
         threading.Thread(target=self._run, name=self._name, daemon=True).start()
 
     def close(self) -> None:
-        """Drop the work that has not started."""
+        """Drop the work that has not started; running work is not interrupted."""
         with self._lock:
             self._waiting.clear()
 

@@ -46,7 +46,10 @@ def describe_bug(error: BaseException) -> str:
 
 
 class BugReporter(QObject):
-    """Installs exception hooks for all threads, and shows reports in the GUI thread, one dialog at a time."""
+    """Installs exception hooks for all threads, and shows each unexpected exception in a dialog of the GUI thread.
+
+    Further ones are appended to a dialog that is open.
+    """
 
     _reported = Signal(str)
 
@@ -57,12 +60,12 @@ class BugReporter(QObject):
         self._reported.connect(self._on_reported, Qt.ConnectionType.QueuedConnection)
 
     def install(self) -> None:
-        """Report unexpected exceptions of all threads from now on."""
+        """Install the hooks, so that unexpected exceptions of all threads are reported from now on."""
         sys.excepthook = self._on_exception
         threading.excepthook = self._on_thread_exception
 
     def report(self, error: BaseException) -> None:
-        """Log `error` and show it. May be called in any thread."""
+        """Log `error`, write it to standard error, and show it in a dialog. May be called in any thread."""
         text = describe_bug(error)
         _log.error("%s", text)
         sys.stderr.write(f"{text}\n")
@@ -89,7 +92,7 @@ class BugReporter(QObject):
 
 
 class BugDialog(Dialog):
-    """Shows a report, and further ones below it. The log has them too."""
+    """A dialog with the report of a bug; reports of further bugs are appended to it."""
 
     def __init__(self, text: str, parent: QWidget | None = None) -> None:
         super().__init__(tr("Something went wrong"), parent)
@@ -106,7 +109,7 @@ class BugDialog(Dialog):
         self.lay_out(label, self._text)
 
     def add(self, text: str) -> None:
-        """Append another report."""
+        """Append the report of another bug."""
         self._text.appendPlainText("\n" + text)
 
     def text(self) -> str:

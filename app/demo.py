@@ -1,4 +1,4 @@
-"""The demo model: a real small one, fetched by the set-up or part of the bundle; else a generated one."""
+"""The demo model: a small real one that the set-up has fetched or the bundle contains, else a generated one."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ MADE_UP_CAPS_BYTES = (256 * MIB, 256 * MIB, 512 * MIB)
 
 @dataclass(frozen=True, slots=True)
 class Demo:
-    """A demo model, and caps in bytes of the lab workers over which its layers are worth dividing."""
+    """A demo model, and memory caps in bytes of lab workers (RPC workers on this computer) which share its layers."""
 
     path: Path
     caps_bytes: tuple[int, ...]
 
 
 def find_demo() -> Demo:
-    """Return the real demo model, else the generated one, which is written first if necessary. Blocks.
+    """Return the real demo model if it is installed, else the generated one, which is written if necessary. Blocks.
 
     Raises:
         EngineError: the generated model cannot be written.
@@ -38,7 +38,7 @@ def fetched_demo() -> Path | None:
 
 
 def _models_beside_program() -> tuple[Path, ...]:
-    """Return the folder of models in the bundle, next to its executable. Empty if this is not the bundle."""
+    """Return the models folder of the PyInstaller bundle, next to its executable; empty if this is not the bundle."""
     if not getattr(sys, "frozen", False):
         return ()
     program = Path(sys.executable).parent
@@ -50,7 +50,7 @@ def ensure_demo() -> Path:
     """Return the path of the generated demo model. It is written if it is missing or of an older version. Blocks.
 
     Raises:
-        EngineError: it cannot be written.
+        EngineError: the model cannot be written.
     """
     # Imported late: the imports of the writer would make the start of the window a fifth longer.
     from engine.model.demo.writer import is_current_demo, write_demo_model

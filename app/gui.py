@@ -36,7 +36,7 @@ EXIT_ARGUMENT = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Open the window and return the exit code when it closes."""
+    """Open the window, run Qt's event loop until the window closes, and return the exit code."""
     options = _parse(arguments)
     if aside := settle_places(os.environ):
         sys.stderr.write(f"layerdeck: {aside}\n")
@@ -49,11 +49,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def skip_feature_search() -> None:
-    """Keep PySide from reading the source of each module that is imported after it.
+    """Prevent PySide from reading the source of each module that is imported after this call.
 
     PySide searches the source for `from __feature__ import`, which nothing here uses. The search took a fifth of the
-    processor time of the imports before the first picture, and a tenth of those after it (PySide6 6.11.3). The function
-    is private: if it is missing, nothing is changed.
+    processor time of the imports before the first picture, and a tenth of those after it (PySide6 6.11.3). The PySide
+    function that is replaced is private: if it is missing, nothing is changed.
     """
     with suppress(ImportError):
         feature = import_module("shibokensupport.feature")
@@ -76,7 +76,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def check_display() -> None:
-    """Raise `NoDisplayError` if there is no display. Qt itself would abort the process."""
+    """Raise `NoDisplayError` if there is no display. Without this check Qt would abort the process."""
     if not sys.platform.startswith("linux"):
         return
     platform = os.environ.get("QT_QPA_PLATFORM", "")
@@ -172,7 +172,10 @@ def _keep_mark(application: QApplication, window: WindowParts) -> None:
 
 
 def _show_icon(application: QApplication, _window: WindowParts) -> None:
-    """Set the icon, for systems without our menu entry. After the first paint: drawing all its sizes takes time."""
+    """Set the window icon, for systems without our menu entry.
+
+    After the first paint: drawing all its sizes takes time.
+    """
     from PySide6.QtGui import QIcon
 
     from resources.loader import folder
@@ -181,7 +184,10 @@ def _show_icon(application: QApplication, _window: WindowParts) -> None:
 
 
 def serve_later_starts(application: QApplication, opening: Opening) -> None:
-    """Take the files of later starts. Those that arrive before the window is complete wait in `early`."""
+    """Open the files of later program starts in this window.
+
+    Files that arrive before it is complete wait in `early`.
+    """
     from app.paths import instance_name
     from app.single_instance import FirstInstance, OpenEvents
 
@@ -235,7 +241,7 @@ class QuitOnSignals:
         self._writer.close()
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
-        """Do nothing; the byte on the wake-up socket is what counts."""
+        """Do nothing: Python's C handler has already written the byte to the wake-up socket."""
 
     def _on_readable(self) -> None:
         self._reader.recv(4096)

@@ -30,20 +30,20 @@ CATALOGUE_SUFFIX = ".po"
 
 
 def kept_choice() -> str:
-    """Return the preference: a language code, or `system`."""
+    """Return the stored language preference: a language code, or `system`."""
     # Not by `app.settings`, which imports modules with texts.
     kept = QSettings(str(settings_path()), QSettings.Format.IniFormat).value(KEY, SYSTEM)
     return next((name for name in LANGUAGE_NAMES if name == kept), SYSTEM)
 
 
 def language_of_system(names: Sequence[str]) -> str:
-    """Return the first of the system's languages (such as `de-AT`) that has a translation."""
+    """Return the code of the first of the system's languages (such as `de-AT`) that has a translation, else English."""
     known = (name.replace("_", "-").partition("-")[0].lower() for name in names)
     return next((name for name in known if name in LANGUAGES), ENGLISH)
 
 
 def find_language(choice: str) -> Language:
-    """Return the language for `choice`: a language code, `system`, or the path of a PO file.
+    """Return the texts of the language `choice`: a language code, `system`, or the path of a PO file.
 
     Raises:
         ArgumentError: the PO file cannot be read.
@@ -65,7 +65,7 @@ def find_language(choice: str) -> Language:
 
 
 def speak(application: QApplication, language: Language) -> None:
-    """Use `language` for our texts and for Qt's own, and its direction of writing for the layout of windows."""
+    """Set `language` for our texts and for Qt's own, and lay out windows in its direction of writing."""
     use_language(language)
     application.setLayoutDirection(QLocale(language.name).textDirection())
     # Qt does not own installed translators; the parent keeps it alive.

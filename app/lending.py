@@ -1,4 +1,4 @@
-"""The devices that this computer lends to paired ones, with what is known of them; for the command and the window."""
+"""The devices that this computer lends to paired computers, with their measured speeds; for command line and window."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ def find_lendings(
     caps: Sequence[tuple[str, int]] = (),
     margins: Sequence[tuple[str, int]] = (),
 ) -> tuple[Lending, ...]:
-    """Return this computer's devices to lend. Blocks for a search; arguments and errors as of `choose_lendings`.
+    """Return the devices that this computer lends: those that it finds, reduced and limited by the arguments. Blocks.
+
+    The arguments and their errors are those of `choose_lendings`.
 
     Raises:
         EngineError: also if the engine cannot list its devices.

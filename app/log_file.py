@@ -1,4 +1,4 @@
-"""The log file, for the window and for commands that load a model. Without Qt."""
+"""The log file, for the window and for commands that load a model. This module does not import Qt."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from engine.base.texts import escape, shorten
 MAX_LOG_BYTES = 2 * 1024**2
 KEPT_LOGS = 2
 MAX_ENTRY = 20_000
-"""Characters; a traceback has some thousand."""
+"""Largest length of a log entry in characters; a traceback has a few thousand."""
 
 
 def log_file(path: Path) -> logging.Handler:
@@ -35,7 +35,10 @@ def log_file(path: Path) -> logging.Handler:
 
 @contextmanager
 def command_log(path: Path) -> Iterator[None]:
-    """Send the engine's log to `path` and not to the terminal. If the file cannot be written, entries are dropped."""
+    """Write the engine's log to the file `path` and not to the terminal.
+
+    If the file cannot be written, entries are dropped.
+    """
     log = logging.getLogger("layerdeck")
     before = log.level, log.propagate
     try:
@@ -56,7 +59,10 @@ def command_log(path: Path) -> Iterator[None]:
 
 
 class _OneEntryALine(logging.Formatter):
-    """Escapes control characters of quoted text, and indents further lines, so that none can be taken for an entry."""
+    """A log formatter that escapes control characters and indents further lines.
+
+    So no text that is quoted in an entry can look like another entry.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         text = shorten(escape(super().format(record), keep_lines=True), MAX_ENTRY)
@@ -67,10 +73,13 @@ class _LogFile(RotatingFileHandler):
     """A rotating file that loses entries silently if the disk is full or the folder is gone."""
 
     def handleError(self, _record: logging.LogRecord) -> None:
-        """Drop the entry. The default would print a traceback for each one."""
+        """Drop the entry that cannot be written. The default would print a traceback for each one."""
 
     def doRollover(self) -> None:
-        """Start a new file. If the old one cannot be renamed it is emptied, so that its size stays bounded."""
+        """Rename the full log file and start a new one.
+
+        If it cannot be renamed, it is emptied, so that its size stays bounded.
+        """
         try:
             super().doRollover()
         except OSError:

@@ -1,4 +1,4 @@
-"""Logging of the window, including Qt's own messages."""
+"""Set-up of Python's logging for the window, including the messages of Qt."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LEVELS = {
 
 
 def start_logging(path: Path) -> None:
-    """Log to `path` from now on, or to standard error if the file cannot be written."""
+    """Write the log to the file `path` from now on, or to standard error if the file cannot be written."""
     root = logging.getLogger()
     root.setLevel(logging.INFO)
     fault = ""

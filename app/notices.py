@@ -1,4 +1,4 @@
-"""Messages for the status line, from any part of the window."""
+"""Notices: messages for the window's status line, which any object of the window can send."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from engine.base.texts import show
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """A message for the status line. `bad`: it reports a failure, and stays until the next message."""
+    """A message for the status line. `bad`: whether it reports a failure. Such a message stays until the next one."""
 
     text: str
     bad: bool = True
 
 
 class Notices(QObject):
-    """Passes messages from objects that have one to the status line."""
+    """Signals that carry notices from any object of the window to the status line."""
 
     given = Signal(Notice)
     withdrawn = Signal(str)
-    """The text of a notice that is not true any more and has to be removed."""
+    """Carries the text of a notice that is not true any more and must be removed."""
 
     def say(self, text: str, *, bad: bool = False) -> None:
-        """Show `text`; with `bad`, as a failure."""
+        """Show `text` on the status line; with `bad`, as a failure."""
         self.given.emit(Notice(show(text), bad))
 
     def withdraw(self, text: str) -> None:
-        """Remove the notice with this text."""
+        """Remove the notice with this text from the status line."""
         self.withdrawn.emit(show(text))
 
     def tell(self, error: EngineError) -> None:
-        """Show an expected error."""
+        """Show the summary of an expected error on the status line, as a failure."""
         self.given.emit(Notice(error.summary()))

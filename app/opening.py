@@ -1,8 +1,8 @@
-"""The start of the window: everything is made, then the window is shown.
+"""The start of the window: its parts are constructed first, then the window is shown.
 
-The first picture that people see has its content. A window that is shown before its parts are made stays an empty frame
-for the time that imports take: 2 s on an idle computer with 2 cores, 5 s on a busy one. Imports and construction run in
-the event loop, so that a second start can hand over its files, and a signal can end the program meanwhile.
+So the first picture that people see has its content. A window that is shown earlier stays an empty frame while modules
+are imported: 2 s on an idle computer with 2 cores, 5 s on a busy one. Imports and construction run in the event loop,
+so that a second start can pass its files to this one, and a signal can end the program meanwhile.
 """
 
 from __future__ import annotations
@@ -20,14 +20,17 @@ from app.window.arrangement import make_first_picture
 
 @dataclass(frozen=True, slots=True)
 class StartOptions:
-    """Options of the command line: models or a layout to open, and a rig file."""
+    """Files and rig of the command line. `files`: models or a layout to open. `rig`: a rig file, or None."""
 
     files: Sequence[Path] = ()
     rig: Path | None = None
 
 
 class Opening(QObject):
-    """Makes the window and its objects, and shows it. A start that is ended before that shows nothing."""
+    """Constructs the window and its objects in the event loop, then shows it.
+
+    If the window is closed before it is shown, nothing is shown.
+    """
 
     opened = Signal(object)  # WindowParts: the window is shown, and has begun to look for devices
 
@@ -40,7 +43,7 @@ class Opening(QObject):
         self.picture.main.closing.connect(self._on_closing)
 
     def show(self) -> None:
-        """Show the window as soon as its objects are made."""
+        """Construct the objects of the window in the next pass of the event loop, then show the window."""
         # `self` is the context: the call is dropped if the window is deleted first.
         QTimer.singleShot(0, self, self._open)
 

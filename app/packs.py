@@ -1,36 +1,66 @@
-"""Engine packs of this installation: their store, and the environment variable that makes children load them."""
+"""Engine packs (ggml backends as installable files): their store, and the variable that makes children load them."""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.paths import pack_book_path, packs_path
+import msgspec
+
+from app.paths import pack_book_path, pack_key_path, pack_publishers_path, packs_path
 from engine.devices.packs.store import PACKS_VARIABLE
 
 if TYPE_CHECKING:
     from engine.base.cancellation import CancelToken
     from engine.devices.device import Rig
+    from engine.devices.packs.signing import PackKeys
     from engine.machines.rigs.pack_installer import PackInstaller
 
 
 def use_packs() -> None:
-    """Make the children of this process load packs, unless the environment variable is set already."""
+    """Set the environment variable that makes child processes load engine packs, unless it is set already."""
     os.environ.setdefault(PACKS_VARIABLE, str(pack_book_path()))
 
 
 def pack_installer(cancel: CancelToken | None = None) -> PackInstaller:
-    """Return the installer of this user's packs, which also checks them."""
+    """Return the object that installs, checks and removes engine packs of this user."""
     from engine.devices.packs.store import PackStore, packs_beside_program
     from engine.machines.rigs.pack_installer import PackInstaller
 
-    return PackInstaller(PackStore(packs_path(), packs_beside_program()), pack_book_path(), cancel)
+    return PackInstaller(PackStore(packs_path(), packs_beside_program(), pack_keys()), pack_book_path(), cancel)
+
+
+def pack_keys() -> PackKeys:
+    """Return the keys for signatures of engine packs: the key of this computer, and those of trusted publishers."""
+    from engine.devices.packs.signing import PackKeys
+
+    return PackKeys(pack_key_path(), pack_publishers_path())
 
 
 def find_all_devices(verdicts: Path, rpc_endpoints: Sequence[str] = (), *, checks: Path | None = None) -> Rig:
-    """Return the devices of this machine (with those of packs) and of RPC endpoints."""
+    """Return the devices of this machine, with those of its engine packs, and the devices of RPC servers.
+
+    `verdicts`: file of the results of the self test. `rpc_endpoints`: addresses `host:port`. `checks`: file of the
+    results of the engine checks, or None.
+    """
     from engine.machines.rigs.packed import find_packed_devices
 
     return find_packed_devices(pack_installer(), verdicts, rpc_endpoints, checks=checks)
+
+
+def main() -> None:
+    """Sign the pack manifest on standard input with the key of this computer, and print it.
+
+    Called by `make.py pack`.
+    """
+    from engine.devices.packs.manifest import parse_manifest
+
+    signed = pack_keys().sign(parse_manifest(sys.stdin.buffer.read()))
+    sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(signed), indent=2) + b"\n")
+
+
+if __name__ == "__main__":
+    main()

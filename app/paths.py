@@ -29,7 +29,7 @@ def demo_path() -> Path:
 
 
 def fetched_models_path() -> Path:
-    """Return the folder of models that the set-up fetches (`model_folder` in `resources/setup/places.py`)."""
+    """Return the folder of models that the set-up downloads (`model_folder` in `resources/setup/places.py`)."""
     return user_cache_path(APPLICATION, appauthor=False) / "models"
 
 
@@ -39,12 +39,12 @@ def calibration_path() -> Path:
 
 
 def self_test_path() -> Path:
-    """Return the file of test results: which backends can be used twice in one layout."""
+    """Return the file of self test results, which tell which backends can be used twice in one layout."""
     return user_data_path(APPLICATION, appauthor=False) / "self_test.json"
 
 
 def engine_checks_path() -> Path:
-    """Return the file of results of the engine checks."""
+    """Return the file of results of the engine checks, which find features that do not work on a device."""
     return user_data_path(APPLICATION, appauthor=False) / "engine_checks.json"
 
 
@@ -54,27 +54,27 @@ def speeds_path() -> Path:
 
 
 def downloads_path() -> Path:
-    """Return the file of the download queue."""
+    """Return the file that stores the download queue."""
     return user_data_path(APPLICATION, appauthor=False) / "downloads.json"
 
 
 def remote_headers_path() -> Path:
-    """Return the cache of GGUF headers of models on the hub."""
+    """Return the folder that caches GGUF headers of models on the Hugging Face hub."""
     return user_cache_path(APPLICATION, appauthor=False) / "headers"
 
 
 def library_path() -> Path:
-    """Return the database of the library: headers, notes and forecasts of models."""
+    """Return the database file of the library (SQLite): headers, notes and forecasts of models."""
     return user_data_path(APPLICATION, appauthor=False) / "library.sqlite"
 
 
 def chats_path() -> Path:
-    """Return the database of conversations."""
+    """Return the database file of conversations (SQLite)."""
     return user_data_path(APPLICATION, appauthor=False) / "chats.sqlite3"
 
 
 def presets_path() -> Path:
-    """Return the file of presets; people may edit it."""
+    """Return the file of chat presets; people may edit it."""
     return user_data_path(APPLICATION, appauthor=False) / "presets.json"
 
 
@@ -103,13 +103,23 @@ def pack_book_path() -> Path:
     return user_data_path(APPLICATION, appauthor=False) / "packs.json"
 
 
+def pack_key_path() -> Path:
+    """Return the file with the key of this computer for signing engine packs."""
+    return user_data_path(APPLICATION, appauthor=False) / "pack_key.pem"
+
+
+def pack_publishers_path() -> Path:
+    """Return the file that lists the publishers of engine packs whom the user trusts."""
+    return user_data_path(APPLICATION, appauthor=False) / "pack_publishers.json"
+
+
 def identity_path() -> Path:
     """Return the file with the key and the certificate of this computer, for the tunnel to paired machines."""
     return user_data_path(APPLICATION, appauthor=False) / "tunnel" / "identity.pem"
 
 
 def pairings_path() -> Path:
-    """Return the list of machines that this one is paired with."""
+    """Return the file that lists the machines with which this one is paired."""
     return user_data_path(APPLICATION, appauthor=False) / "tunnel" / "pairings.json"
 
 
@@ -119,7 +129,7 @@ def machines_path() -> Path:
 
 
 def settings_path() -> Path:
-    """Return the file of settings."""
+    """Return the INI file of preferences and window state."""
     return user_config_path(APPLICATION, appauthor=False) / "layerdeck.ini"
 
 
@@ -134,7 +144,7 @@ def runs_path() -> Path:
 
 
 def log_path() -> Path:
-    """Return the log file."""
+    """Return the log file of the window."""
     return user_log_path(APPLICATION, appauthor=False) / "layerdeck.log"
 
 
@@ -144,7 +154,10 @@ def command_log_path() -> Path:
 
 
 def instance_name() -> str:
-    """Return the name of the local socket for later starts. Users with different data folders get different names."""
+    """Return the name of the local socket on which the first window listens for later starts.
+
+    It depends on the user's data folder, so that users get different names.
+    """
     home = str(user_data_path(APPLICATION, appauthor=False).absolute())
     # A hash, since Unix limits the path of a local socket to about 100 bytes.
     return f"{APPLICATION}-{hashlib.sha256(home.encode(errors='surrogateescape')).hexdigest()[:16]}"

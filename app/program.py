@@ -1,8 +1,8 @@
 """Entry point of the bundle: window, command line and child processes are one executable.
 
 - `layerdeck [FILE.gguf]`: the window
-- `layerdeck-cli WORDS`: the command line, the program under another name; `layerdeck --cli WORDS` is the same
-- `layerdeck --worker WORDS`: a child, as `engine.base.programs` starts it, and so are the others named there
+- `layerdeck-cli WORDS`: the command line (the same executable under another name), also as `layerdeck --cli WORDS`
+- `layerdeck --worker WORDS`: a child process as `engine.base.programs` starts it; its other children start likewise
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ CLI_NAME = "layerdeck-cli"
 def give_libraries_back(environ: MutableMapping[str, str]) -> None:
     """Restore LD_LIBRARY_PATH, so that system programs that we start, such as a browser, use the system's libraries.
 
-    PyInstaller's loader sets it to the bundle's libraries and keeps the old value in LD_LIBRARY_PATH_ORIG. This process
-    has already read it. PYINSTALLER_RESET_ENVIRONMENT makes the loader set it anew in each of our children.
+    PyInstaller's loader sets it to the bundle's libraries and stores the old value in LD_LIBRARY_PATH_ORIG. This
+    process has already read it. PYINSTALLER_RESET_ENVIRONMENT makes the loader set it again in each of our children.
     """
     environ["PYINSTALLER_RESET_ENVIRONMENT"] = "1"
     before = environ.pop("LD_LIBRARY_PATH_ORIG", None)
@@ -33,7 +33,11 @@ def give_libraries_back(environ: MutableMapping[str, str]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run as window, command line or child, by the first argument or the name of the program; return the exit code."""
+    """Run the window, the command line or a child process, chosen by the arguments and the program's name.
+
+    Returns:
+        The exit code.
+    """
     program, *words = sys.argv if arguments is None else arguments
     # Set by PyInstaller.
     if getattr(sys, "frozen", False):

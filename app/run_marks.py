@@ -1,8 +1,8 @@
-"""Run marks: one file for each running window, with the models that it has open.
+"""Run marks: files that say which windows run, one for each, with the models that it has open.
 
-A mark whose process is gone means that the window crashed or was killed; its models are then offered again. Python's
-faulthandler writes a crash into a second file with the same name. Both are deleted when the window closes. They contain
-no text of conversations.
+A mark whose process is gone means that the window crashed or was killed; the next window opens its models again.
+Python's faulthandler writes a crash into a second file with the same name. Both are deleted when the window closes.
+They contain no text of conversations.
 """
 
 from __future__ import annotations
@@ -29,16 +29,21 @@ _MARK, _FAULTS = ".json", ".faults"
 
 
 class OpenedModel(msgspec.Struct, frozen=True):
-    """An open model: path of its first file, and its layout as a layout file; empty if it is still the proposed one."""
+    """An open model of a window.
+
+    `path`: path of its first file. `layout`: its layout in the format of layout files; empty if that is the proposed
+    one.
+    """
 
     path: str
     layout: str = ""
 
 
 class RunMark(msgspec.Struct, frozen=True):
-    """A running window. `process`: its name and start time. `models`: the visible one is last.
+    """The content of a run mark: a running window and its open models.
 
-    `restored`: this window has itself restored models of a crashed one.
+    `process`: id and start time of the process. `models`: the open models; the visible one is last.
+    `restored`: whether this window has itself opened the models of a crashed one again.
     """
 
     version: int
@@ -49,7 +54,11 @@ class RunMark(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class EndedRun:
-    """A window that crashed or was killed: last modification of its mark, and the output of the faulthandler."""
+    """A window that crashed or was killed.
+
+    `mark`: its run mark. `seen_s`: time of the mark's last modification, in seconds since the epoch. `faults`: output
+    of Python's faulthandler, or empty.
+    """
 
     mark: RunMark
     seen_s: float
@@ -57,7 +66,7 @@ class EndedRun:
 
     @property
     def report(self) -> str:
-        """A report to read and to send. It has no home folder, no names of models and no text of conversations."""
+        """A report of the crash for people. It has no home folder, no names of models and no text of conversations."""
         seen = time.strftime("%Y-%m-%d %H:%M", time.localtime(self.seen_s))
         count = len(self.mark.models)
         open_text = f"{count} {'model' if count == 1 else 'models'}"
@@ -72,7 +81,10 @@ class EndedRun:
 
 
 class RunMarks:
-    """The run mark of this process, and those of other windows, in `folder`. Every call accesses the disk."""
+    """Writes the run mark of this process and reads those of other windows, in `folder`.
+
+    Each call accesses the disk.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -84,7 +96,7 @@ class RunMarks:
         self._has_ended = False
 
     def begin(self) -> None:
-        """Write the mark of this process, and send the faulthandler's output to a file next to it.
+        """Write the mark of this process, and set the faulthandler's output to a file next to it.
 
         Raises:
             OSError: the folder cannot be written.
@@ -96,11 +108,11 @@ class RunMarks:
         self._write(self._mark)
 
     def keep(self, models: tuple[OpenedModel, ...], *, restored: bool) -> None:
-        """Write the open models into the mark. Does nothing after `end`."""
+        """Write the open models into the mark. `restored`: as in `RunMark`. Does nothing after `end`."""
         self._write(msgspec.structs.replace(self._mark, models=models, restored=restored))
 
     def end(self) -> None:
-        """Delete the mark, because the window closes properly."""
+        """Delete the mark and the faulthandler's file: the window closes properly."""
         with self._lock:
             self._has_ended = True
             if self._fault_file is not None:
@@ -126,7 +138,7 @@ class RunMarks:
         return tuple(sorted(ended, key=lambda run: -run.seen_s))
 
     def has_others(self) -> bool:
-        """Return whether another window runs."""
+        """Return whether another window runs, by the run marks in the folder."""
         others = (path for path in self._folder.glob(f"*{_MARK}") if path != self._path)
         marks = (read_kept(path, RunMark, MAX_FILE_BYTES) for path in others)
         return any(mark is not None and is_alive(mark.process) for mark in marks)

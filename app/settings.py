@@ -1,4 +1,4 @@
-"""Preferences and state that are kept between runs, in one INI file: theme, window state, recent models."""
+"""Preferences and state that are stored between runs, in one INI file: theme, window state, recent models."""
 
 from __future__ import annotations
 
@@ -25,14 +25,17 @@ MAX_RECENT = 12
 # So many digits and more may exceed 64 bits.
 MAX_DIGITS = 19
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8080
-"""Address of the API server; those of `layerdeck-cli serve`."""
+"""Default address of the API server, the same as of `layerdeck-cli serve`."""
 _Kept = TypeVar("_Kept", bound=msgspec.Struct)
 _Value = TypeVar("_Value")
 _Name = TypeVar("_Name", bound=str)
 
 
 def find_fault(file: Path) -> str:
-    """Return why settings cannot be stored in `file`, or an empty text. A missing folder is made."""
+    """Return the reason why settings cannot be stored in `file`, for people; empty if they can.
+
+    A missing folder is made.
+    """
     remedy = tr("settings last until the window closes. Give Layerdeck a folder that it can write to.")
     try:
         str(file).encode()
@@ -60,16 +63,16 @@ class _StoredModel(msgspec.Struct, frozen=True):
 
 
 class KeptAdapter(msgspec.Struct, frozen=True):
-    """A LoRA adapter of a model."""
+    """A LoRA adapter of a model: path of its file, and the scale that it is applied with."""
 
     path: str
     scale: float
 
 
 class KeptSideFiles(msgspec.Struct, frozen=True):
-    """The projector and the LoRA adapters of a model.
+    """The projector and the LoRA adapters of a model, as they are stored in the settings.
 
-    `projector`: its path, empty for none. `device`: the device of the projector, None for automatic.
+    `projector`: path of its file, empty if there is none. `device`: device of the projector, None for automatic.
     """
 
     projector: str = ""
@@ -78,7 +81,7 @@ class KeptSideFiles(msgspec.Struct, frozen=True):
 
 
 class _Store(Protocol):
-    """Interface of a key-value store; `QSettings` has it."""
+    """Interface of a key-value store for settings, which `QSettings` implements."""
 
     def value(self, key: str, default: object = None, /) -> object: ...
 
@@ -88,7 +91,7 @@ class _Store(Protocol):
 
 
 class _MemoryStore:
-    """A store without a file, for a run that cannot write its settings."""
+    """A settings store in memory, for a run in which the INI file cannot be written."""
 
     def __init__(self) -> None:
         self._values: dict[str, object] = {}
@@ -100,13 +103,14 @@ class _MemoryStore:
         self._values[key] = value
 
     def sync(self) -> None:
-        """Do nothing."""
+        """Do nothing: there is no file."""
 
 
 class Preference(Generic[_Value]):
-    """A descriptor: one value of the settings, as an attribute of `Settings`.
+    """A descriptor that makes one value of the settings an attribute of `Settings`.
 
-    `read` converts the stored value, None if there is none. `write` converts the value to text.
+    `read`: converts the stored value, which is None if nothing is stored. `write`: converts a value to the text to
+    store.
     """
 
     def __init__(self, key: str, read: Callable[[object], _Value], write: Callable[[_Value], str] = str) -> None:
@@ -164,35 +168,35 @@ def _port(kept: object) -> int:
 class Settings:
     """Typed access to the INI file. A stored value that cannot be read counts as absent.
 
-    `fault`: why settings last for this run only, for people; empty if they are stored.
+    `fault`: reason, for people, why settings last for this run only; empty if they are stored.
     """
 
     theme = _choice("theme", THEME_NAMES, "system")
     language = _choice(KEY, LANGUAGE_NAMES, SYSTEM)
-    """The language of the window from the next start on."""
+    """The language that the window uses from its next start on."""
     remote_warning_given = _switch("remote_warning_given")
     reload_lost = _switch("reload_lost")
-    """Whether a model whose child died is loaded again without a question."""
+    """Whether a model whose child process died is loaded again automatically. Else the window asks."""
     steps_back = _switch("steps_back")
     """Whether a load that runs out of memory tries other layouts."""
     stall_limit_s = Preference("stall_limit_s", _stall_limit_s, lambda limit_s: "" if limit_s is None else str(limit_s))
-    """Seconds without progress after which a load or an answer is ended. None: the default."""
+    """Seconds without progress after which a load or an answer is ended. None: the default limit."""
     without_room = Preference("without_room", _load_answer, lambda answer: "" if answer is None else answer.value)
-    """The remembered answer if a model does not fit beside the loaded ones. None: ask."""
+    """The stored answer to the question what to do if a model does not fit beside the loaded ones. None: ask."""
     arrangement = _text("window/arrangement")
-    """The last arrangement of the panels; empty before the first."""
+    """The last arrangement of the panels; empty if none was stored yet."""
     shows_load_details = _switch("window/load_details")
     """Whether the settings bar shows cache types and flash attention."""
     shows_report_details = _switch("window/report_details")
     """Whether the load report shows its table."""
     counts_projectors = _switch("counts_projectors", default=True)
-    """Whether forecasts in the library and of the hub count the projector that belongs to the model."""
+    """Whether memory forecasts in the library and of hub models include the projector that belongs to the model."""
     loads_last_model = _switch("load_last_model")
-    """Whether the model that was opened last is opened and loaded at the start."""
+    """Whether the model that was opened last is opened and loaded when the window starts."""
     zoom_percent = Preference("window/zoom", _zoom_percent)
     """Zoom of the interface in per cent."""
     drops_oldest_turns = _switch("chat/drop_oldest", default=True)
-    """Whether the oldest messages are dropped from a full context. Else the question is refused."""
+    """Whether the oldest messages are dropped if the context is full. Else the question is refused."""
     asks_when_full = _switch("chat/ask_when_full")
     """Whether to ask before the oldest messages are dropped."""
     kept_states_bytes = Preference(
@@ -200,16 +204,16 @@ class Settings:
     )
     """Limit of all saved KV states on disk, in bytes. None: the default."""
     last_chat = _text("chat/last")
-    """Id of the conversation that was shown last."""
+    """Id of the conversation that was shown last; empty if there is none."""
     serve_host = Preference("serve/host", lambda kept: DEFAULT_HOST if kept is None else str(kept))
-    """The address on which the API server listens."""
+    """The host or IP address on which the API server listens."""
     serve_port = Preference("serve/port", _port)
     serve_needs_key = _switch("serve/key", default=True)
-    """Whether programs need the key."""
+    """Whether clients of the API server need its key."""
     serves_plain = _switch("serve/plain")
-    """Whether the API server may listen without encryption on an address that other computers reach."""
+    """Whether the API server may listen without TLS on an address that other computers reach."""
     serves_at_start = _switch("serve/at_start")
-    """Whether the API server is started with the window."""
+    """Whether the API server starts together with the window."""
     shows_chat_list = _switch("chat/list")
     """Whether the list of conversations is shown while layers and chat are both visible."""
 
@@ -228,16 +232,16 @@ class Settings:
         return tuple(RecentModel(Path(each.path), each.title, each.detail) for each in stored)
 
     def add_recent_model(self, model: RecentModel) -> None:
-        """Put `model` first among the recent models."""
+        """Put `model` first in the list of recent models."""
         kept = [model, *(other for other in self.recent_models if other.path != model.path)][:MAX_RECENT]
         self._keep_recent(kept)
 
     def forget_recent_model(self, path: Path) -> None:
-        """Remove the model at `path` from the list."""
+        """Remove the model at `path` from the list of recent models."""
         self._keep_recent([other for other in self.recent_models if other.path != path])
 
     def forget_recent_models(self) -> None:
-        """Empty the list."""
+        """Empty the list of recent models."""
         self._keep_recent([])
 
     def _keep_recent(self, models: list[RecentModel]) -> None:
@@ -249,7 +253,7 @@ class Settings:
         return self._all_side_files().get(str(model), KeptSideFiles())
 
     def keep_side_files(self, model: Path, files: KeptSideFiles) -> None:
-        """Store the projector and adapters of the model at `model`."""
+        """Store the projector and adapters that were chosen for the model at `model`."""
         kept = {path: each for path, each in self._all_side_files().items() if path != str(model)}
         # Models without side files need no entry.
         if files != KeptSideFiles():
@@ -263,23 +267,23 @@ class Settings:
             return {}
 
     def kept(self, key: str, kind: type[_Kept]) -> _Kept | None:
-        """Return the document stored under `key`, or None if there is none that can be read."""
+        """Return the JSON document of type `kind` that is stored under `key`, or None if none can be read."""
         try:
             return msgspec.json.decode(str(self.store.value(key, "")), type=kind)
         except UNREADABLE:
             return None
 
     def keep(self, key: str, document: msgspec.Struct) -> None:
-        """Store a document under `key`."""
+        """Store `document` as JSON under `key` in the INI file."""
         self._write(key, document)
 
     def _write(self, key: str, document: object) -> None:
-        """Store `document` as JSON under `key`. If a path in it is not UTF-8, the old value stays."""
+        """Store `document` as JSON under `key`. If a path in it is not UTF-8, the old value is kept."""
         with suppress(UnicodeEncodeError):
             self.store.setValue(key, msgspec.json.encode(document).decode())
 
     def window_state(self) -> tuple[QByteArray, QByteArray] | None:
-        """Return the stored geometry and dock state of the window, or None."""
+        """Return the stored geometry and dock state of the main window, or None if there is none."""
         geometry, state = self.store.value("window/geometry"), self.store.value("window/state")
         # In a damaged file the values have other types.
         if isinstance(geometry, QByteArray) and isinstance(state, QByteArray):
@@ -291,5 +295,5 @@ class Settings:
         self.store.setValue("window/state", state)
 
     def sync(self) -> None:
-        """Write to disk now."""
+        """Write all changes to the INI file now."""
         self.store.sync()

@@ -1,4 +1,4 @@
-"""One window for each user: a later start passes its files to the window that is open, and exits."""
+"""One window for each user: a later start passes its files to the open window through a local socket, and exits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from PySide6.QtNetwork import QLocalServer, QLocalSocket
 
 CONNECT_MS = 1000
 ANSWER_MS = 10_000
-"""Time that a later start waits for a busy window, before it opens one of its own."""
+"""Time that a later start waits for the answer of a busy window, before it opens a window of its own."""
 MAX_MESSAGE_BYTES = 1024 * 1024
 TAKEN = b"taken\n"
 
@@ -20,7 +20,7 @@ _decoder = msgspec.json.Decoder(list[str])
 
 
 def hand_over(name: str, files: Sequence[Path]) -> bool:
-    """Send `files` to the instance that listens under `name`. Return whether it accepted them."""
+    """Send `files` to the window that listens on the local socket `name`. Return whether it accepted them."""
     socket = QLocalSocket()
     socket.connectToServer(name)
     if not socket.waitForConnected(CONNECT_MS):
@@ -34,7 +34,7 @@ def hand_over(name: str, files: Sequence[Path]) -> bool:
 
 
 class FirstInstance(QObject):
-    """The listening socket of the first window of a user."""
+    """The local socket on which the first window of a user receives the files of later starts."""
 
     asked = Signal(list)  # list[Path]: the files of a later start; empty: raise the window
 
@@ -87,7 +87,7 @@ class FirstInstance(QObject):
 
 
 class OpenEvents(QObject):
-    """Files opened in the Finder: macOS sends an event for each one to the running application."""
+    """An event filter for files opened in the Finder: macOS sends one event per file to the running application."""
 
     asked = Signal(list)  # list[Path]
 
@@ -96,7 +96,7 @@ class OpenEvents(QObject):
         application.installEventFilter(self)
 
     def eventFilter(self, _watched: QObject, event: QEvent) -> bool:
-        """Handle events that open a file, and pass on all others."""
+        """Emit `asked` for an event that opens a file; pass on all other events."""
         if not isinstance(event, QFileOpenEvent) or not event.file():
             return False
         self.asked.emit([Path(event.file())])
@@ -104,7 +104,7 @@ class OpenEvents(QObject):
 
 
 def _files(line: bytes) -> list[Path] | None:
-    """Return the files of a message, or None if the message is malformed."""
+    """Return the paths in a message of a later start, or None if the message is malformed."""
     try:
         words = _decoder.decode(line)
     except ValueError:

@@ -1,7 +1,7 @@
-"""Repair of environment variables that name folders: HOME and the XDG folders.
+"""Repair of the environment variables that name folders: HOME and the XDG folders.
 
 Libraries react differently to a bad value: one makes a folder named `~` in the current folder, another raises, and
-Python raises at each access to a path that is too long. So bad values are replaced or removed at the start.
+Python raises at each access to a path that is too long. So bad values are replaced or removed at the program's start.
 """
 
 from __future__ import annotations
@@ -13,18 +13,19 @@ from pathlib import Path
 from engine.base.language import tr
 
 _FOLDERS = ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR")
-"""The XDG Base Directory Specification says: ignore relative paths, and treat an empty value as unset."""
+"""Variables to check. XDG Base Directory Specification: ignore relative paths, and treat an empty value as unset."""
 _MOST_BYTES, _MOST_OF_A_NAME = 3000, 255
-"""Limits for a folder, in bytes, so that paths of our files below it stay within the limits of the system."""
+"""Largest length in bytes of a folder's path, and of one name in it.
+With these, paths of our files below the folder stay within the limits of the system."""
 _NO_HOME = "/"
-"""The home of a user without an entry in passwd, as in a container. Writing there fails, with a message."""
+"""HOME for a user without an entry in passwd, as in a container. Writing there fails, with a message."""
 
 
 def settle_places(environment: MutableMapping[str, str]) -> str:
-    """Replace a bad HOME and remove bad XDG folders, for us and our children.
+    """Replace a bad HOME and remove bad XDG folders in `environment`, for this process and its children.
 
     Returns:
-        A message about them, empty if there was none.
+        A message for people about the bad values, empty if there were none.
     """
     if os.name != "posix":
         return ""

@@ -1,4 +1,4 @@
-"""The theme of the application: light, dark or as the system, applied as Qt palette and one stylesheet."""
+"""The theme of the application (light, dark or that of the system), as a Qt palette and one stylesheet."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from widgets.common.text import set_zoom
 ThemeName = Literal["light", "dark", "system"]
 THEME_NAMES: tuple[ThemeName, ...] = ("light", "dark", "system")
 ZOOM_STEPS = (80, 90, 100, 110, 125, 150, 175, 200)
-"""Sizes of the interface in per cent."""
+"""Zoom factors of the interface that people can choose, in per cent."""
 DEFAULT_ZOOM = 100
 
 
 _LENGTH = re.compile(r"\b(\d+)px")
 _MOST_BORDER_PX = 2
-"""Lines and borders keep their width at any zoom."""
+"""Largest length in pixels that is not zoomed: lines and borders keep their width."""
 
 
 def style_sheet(palette: Palette, zoom: float = 1.0) -> str:
-    """Return the application's stylesheet in the colours of `palette`, with its lengths and fonts zoomed."""
+    """Return the application's stylesheet in the colours of `palette`; `zoom` multiplies lengths and font sizes."""
 
     def scaled(length: re.Match[str]) -> str:
         pixels = int(length[1])
@@ -38,7 +38,7 @@ def style_sheet(palette: Palette, zoom: float = 1.0) -> str:
 
 
 def qt_palette(palette: Palette) -> QPalette:
-    """Return a Qt palette, for parts that the stylesheet does not reach: native dialogs, disabled text, links."""
+    """Return `palette` as a Qt palette, for parts that the stylesheet does not reach: native dialogs, links."""
     result = QPalette()
     role = QPalette.ColorRole
     for color_role, color in (
@@ -65,7 +65,8 @@ def qt_palette(palette: Palette) -> QPalette:
 class Theme(QObject):
     """The application's colours and the zoom of its interface.
 
-    `palette_changed` comes after either has changed: painted widgets take their colours and fonts anew.
+    `palette_changed` is emitted after either has changed; widgets with their own painting then update colours and
+    fonts.
     """
 
     palette_changed = Signal(Palette)
@@ -92,7 +93,7 @@ class Theme(QObject):
         return self._palette
 
     def set_name(self, name: ThemeName) -> None:
-        """Switch the whole application to theme `name`."""
+        """Switch the whole application to the theme `name`."""
         self._name = name
         self._apply()
 
@@ -101,13 +102,13 @@ class Theme(QObject):
         return self._zoom_percent
 
     def set_zoom(self, percent: int) -> None:
-        """Zoom the interface, at once and everywhere."""
+        """Set the zoom of the whole interface, at once. `percent`: one of `ZOOM_STEPS`."""
         if percent != self._zoom_percent:
             self._zoom_percent = percent
             self._apply()
 
     def next_zoom(self, step: int) -> int:
-        """Return the next larger (`step` 1) or smaller (-1) zoom in per cent; the last one has none after it."""
+        """Return the zoom in per cent that is one step larger (`step` 1) or smaller (-1), or the last one."""
         index = ZOOM_STEPS.index(self._zoom_percent) + step
         return ZOOM_STEPS[min(max(index, 0), len(ZOOM_STEPS) - 1)]
 

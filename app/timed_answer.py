@@ -1,4 +1,4 @@
-"""Speed of an answer, from its last event."""
+"""Conversion of an answer's last event into its counts and speeds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from engine.runtime.session.events import Done
 
 
 def timed_answer(done: Done) -> TimedAnswer:
-    """Return tokens and tokens per second of an answer and of the part of its prompt that was not cached."""
+    """Return the tokens and tokens per second of an answer, and of the part of its prompt that was not cached."""
     return TimedAnswer(
         done.prompt_tokens,
         done.generated_tokens,

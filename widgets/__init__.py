@@ -1,1 +1,1 @@
-"""Qt views and models: they show values and report what the user did."""
+"""Qt widgets and models. They show given values, and emit signals for the actions of the user."""

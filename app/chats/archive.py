@@ -1,4 +1,4 @@
-"""The conversation database for the GUI thread: calls do not wait, and results arrive as signals or callbacks."""
+"""The database of conversations for the GUI thread. Calls do not block; results arrive as signals or callbacks."""
 
 from __future__ import annotations
 
@@ -26,26 +26,29 @@ from engine.chat.store import ChatStore
 from engine.chat.tree import MessageTree
 
 KEPT_DELETED_MS = 30 * 24 * 3600 * 1000
-"""Deleted conversations stay in the database for 30 days."""
+"""Milliseconds for which deleted conversations stay in the database: 30 days."""
 
 _T = TypeVar("_T")
 _Write = Callable[[ChatStore], "Future[None]"]
 
 
 def _nothing() -> None:
-    """Do nothing after a change."""
+    """Do nothing when a change is stored."""
 
 
 class ChatArchive(QObject, ChatStorage):
-    """Stores conversations. If writing fails, it shows one error, and a notice when writing works again."""
+    """Stores conversations in the database (`ChatStore`), which writes in its own thread. Calls do not block.
+
+    If writing fails, one error is shown, and a notice when writing works again.
+    """
 
     changed = Signal()
-    """The list has other conversations, or one has another title, folder or pin."""
+    """Emitted when conversations were added or removed, or when one has another title, folder, pin or order."""
     is_open_now = Signal()
     deleted = Signal(str)
-    """The id of a conversation that was deleted."""
+    """Carries the id of a conversation that was deleted."""
     brought_back = Signal(str)
-    """The id of a conversation whose deletion was undone."""
+    """Carries the id of a conversation whose deletion was undone."""
 
     _done = Signal(object)
     _copy_failed = Signal(object)
@@ -58,14 +61,16 @@ class ChatArchive(QObject, ChatStorage):
         self._store: ChatStore | None = None
         self._lock = threading.Lock()
         self._opened: ChatStore | None = None
-        """The open store, set in the thread that opens it: the window may close before `_on_opened` is called."""
+        """The open store, set in the thread that opens it, since the window may close before `_on_opened` is called."""
         self._is_closed = False
         self._waiting: list[tuple[_Write, Then]] | None = []
-        """Changes to be written when the store is open; None if it cannot be opened."""
+        """Changes to write when the store is open; None if it cannot be opened."""
+        self._later: list[Callable[[], None]] = []
+        """Calls of `work` that wait until the database is open."""
         self._chats: dict[str, Chat] = {}
         self._has_warned = False
         self._is_behind = False
-        """Whether changes wait for room on the disk."""
+        """Whether changes wait for free space on the disk."""
         self._done.connect(self._on_done, Qt.ConnectionType.QueuedConnection)
         # Emitted by the thread that makes copies.
         self._copy_failed.connect(notices.tell, Qt.ConnectionType.QueuedConnection)
@@ -73,7 +78,7 @@ class ChatArchive(QObject, ChatStorage):
     # ------------------------------------------------------------------ opening
 
     def start(self) -> None:
-        """Open the store in the background."""
+        """Open the database in the background."""
         self._background.run(
             "Opening the conversations",
             self._open,
@@ -83,8 +88,9 @@ class ChatArchive(QObject, ChatStorage):
         )
 
     def close(self) -> None:
-        """Write waiting changes and close the store."""
+        """Write the waiting changes and close the database."""
         self._store, self._waiting = None, None
+        self._later.clear()
         with self._lock:
             self._is_closed = True
         if self._opened is not None:
@@ -115,6 +121,9 @@ class ChatArchive(QObject, ChatStorage):
             self._do(write, then)
         # After the waiting changes, which may restore a deleted conversation.
         self._store.purge(now_ms() - KEPT_DELETED_MS)
+        later, self._later = self._later, []
+        for begin in later:
+            begin()
         self.changed.emit()
         self.is_open_now.emit()
 
@@ -123,22 +132,25 @@ class ChatArchive(QObject, ChatStorage):
         self._warn(error)
         for _, then in waiting:
             then()
+        later, self._later = self._later, []
+        for begin in later:
+            begin()
 
     # ------------------------------------------------------------------ what there is
 
     @property
     def chats(self) -> tuple[Chat, ...]:
-        """All conversations, pinned ones first, then those that changed last."""
+        """All conversations: pinned ones first, then by the time of the last change, newest first."""
         newest_first = sorted(self._chats.values(), key=attrgetter("updated_ms"), reverse=True)
         # Sorting is stable, so the order by time stays within both groups.
         return tuple(sorted(newest_first, key=attrgetter("pinned"), reverse=True))
 
     def chat(self, chat: str) -> Chat | None:
-        """Return a conversation; None if it is not stored or was deleted."""
+        """Return the conversation with this id; None if it is not stored or was deleted."""
         return self._chats.get(chat)
 
     def read(self, chat: str, on_read: Callable[[Chat, MessageTree], None]) -> None:
-        """Read a conversation with all earlier changes, and call `on_read` with it."""
+        """Read a conversation after all earlier changes have been written, and call `on_read` with it."""
         store = self._store
         if store is None:
             return
@@ -156,7 +168,7 @@ class ChatArchive(QObject, ChatStorage):
         self._background.run("Reading a conversation", work, deliver, self._notices.tell, quiet=True)
 
     def search(self, text: str, on_found: Callable[[tuple[Hit, ...]], None]) -> None:
-        """Search titles and all messages for `text`, and call `on_found` with the matches."""
+        """Search titles and all messages for `text` in the background, and call `on_found` with the matches."""
         store = self._store
         if store is not None:
             self._background.run(
@@ -164,8 +176,14 @@ class ChatArchive(QObject, ChatStorage):
             )
 
     def work(self, what: str, work: Callable[[ChatStore], _T], then: Callable[[_T], None]) -> None:
-        """Use the store in the background, after all earlier changes. `what`: the task's name for people."""
+        """Call `work` with the database in a background thread, after all earlier changes; then `then` with its result.
+
+        `what`: description of the work for people.
+        """
         store = self._store
+        if store is None and self._waiting is not None:
+            self._later.append(lambda: self.work(what, work, then))
+            return
         if store is None:
             self._notices.tell(ChatError(tr("The conversations cannot be read.")))
             return
@@ -177,12 +195,12 @@ class ChatArchive(QObject, ChatStorage):
         self._background.run(what, settled_work, then, self._notices.tell)
 
     def take_in(self, chats: Sequence[Chat]) -> None:
-        """Add imported conversations to the list."""
+        """Add conversations to the list that an import has already written to the database."""
         self._chats |= {chat.id: chat for chat in chats}
         self.changed.emit()
 
     def look_again(self) -> None:
-        """Add conversations to the list that another program, such as the command line, has written."""
+        """Add conversations to the list that another program, such as the command line, has written to the database."""
         store, before = self._store, dict(self._chats)
         if store is None:
             return
@@ -198,14 +216,14 @@ class ChatArchive(QObject, ChatStorage):
                 self.changed.emit()
 
         def fail(_error: EngineError) -> None:
-            """Ignore it: reading or storing will report the same error."""
+            """Ignore the error: the next read or write reports it."""
 
         self._background.run("Looking for other conversations", work, deliver, fail, quiet=True)
 
     # ------------------------------------------------------------------ keeping
 
     def save(self, chat: Chat, before: Chat | None) -> None:
-        """Store a new or changed conversation."""
+        """Store a new or changed conversation. `before`: its last stored version; None if it is new."""
         shown = self._chats.get(chat.id)
         self._chats[chat.id] = chat
         self._do(lambda store: store.save(chat, before), _nothing)
@@ -214,16 +232,16 @@ class ChatArchive(QObject, ChatStorage):
             self.changed.emit()
 
     def apply(self, chat: str, before: MessageTree, after: MessageTree) -> None:
-        """Store the changes of messages."""
+        """Store the changes of the messages of conversation `chat` from `before` to `after`."""
         self._touch(chat)
         self._do(lambda store: store.apply(chat, before, after), _nothing)
 
     def keep_file(self, data: bytes) -> None:
-        """Store the bytes of an attachment."""
+        """Store the bytes of an attachment. Called before the message that refers to it is stored."""
         self._do(lambda store: store.keep_file(data)[1], _nothing)
 
     def read_files(self, names: Sequence[str], then: Callable[[Mapping[str, bytes]], None]) -> None:
-        """Read attachments by their SHA-256, and call `then` with the bytes of those that are stored."""
+        """Read attachments by their SHA-256 (`names`), then call `then` with the bytes of those that are stored."""
         store = self._store
         if store is None:
             then({})
@@ -240,22 +258,22 @@ class ChatArchive(QObject, ChatStorage):
         self._background.run("Reading attachments", work, then, fail, quiet=True)
 
     def append(self, piece: Append, then: Then) -> None:
-        """Store more of an answer."""
+        """Append text to the stored answer that is being written, then call `then`."""
         self._do(lambda store: store.append(piece.message, piece.content, piece.reasoning, piece.calls), then)
 
     def finish(self, chat: str, message: Message, then: Then) -> None:
-        """Store a complete answer."""
+        """Store the complete last version of an answer that has ended, then call `then`."""
         self._do(lambda store: store.finish(chat, message), then)
 
     def delete(self, chat: str) -> None:
-        """Delete a conversation; `restore` undoes it."""
+        """Delete the conversation with this id. `restore` undoes it."""
         if self._chats.pop(chat, None) is not None:
             self._do(lambda store: store.delete(chat), _nothing)
             self.deleted.emit(chat)
             self.changed.emit()
 
     def restore(self, chat: Chat) -> None:
-        """Undo the deletion of a conversation."""
+        """Undo the deletion of a conversation in the database, and put it into the list again."""
         self._chats[chat.id] = chat
         self._do(lambda store: store.restore(chat.id), _nothing)
         self.brought_back.emit(chat.id)

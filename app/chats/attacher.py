@@ -1,4 +1,4 @@
-"""Attachments of the next question: read in the background, counted by the loaded model, and shown with a thumbnail."""
+"""Attachments of the next question: files are read in the background, and their tokens counted by the loaded model."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ _log = logging.getLogger("layerdeck.images")
 
 @dataclass(slots=True)
 class Attached:
-    """A file of the next question.
+    """A file to send with the next question.
 
-    `attachment`: None while the file is being read.
+    `attachment`: its content; None while the file is being read.
     `data`: its bytes; None if they are stored already.
     `tokens`: its length in the prompt; None if it was not counted.
     """
@@ -59,13 +59,13 @@ class Attached:
 
 
 class Attacher(QObject):
-    """The attachments of one model's chat. While the window is open, each conversation has its own."""
+    """The attachments of one model's chat, separately for each conversation. They are lost when the window closes."""
 
     changed = Signal()
     refused = Signal(str)
-    """Why a file cannot be attached; empty: no error."""
+    """Carries the reason why a file cannot be attached; empty to remove the error."""
     pictured = Signal(str, Picture)
-    """The SHA-256 of an image, and its thumbnail."""
+    """Carries the SHA-256 of an image and its thumbnail."""
 
     def __init__(self, model: OpenModel, background: Background, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -79,7 +79,7 @@ class Attacher(QObject):
 
     @property
     def files(self) -> tuple[Attached, ...]:
-        """The attachments of the shown conversation."""
+        """The attachments of the conversation that the model's chat shows."""
         return tuple(self._files.get(self._conversation.chat.id, ()))
 
     @property
@@ -89,11 +89,11 @@ class Attacher(QObject):
 
     @property
     def tokens(self) -> int:
-        """Tokens of the attachments that were counted."""
+        """Sum of the tokens of all attachments that were counted."""
         return sum(each.tokens or 0 for each in self.files)
 
     def add(self, paths: Sequence[Path]) -> None:
-        """Read files and attach them to the next question."""
+        """Read files in the background, and attach them to the next question."""
         self.refused.emit("")
         for path in paths:
             if len(self.files) >= MAX_FILES:
@@ -103,7 +103,10 @@ class Attacher(QObject):
         self.changed.emit()
 
     def add_image(self, data: bytes) -> None:
-        """Attach an image without a file, such as a pasted one, to the next question."""
+        """Attach an image that is not a file, such as a pasted one, to the next question.
+
+        `data`: bytes of an image file.
+        """
         self.refused.emit("")
         # A pasted image counts as a file.
         if len(self.files) >= MAX_FILES:
@@ -116,14 +119,17 @@ class Attacher(QObject):
         self.changed.emit()
 
     def remove(self, file: str) -> None:
-        """Remove a file."""
+        """Remove the attachment with this id."""
         files = self._files.get(self._conversation.chat.id, [])
         files[:] = [each for each in files if each.id != file]
         self.refused.emit("")
         self.changed.emit()
 
     def take(self) -> tuple[tuple[Attachment, bytes | None], ...]:
-        """Return the files, to be sent now, and remove them here."""
+        """Remove all attachments of the shown conversation.
+
+        Return those that are read, with their bytes, for sending.
+        """
         files = self._files.pop(self._conversation.chat.id, [])
         self.refused.emit("")
         self.changed.emit()
@@ -154,7 +160,7 @@ class Attacher(QObject):
         self._background.run(tr("Reading {name}", name=file.name), read, take, refuse)
 
     def _lacks(self, attachment: Attachment) -> str:
-        """Return an error if the loaded model cannot read this file; empty if it can, or if no model is loaded."""
+        """Return a message if the loaded model lacks the projector for this file; else, or if none is loaded, empty."""
         info = self._loading.snapshot.loaded
         if info is None:
             return ""
@@ -203,7 +209,10 @@ def _count_request(attachment: Attachment) -> CountTokens:
 
 
 class Thumbnails(QObject):
-    """Provides the thumbnails that a gallery requests. An unreadable image stays a box; the log has no file names."""
+    """Reads the thumbnails that a gallery requests.
+
+    An unreadable image stays an empty box; the log has no file names.
+    """
 
     def __init__(
         self, gallery: Gallery, storage: ChatStorage, background: Background, parent: QObject | None = None
@@ -213,7 +222,7 @@ class Thumbnails(QObject):
         gallery.wanted.connect(self._on_wanted)
 
     def put(self, sha256: str, picture: Picture) -> None:
-        """Add a thumbnail that was made before."""
+        """Pass an existing thumbnail to the gallery."""
         self._gallery.put(sha256, picture.width_px, picture.height_px, picture.pixels)
 
     def _on_wanted(self, sha256: str) -> None:
@@ -236,7 +245,7 @@ def _thumbnail(data: bytes | None) -> ImageFacts:
 
 
 def attachment_size(attachment: Attachment) -> str:
-    """Return the size of an attachment: pixels of an image, length of a sound, bytes of other files."""
+    """Return the size of an attachment as text: pixels of an image, length of a sound, bytes of another file."""
     match attachment.kind:
         case "image":
             return f"{attachment.width_px} × {attachment.height_px}"
@@ -246,6 +255,6 @@ def attachment_size(attachment: Attachment) -> str:
 
 
 def length_words(length_ms: int) -> str:
-    """Return the length of a sound as "minutes:seconds", at least one second."""
+    """Return the length of a sound as `minutes:seconds`, at least one second."""
     minutes, seconds = divmod(max(1, round(length_ms / 1000)), 60)
     return f"{minutes}:{seconds:02}"

@@ -1,4 +1,4 @@
-"""Opens, begins, renames and deletes conversations of the current model, and remembers the last shown one."""
+"""Commands on conversations: open, begin, rename, move, pin and delete them, and show the last one after a start."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from engine.chat.tree import MessageTree
 
 
 class ChatController(QObject):
-    """Connects each open model to the archive, and carries out the commands of the conversation list."""
+    """Connects conversations of open models to the archive, and carries out commands of the conversation list."""
 
     leaving = Signal()
-    """Another conversation is about to be shown. Typed text belongs to the one before."""
+    """Emitted before another conversation is shown, so that typed text is stored with the present one."""
     current_changed = Signal(str)
-    """The id of the shown conversation; also emitted when another model becomes current."""
+    """Carries the id of the shown conversation; also emitted when another model becomes current."""
     began = Signal()
-    """A new conversation was begun, so the input should have the focus."""
+    """Emitted when a new conversation was begun, so that the input field gets the focus."""
     message_wanted = Signal(str)
-    """The id of a message of the opened conversation that should be in sight."""
+    """Carries the id of a message in the opened conversation to which the view must scroll."""
     deleted = Signal(str)
-    """The title of the deleted conversation that can be restored; empty: there is none."""
+    """Carries the title of the deleted conversation that can be restored; empty if there is none any more."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class ChatController(QObject):
         archive.is_open_now.connect(self._open_last)
 
     def new(self) -> None:
-        """Begin a new conversation with the current model."""
+        """Begin a new conversation with the current model; an empty one is used again."""
         # Typed text is stored with its conversation before another one is shown.
         self.leaving.emit()
         conversation = self._models.current.conversation
@@ -68,7 +68,7 @@ class ChatController(QObject):
         self.began.emit()
 
     def open(self, chat: str, message: str = "") -> None:
-        """Show a stored conversation, and one of its messages if `message` is not empty."""
+        """Show a stored conversation. If `message` is not empty, its branch is shown and the view scrolls to it."""
         self.leaving.emit()
         shown = next((model for model in self._models.all if model.conversation.chat.id == chat), None)
         if shown is not None and shown is not self._models.current:
@@ -95,26 +95,26 @@ class ChatController(QObject):
         self._archive.read(chat, show)
 
     def _takes_over_from(self, other: OpenModel) -> bool:
-        """Return whether the current model opens a conversation of another one: it is loaded, and the other is not."""
+        """Return whether the current model takes a conversation from `other`: it is loaded, and `other` is not."""
         current = self._models.current.status
         return current.is_loaded and not other.status.is_loaded and not other.conversation.is_answering
 
     def rename(self, chat: str, title: str) -> None:
-        """Give a conversation another title."""
+        """Set the title of the conversation with the id `chat`."""
         self._change(chat, title=show(title, MAX_LABEL_CHARACTERS))
 
     def move(self, chat: str, folder: str) -> None:
-        """Move a conversation to a folder; empty: to none."""
+        """Move a conversation to a folder of the list. If `folder` is empty, it is in no folder."""
         self._change(chat, folder=show(folder, MAX_LABEL_CHARACTERS))
 
     def toggle_pin(self, chat: str) -> None:
-        """Pin or unpin a conversation."""
+        """Pin a conversation to the top of the list, or unpin it."""
         known = self._archive.chat(chat)
         if known is not None:
             self._change(chat, pinned=not known.pinned)
 
     def delete(self, chat: str) -> None:
-        """Delete a conversation; `undo_delete` restores it."""
+        """Delete the conversation with this id. `undo_delete` restores it."""
         known = self._archive.chat(chat)
         if known is None:
             return
@@ -134,12 +134,12 @@ class ChatController(QObject):
             self.open(known.id)
 
     def drop_oldest_turns(self, wanted: bool) -> None:
-        """Set whether a full context drops the oldest turns; otherwise the question is refused."""
+        """Set whether the oldest turns are dropped if the context is full. Else the question is refused."""
         self._settings.drops_oldest_turns = wanted
         self._tell_overflow()
 
     def ask_when_full(self, wanted: bool) -> None:
-        """Set whether a person is asked before turns are dropped."""
+        """Set whether the user is asked before turns are dropped."""
         self._settings.asks_when_full = wanted
         self._tell_overflow()
 

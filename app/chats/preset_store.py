@@ -1,4 +1,4 @@
-"""The file of presets: read once, and written when a preset is saved or deleted."""
+"""The file of presets (named prompts with sampling settings): read at the start, and written after each change."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from engine.chat.presets import Preset, read_presets, write_presets
 
 
 class PresetStore(QObject):
-    """All presets by name, for the conversations of all models."""
+    """Stores presets (named prompts with sampling settings) for the conversations of all models."""
 
     changed = Signal()
 
@@ -39,21 +39,21 @@ class PresetStore(QObject):
 
     @property
     def presets(self) -> Mapping[str, Preset]:
-        """All presets by name."""
+        """All presets by name, as a read-only view that shows later changes."""
         # A view and not a copy: conversations keep it, and see later changes. So the dictionary is never replaced.
         return MappingProxyType(self._presets)
 
     def start(self) -> None:
-        """Read the file in the background."""
+        """Read the file of presets in the background."""
         self._background.run("Reading presets", lambda: read_presets(self._path), self._on_read, self._fail, quiet=True)
 
     def save(self, preset: Preset) -> None:
-        """Store a preset; one with the same name is replaced."""
+        """Store a preset; it replaces one with the same name."""
         self._presets[preset.name] = preset
         self._write(tr("Preset “{name}” saved", name=preset.name))
 
     def delete(self, name: str) -> None:
-        """Delete a preset."""
+        """Delete the preset with this name."""
         if self._presets.pop(name, None) is not None:
             self._write(tr("Preset “{name}” deleted", name=name))
 
@@ -66,7 +66,7 @@ class PresetStore(QObject):
         self.changed.emit()
 
     def _fail(self, error: EngineError) -> None:
-        """Show the error. The unreadable file is not overwritten, since it may be mended by hand."""
+        """Show the error. The unreadable file is not overwritten, since a person may repair it."""
         self._notices.tell(error)
 
     def _write(self, words: str) -> None:

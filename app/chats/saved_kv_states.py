@@ -1,9 +1,9 @@
-"""Saved KV states of conversations in the window, so that a model need not read them again after a restart.
+"""Saved KV states of conversations in the window, so that a model need not process them again after a restart.
 
-`KvStateRepository` is the folder of all states, used in the background. `ModelKvStates` decides for one model when the
-KV cache of a conversation is saved and restored. It is saved in a pause after an answer, and before the model is
-unloaded. It is restored when a model was loaded while a conversation is shown, and before a conversation continues that
-is not in the KV cache any more.
+`KvStateRepository` manages the folder of all states, in background threads. `ModelKvStates` decides for one model when
+the KV cache of a conversation is saved and restored. It is saved in a pause after an answer, and before the model is
+unloaded. It is restored after a load for the shown conversation, and before a conversation continues that is not in the
+KV cache any more.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from engine.runtime.protocol.messages import RestoreSequence, SaveSequence, Sequ
 from engine.runtime.session.events import Answered
 
 PAUSE_MS = 2000
-"""Pause after an answer before its state is saved, so that a question that follows at once need not wait."""
+"""Milliseconds after an answer before its state is saved, so that a question that follows at once need not wait."""
 
 _log = logging.getLogger("layerdeck.states")
 
 
 @dataclass(frozen=True, slots=True)
 class SavedKvUse:
-    """Size of all saved KV states, number of their conversations, and the limit for the size."""
+    """Disk use of saved KV states: size of all, number of their conversations, and limit of the size in bytes."""
 
     size_bytes: int
     n_conversations: int
@@ -54,7 +54,10 @@ class SavedKvUse:
 
 
 class KvStateRepository(QObject):
-    """Runs the methods of `SavedKvStates` in background threads. The first failure is shown, later ones are logged."""
+    """Runs the methods of `SavedKvStates` in background threads.
+
+    The first error is shown, later ones are only logged.
+    """
 
     def __init__(
         self,
@@ -71,15 +74,18 @@ class KvStateRepository(QObject):
         self._background = background
         self._notices = notices
         self._deleted: set[str] = set()
-        """Ids of deleted conversations. A state that is still being written for one of them is removed afterwards."""
+        """Ids of deleted conversations. If a state is still being written for one of them, it is removed afterwards."""
         self._has_warned = False
 
     def start(self) -> None:
-        """Create the folder, and remove unfinished files."""
+        """Create the folder of saved KV states if necessary, and remove unfinished files from it."""
         self._do(tr("Looking for saved KV states"), self._states.make_folder)
 
     def key_of(self, plan: Plan, then: Callable[[KvStateKey | None], None]) -> None:
-        """Call `then` with the key of a loaded plan's states, or with None if the model cannot be identified."""
+        """Call `then` with the key of the states that fit `plan`, or with None if the model cannot be identified.
+
+        The key depends on the model, its settings and its adapters.
+        """
 
         def fail(error: EngineError) -> None:
             self._fail(error)
@@ -91,7 +97,7 @@ class KvStateRepository(QObject):
         self._background.run("Naming a model", work, then, fail, quiet=True)
 
     def find(self, conversation: str, key: KvStateKey, then: Callable[[Path | None], None]) -> None:
-        """Call `then` with the saved state of a conversation, or with None if there is none or it cannot be read."""
+        """Call `then` with the file of a conversation's saved state, or with None if there is none that can be read."""
 
         def fail(error: EngineError) -> None:
             self._fail(error)
@@ -102,13 +108,16 @@ class KvStateRepository(QObject):
         )
 
     def place(self, conversation: str, key: KvStateKey) -> Path | None:
-        """Return the file for a state to be written, or None if it is not to be saved."""
+        """Return the file in which to save the state of a conversation; None if it must not be saved."""
         # A quota of 0 turns saving off.
         is_wanted = conversation not in self._deleted and self._states.quota_bytes > 0
         return self._states.place(conversation, key) if is_wanted else None
 
     def keep(self, conversation: str, path: Path) -> None:
-        """Add a state that the child has written; the states used longest ago make room for it."""
+        """Add a state file that the child has written.
+
+        If the limit is exceeded, the states used longest ago are removed.
+        """
         # The conversation was deleted while the child wrote its state.
         if conversation in self._deleted:
             self.forget(conversation)
@@ -121,22 +130,22 @@ class KvStateRepository(QObject):
         self._background.run("Adding a saved KV state", lambda: self._states.keep(path), tell, self._fail, quiet=True)
 
     def remove(self, path: Path) -> None:
-        """Remove a state that cannot be restored, so that it is not tried again and takes no room."""
+        """Remove a state file that cannot be restored, so that it is not tried again and needs no space."""
         self._background.run(
             "Removing a saved KV state", lambda: self._states.forget(path), lambda _: None, self._fail, quiet=True
         )
 
     def forget(self, conversation: str) -> None:
-        """Remove the states of a deleted conversation."""
+        """Remove all states of a deleted conversation."""
         self._deleted.add(conversation)
         self._do(tr("Removing saved KV states"), lambda: self._states.forget_conversation(conversation))
 
     def remember(self, conversation: str) -> None:
-        """Save states of a conversation again: it was restored."""
+        """Allow saved states of a conversation again, because its deletion was undone."""
         self._deleted.discard(conversation)
 
     def warn(self, sentence: str) -> None:
-        """Show, once, that a state cannot be saved or restored."""
+        """Log that a state cannot be saved or restored, and show it if it is the first time."""
         _log.info("%s", sentence)
         if not self._has_warned:
             self._has_warned = True
@@ -148,7 +157,7 @@ class KvStateRepository(QObject):
     # ------------------------------------------------------------------ the dialog
 
     def measure(self, then: Callable[[SavedKvUse], None]) -> None:
-        """Call `then` with the size of all saved states."""
+        """Call `then` with the disk use of all saved KV states and their limit."""
 
         def work() -> SavedKvUse:
             sizes = self._states.sizes()
@@ -157,12 +166,12 @@ class KvStateRepository(QObject):
         self._background.run("Measuring saved KV states", work, then, self._fail, quiet=True)
 
     def set_quota(self, quota_bytes: int, then: Callable[[], None]) -> None:
-        """Set the limit for all saved states."""
+        """Store the limit for the size of all saved states, remove old states above it, then call `then`."""
         self._settings.kept_states_bytes = quota_bytes
         self._do(tr("Removing old KV states"), lambda: self._states.set_quota(quota_bytes), then)
 
     def empty(self, then: Callable[[], None]) -> None:
-        """Remove all saved states."""
+        """Remove all saved KV states in the background, then call `then`."""
         self._do(tr("Removing saved KV states"), self._states.empty, then)
 
     def _do(self, what: str, work: Callable[[], object], then: Callable[[], None] = lambda: None) -> None:
@@ -174,7 +183,10 @@ class KvStateRepository(QObject):
 
 @dataclass(frozen=True, slots=True)
 class _Unsaved:
-    """A state in the KV cache that is not saved yet. `tokens`: its length; None if it was not counted."""
+    """A conversation in the KV cache whose state is not saved yet.
+
+    `request`: number of its last answer. `tokens`: length of the state; None if the answer has not ended.
+    """
 
     chat: str
     request: int
@@ -183,11 +195,12 @@ class _Unsaved:
 
 @dataclass(slots=True)
 class _Restoring:
-    """A state being restored.
+    """A state that is being restored.
 
-    `chat`: the conversation; empty after a load, until it is known.
+    `chat`: id of the conversation; empty after a load until it is known.
     `path`: the file that the model reads; None until it is found.
-    `then`: calls that wait for the end.
+    `then`: callbacks for the end.
+    `request`: number of the request to the model; None before it is sent.
     """
 
     chat: str
@@ -197,7 +210,10 @@ class _Restoring:
 
 
 class ModelKvStates(QObject, StateStorage):
-    """Saves and restores the KV cache of one model. After a failure the model reads the conversation again."""
+    """Saves and restores the KV cache of one model's conversations.
+
+    After a failure the model reads the conversation again.
+    """
 
     def __init__(self, model: OpenModel, repository: KvStateRepository, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -205,9 +221,9 @@ class ModelKvStates(QObject, StateStorage):
         self._conversation = model.conversation
         self._repository = repository
         self._key: KvStateKey | None = None
-        """The key of the loaded model's states; None while it is not known."""
+        """The key of states that fit the loaded model; None while it is unknown."""
         self._held: list[str] = []
-        """Ids of the conversations in the KV cache, the most recently used one at the end."""
+        """Ids of the conversations in the KV cache, most recently used last."""
         self._running: _Unsaved | None = None
         self._unsaved: _Unsaved | None = None
         self._saving: dict[int, tuple[str, Path]] = {}
@@ -224,13 +240,13 @@ class ModelKvStates(QObject, StateStorage):
 
     @property
     def is_settled(self) -> bool:
-        """Whether no state waits to be written or read."""
+        """Whether no KV state is being written or read, or waits for that."""
         return self._unsaved is None and not self._saving and self._restoring is None
 
     # ------------------------------------------------------------------ calls of the conversation
 
     def before_answer(self, chat: str, then: Callable[[], None], *, goes_on: bool) -> None:
-        """Restore the conversation's saved state unless the model holds it, then call `then`."""
+        """Restore the saved state of the conversation unless it is in the KV cache, then call `then`."""
         self._timer.stop()
         if self._unsaved is not None and self._unsaved.chat != chat:
             self.save_now()  # another conversation may take its place
@@ -242,21 +258,21 @@ class ModelKvStates(QObject, StateStorage):
             self._restore(chat, then)
 
     def asked(self, chat: str, request: int) -> None:
-        """An answer has begun: an earlier state is not worth saving any more."""
+        """Drop an earlier state that was not saved: the answer that begins will replace it."""
         self._timer.stop()
         # The new answer extends the sequence, so the earlier state would be replaced in a moment.
         self._unsaved, self._running = None, _Unsaved(chat, request, None)
         self._hold(chat)
 
     def answered(self, chat: str, request: int, tokens: int) -> None:
-        """Save the state in the next pause."""
+        """Start the pause after which the KV state of the conversation is saved."""
         self._unsaved, self._running = _Unsaved(chat, request, tokens), None
         self._timer.start()
 
     # ------------------------------------------------------------------ saving
 
     def save_now(self) -> None:
-        """Let the model write the unsaved state."""
+        """Send a request to save the state that is not saved yet, if it is long enough to be worth a file."""
         self._timer.stop()
         unsaved, self._unsaved = self._unsaved, None
         # Short states are not worth a file; see `MIN_TOKENS`.
@@ -272,7 +288,7 @@ class ModelKvStates(QObject, StateStorage):
         self._saving[number] = unsaved.chat, path
 
     def _on_leaving(self) -> None:
-        """Save before the model is unloaded; an answer that is being written is stopped."""
+        """Save the state before the model is unloaded; an answer that is being written is stopped."""
         if self._running is not None:
             self._unsaved, self._running = self._running, None
             self._loading.bridge.session.stop(self._unsaved.request)

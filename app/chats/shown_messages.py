@@ -1,4 +1,4 @@
-"""Turns messages of a tree into the values that the chat shows, with the line of speed and ending below an answer."""
+"""Conversion of stored messages into the values that the chat shows, with the line of speed and ending."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def shown_messages(
     left_out: Collection[str] = (),
     results: Mapping[str, str] = NO_RESULTS,
 ) -> tuple[ShownMessage, ...]:
-    """Return the messages on the shown path of a tree.
+    """Return the messages on the shown path of a tree, as the chat shows them.
 
-    `open_message`: the id of the answer that is being written. `left_out`: ids of messages that the prompt leaves out.
-    `results`: typed results of calls, as of `Conversation`.
+    `open_message`: id of the answer that is being written, or None. `left_out`: ids of messages that the prompt omits.
+    `results`: typed results of tool calls, by the key of `result_key`.
     """
     said = (message for message in tree.path if message.role != "system")
     return tuple(shown_message(tree, message, open_message, left_out, results) for message in said)
@@ -48,7 +48,7 @@ def shown_message(
     left_out: Collection[str] = (),
     results: Mapping[str, str] = NO_RESULTS,
 ) -> ShownMessage:
-    """Return one message of a tree; arguments as of `shown_messages`."""
+    """Return one message of a tree, as the chat shows it. Parameters: see `shown_messages`."""
     versions = tree.versions(message.id)
     # A result of a call that is not there has no name; such messages were imported.
     is_result = message.role == "tool"
@@ -125,7 +125,7 @@ def _shown_calls(
 
 
 def _has_failed(message: Message) -> bool:
-    """Return whether an answer ended by an error, or never began because the program ended."""
+    """Return whether an answer ended with an error, or did not begin before the program ended."""
     if message.state in ("failed", "interrupted") and message.note:
         return True
     return message.state in ("interrupted", "writing") and _never_began(message)
@@ -136,7 +136,7 @@ def _never_began(message: Message) -> bool:
 
 
 def answer_note(message: Message) -> str:
-    """Return the line below an answer: an error or how it ended, with speed and tokens. Of a question, its note."""
+    """Return the line below a message: of an answer its error, or speed, tokens and ending; of a question its note."""
     if message.role != "assistant" or message.state == "failed":
         return message.note
     parts = [] if message.timings is None else speed_words(message.timings)
@@ -148,7 +148,7 @@ def answer_note(message: Message) -> str:
 
 
 def answer_details(message: Message) -> str:
-    """Return the rest of the line below an answer: speed of the prompt, first token, cache and layout."""
+    """Return the details below an answer: speed of the prompt, time to the first token, cached tokens, layout."""
     if message.role != "assistant" or message.state == "failed":
         return ""
     parts = [] if message.timings is None else prompt_words(message.timings)
@@ -156,7 +156,7 @@ def answer_details(message: Message) -> str:
 
 
 def speed_words(timings: Timings) -> list[str]:
-    """Return the speed of an answer and the number of its tokens."""
+    """Return the parts of the line below an answer about its speed and the number of its tokens."""
     speed = timings.generation_tokens_per_second
     words = [] if speed is None else [tr("{speed:.1f} tokens/s", speed=speed)]
     number = format_count(timings.generated_tokens)
@@ -164,7 +164,7 @@ def speed_words(timings: Timings) -> list[str]:
 
 
 def prompt_words(timings: Timings) -> list[str]:
-    """Return the speed of reading the prompt, the time to the first token, and the tokens found in the cache."""
+    """Return texts for the speed of reading the prompt, the time to the first token, and the cached tokens."""
     words: list[str] = []
     speed = timings.prompt_tokens_per_second
     if speed is not None:
@@ -183,7 +183,7 @@ def prompt_words(timings: Timings) -> list[str]:
 
 
 def thinking_note(message: Message, *, is_open: bool) -> str:
-    """Return how long the model thought and how much; empty while it thinks, or if it did not."""
+    """Return a text for the duration and length of a thought; empty if there is none, or while the model thinks."""
     timings = message.timings
     if not message.reasoning or (is_open and not message.content):
         return ""

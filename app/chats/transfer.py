@@ -1,4 +1,4 @@
-"""Export and import of conversations, in the background."""
+"""Export and import of conversations in the background."""
 
 from __future__ import annotations
 
@@ -25,7 +25,11 @@ from engine.chat.tree import MessageTree
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A file format. `holds_many`: a file can have several conversations with all branches."""
+    """A file format for export.
+
+    `words`: its name for people. `ending`: its file name extension. `holds_many`: whether a file can have several
+    conversations with all branches.
+    """
 
     words: str
     ending: str
@@ -33,7 +37,7 @@ class Form:
 
     @property
     def filter(self) -> str:
-        """The format as a name filter of a file dialog."""
+        """The format as name filter of a Qt file dialog."""
         return f"{self.words} (*{self.ending})"
 
 
@@ -56,7 +60,7 @@ class ChatTransfer(QObject):
         self._notices = notices
 
     def export(self, chats: Sequence[str], path: Path, form: Form) -> None:
-        """Write conversations to a file."""
+        """Write conversations to the file `path` in the background. `chats`: their ids."""
 
         def work(store: ChatStore) -> int:
             found = [(chat, store.tree(chat.id)) for each in chats if (chat := store.conversation(each)) is not None]
@@ -84,7 +88,7 @@ class ChatTransfer(QObject):
         self._archive.work(tr("Exporting {name}", name=path.name), work, tell)
 
     def import_file(self, path: Path) -> None:
-        """Add the conversations of a file to the database."""
+        """Add the conversations of an exported file to the database, in the background."""
 
         def work(store: ChatStore) -> tuple[Chat, ...]:
             return import_file(store.path, path)
@@ -104,7 +108,7 @@ class ChatTransfer(QObject):
 
 
 def encoded(found: Sequence[tuple[Chat, MessageTree]], form: Form, store: ChatStore) -> bytes:
-    """Return conversations in a file format. A format for one conversation gets the first.
+    """Return conversations as bytes of a file format. A format for a single conversation gets the first one.
 
     Raises:
         ChatError: the bytes of an attachment cannot be read.
@@ -130,13 +134,17 @@ def _messages(found: Sequence[tuple[Chat, MessageTree]]) -> list[Message]:
 
 
 def _files(messages: Sequence[Message], store: ChatStore) -> dict[str, bytes]:
-    """Return the bytes of all attachments of messages by their SHA-256."""
+    """Return the bytes of all attachments of `messages` that are stored, by their SHA-256."""
     names = {each.sha256 for message in messages for each in message.attachments if each.sha256}
     return {name: data for name in sorted(names) if (data := store.file(name)) is not None}
 
 
 def form_of(path: Path, chosen: str, forms: Sequence[Form] = FORMS) -> tuple[Path, Form]:
-    """Return path and format: by the ending of the name, else by the chosen filter, whose ending is then added."""
+    """Return the path and format for an export.
+
+    The format follows from the file name's extension. If that is unknown, it is the one with the name filter `chosen`,
+    and its extension is appended.
+    """
     # The longest ending first: one may be the end of another.
     by_length = sorted(forms, key=lambda form: -len(form.ending))
     by_name = next((form for form in by_length if path.name.lower().endswith(form.ending)), None)

@@ -1,4 +1,4 @@
-"""`layerdeck-cli`: the command line, with the same engine as the window."""
+"""Package of `layerdeck-cli`, the command line. It uses the same engine as the window."""
 
 from app.cli.entry import main
 

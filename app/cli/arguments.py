@@ -1,4 +1,4 @@
-"""Parsers of the command line."""
+"""The argparse parsers of `layerdeck-cli`: one for each command."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _size(text: str) -> int:
 
 
 def _quota(text: str) -> int:
-    """Parse a size, or 0."""
+    """Parse a size in bytes, such as "20GiB"; unlike other sizes it may be 0."""
     return 0 if text.strip() == "0" else _size(text)
 
 
@@ -48,7 +48,7 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 
 def _lent_size(text: str) -> tuple[str, int]:
-    """Parse ID=SIZE, or a size for the only device, with the id ""."""
+    """Parse "ID=SIZE" to (id, bytes). A size alone stands for the only device, with the id ""."""
     name, _, size = text.rpartition("=")
     return name.strip(), _size(size)
 
@@ -83,10 +83,10 @@ def _stall_limit(text: str) -> int:
 
 
 def make_parser(words: Sequence[str]) -> Parser:
-    """Return the parser of `layerdeck-cli` for `words`.
+    """Return the parser of `layerdeck-cli` for the arguments `words`.
 
-    It knows all commands, but only the options of the command in `words`: some are generated from tables of the engine,
-    whose import takes time.
+    It knows all commands, but only the options of the command in `words`: some options are generated from tables of the
+    engine, whose import takes time.
     """
     parser = Parser(
         prog="layerdeck-cli", description="Place the layers of a GGUF model on your devices and load exactly that."
@@ -387,7 +387,7 @@ def _add_rig_arguments(rig: argparse.ArgumentParser) -> None:
 
 def _add_packs_arguments(packs: argparse.ArgumentParser) -> None:
     commands = packs.add_subparsers(
-        dest="packs_command", metavar="list|install|remove|check|on|off", parser_class=Parser
+        dest="packs_command", metavar="list|install|remove|check|on|off|trust|distrust", parser_class=Parser
     )
     texts = {
         "list": "what is installed, and what its check found (also without a word)",
@@ -396,6 +396,8 @@ def _add_packs_arguments(packs: argparse.ArgumentParser) -> None:
         "check": "check packs anew: all, or one",
         "on": "use a pack again that was switched off",
         "off": "leave a pack unused",
+        "trust": "trust a publisher's key; without a key, print the trusted keys and that of this computer",
+        "distrust": "trust a key no longer",
     }
     for name, text in texts.items():
         command = commands.add_parser(name, help=text, description=text)
@@ -403,6 +405,11 @@ def _add_packs_arguments(packs: argparse.ArgumentParser) -> None:
         command.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
         if name == "install":
             command.add_argument("file", type=Path, metavar="FILE")
+            command.add_argument("--yes", action="store_true", help="do not ask whether its maker is trusted")
+        elif name in ("trust", "distrust"):
+            command.add_argument("key", metavar="KEY", nargs="?" if name == "trust" else None)
+            if name == "trust":
+                command.add_argument("--name", default="", help="your name for the publisher")
         elif name != "list":
             command.add_argument("name", metavar="NAME", nargs="?" if name == "check" else None)
 

@@ -24,7 +24,7 @@ _OUTPUT = -1
 
 
 def add_auto_arguments(command: argparse.ArgumentParser) -> None:
-    """Add --auto and the options that need it, --device and --margin."""
+    """Add --auto with the options that need it, and also --device and --margin."""
     command.add_argument("--auto", metavar="STRATEGY", help="find a layout: " + ", ".join(STRATEGIES))
     command.add_argument(
         "--off", type=_ids, action="append", default=[], metavar="ID[,ID...]", help="with --auto: do not use these"
@@ -51,7 +51,7 @@ def add_auto_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def constraints_of(options: Namespace, rig: Rig, n_layers: int) -> Constraints:
-    """Return the constraints of an automatic layout.
+    """Return the constraints that the options set for an automatic layout.
 
     Raises:
         ArgumentError: if they are impossible on this rig or for this model.
@@ -81,7 +81,7 @@ def constraints_of(options: Namespace, rig: Rig, n_layers: int) -> Constraints:
 
 
 def check_auto_options(options: Namespace) -> None:
-    """Refuse options that would have no effect.
+    """Raise an error if an option is given that would have no effect.
 
     Raises:
         ArgumentError: naming the option and what it needs.
@@ -101,7 +101,7 @@ def check_auto_options(options: Namespace) -> None:
 
 
 def with_margins(rig: Rig, margins: list[tuple[str, int]]) -> Rig:
-    """Return `rig` with the margins of the options.
+    """Return `rig` with the margins that --margin sets. `margins`: (device id, bytes).
 
     Raises:
         ArgumentError: if the rig lacks a device, or a device has two margins.

@@ -29,7 +29,7 @@ from engine.planning.layout.layout_file import LayoutFile, read_layout
 
 
 def run_bench(options: Namespace) -> int:
-    """Measure the layouts, print the comparison, and keep what was learnt about speeds."""
+    """Measure the layouts, print the comparison, and save the measured speeds for predictions; return the exit code."""
     check_bench_options(options)
     # Before minutes of measuring: a file that cannot be read is an error of the command line.
     others = [read_results(path) for path in options.beside]
@@ -74,7 +74,7 @@ def _order(options: Namespace) -> BenchOrder:
 
 
 def _name(path: Path | None, strategy: str | None, taken: list[str]) -> str:
-    """Return the name of a layout: that of its file, of the strategy, or "initial"; with a number if it is taken."""
+    """Return a name for a layout: that of its file, of its strategy, or "initial"; with a number if it is taken."""
     name = strategy or "initial" if path is None else path.stem
     if name not in taken:
         return name
@@ -82,7 +82,7 @@ def _name(path: Path | None, strategy: str | None, taken: list[str]) -> str:
 
 
 class _Told:
-    """Prints progress on a terminal, each step in place of the one before."""
+    """Callback that prints progress on a terminal, each step in place of the previous one."""
 
     def __call__(self, progress: BenchProgress) -> None:
         if sys.stderr.isatty():
@@ -90,7 +90,7 @@ class _Told:
 
 
 def _keep(learnt: SpeedBook, before: SpeedBook) -> None:
-    """Save what was learnt. If that fails, the results are still of use."""
+    """Save the speeds for predictions. A failure is only printed, since the results are still of use."""
     if learnt == before:
         return
     try:

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from engine.machines.bench.results import Preset
 
 ALL = "all"
-"""Value of --auto that tries every candidate."""
+"""Value of --auto with which `bench` also tries automatic layouts and settings."""
 FULL_DEPTH = "full"
 
 
 def add_bench_arguments(command: argparse.ArgumentParser) -> None:
-    """Add the options except those of settings."""
+    """Add file, rig and the options that only `bench` has."""
     from app.cli.settings_options import positive
 
     command.add_argument("file", type=Path, metavar="FILE")
@@ -53,10 +53,10 @@ def add_bench_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def check_bench_options(options: Namespace) -> None:
-    """Refuse options that contradict each other.
+    """Raise an error if options contradict each other.
 
     Raises:
-        ArgumentError: naming them.
+        ArgumentError: naming the options.
     """
     formats = [name for name in ("json", "csv", "markdown") if getattr(options, name)]
     if len(formats) > 1:
@@ -66,7 +66,7 @@ def check_bench_options(options: Namespace) -> None:
 
 
 def preset_of(options: Namespace) -> Preset:
-    """Return what is measured."""
+    """Return the preset of --quick, --normal or --long, changed by the options for rounds, lengths and depths."""
     from engine.machines.bench.results import PRESETS
 
     preset = PRESETS[options.preset]

@@ -1,4 +1,4 @@
-"""The `chat` command: a conversation in a terminal, in the same database as those of the window."""
+"""The `chat` command: a conversation in a terminal, stored in the same database as those of the window."""
 
 from __future__ import annotations
 
@@ -30,14 +30,22 @@ from engine.runtime.session.events import Cancelled
 
 
 def run_chat(options: Namespace) -> int:
-    """List or search conversations, or load a model and chat."""
+    """List or search conversations, or load a model and chat; return the exit code."""
     if options.file is None and not options.list and options.search is None:
         raise ArgumentError("`chat` needs a FILE.gguf, --list or --search.")
     # Arguments that are not UTF-8 arrive as lone surrogates, which the database cannot store.
     for text, what in ((options.prompt, "The prompt"), (options.system, "The system prompt")):
         if text is not None:
             check_text(text, what)
-    with closing(ChatStore(chats_path(), lambda error: say(error.summary()))) as store:
+    only_reads = options.list or options.search is not None
+    with closing(
+        ChatStore(
+            chats_path(),
+            lambda error: say(error.summary()),
+            makes_copies=not only_reads,
+            only_reads=only_reads,
+        )
+    ) as store:
         if store.notice:
             say(store.notice)
         if options.list:
@@ -88,9 +96,9 @@ def _talk(store: ChatStore, options: Namespace) -> int:
 
 
 def _conversation(store: ChatStore, options: Namespace) -> tuple[Conversation | None, Conversation]:
-    """Return the stored conversation to continue, and it with the changes of the options.
+    """Return the stored conversation to continue, and a copy of it that the options have changed.
 
-    For a new one the first is None; it is not stored yet.
+    For a new conversation, which is not stored yet, the first is None.
     """
     if options.conversation is None:
         time_ms = now_ms()
@@ -112,7 +120,7 @@ def _conversation(store: ChatStore, options: Namespace) -> tuple[Conversation | 
 
 
 def _read_tools(path: Path) -> str:
-    """Return the text of a file of tools."""
+    """Return the text of the file for --tools; raises `ArgumentError` if it cannot be read."""
     try:
         return read_at_most(path, MAX_CHARACTERS * 4 + 1).decode("utf-8-sig")
     except (OSError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Options of `chat`: conversation, samplers, and what happens if the context is full."""
+"""Options of `chat`: conversation, samplers, and the behaviour when the context is full."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OVERFLOWS = ("drop", "stop", "ask")
 
 
 def add_chat_arguments(command: argparse.ArgumentParser) -> None:
-    """Add the options; those of samplers are generated from the table."""
+    """Add the options of `chat`. Those of samplers are generated from the table of samplers."""
     command.add_argument("--list", action="store_true", help="list the saved conversations and exit")
     command.add_argument("--search", metavar="TEXT", help="search all conversations for TEXT and exit")
     command.add_argument(
@@ -60,7 +60,7 @@ def add_chat_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def chosen_settings(options: Namespace) -> dict[str, object]:
-    """Return the sampler settings that were given."""
+    """Return the sampler settings that were given as options, by the key of the setting."""
     given = vars(options)
     return {setting.key: given[setting.key] for setting in SAMPLING if setting.key in given}
 

@@ -1,4 +1,4 @@
-"""Output of `chat`: JSON lines for programs, or text for people."""
+"""Output of `chat`: events as JSON lines for programs, or text for people."""
 
 from __future__ import annotations
 
@@ -16,26 +16,29 @@ from engine.runtime.session.events import Done, Event, Shifted
 
 
 class Talking(Event, frozen=True, kw_only=True, tag="conversation"):
-    """Start of the chat: the conversation."""
+    """Event at the start of a chat, with the conversation's id and title."""
 
     id: str
     title: str
 
 
 class Thinking(Event, frozen=True, kw_only=True, tag="thinking"):
-    """Reasoning before an answer."""
+    """Event with a piece of the reasoning before an answer."""
 
     text: str
 
 
 class Spoken(Event, frozen=True, kw_only=True, tag="token"):
-    """A piece of an answer."""
+    """Event with a piece of an answer."""
 
     text: str
 
 
 class Called(Event, frozen=True, kw_only=True, tag="tool_call"):
-    """The model called a tool. `arguments`: a JSON object, as text. The next line of the input is its result."""
+    """Event of a tool call by the model. `arguments`: a JSON object, as text.
+
+    The result of the call is then read as a line of standard input.
+    """
 
     id: str
     name: str
@@ -43,15 +46,17 @@ class Called(Event, frozen=True, kw_only=True, tag="tool_call"):
 
 
 class Notice(Event, frozen=True, kw_only=True, tag="notice"):
-    """A message for the user."""
+    """Event with a message for the user."""
 
     message: str
 
 
 class Answered(Event, frozen=True, kw_only=True, tag="done"):
-    """End of an answer. `message`: its id. `replaced`: why the chat template was not used, empty if it was.
+    """Event at the end of an answer.
 
-    `dropped_tokens`: tokens that context shifts removed.
+    `message`: id of the answer's message.
+    `replaced`: the reason why the model's chat template was not used; absent if it was used.
+    `dropped_tokens`: number of tokens that context shifts removed; absent if there were none.
     """
 
     prompt_tokens: int
@@ -66,7 +71,7 @@ class Answered(Event, frozen=True, kw_only=True, tag="done"):
 
 
 class JsonChat:
-    """Prints one event per line."""
+    """Prints the events of a chat as JSON, one on each line."""
 
     def __init__(self) -> None:
         self.load = JsonPrinter()
@@ -84,7 +89,7 @@ class JsonChat:
             print_event(Spoken(text=content))
 
     def prompt_result(self, call: ToolCall) -> None:
-        """Print nothing: programs need no prompt."""
+        """Print nothing: programs need no prompt for the result of a tool call."""
 
     def notice(self, sentence: str) -> None:
         print_event(Notice(message=sentence))
@@ -103,7 +108,10 @@ class JsonChat:
 
 
 class TextChat:
-    """Prints answers on standard output, all else on standard error. Reasoning is printed on a terminal only."""
+    """Prints answers on standard output, and all other text on standard error.
+
+    Reasoning is printed on a terminal only.
+    """
 
     def __init__(self) -> None:
         self.load = TextPrinter()
@@ -140,7 +148,7 @@ class TextChat:
         say(sentence)
 
     def shifted(self, _event: Shifted) -> None:
-        """Print nothing: a notice follows."""
+        """Print nothing: a notice about the context shift follows."""
 
     def done(self, done: Done, message: Message) -> None:
         print_line("")

@@ -1,4 +1,4 @@
-"""The `demo` command."""
+"""The `demo` command: writes a demo model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from engine.model.demo.speaking import SAMPLE_QUESTIONS
 
 
 def run_demo(options: Namespace) -> int:
-    """Write a demo model: the one that answers if it is installed, else the made-up one."""
+    """Write a demo model: the one that answers if it is installed, else the made-up one; return the exit code."""
     fetched = None if options.generated else fetched_demo()
     prompt = _write(options.path, fetched)
     if options.json:
@@ -26,7 +26,10 @@ def run_demo(options: Namespace) -> int:
 
 
 def _write(path: Path, fetched: Path | None) -> str:
-    """Write the model, and return a prompt for it."""
+    """Write the demo model to `path`, and return a prompt for it.
+
+    `fetched`: the model to copy; None: the made-up one.
+    """
     if fetched is not None:
         # An interrupted copy leaves no incomplete model at `path`.
         with placing(path) as unfinished:

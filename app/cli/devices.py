@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import sys
 from argparse import Namespace
 from collections.abc import Iterable, Sequence
 
 from app.cli import exit_codes
 from app.cli.output import print_document, print_line, print_text, say
-from app.packs import find_all_devices, pack_installer
+from app.packs import find_all_devices, pack_installer, pack_keys
 from app.paths import engine_checks_path, self_test_path, speeds_path
 from engine.base.engine_build import engine_version
-from engine.base.errors import EngineError
+from engine.base.errors import ArgumentError, EngineError
+from engine.base.texts import show
 from engine.devices.device import Device, Rig, with_free_ids
 from engine.devices.hiding_variables import find_hiding
 from engine.devices.packs.store import NO_PACKS, PACKS_VARIABLE, ListedPack
@@ -22,7 +24,7 @@ from engine.planning.fit.speed_book import read_speed_book, write_speed_book
 
 
 def find_machine(rpc_endpoints: Sequence[str] = (), lent: Sequence[Device] = ()) -> Rig:
-    """Return the devices of this computer and of the endpoints, and those that paired computers lend.
+    """Return the devices of this computer, of the RPC workers at `rpc_endpoints`, and those `lent` by paired computers.
 
     New engine packs are checked first. Waits for the network; raises as `find_all_devices`.
     """
@@ -32,7 +34,7 @@ def find_machine(rpc_endpoints: Sequence[str] = (), lent: Sequence[Device] = ())
 
 
 def _check_new_packs() -> None:
-    """Check packs that were not checked with this engine: children load checked packs only.
+    """Check engine packs that were not yet checked with this engine, because child processes load checked packs only.
 
     The window does the same.
     """
@@ -58,8 +60,12 @@ DOCUMENT_VERSION = 1
 
 
 def run_packs(options: Namespace) -> int:
-    """Carry out the subcommand, and print the packs. Exit code 5 if a checked pack does not work."""
+    """Run the subcommand of `packs`, and print all packs. The exit code is 5 if a checked pack does not work."""
     keeper = pack_installer()
+    if options.packs_command in ("trust", "distrust"):
+        return _run_keys(options)
+    if options.packs_command == "install" and not _agreed(keeper, options):
+        return exit_codes.INTERRUPTED
     checked = _change(keeper, options)
     listed = keeper.listed()
     if options.json:
@@ -71,8 +77,45 @@ def run_packs(options: Namespace) -> int:
     return exit_codes.exit_code("crashed") if broken else exit_codes.OK
 
 
+def _agreed(keeper: PackInstaller, options: Namespace) -> bool:
+    """Print the maker of a pack, and return whether to install it. The user is asked if the maker is not trusted.
+
+    Raises:
+        ArgumentError: if standard input is not a terminal, so that nobody can be asked.
+    """
+    maker = keeper.store.maker_of(options.file)
+    say(f"{options.file.name}: {maker.words}")
+    if maker.is_trusted or options.yes:
+        return True
+    if not sys.stdin.isatty():
+        raise ArgumentError("A pack is a program that runs with your rights. Add --yes to install it all the same.")
+    say("A pack is a program that runs with your rights. Install it? [y/N] ", end="")
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _run_keys(options: Namespace) -> int:
+    """Trust or distrust a publisher's key, then print the trusted keys; return the exit code."""
+    keys = pack_keys()
+    if options.packs_command == "distrust":
+        keys.distrust(options.key)
+    elif options.key is not None:
+        keys.trust(options.key, options.name)
+    own, publishers = keys.own(), keys.publishers()
+    if options.json:
+        trusted = [{"key": each.key, "name": each.name} for each in publishers]
+        print_document({"version": DOCUMENT_VERSION, "own": own or None, "trusted": trusted})
+        return exit_codes.OK
+    if own:
+        print_line(f"{own}  this computer")
+    for each in publishers:
+        print_line(f"{each.key}  {show(each.name) or 'no name'}, trusted")
+    if not own and not publishers:
+        print_line("No keys: this computer has signed no pack, and no publisher is trusted.")
+    return exit_codes.OK
+
+
 def _change(keeper: PackInstaller, options: Namespace) -> set[str]:
-    """Carry out the subcommand, and return the names of checked packs."""
+    """Run the subcommand of `packs`, and return the names of the packs that it checked."""
     match options.packs_command:
         case "install":
             say(f"Installing and checking {options.file.name}")

@@ -1,6 +1,6 @@
-"""Runs a command: parses the words, imports its module, and turns errors into error documents and exit codes.
+"""Runs a command: parses the arguments, imports its module, and converts errors to error documents and exit codes.
 
-Only the module of the command is imported: some need next to nothing, others most of the engine.
+Only the module of the command is imported: some commands need hardly anything, others most of the engine.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 
 
 class CommandTunnels:
-    """Tunnels to paired computers, as a context manager. Imports happen on first use: most commands need none."""
+    """Context manager with the tunnels to paired computers for one command. It closes them at its end.
+
+    Imports happen on first use, since most commands need no tunnels.
+    """
 
     def __init__(self) -> None:
         self._tunnels: Tunnels | None = None
@@ -38,16 +41,19 @@ class CommandTunnels:
             self._tunnels.close()
 
     def reach(self, rig: Rig) -> Rig:
-        """Return `rig` with tunnels to its paired computers. Raises as `Tunnels.reach`."""
+        """Return `rig` with its paired computers reached through tunnels, which are opened here.
+
+        Raises as `Tunnels.reach`.
+        """
         if all(device.fingerprint is None for device in rig.devices):
             return rig
         return self._made().reach(rig)
 
     def lent_devices(self, names: Sequence[str]) -> tuple[Device, ...]:
-        """Return the devices that the paired computers with these names lend, each with a tunnel.
+        """Return the devices that the paired computers with these names lend, each reached through a tunnel.
 
         Raises:
-            EngineError: if one is not paired or does not answer, or if no tunnel can be opened.
+            EngineError: if a name is not paired, a computer does not answer, or no tunnel can be opened.
         """
         if not names:
             return ()
@@ -65,7 +71,7 @@ class CommandTunnels:
         )
 
     def known_names(self) -> tuple[str, ...]:
-        """Return the names and addresses of all paired machines."""
+        """Return the names and addresses of all paired computers that lend devices to this one."""
         from app.paths import pairings_path
         from engine.machines.tunnel.pairings import PairingStore
 
@@ -94,7 +100,10 @@ LOGGED = frozenset({"load", "chat", "embed", "serve", "bench"})
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run one command, and return its exit code. `KeyboardInterrupt` passes through."""
+    """Run the command in `arguments`, and return its exit code. `KeyboardInterrupt` passes through.
+
+    `arguments`: None for those of the process.
+    """
     words = list(sys.argv[1:] if arguments is None else arguments)
     # Looked up by hand: if the arguments are wrong, there are no parsed options.
     as_json = "--json" in words
@@ -138,7 +147,7 @@ def _run(words: list[str]) -> int:
 
 
 def _quieten_logs() -> None:
-    """Hide the logs of the engine, which are for the log file of the window. Bugs print a traceback."""
+    """Hide the log messages of the engine, which are for the window's log file. Bugs still print a traceback."""
     import logging
 
     logging.basicConfig(level=logging.ERROR, format="%(message)s")
@@ -146,7 +155,7 @@ def _quieten_logs() -> None:
 
 
 def _run_command(options: Namespace) -> int:
-    """Run the parsed command: `run_NAME` in its module."""
+    """Call `run_NAME` in the module of the parsed command, and return its exit code."""
     name = options.command
     if name not in WITHOUT_CHILDREN:
         from app.packs import use_packs

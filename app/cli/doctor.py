@@ -1,4 +1,4 @@
-"""The `doctor` command: an examination of this computer, as a table and as a file to send."""
+"""The `doctor` command: examines this computer, and gives the results as a table and as a file to send to others."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ _INTERRUPTS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIG
 
 
 def run_doctor(options: Namespace) -> int:
-    """Examine this computer, and print the results. An interrupt ends it with the results so far."""
+    """Examine this computer, print the results, and return the exit code.
+
+    An interrupt ends it with the results so far.
+    """
 
     def find() -> Rig:
         return find_machine(options.rpc, options.tunnels.lent_devices(options.peer))
@@ -49,12 +52,12 @@ def run_doctor(options: Namespace) -> int:
 
 
 def _machines(options: Namespace) -> list[str]:
-    """Return the names of other computers that texts may contain: endpoints and paired names."""
+    """Return the names of other computers to be removed from the report: endpoints and paired names."""
     return [*options.rpc, *options.peer, *(options.tunnels.known_names() if options.peer else ())]
 
 
 def examined_files() -> Files:
-    """Return the paths of files that an examination writes."""
+    """Return the paths of the files that an examination uses."""
     return Files(find_demo().path, engine_checks_path(), self_test_path(), calibration_path(), speeds_path())
 
 
@@ -97,7 +100,7 @@ def _clear() -> None:
 
 @contextmanager
 def _cancelling(cancel: CancelToken) -> Iterator[None]:
-    """Context in which interrupts cancel the examination instead of the program."""
+    """Context in which interrupt signals cancel the examination instead of ending the program."""
 
     def on_signal(_number: int, _frame: FrameType | None) -> None:
         # Python runs the handler between two bytecodes of the main thread: it only sets the token.

@@ -19,7 +19,7 @@ _SHOWN = 8
 
 
 def run_embed(options: Namespace) -> int:
-    """Load a layout, and print a vector for each text."""
+    """Load a layout, print a vector for each text, and return the exit code."""
     for text in options.texts:
         check_text(text, "A text")
     printer = None if options.json else TextPrinter()
@@ -31,11 +31,14 @@ def run_embed(options: Namespace) -> int:
 
 
 def _silence(_explanation: str) -> None:
-    """Discard the explanation: the document has no field for it."""
+    """Discard the explanation of an automatic layout: the JSON document has no field for it."""
 
 
 def _vectors(order: LoadOrder, texts: Sequence[str], printer: TextPrinter | None) -> Embedded | BadEnding:
-    """Return the vectors of texts, or the error. Progress is printed for people."""
+    """Return the vectors of `texts`, or the event of a failure.
+
+    `printer`: prints progress; None: nothing is printed.
+    """
     follower = Follower()
     with follower.loading(order):
         loaded = follower.load(printer)
@@ -86,7 +89,7 @@ def _kind(ending: BadEnding) -> str:
 
 
 def _error(ending: BadEnding) -> dict[str, object]:
-    """Return the error document: `embed` prints no events."""
+    """Return the contents of the error document for a failure, since `embed` prints no events."""
     if isinstance(ending, Cancelled):
         return {"kind": _kind(ending), "message": "Cancelled before the texts were embedded."}
     fields: dict[str, object] = {"kind": _kind(ending), "message": ending.message}

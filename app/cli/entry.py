@@ -1,4 +1,4 @@
-"""The entry point, and the signals that end a command: SIGINT, SIGTERM and SIGHUP, if the system has them.
+"""The entry point of `layerdeck-cli`, and the signals that end a command: SIGINT, SIGTERM and SIGHUP, if they exist.
 
 Handlers are installed first, because the imports of the rest take a moment in which a signal may arrive.
 """
@@ -17,13 +17,16 @@ _NAMES = ("SIGINT", "SIGTERM", "SIGHUP")
 
 
 def raise_on_interrupt() -> None:
-    """Make these signals raise `KeyboardInterrupt`, so that owners of child processes end them on the way out."""
+    """Make SIGINT, SIGTERM and SIGHUP raise `KeyboardInterrupt`.
+
+    As it passes through the program, child processes are ended.
+    """
     _install(_raise)
 
 
 @contextmanager
 def on_interrupt(call: Callable[[], None]) -> Iterator[None]:
-    """Context in which these signals only call `call`. Afterwards the former handlers are restored."""
+    """Context in which SIGINT, SIGTERM and SIGHUP only call `call`. At its end the previous handlers are restored."""
 
     def handle(_number: int, _frame: FrameType | None) -> None:
         call()
@@ -51,7 +54,7 @@ def _numbers() -> list[signal.Signals]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command, and return its exit code."""
+    """Run the command in `arguments`, and return its exit code. `arguments`: None for those of the process."""
     try:
         raise_on_interrupt()
         from app.cli.dispatch import run

@@ -1,7 +1,8 @@
-"""The `export` and `import` commands: layouts for other programs, and from them."""
+"""The `export` and `import` commands: convert layouts to and from commands and files of other programs."""
 
 from __future__ import annotations
 
+import os
 import sys
 from argparse import Namespace
 from pathlib import Path
@@ -25,7 +26,7 @@ _MAX_BYTES = 4 * MAX_TEXT
 
 
 def run_export(options: Namespace) -> int:
-    """Print the command or file of another program for a plan; sentences go to standard error."""
+    """Print a plan as a command or file of another program; notes go to standard error. Return the exit code."""
     asked = read_inputs(options)
     target: Target = next(each for each in get_args(Target) if each == options.to)
     found = export_plan(asked.plan, target)
@@ -42,7 +43,10 @@ def run_export(options: Namespace) -> int:
 
 
 def run_import(options: Namespace) -> int:
-    """Print the layout file for a command or file of another program; sentences go to standard error."""
+    """Print the layout file made of another program's command or file; notes go to standard error.
+
+    Return the exit code.
+    """
     load = read_foreign(_text_of(options), options.source, options.name)
     model = read_model(_model_of(options, load))
     rig = read_rig(options.rig) if options.rig is not None else this_machine()
@@ -69,7 +73,7 @@ def run_import(options: Namespace) -> int:
 
 
 def _side_file_notes(projector: str, device: str | None, adapters: tuple[tuple[str, float], ...]) -> list[str]:
-    """Return a sentence on files that are options of a load and no part of a layout file."""
+    """Return a sentence with the options for projector and adapters, which a layout file cannot contain, if any."""
     words = [f"--mmproj {projector}"] if projector else []
     words += [f"--mmproj-device {device}"] if projector and device else []
     words += [f"--lora {path}={scale:g}" for path, scale in adapters]
@@ -82,13 +86,14 @@ def _say_notes(notes: tuple[str, ...]) -> None:
 
 
 def _model_of(options: Namespace, load: ForeignLoad) -> Path:
-    """Return the file whose layers are to be placed."""
+    """Return the model file for an import: --model, or the file that the text names."""
     if options.model is not None:
         return Path(options.model)
     if not load.model:
         raise ArgumentError("The text names no model file; name it with --model.")
-    path = Path(load.model).expanduser()
-    if not path.is_file():
+    # Functions of `os.path`: those of `Path` raise for an unknown user and for a path that is too long.
+    path = Path(os.path.expanduser(load.model))  # noqa: PTH111
+    if not os.path.isfile(path):  # noqa: PTH113
         raise ArgumentError(f"There is no file {show(load.model, 200)}; name the model's file with --model.")
     return path
 

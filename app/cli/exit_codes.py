@@ -1,4 +1,4 @@
-"""Exit codes of the command line (contract, section Exit codes)."""
+"""Exit codes of the command line (docs/contract.md, section Exit codes)."""
 
 from __future__ import annotations
 
@@ -29,5 +29,5 @@ _BY_KIND = {
 
 
 def exit_code(kind: str) -> int:
-    """Return the exit code for an error of this `kind`. An unknown kind is a bug of ours."""
+    """Return the exit code for an error of this `kind`. An unknown kind is a bug and gives `INTERNAL`."""
     return _BY_KIND.get(kind, INTERNAL)

@@ -30,7 +30,7 @@ DEFAULT_STRATEGY = "fewest"
 
 
 def run_fit(options: Namespace) -> int:
-    """Print a forecast for each quantisation, and the proposed one."""
+    """Print a forecast for each quantisation of a repository, with the proposed one marked; return the exit code."""
     options.auto = options.auto or DEFAULT_STRATEGY
     check_auto_options(options)
     # Before anything is fetched: an unknown strategy is an error of the command line.

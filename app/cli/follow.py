@@ -1,10 +1,11 @@
-"""The session of a command. The main thread reads its events until the command ends; interrupts stop it."""
+"""The model session of a command. The main thread reads its events; an interrupt stops the load or the answers."""
 
 from __future__ import annotations
 
+import os
 import queue
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -44,6 +45,8 @@ from engine.runtime.session.status import Phase
 # Seconds of one wait.
 # Python runs signal handlers in the main thread only, and on Windows an endless wait delays them.
 INTERRUPT_POLL_S = 0.2
+# Limit of a wait in which a person may think for hours. Elsewhere a signal handler ends the wait by an event.
+IDLE_POLL_S = INTERRUPT_POLL_S if os.name == "nt" else None
 # Seconds to wait for the reason of a loss, which may need answers of RPC workers.
 _LOSS_S = 30.0
 
@@ -51,7 +54,7 @@ BadEnding = OutOfMemory | Failed | Crashed | Cancelled
 
 
 class Ended(Exception):
-    """Raised to end the command. It holds the last event."""
+    """Raised to end the command. `ending`: the last event, which determines the exit code."""
 
     def __init__(self, ending: BadEnding) -> None:
         super().__init__(str(ending))
@@ -59,7 +62,12 @@ class Ended(Exception):
 
 
 class Follower:
-    """A session and its events. `sequences`: folder of saved KV states, None for none."""
+    """Runs a `ModelSession` for a command.
+
+    The session reports in its own thread; the main thread reads its events from a queue. A signal handler only counts
+    interrupts, and the loops of the main thread act on the count. `sequences`: folder of saved KV states; None for
+    none.
+    """
 
     def __init__(self, sequences: Path | None = None) -> None:
         self._news: queue.SimpleQueue[SessionUpdate] = queue.SimpleQueue()
@@ -67,6 +75,8 @@ class Follower:
         self._stage: Stage = "header"
         self._interrupts = 0
         self._heeded = 0
+        # Called after news and interrupts, in any thread and in a signal handler: it ends a wait for something else.
+        self.wake: Callable[[], None] = _nothing
 
     def _receive(self, news: SessionUpdate) -> None:
         # In the session's thread: it is saved before the ending that it belongs to is shown.
@@ -74,10 +84,14 @@ class Follower:
             learn_need(news)
         else:
             self._news.put(news)
+            self.wake()
 
     @contextmanager
     def loading(self, order: LoadOrder) -> Iterator[None]:
-        """Context with a session that loads `order`. It handles interrupts, and ends all child processes."""
+        """Context in which the session loads `order`.
+
+        It handles interrupts, and at its end no child process remains.
+        """
         with on_interrupt(self._interrupt):
             try:
                 self.session.load(order)
@@ -88,33 +102,34 @@ class Follower:
     def _interrupt(self) -> None:
         # Called between two bytecodes of the main thread: the loops below act on the count.
         self._interrupts += 1
+        self.wake()
 
     @property
     def interrupted(self) -> bool:
-        """Whether there was an interrupt that has not been handled."""
+        """Whether there was an interrupt that `heed` has not marked as handled."""
         return self._interrupts > self._heeded
 
     def heed(self) -> None:
-        """Mark the interrupts so far as handled, because their answer has ended."""
+        """Mark all interrupts so far as handled, because the answer that they stopped has ended."""
         self._heeded = self._interrupts
 
     @property
     def cancelled(self) -> Cancelled:
-        """The last event of an interrupted command."""
+        """The last event of a command that was interrupted."""
         return Cancelled(stage=self._stage)
 
     @property
     def loaded_plan(self) -> Plan | None:
-        """The loaded plan, which may differ from the order after a step back; None if the model was lost."""
+        """The loaded plan; after a step back it is not the plan of the order. None if no model is loaded."""
         loaded = self.session.snapshot.loaded
         return None if loaded is None else loaded.order.plan
 
     # ------------------------------------------------------------------ news of the session
 
     def load(self, printer: Printer | None) -> LoadEnding:
-        """Show the progress of the load, and return its last event, which is not shown.
+        """Print the progress of the load, and return its last event without printing it.
 
-        After an interrupt it is `Cancelled`.
+        After an interrupt the last event is `Cancelled`.
         """
         for news in self.news():
             if isinstance(news, Progress):
@@ -131,7 +146,10 @@ class Follower:
         raise AssertionError("news have no end")
 
     def news(self) -> Iterator[SessionUpdate]:
-        """Wait for the next event without a time-out. An interrupt stops what runs."""
+        """Yield the updates of the session, without end.
+
+        An interrupt stops the load or the requests that are running.
+        """
         stopping = False
         while True:
             if self.interrupted and not stopping:
@@ -142,7 +160,7 @@ class Follower:
                 yield self._news.get(timeout=INTERRUPT_POLL_S)
 
     def check(self) -> None:
-        """Check whether the model was lost while no request runs.
+        """Raise an error if the model was lost while no request was running.
 
         Raises:
             Ended: if it was lost, or after an interrupt.
@@ -155,9 +173,10 @@ class Follower:
                 raise Ended(news)
 
     def step_back(self, order: LoadOrder, ending: LoadEnding | RequestEnding) -> bool:
-        """Load another layout after memory ran out in an answer, if the order allows it; return whether it was begun.
+        """Load another layout if an answer ran out of memory, the model is lost and the order allows a retry.
 
-        The caller follows with `load`. `order`: of the plan that was loaded.
+        Return whether a load was started; the caller then calls `load`. `order`: the order with the plan that was
+        loaded.
         """
         is_lost = isinstance(ending, OutOfMemory) and self.session.snapshot.loaded is None
         if not is_lost or not order.retry.retries or self.interrupted:
@@ -168,7 +187,7 @@ class Follower:
     # ------------------------------------------------------------------ requests
 
     def ask(self, request: AnyModelRequest) -> RequestStream:
-        """Send a request to the loaded model.
+        """Send a request to the loaded model, and return the stream of its events.
 
         Raises:
             Ended: if the model was just lost, with the event that names the reason.
@@ -186,7 +205,7 @@ class Follower:
             raise Ended(Failed(kind=error.kind, message=error.summary())) from None
 
     def events(self, stream: RequestStream, *, stops: bool = True) -> Iterator[RequestEvent]:
-        """Yield the events of a request. An interrupt stops the request if `stops` is set."""
+        """Yield the events of a request. `stops`: an interrupt stops the request."""
         while True:
             if self.interrupted and stops:
                 stops = False
@@ -198,7 +217,7 @@ class Follower:
                     return
 
     def answer_of(self, request: AnyModelRequest, *, stops: bool = True) -> FinalMessage | BadEnding:
-        """Return the child's last message on a request that generates nothing, or the event of its failure.
+        """Return the last message to a request that generates no text, or the event of its failure.
 
         Raises:
             Ended: as `ask`.
@@ -208,8 +227,12 @@ class Follower:
         return ending.answer if isinstance(ending, Answered) else ending
 
 
+def _nothing() -> None:
+    """Do nothing; the default of `Follower.wake`."""
+
+
 def exit_code_of(ending: LoadEnding | RequestEnding) -> int:
-    """Return the exit code of a command that ends with this event."""
+    """Return the exit code of a command whose last event is `ending`."""
     match ending:
         case OutOfMemory():
             return exit_codes.DOES_NOT_FIT

@@ -22,12 +22,15 @@ if TYPE_CHECKING:
 _RANGE = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?", re.ASCII)
 _COUNT = re.compile(r"\d{1,6}", re.ASCII)
 _ALL = -1
-"""Layers that were asked for as "all"."""
+"""Number that stands for "all" in --gpu-layers and --experts."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Experts:
-    """Layers `first` to `last` whose experts are to be on the device called `name`; all layers if both are `_ALL`."""
+    """A parsed part of --experts: the experts of layers `first` to `last` are placed on the device called `name`.
+
+    Both are `_ALL` for all layers.
+    """
 
     name: str
     first: int
@@ -59,10 +62,10 @@ def add_hand_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def has_hand_layout(options: Namespace) -> bool:
-    """Return whether the options name the places of layers.
+    """Return whether --layers, --gpu-layers or --ratio place the layers.
 
     Raises:
-        ArgumentError: two options that exclude each other are given.
+        ArgumentError: if two options are given that exclude each other.
     """
     given = [name for name in ("--layers", "--gpu-layers", "--ratio") if getattr(options, _key(name), None) is not None]
     if not given:
@@ -81,10 +84,10 @@ def _key(name: str) -> str:
 
 
 def hand_layout(options: Namespace, model: ModelFile, rig: Rig) -> Layout:
-    """Return the layout that --layers, or --gpu-layers and --ratio, ask for.
+    """Return the layout of --layers, or of --gpu-layers and --ratio.
 
     Raises:
-        ArgumentError: it is impossible for this model or on these devices.
+        ArgumentError: if it is impossible for this model or on these devices.
     """
     if options.layers is not None:
         return _counted(options.layers, model.n_layers, rig)
@@ -124,10 +127,10 @@ def _counted(counts: tuple[tuple[str, int], ...], n_layers: int, rig: Rig) -> La
 
 
 def placed_experts(options: Namespace, rig: Rig, n_layers: int) -> tuple[PartPin, ...]:
-    """Return where --experts places the experts of layers.
+    """Return the placements of --experts as pins: the experts of a range of layers, with their device.
 
     Raises:
-        ArgumentError: there is no such layer or device.
+        ArgumentError: if there is no such layer or device.
     """
     from engine.planning.fit.strategies.constraints import PartPin
 
@@ -142,10 +145,10 @@ def placed_experts(options: Namespace, rig: Rig, n_layers: int) -> tuple[PartPin
 
 
 def with_hand_overrides(layout: Layout, options: Namespace, model: ModelFile, rig: Rig) -> Layout:
-    """Return `layout` with what --experts and --override place.
+    """Return `layout` with overrides for --experts and --override.
 
     Raises:
-        ArgumentError: an option names layers, tensors or a device that do not exist, or every tensor.
+        ArgumentError: if an option names layers, tensors or a device that do not exist, or matches every tensor.
     """
     from engine.planning.layout.layout import Override
     from engine.planning.layout.parts import place_part

@@ -1,4 +1,4 @@
-"""The commands `search` and `download`, and the hub of the environment."""
+"""The commands `search` and `download`, and the Hugging Face hub that the environment selects."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from engine.runtime.protocol.network import Download, DownloadProgress
 
 
 def run_search(options: Namespace) -> int:
-    """Print the GGUF repositories that match a text."""
+    """Print the GGUF repositories of the hub that match the words of the command; return the exit code."""
     hub = find_hub()
     query = SearchQuery(
         text=" ".join(options.text),
@@ -81,7 +81,7 @@ _END_S = 10.0
 
 
 def run_download(options: Namespace) -> int:
-    """Download a model with its projector, and print events."""
+    """Download a model with its projector, print events, and return the exit code."""
     hub = find_hub()
     job = _job_of(options, hub)
     # The token is for the hub only: no other server gets it.
@@ -104,7 +104,10 @@ def _job_of(options: Namespace, hub: Hub) -> Job:
 
 
 class _Command:
-    """A download from start to the last event. An interrupt stops it; its bytes stay."""
+    """One download, from its start to its last event.
+
+    An interrupt stops it; a later download continues from its bytes.
+    """
 
     def __init__(self, order: Download, *, as_json: bool) -> None:
         self._as_json = as_json
@@ -215,20 +218,20 @@ def _progress_line(progress: DownloadProgress, rate: float | None, left_s: float
 
 @dataclass(frozen=True, slots=True)
 class Hub:
-    """The hub of the environment, and its token, None if there is none."""
+    """The settings of the hub, and its access token; None if there is no token."""
 
     settings: HubSettings
     token: str | None
 
 
 def find_hub() -> Hub:
-    """Return the hub; raises `ArgumentError` if its address in the environment is not valid."""
+    """Return the hub that the environment selects; raises `ArgumentError` if its address is not valid."""
     settings = hub_settings()
     return Hub(settings, TokenStore().find(settings))
 
 
 def repo_of(text: str, hub: Hub) -> HubAddress:
-    """Return the repository that `text` names; raises `ArgumentError` if it is not one."""
+    """Return the repository of the hub that `text` names; raises `ArgumentError` if it does not name one."""
     address = parse_address(text, hub.settings.endpoint)
     if not isinstance(address, HubAddress):
         raise ArgumentError(f"{address} is not a repository of the hub; write owner/name.")

@@ -1,6 +1,6 @@
-"""Turns the options of `plan`, `load` and `embed` into model, rig, layout, settings and the order of a load.
+"""Reads the inputs of `plan`, `load` and `embed` from their options: model, rig, layout, settings, order of the load.
 
-Speeds that an answer shows are saved for the next command.
+Speeds that answers measure are saved for later commands.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ from engine.runtime.session.load_order import LoadOrder, RetryPolicy
 
 
 def order_of(options: Namespace, explain: Callable[[str], None]) -> LoadOrder:
-    """Return the load for `options`. `explain`: called with the reason of an automatic layout.
+    """Return the order of the load that `options` request.
+
+    `explain`: called with the reason of an automatic layout.
 
     Raises:
         EngineError: if a file cannot be read, or the plan must not be loaded.
@@ -55,23 +57,26 @@ def order_of(options: Namespace, explain: Callable[[str], None]) -> LoadOrder:
 
 
 def load_order(options: Namespace, plan: Plan) -> LoadOrder:
-    """Return the load of a plan; raises as `order_of` does."""
+    """Return the order to load `plan`; raises as `order_of` does."""
     plan = load_plan(plan)
     retry = RetryPolicy(options.retry, constraints_of(options, plan.rig, plan.model.n_layers))
     return LoadOrder(plan, retry, options.stall_limit)
 
 
 def load_plan(plan: Plan) -> Plan:
-    """Return a plan that may be loaded, probed if only that can forecast it; raises as `order_of` does."""
+    """Return `plan` if it may be loaded, with numbers of a probe if nothing else can forecast it.
+
+    Raises as `order_of` does.
+    """
     if plan.violations:
         raise RuleViolationError(tuple((v.rule, v.message, v.remedy) for v in plan.violations))
     return plan if plan.report.probe_only is None else _probed(plan)
 
 
 def _probed(plan: Plan) -> Plan:
-    """Return the plan with numbers of a probe, if only a probe can forecast it.
+    """Return the plan with the numbers of a probe; if that fails, without them.
 
-    If that fails, the load will name the reason.
+    The load will then report the reason.
     """
     try:
         return probe(plan)
@@ -83,7 +88,7 @@ _log = logging.getLogger("layerdeck.speeds")
 
 
 def learn_speed(plan: Plan, done: Done) -> None:
-    """Save the speed of an answer on `plan`. If that fails, nothing else is lost."""
+    """Save the speed of an answer with `plan`, for later predictions. A failure is only logged."""
     answer = timed_answer(done)
     book = read_speed_book(speeds_path())
     predicted = bare_speed(plan, book, answer)
@@ -96,13 +101,13 @@ def learn_speed(plan: Plan, done: Done) -> None:
 
 
 _learning = threading.Lock()
-"""`serve` has a session for each model, and each reports in a thread of its own."""
+"""Held while the calibration is updated: `serve` has a session for each model, and each reports in its own thread."""
 
 
 def learn_need(need: ComputingNeed) -> None:
-    """Save what a model needed beyond its forecast while it computed. If that fails, nothing else is lost.
+    """Save the memory that a model used beyond its forecast while it computed. A failure is only logged.
 
-    For any thread.
+    May be called in any thread.
     """
     with _learning:
         calibration = read_calibration(calibration_path())
@@ -118,14 +123,14 @@ _PATIENCE_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Inputs of a command. `explanation`: reason of an automatic layout."""
+    """The plan that options request. `explanation`: the reason of an automatic layout; None for other layouts."""
 
     plan: Plan
     explanation: str | None = None
 
 
 def read_inputs(options: Namespace) -> Asked:
-    """Read the inputs of `options`. Defaults: the devices of this computer, and the initial layout."""
+    """Return the plan that `options` request. Defaults: the devices of this computer, and the initial layout."""
     check_auto_options(options)
     has_hand_layout(options)
     if options.auto is not None:
@@ -148,7 +153,10 @@ def read_inputs(options: Namespace) -> Asked:
 
 
 def asked_on(options: Namespace, model: ModelFile, rig: Rig, document: LayoutFile | None) -> Asked:
-    """Return the plan that `options` request of a model on these devices, with the layout of `document` if given."""
+    """Return the plan that `options` request for this model and rig.
+
+    `document`: the layout file; None if there is none.
+    """
     context = context_of(options, model, document.context if document is not None else None)
     side_files = side_files_of(options, model, rig)
     memory, placed = ModelMemory(model), placed_modules(options, rig)
@@ -191,5 +199,5 @@ def patience() -> Callable[[int], None]:
 
 
 def this_machine() -> Rig:
-    """Return the devices of this computer, with the findings of earlier loads and self-tests."""
+    """Return the devices of this computer, with the findings of earlier loads and self-tests applied."""
     return read_calibration(calibration_path()).apply(find_machine())

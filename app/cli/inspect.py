@@ -1,4 +1,4 @@
-"""The `inspect` command."""
+"""The `inspect` command: prints architecture, layers and sizes of a model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from engine.planning.memory.inspect import inspect_document, inspect_text
 
 
 def run_inspect(options: Namespace) -> int:
-    """Print architecture, layers and sizes of a model."""
+    """Print architecture, layers and sizes of a model; return the exit code."""
     document = inspect_document(read_model(options.file))
     if options.json:
         print_document(document)

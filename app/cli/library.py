@@ -1,4 +1,4 @@
-"""The `library` command."""
+"""The `library` command: lists the models on this computer."""
 
 from __future__ import annotations
 
@@ -25,11 +25,13 @@ from engine.library.stores import folder_stores, known_stores, opened_stores
 
 
 def run_library(options: Namespace) -> int:
-    """Print the models in added and named folders, and in the stores of other programs."""
+    """Print the models in the library's folders, in those of --folder, and in the stores of other programs."""
     named = [checked_folder(folder) for folder in options.folder]
     with closing(LibraryIndex(library_path())) as index:
         if index.set_aside is not None:
             say(f"layerdeck-cli: the library's index could not be used. It was renamed to {index.set_aside}.")
+        if index.not_saved:
+            say(f"layerdeck-cli: {index.not_saved}")
         census, facts = scan_library(index, named)
         # The forecasts need a list of models, and the final list shows the forecasts.
         models = list_models(census.files, facts, index.notes(), {})
@@ -53,7 +55,7 @@ def scan_library(index: LibraryIndex, folders: Sequence[Path]) -> tuple[Census, 
 
 
 def checked_folder(folder: Path) -> Path:
-    """Return a folder that was named; raises `ArgumentError` if it cannot be scanned."""
+    """Return `folder`, which an option names; raises `ArgumentError` if it cannot be scanned."""
     try:
         return check_folder(folder)
     except LibraryError as error:
@@ -61,7 +63,7 @@ def checked_folder(folder: Path) -> Path:
 
 
 def _facts(index: LibraryIndex, census: Census) -> dict[Path, Facts]:
-    """Return the facts of all models. Headers that the index does not have are read and saved."""
+    """Return the facts of all models by file. Headers that the index does not have are read and saved."""
     facts = current_facts(census, index.facts())
     read = read_facts_of(census, unread(census, facts), facts.__setitem__, CancelToken())
     index.save_facts(read)
@@ -69,7 +71,7 @@ def _facts(index: LibraryIndex, census: Census) -> dict[Path, Facts]:
 
 
 def _fits(index: LibraryIndex, models: tuple[Listed, ...], options: Namespace) -> dict[str, Fit]:
-    """Return forecasts on this computer, or on the rig of `options`."""
+    """Return forecasts of the models for this computer, or for the rig of --rig."""
     # Imported for --fit only: a plain list needs neither strategies nor devices.
     from app.cli.auto_options import STRATEGIES
     from app.cli.inputs import this_machine

@@ -31,7 +31,7 @@ _E = TypeVar("_E", Token, AnswerEnding)
 
 
 def run_load(options: Namespace) -> int:
-    """Load a layout, and print events. With --prompt or --prompts also generate."""
+    """Load a layout, print events, and answer the prompts of --prompt or --prompts; return the exit code."""
     printer: Printer = JsonPrinter() if options.json else TextPrinter()
     # Before the model is read: a bad file of prompts is an error of the command line.
     requests = tuple(_generate_request(prompt, options) for prompt in prompts_of(options))
@@ -53,9 +53,9 @@ def _generate_request(prompt: str, options: Namespace) -> Generate:
 
 
 class LoadCommand:
-    """A load and the answers to its prompts, from start to the last event. Interrupts cancel it.
+    """One run of `load`: a load and the answers to its prompts, up to the last event. Interrupts cancel it.
 
-    `numbered`: events of answers have the index of their prompt, and a last line sums up all answers.
+    `numbered`: events of answers have the index of their prompt, and a last event sums up all answers.
     """
 
     def __init__(
@@ -66,9 +66,9 @@ class LoadCommand:
         self._printer = printer
         self._follower = Follower()
         self._indices: dict[int, int] = {}
-        """Index of the prompt by the number of its request."""
+        """Index of the prompt by the number of the request to the session."""
         self._left = list(range(len(requests)))
-        """Indices of prompts whose answers have not ended."""
+        """Indices of the prompts whose answers have not ended."""
         self._summary = Answers()
         self._texts = [""] * len(requests)
         self._tokens = [0] * len(requests)
@@ -97,9 +97,9 @@ class LoadCommand:
         return exit_code_of(ending)
 
     def _answers(self) -> Ending:
-        """Print the answers to all prompts as they arrive; return the last event, which is not printed.
+        """Print the answers to all prompts as they arrive, and return the last event without printing it.
 
-        Answers for which memory ran out go on where they were, if this is called again after another load.
+        If answers ran out of memory, this is called again after another load, and they continue where they stopped.
         """
         answers, open_requests = self._summary, set[int]()
         may_go_on = self._order.retry.retries > 0
@@ -134,12 +134,12 @@ class LoadCommand:
         raise AssertionError("news have no end")
 
     def _shown(self, event: _E) -> _E:
-        """Return `event` with the index of its prompt, or without a number if there is one prompt only."""
+        """Return `event` with the index of its prompt as request number; if there is only one prompt, with None."""
         number = self._indices.get(event.request or 0) if self._numbered else None
         return msgspec.structs.replace(event, request=number)
 
     def _request(self, index: int) -> Generate:
-        """Return the request for a prompt, which goes on after the text that is there already."""
+        """Return the request for the prompt at `index`. If a part of the answer exists, the request continues it."""
         request, text = self._requests[index], self._texts[index]
         if not text:
             return request
@@ -148,18 +148,18 @@ class LoadCommand:
 
 
 class Answers:
-    """Endings of the answers to several prompts, and their time since this object was made."""
+    """Collects how the answers to several prompts end, and measures the time since it was made."""
 
     def __init__(self) -> None:
         self._endings: list[AnswerEnding] = []
         self._begun_s = time.perf_counter()
 
     def add(self, ending: AnswerEnding) -> None:
-        """Record the ending of an answer."""
+        """Record the last event of an answer."""
         self._endings.append(ending)
 
     def summary(self) -> Ending:
-        """Return the ending of all: the first failure, else sums, with speeds over the whole time."""
+        """Return one event for all answers: the first failure, or else sums of tokens with their overall speeds."""
         # Never 0: speeds are divided by it, and some clocks move in steps.
         seconds = max(time.perf_counter() - self._begun_s, 1e-9)
         bad = next((each for each in self._endings if not isinstance(each, Done)), None)
@@ -178,7 +178,7 @@ class Answers:
 
 
 def prompts_of(options: Namespace) -> tuple[str, ...]:
-    """Return the prompt or prompts of a command line.
+    """Return the prompts of --prompt or --prompts; none if neither option is given.
 
     Raises:
         ArgumentError: for both options at once, a file that is not a list of texts, or text that is not UTF-8.

@@ -19,11 +19,11 @@ _CLEAR_LINE = "\r\x1b[K"
 
 
 class OutputError(ArgumentError):
-    """Standard output cannot be written (such as a full disk), so nothing more can be printed there."""
+    """Standard output cannot be written, for example because the disk is full. Nothing more can be printed there."""
 
 
 def prepare_streams() -> None:
-    """Set the output to UTF-8 in every locale."""
+    """Set standard output and standard error to UTF-8 in every locale."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             # File names may be any bytes: Python has those that are not UTF-8 as lone surrogates.
@@ -31,7 +31,7 @@ def prepare_streams() -> None:
 
 
 def silence_stdout() -> None:
-    """Discard unwritten output, so that the interpreter does not fail again when it flushes at exit."""
+    """Discard unwritten output, so that the interpreter does not fail again when it flushes at its end."""
     # The descriptor is replaced, not `sys.stdout`: the interpreter flushes the original stream at its end.
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
@@ -39,20 +39,20 @@ def silence_stdout() -> None:
 
 
 def print_document(document: object) -> None:
-    """Print one JSON document, indented, and flush."""
+    """Print `document` as indented JSON, and flush."""
     print_line(_json(document, indent=JSON_INDENT))
 
 
 def print_compact(document: object) -> None:
-    """Print one JSON document on one line, for long lists of numbers."""
+    """Print `document` as JSON on one line, for long lists of numbers, and flush."""
     print_line(_json(document, separators=(",", ":")))
 
 
 def print_event(event: msgspec.Struct) -> None:
-    """Print one event on one line, and flush.
+    """Print one event as JSON on one line, and flush.
 
-    `request` is left out if there is one request only; `replaced`, `cached_tokens`, `checkpoint_bytes`,
-    `dropped_tokens` and `choices` if they are empty.
+    `request` is left out if it is None. `replaced`, `cached_tokens`, `checkpoint_bytes`, `dropped_tokens` and `choices`
+    are left out if they are empty.
     """
     document = _builtins(event)
     # For the window and the API server; the contract does not have them.
@@ -82,7 +82,7 @@ def _json(thing: object, **style: Any) -> str:
 
 
 def print_line(text: str) -> None:
-    """Print text and a newline, and flush. Control characters in names are escaped."""
+    """Print text and a newline, with control characters escaped, and flush."""
     print_text(escape(text, keep_lines=True) + "\n")
 
 
@@ -90,7 +90,7 @@ def print_text(text: str) -> None:
     """Print text unchanged, and flush.
 
     Raises:
-        BrokenPipeError: if the reader has gone.
+        BrokenPipeError: if the reader has closed the pipe.
         OutputError: if it cannot be written for another reason.
     """
     try:
@@ -104,7 +104,10 @@ def print_text(text: str) -> None:
 
 
 def say(sentence: str, *, end: str = "\n", over: bool = False) -> None:
-    """Print to standard error. `over`: replace the current line. Errors of writing are ignored."""
+    """Print a sentence to standard error, and ignore errors of writing.
+
+    `over`: replace the current line of the terminal.
+    """
     # If standard error is closed, nobody can be told.
     with suppress(OSError):
         sys.stderr.write((_CLEAR_LINE if over else "") + escape(sentence, keep_lines=True) + end)
@@ -112,10 +115,10 @@ def say(sentence: str, *, end: str = "\n", over: bool = False) -> None:
 
 
 def check_text(text: str, what: str) -> None:
-    """Refuse text of the command line that is not valid.
+    """Raise an error if `text` of the command line is not valid UTF-8. `what`: subject of the error's sentence.
 
     Raises:
-        ArgumentError: if it is not UTF-8.
+        ArgumentError: if it is not valid UTF-8.
     """
     try:
         text.encode()
@@ -124,7 +127,7 @@ def check_text(text: str, what: str) -> None:
 
 
 def error_document(error: EngineError) -> dict[str, object]:
-    """Return the contract's error document for `error`."""
+    """Return the JSON document for `error`, as docs/contract.md defines it."""
     fields: dict[str, object] = {"kind": error.kind, "message": error.summary(), **error.fields()}
     if isinstance(error, RuleViolationError):
         fields["violations"] = [
@@ -134,7 +137,7 @@ def error_document(error: EngineError) -> dict[str, object]:
 
 
 def report_error(error: EngineError, *, as_json: bool) -> None:
-    """Print `error`: as the only document on standard output, or as a sentence on standard error."""
+    """Print `error`: as the only JSON document on standard output, or as a sentence on standard error."""
     if as_json:
         print_document(error_document(error))
     else:

@@ -24,7 +24,7 @@ _NO_DEVICE = "none"
 
 
 def add_device_argument(command: argparse.ArgumentParser) -> None:
-    """Add --device."""
+    """Add the option --device."""
     command.add_argument(
         "--device", type=_names, metavar="ID[,ID...]",
         help="place the model on these devices only; without --auto they share it, in this order; CPU: none",
@@ -32,7 +32,7 @@ def add_device_argument(command: argparse.ArgumentParser) -> None:
 
 
 def add_place_argument(command: argparse.ArgumentParser) -> None:
-    """Add --place."""
+    """Add the option --place."""
     command.add_argument(
         "--place", type=_assignment, action="append", default=[], metavar="MODULE=ID",
         help=f"device of a module: {', '.join(MODULES)}; may repeat",
@@ -40,10 +40,10 @@ def add_place_argument(command: argparse.ArgumentParser) -> None:
 
 
 def listed_devices(options: Namespace, rig: Rig) -> tuple[str, ...] | None:
-    """Return the ids that --device names, without the CPU; None without the option.
+    """Return the ids of the devices that --device names, without the CPU; None if the option is not given.
 
     Raises:
-        ArgumentError: if a name is no device or several, or is there twice.
+        ArgumentError: if a name matches no device or several, or a device is named twice.
     """
     names: tuple[str, ...] | None = options.device
     if names is None:
@@ -60,10 +60,12 @@ def listed_devices(options: Namespace, rig: Rig) -> tuple[str, ...] | None:
 
 
 def find_device(name: str, rig: Rig, option: str) -> str:
-    """Return the id of the device called `name`: exactly, or the only one that begins so, in any case.
+    """Return the id of the device that `name` matches: the whole id, or a beginning that only one id has, in any case.
+
+    `option`: name of the option, for the error.
 
     Raises:
-        ArgumentError: with the devices that exist, or those that the name matches.
+        ArgumentError: with the existing devices, or with those that the name matches.
     """
     wanted = name.casefold()
     exact = [device_id for device_id in rig.ids if device_id == name] or [
@@ -78,7 +80,7 @@ def find_device(name: str, rig: Rig, option: str) -> str:
 
 
 def rig_of(options: Namespace, rig: Rig) -> Rig:
-    """Return the devices that --device allows, in its order, with the host; `rig` without the option.
+    """Return `rig` with only the devices of --device, in its order, and the host; unchanged if the option is not given.
 
     Accelerators such as BLAS belong to the CPU and stay.
     """
@@ -92,12 +94,12 @@ def rig_of(options: Namespace, rig: Rig) -> Rig:
 
 
 def devices_off(options: Namespace, rig: Rig) -> frozenset[str]:
-    """Return the devices that --device leaves out."""
+    """Return the ids of the devices that --device excludes."""
     return frozenset(rig.ids) - {CPU_ID, *rig_of(options, rig).ids}
 
 
 def placed_modules(options: Namespace, rig: Rig) -> dict[str, str]:
-    """Return the device of each module that --place names.
+    """Return the device id of each module that --place names.
 
     Raises:
         ArgumentError: if there is no such module or device, or a module has two devices.
@@ -118,10 +120,10 @@ def placed_modules(options: Namespace, rig: Rig) -> dict[str, str]:
 
 
 def check_modules(placed: Mapping[str, str], model: ModelFile, *, has_projector: bool) -> None:
-    """Check that the model has the modules.
+    """Raise an error if the model lacks a module that --place names.
 
     Raises:
-        ArgumentError: naming the module, and those that the model has.
+        ArgumentError: naming the module, and the modules that the model has.
     """
     here = _modules_of(model, has_projector=has_projector)
     for module in placed:
@@ -147,7 +149,7 @@ def _has_output(model: ModelFile) -> bool:
 
 
 def with_modules(layout: Layout, placed: Mapping[str, str], model: ModelFile) -> Layout:
-    """Return `layout` with the output layer and the token embedding where they were placed.
+    """Return `layout` with the output layer and the token embedding on the devices in `placed`.
 
     Raises:
         ArgumentError: if the split mode or the model does not allow it.
@@ -177,7 +179,7 @@ def _with_embedding(layout: Layout, device_id: str, model: ModelFile) -> Layout:
 
 
 def with_placed_projector(side_files: SideFiles, options: Namespace, rig: Rig) -> SideFiles:
-    """Return the side files with the projector on the first device of --device, unless it has a device."""
+    """Return the side files with the projector on the first device of --device, unless it has a device already."""
     listed, projector = listed_devices(options, rig), side_files.projector
     if listed is None or projector is None or projector.device is not None:
         return side_files

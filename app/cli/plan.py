@@ -1,4 +1,4 @@
-"""The `plan` command."""
+"""The `plan` command: forecasts the memory and the speed of a layout."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ from engine.runtime.probing.probe import probe
 
 
 def run_plan(options: Namespace) -> int:
-    """Print the forecast of a layout; with --with, also that for the devices with the cards that are not here."""
+    """Print the forecast of a layout, and return the exit code.
+
+    With --with, compare it with a forecast for added cards.
+    """
     if options.added and options.layout is not None:
         raise ArgumentError("--with and --layout exclude each other: the layout is found for the cards; remove one.")
     asked = read_inputs(options)
@@ -49,7 +52,7 @@ def run_plan(options: Namespace) -> int:
 
 
 class _Forecast:
-    """A plan with its predicted speed."""
+    """A plan with its predicted speed and its output."""
 
     def __init__(self, plan: Plan, explanation: str | None) -> None:
         self.plan, self._explanation = plan, explanation
@@ -70,7 +73,7 @@ class _Forecast:
 
 
 def compared(here: _Forecast, there: _Forecast) -> str:
-    """Return a table with a line for each figure: on the devices that are here, and with the added cards."""
+    """Return a table of figures, one on each line: with the present devices, and with the added cards."""
     rows = [("", "here", "with the cards"), *zip(FIGURES, here.figures.words(), there.figures.words(), strict=True)]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     return "\n".join(
@@ -79,7 +82,7 @@ def compared(here: _Forecast, there: _Forecast) -> str:
 
 
 def _probed_or_known(plan: Plan) -> Plan:
-    """Return the plan with numbers of the engine. If its devices are missing or in use, return it as it is known."""
+    """Return the plan with the engine's numbers; without them if the devices are missing or in use."""
     try:
         return probe(plan)
     except BusyError:

@@ -1,4 +1,4 @@
-"""Output of `load`: JSON lines for programs, or text for people."""
+"""Output of `load`: events as JSON lines for programs, or text for people."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from engine.runtime.session.events import (
 
 
 class JsonPrinter:
-    """Prints one event per line. A failure before the child starts is printed as the error document instead."""
+    """Prints events as JSON lines. A failure before the child starts is printed as the error document instead."""
 
     def __init__(self) -> None:
         self._held: list[Progress | Attempt | Fallback] = []
         self._child_started = False
 
     def child_started(self) -> None:
-        """Print failures as events from now on, and the events held back until now."""
+        """Print the events that were held back, and print failures as events from now on."""
         self._child_started = True
         for event in self._held:
             print_event(event)
@@ -66,7 +66,7 @@ class TextPrinter:
         self._texts: dict[int, str] = {}
 
     def child_started(self) -> None:
-        """Do nothing: the text is the same before and after."""
+        """Do nothing: the text output is the same before and after the child has started."""
 
     def explain(self, explanation: str) -> None:
         """Print the reason of the automatic layout."""
@@ -117,7 +117,7 @@ class TextPrinter:
                 self._say("layerdeck-cli: cancelled")
 
     def _show_progress(self, event: Progress) -> None:
-        """Update one line on a terminal; else print a line for each new stage."""
+        """Replace the progress line on a terminal; elsewhere print a line for each new stage."""
         stage = event.stage.replace("_", " ")
         if not self._on_terminal:
             if stage != self._shown:
@@ -155,7 +155,7 @@ def _loaded_lines(event: Loaded) -> Iterator[str]:
 
 
 def _remedy_lines(event: OutOfMemory) -> list[str]:
-    """Return lines with the processes that hold the memory, and with proposals that should fit."""
+    """Return lines with the processes that hold the memory, and with proposals after which the load should fit."""
     lines = [f"Memory of {event.device} is held by:"] if event.holders else []
     lines += [f"  {holder_words(each)}" for each in event.holders]
     lines += ["What should fit:"] if event.proposals else []

@@ -1,4 +1,4 @@
-"""The commands `rig lab` and `rig serve`: RPC workers on this computer, until interrupted; and `rig kept`."""
+"""The commands `rig lab` and `rig serve`, which run RPC workers on this computer until interrupted; and `rig kept`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OPEN_TO_ALL = "RPC has no authentication and no encryption: whoever reaches this
 
 
 def run_rig(options: Namespace) -> int:
-    """Run lab workers, or serve one device, until SIGINT, SIGTERM or SIGHUP."""
+    """Run the subcommand of `rig`, and return the exit code. Workers run until SIGINT, SIGTERM or SIGHUP."""
     if options.rig_command == "kept":
         return _run_kept(options)
     if options.rig_command in ("pair", "peers"):
@@ -91,7 +91,7 @@ def _serve(options: Namespace, ended: threading.Event) -> None:
 
 
 def _run_kept(options: Namespace) -> int:
-    """Print the size of the cached weights; with --empty, delete them first."""
+    """Print the size of the cached weights, and return the exit code. With --empty, delete them first."""
     folder = kept_weights_path()
     freed_bytes = empty(folder) if options.empty else 0
     files = kept_files(folder)

@@ -29,7 +29,7 @@ _ROLES = {"client": "may use this computer", "server": "may be used by this comp
 
 
 def run_pair(options: Namespace) -> int:
-    """Pair with the computer that shows the code, and save the pairing."""
+    """Pair with the computer that shows the code, save the pairing, and return the exit code."""
     name = options.name or platform.node() or "unnamed"
     try:
         pairing = pair_with(options.endpoint, options.code, read_identity(identity_path()), name)
@@ -45,7 +45,7 @@ def run_pair(options: Namespace) -> int:
 
 
 def run_peers(options: Namespace) -> int:
-    """Print the pairings; with --forget, end one first."""
+    """Print the pairings, and return the exit code. With --forget, end one first."""
     book, identity = PairingStore(pairings_path()), read_identity(identity_path())
     removed = () if options.forget is None else book.forget(options.forget)
     kept = book.all()
@@ -73,7 +73,7 @@ def _document(pairing: Pairing) -> dict[str, object]:
 
 
 def run_secure(options: Namespace, ended: threading.Event) -> None:
-    """Lend devices until `ended` is set.
+    """Lend devices to paired computers, through an encrypted tunnel, until `ended` is set.
 
     Raises:
         EngineError: if it cannot listen, serve or announce itself, or if a device or size is wrong.
@@ -122,10 +122,10 @@ def run_secure(options: Namespace, ended: threading.Event) -> None:
 
 
 def check_host(host: str) -> None:
-    """Check that `host` is a numeric IPv4 address of this computer, or 0.0.0.0.
+    """Raise an error unless `host` is a numeric IPv4 address of this computer, or 0.0.0.0.
 
     Raises:
-        ArgumentError: with the addresses that there are.
+        ArgumentError: with the addresses of this computer.
     """
     addresses = own_addresses()
     try:
@@ -141,7 +141,7 @@ def check_host(host: str) -> None:
 
 
 def _are_caps_enforced(lendings: Sequence[Lending], lent: Lent) -> bool:
-    """Whether the system enforces each cap. A card's counts in plans only."""
+    """Return whether the system enforces each memory cap. A cap on a graphics card is only respected in planning."""
     return all(
         serving.caps_enforced
         for each, serving in zip(lendings, lent.servings, strict=True)
@@ -150,7 +150,7 @@ def _are_caps_enforced(lendings: Sequence[Lending], lent: Lent) -> bool:
 
 
 class _UseTeller:
-    """Tells who begins and ends to use a device."""
+    """Callback that prints which clients begin and end to use which devices."""
 
     def __init__(self) -> None:
         self._before: tuple[Use, ...] = ()
@@ -188,7 +188,7 @@ def _only_here() -> str:
 
 
 def announced_words(host: str) -> str:
-    """Return a sentence on which computers see the announcement of a worker that listens on `host`."""
+    """Return a sentence that says which computers see the announcement of a worker listening on `host`."""
     if not ipaddress.ip_address(host).is_loopback:
         return "It announces itself in the local network."
     return (
@@ -203,7 +203,7 @@ def _show_code(address: SecureAddress) -> None:
 
 
 def _renew_on_enter(address: SecureAddress) -> None:
-    """Show a new code when Enter is pressed, if standard input is a terminal."""
+    """Start a thread that shows a new pairing code when Enter is pressed, if standard input is a terminal."""
     if not sys.stdin.isatty():
         return
     tell("Press Enter for a new pairing code.")

@@ -1,7 +1,8 @@
-"""`serve`: models for other programs, on OpenAI's and Anthropic's interfaces, until it is interrupted."""
+"""The `serve` command: an API server for other programs, compatible with OpenAI's and Anthropic's APIs."""
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from argparse import Namespace
@@ -39,12 +40,12 @@ from engine.planning.layout.layout_file import parse_layout, read_layout
 from engine.runtime.session.load_order import LoadOrder
 
 _SCAN_S = 10.0
-"""The library is scanned again at most this often."""
+"""Least time between two scans of the library, in seconds."""
 _POLL_S = 0.2
 
 
 def run_serve(options: Namespace) -> int:
-    """Serve until an interrupt; no process of ours is left then."""
+    """Serve until an interrupt, and return the exit code. No child process remains."""
     check_auto_options(options)
     if options.auto is not None:
         find_strategy(options.auto)
@@ -69,9 +70,14 @@ def run_serve(options: Namespace) -> int:
         pinned=[entry.id for entry in entries],
     )
     log = ServeLog(as_json=options.json)
-    server = ApiServer(address, access, pool, version=_version(), journal=Journal(log.request))
-    interrupted = threading.Event()
-    with on_interrupt(interrupted.set):
+    interrupted, ended = threading.Event(), threading.Event()
+    server = ApiServer(address, access, pool, version=_version(), journal=Journal(log.request), on_end=ended.set)
+
+    def interrupt() -> None:
+        interrupted.set()
+        ended.set()
+
+    with on_interrupt(interrupt):
         try:
             server.start()
             log.serving(server)
@@ -82,7 +88,7 @@ def run_serve(options: Namespace) -> int:
             if not is_loopback(address.host):
                 say(f"layerdeck-cli: other computers reach {server.address.url}.")
             # Python runs signal handlers in the main thread only: a wait without limit would hold them up on Windows.
-            while not interrupted.wait(_POLL_S) and server.is_running:
+            while not ended.wait(_POLL_S if os.name == "nt" else None):
                 pass
         except ApiError as error:
             say(f"layerdeck-cli: {error.message}")
@@ -94,12 +100,12 @@ def run_serve(options: Namespace) -> int:
 
 
 def _first(*values: float | None) -> float:
-    """Return the first value that is set; the last one always is."""
+    """Return the first value that is not None; the last one must not be None."""
     return next(value for value in values if value is not None)
 
 
 def _version() -> str:
-    """Return our version; empty in a tree that was never installed."""
+    """Return the version of Layerdeck; empty in a source tree that was never installed."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -109,10 +115,10 @@ def _version() -> str:
 
 
 def _loads(server: ApiServer, entry: ModelEntry, interrupted: threading.Event) -> bool:
-    """Load a model; return False if an interrupt came first.
+    """Load a model before requests arrive; return False if an interrupt came first.
 
     Raises:
-        ApiError: it cannot be loaded.
+        ApiError: if it cannot be loaded.
     """
     loading = server.preload(entry)
     while not interrupted.is_set():
@@ -124,7 +130,10 @@ def _loads(server: ApiServer, entry: ModelEntry, interrupted: threading.Event) -
 
 
 class Catalogue:
-    """The models that `options` offer, and how each is loaded. Its functions block; for any thread."""
+    """The models that `serve` offers, and the order to load each of them.
+
+    Its methods block; any thread may call them.
+    """
 
     def __init__(self, options: Namespace, preferences: Preferences) -> None:
         self._options, self._preferences = options, preferences
@@ -135,10 +144,10 @@ class Catalogue:
         self._named: tuple[ModelEntry, ...] = ()
 
     def named(self) -> tuple[ModelEntry, ...]:
-        """Return the models that the command line names, which are loaded at once.
+        """Return the models that the command line names, which are loaded at the start.
 
         Raises:
-            EngineError: one cannot be found.
+            EngineError: if one of them cannot be found.
         """
         found = {}
         for name in self._options.names:
@@ -159,7 +168,10 @@ class Catalogue:
             raise ArgumentError(f"{name} is no file. {error.message}") from None
 
     def entries(self) -> tuple[ModelEntry, ...]:
-        """Return all models that may be asked for; a file that was named comes before the same one of the library."""
+        """Return all models that clients may request.
+
+        A file on the command line replaces the same file of the library.
+        """
         if self._options.only:
             return with_preferences(self._named, self._preferences)
         paths = {entry.path.resolve() for entry in self._named}
@@ -182,16 +194,16 @@ class Catalogue:
             return entries_of_library(models, index)
 
     def rig(self) -> Rig:
-        """Return the devices as they are now."""
+        """Return the devices with their present free memory."""
         options = self._options
         rig = read_rig(options.rig) if options.rig is not None else this_machine()
         return with_margins(options.tunnels.reach(rig), options.margin)
 
     def plan(self, entry: ModelEntry, rig: Rig) -> LoadOrder:
-        """Return the load of a model: on the layout that was chosen or kept for it, else on one that is found now.
+        """Return the order to load a model: with the layout of --layout, or the one saved for it, or one found now.
 
         Raises:
-            EngineError: it cannot be loaded.
+            EngineError: if it cannot be loaded.
         """
         options = copy(self._options)
         is_named = any(entry.id == each.id for each in self._named)

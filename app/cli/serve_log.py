@@ -1,4 +1,7 @@
-"""What `serve` says while it runs: on standard error for people, or as events. It has no prompts and answers."""
+"""Output of `serve` while it runs: sentences on standard error, or JSON events.
+
+It contains no prompts and no answers.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,13 @@ from engine.base.errors import EngineError
 from engine.base.texts import escape
 
 MAX_LINES = 1000
-"""Lines that wait for a reader; further ones are counted only."""
+"""Maximum number of lines that wait to be written; further lines are dropped and counted."""
 CLOSE_S = 2.0
-"""How long the end waits for the reader of the last lines."""
+"""Maximum time in seconds to write the last lines when the server ends."""
 
 
 class ServeLog:
-    """Writes lines in a thread of its own: whoever reads too slowly, or not at all, holds up no answer."""
+    """Writes lines in its own thread, so that a reader that is slow or has stopped delays no answer."""
 
     def __init__(self, *, as_json: bool) -> None:
         self._as_json = as_json
@@ -32,7 +35,7 @@ class ServeLog:
         self._thread.start()
 
     def close(self) -> None:
-        """Write what waits, for a bounded time."""
+        """Write the waiting lines, within a limited time, and end the thread."""
         try:
             self._lines.put(None, timeout=CLOSE_S)
         except queue.Full:
@@ -40,7 +43,7 @@ class ServeLog:
         self._thread.join(CLOSE_S)
 
     def serving(self, server: ApiServer) -> None:
-        """Say where the server is."""
+        """Write the address of the server."""
         url = server.address.url
         self._put(
             {"event": "serving", "url": url, "port": server.address.port},
@@ -48,11 +51,11 @@ class ServeLog:
         )
 
     def loaded(self, entry: ModelEntry) -> None:
-        """Say that a model is loaded that the command line names."""
+        """Write that a model of the command line was loaded."""
         self._put({"event": "loaded", "model": entry.id}, f"layerdeck-cli: loaded {entry.id}")
 
     def request(self, entry: RequestEntry) -> None:
-        """Say how a request has ended."""
+        """Write how a request ended; nothing for /health and /metrics."""
         if entry.is_under_way or entry.path in ("/health", "/metrics"):
             return
         speed = "" if entry.tokens_per_second is None else f", {entry.tokens_per_second:.1f} tokens/s"

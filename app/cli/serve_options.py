@@ -19,7 +19,7 @@ from engine.base.errors import ArgumentError
 
 
 def add_serve_arguments(command: argparse.ArgumentParser) -> None:
-    """Add the options to the command."""
+    """Add the options of `serve` to its parser."""
     command.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="listen here (default 127.0.0.1)")
     command.add_argument("--port", type=_port, default=8080, metavar="P", help="default 8080; 0: any free one")
     command.add_argument(
@@ -95,7 +95,7 @@ def access_of(options: Namespace) -> Access:
 
 
 def keep_alive_of(options: Namespace) -> float | None:
-    """Return the idle time of --keep-alive in seconds: below 0 for never, None if the option was not given."""
+    """Return the idle time of --keep-alive in seconds: negative for never, None if the option is not given."""
     try:
         return keep_alive_seconds(options.keep_alive)
     except ApiError as error:
@@ -103,10 +103,10 @@ def keep_alive_of(options: Namespace) -> float | None:
 
 
 def preferences_of(options: Namespace) -> Preferences:
-    """Return the preferences of the settings file with those of the command line, which count more.
+    """Return the preferences of the settings file, overridden by those of the command line.
 
     Raises:
-        ArgumentError: the file cannot be used.
+        ArgumentError: if the file cannot be used.
     """
     kept = read_preferences(serve_settings_path())
     aliases = dict(options.alias)

@@ -1,4 +1,4 @@
-"""`rig serve --install` and `--uninstall`: a systemd user unit that lends this computer's devices from its start on."""
+"""`rig serve --install` and `--uninstall`: a systemd user unit that lends this computer's devices after each start."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9_./:=@-]+", re.ASCII)
 
 
 def unit_path() -> Path:
-    """Return the path of our unit among the user's (systemd.unit(5))."""
+    """Return the path of Layerdeck's unit in the user's folder of systemd units (systemd.unit(5))."""
     config = os.environ.get("XDG_CONFIG_HOME", "")
     # Relative paths are invalid by the XDG specification, and are ignored.
     folder = Path(config) if Path(config).is_absolute() else Path.home() / ".config"
@@ -31,7 +31,7 @@ def unit_path() -> Path:
 
 
 def run_service(options: Namespace) -> int:
-    """Write or remove the unit, and say what else to do.
+    """Write or remove the systemd user unit, print the commands that remain to be run, and return the exit code.
 
     Raises:
         ArgumentError: if the options cannot be served, or this system has no systemd units.
@@ -92,7 +92,7 @@ def _uninstall(options: Namespace) -> int:
 
 
 def service_command(options: Namespace) -> list[str]:
-    """Return the words that lend with the same options, from the program that runs now."""
+    """Return the command line that lends devices with the same options, run by the present program."""
     # `layerdeck --cli` is the command line (`app/program.py`), in the bundle's one executable too.
     program = [sys.executable] if getattr(sys, "frozen", False) else [sys.executable, "-P", "-m", "app.program"]
     words = [*program, "--cli", "rig", "serve", "--secure", "--host", options.host]
@@ -106,7 +106,7 @@ def service_command(options: Namespace) -> list[str]:
 
 
 def unit_text(command: Sequence[str]) -> str:
-    """Return the unit file that runs `command`."""
+    """Return the text of a unit file that runs `command`."""
     words = " ".join(map(_quoted, command))
     return f"""[Unit]
 Description=Layerdeck lends the devices of this computer to paired ones
@@ -124,7 +124,7 @@ WantedBy=default.target
 
 
 def _quoted(word: str) -> str:
-    """Return a word of `ExecStart`: "%" begins a specifier, "$" a variable, and "\\" an escape (systemd.service(5))."""
+    """Return a word quoted for `ExecStart`, where "%", "$" and the backslash have a meaning (systemd.service(5))."""
     text = one_line(word).replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
     return text if _PLAIN.fullmatch(text) else f'"{text}"'
 

@@ -1,8 +1,11 @@
-"""Messages and options that plain and secure serving have in common."""
+"""Messages and options that `rig serve` has with and without --secure."""
 
 from __future__ import annotations
 
+import errno
+import os
 from argparse import Namespace
+from pathlib import Path
 
 from app.cli.output import say
 from app.paths import kept_weights_path
@@ -12,19 +15,31 @@ from engine.machines.rigs.lab import CAPS_NOT_ENFORCED, KeptWeights
 
 
 def kept_weights(options: Namespace) -> KeptWeights | None:
-    """Return folder and size of the cache of weights; None for no cache."""
+    """Return folder and quota of the cache of weights; None if it is switched off, or its folder cannot be written."""
     quota_bytes = DEFAULT_QUOTA_BYTES if options.keep is None else options.keep
-    return KeptWeights(kept_weights_path(), quota_bytes) if quota_bytes else None
+    return KeptWeights(kept_weights_path(), quota_bytes) if quota_bytes and not _fault(kept_weights_path()) else None
+
+
+def _fault(folder: Path) -> str:
+    """Return the reason why weights cannot be cached in `folder`; empty if they can."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        return error.strerror or str(error)
+    return "" if os.access(folder, os.W_OK | os.X_OK) else os.strerror(errno.EACCES)
 
 
 def tell_serving(options: Namespace, *, caps_enforced: bool) -> None:
-    """Print whether the memory caps of running workers are enforced, and the size of the cache of weights."""
+    """Print whether the memory caps of the workers are enforced, and whether and where weights are cached."""
     if options.cap and not caps_enforced:
         tell(CAPS_NOT_ENFORCED)
     kept = kept_weights(options)
     if kept is not None:
         words = f"up to {format_bytes(kept.quota_bytes)} of weights in {kept.folder}"
         tell(f"It caches {words}; `rig kept --empty` deletes them.")
+    elif options.keep != 0:
+        folder = kept_weights_path()
+        tell(f"It caches no weights, because {folder} cannot be written ({_fault(folder)}).")
 
 
 def tell(sentence: str) -> None:

@@ -28,7 +28,7 @@ _LEFT_OPEN = object()
 
 
 class LoraOption(NamedTuple):
-    """A parsed `FILE[=SCALE]`. If a file has the whole text as its name, that is meant: names may contain =."""
+    """A parsed `FILE[=SCALE]` of --lora. If a file with the whole text as its name exists, the text has no scale."""
 
     path: Path
     scale: float
@@ -47,7 +47,7 @@ def positive(text: str) -> int:
 
 
 def add_settings_arguments(command: argparse.ArgumentParser) -> None:
-    """Add all options of this module to a command."""
+    """Add the options of context settings, projector and LoRA adapters."""
     add_context_arguments(command)
     command.add_argument("--mmproj", type=Path, metavar="FILE", help="projector for images or sound")
     command.add_argument(
@@ -59,7 +59,7 @@ def add_settings_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def add_context_arguments(command: argparse.ArgumentParser) -> None:
-    """Add the options that need no file."""
+    """Add the options of context settings, and --parallel."""
     for setting in SETTINGS:
         command.add_argument(
             setting.flag,
@@ -73,7 +73,10 @@ def add_context_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def context_of(options: Namespace, model: ModelFile, given: ContextSettings | None) -> ContextSettings:
-    """Return the settings of a layout file, or our defaults for the model, with the changes of the options."""
+    """Return the context settings of a layout file, or the defaults for the model, with the changes of the options.
+
+    `given`: the settings of the layout file; None if there is no file.
+    """
     context = _without_layout(model, options.ctx) if given is None else given
     named = {setting.key: getattr(options, option_name(setting)) for setting in SETTINGS}
     chosen = {key: None if value is _LEFT_OPEN else value for key, value in named.items() if value is not None}
@@ -85,7 +88,7 @@ def context_of(options: Namespace, model: ModelFile, given: ContextSettings | No
 def _parallel(count: int, context: ContextSettings, chosen: Mapping[str, Value | None]) -> ContextSettings:
     """Return settings in which each of `count` parallel prompts has the requested context.
 
-    Without --ctx it is the context of the layout file, or of our defaults.
+    Without --ctx, that is the context of the layout file or of the defaults.
     """
     if "n_seq_max" in chosen:
         raise ArgumentError("--parallel and --sequences exclude each other; remove one.")
@@ -102,7 +105,10 @@ def option_name(setting: Setting) -> str:
 
 
 def _without_layout(model: ModelFile, n_ctx: int | None) -> ContextSettings:
-    """Return the settings of a model without a layout file: defaults, or those for a model that reads whole texts."""
+    """Return the default settings for a model without a layout file.
+
+    A model that reads whole texts has its own defaults.
+    """
     # Imported late: help needs only the table of settings.
     from engine.planning.plan.decisions.context_length import default_context, reads_whole_texts
 
@@ -112,11 +118,11 @@ def _without_layout(model: ModelFile, n_ctx: int | None) -> ContextSettings:
 
 
 def side_files_of(options: Namespace, model: ModelFile, rig: Rig) -> SideFiles:
-    """Read the headers of the projector and the LoRA adapters.
+    """Return the projector and the LoRA adapters of the options; only their headers are read.
 
     Raises:
         ModelFileError: if a file is of another kind, or does not match the model.
-        ArgumentError: if the rig lacks the device, or the model a module of --place.
+        ArgumentError: if the rig lacks a device, or the model lacks a module of --place.
     """
     from engine.planning.memory.side_files import SideFiles, read_adapter, read_projector
 
@@ -138,7 +144,10 @@ def side_files_of(options: Namespace, model: ModelFile, rig: Rig) -> SideFiles:
 
 
 def _reader(kind: Kind) -> Callable[[str], Value | object]:
-    """Return the parser of an option. It replaces None, which argparse uses for a missing option."""
+    """Return the argparse type of a setting.
+
+    It returns `_LEFT_OPEN` in place of None, since argparse uses None for an option that is not given.
+    """
 
     def read(text: str) -> Value | object:
         try:

@@ -1,4 +1,4 @@
-"""Runs `chat`: loads the model, restores the conversation, answers line after line, and stores everything."""
+"""Runs `chat`: loads the model, restores the conversation, answers each line of input, and stores everything."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Literal
 
 import msgspec
 
 from app.cli import exit_codes
 from app.cli.chat_printers import ChatPrinter
-from app.cli.follow import INTERRUPT_POLL_S, BadEnding, Ended, Follower, exit_code_of
+from app.cli.follow import IDLE_POLL_S, BadEnding, Ended, Follower, exit_code_of
 from app.cli.inputs import learn_speed
 from engine.base.errors import EngineError
 from engine.chat import answer as core
@@ -57,11 +59,17 @@ HELP = (
 _READ_BYTES = 1 << 16
 
 
+NOT_STORED = "The text from here on is not stored yet: it is lost if the program is killed before there is room."
+STORED_AGAIN = "The conversation is stored again, with the text since the failure."
+
+
 @dataclass(frozen=True, slots=True)
 class TalkOptions:
-    """Options of a chat. `settings`: samplers. `attached`: files for the first question.
+    """Options of a chat.
 
-    `prompt`: the only question, None to read lines.
+    `settings`: sampler settings by key.
+    `prompt`: the only question; None to read lines of standard input.
+    `attached`: files for the first question.
     """
 
     preset: Preset | None = None
@@ -71,22 +79,35 @@ class TalkOptions:
     attached: tuple[ReadFile, ...] = ()
 
 
+class _Wake(Enum):
+    WAKE = "wake"
+
+
 class LineReader:
     """Reads lines of standard input in a daemon thread. A pending read does not delay the end of the program."""
 
     def __init__(self, descriptor: int = 0) -> None:
         self._descriptor = descriptor
-        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._lines: queue.SimpleQueue[str | Literal[_Wake.WAKE] | None] = queue.SimpleQueue()
         # not through sys.stdin: a thread that waits in there holds a lock that Python wants at its end
         threading.Thread(target=self._run, name="lines", daemon=True).start()
 
-    def next(self, timeout_s: float) -> str | None:
-        """Return the next line without its end, None at the end of the input.
+    def next(self, timeout_s: float | None) -> str | None:
+        """Return the next line without its line end; None at the end of the input.
+
+        `timeout_s`: None to wait without limit.
 
         Raises:
-            queue.Empty: if there is none yet.
+            queue.Empty: if no line came in time, or `wake` ended the wait.
         """
-        return self._lines.get(timeout=timeout_s)
+        line = self._lines.get(timeout=timeout_s)
+        if line is _Wake.WAKE:
+            raise queue.Empty
+        return line
+
+    def wake(self) -> None:
+        """End a wait for a line. May be called in any thread, and in a signal handler."""
+        self._lines.put(_Wake.WAKE)
 
     def _run(self) -> None:
         held = b""
@@ -102,9 +123,10 @@ class LineReader:
 
 
 class Talk:
-    """A chat from start to the last event. No child process remains after `run`.
+    """Runs a chat from its start to its last event. No child process remains after `run`.
 
-    It drives `engine.chat.answer` on the command line: a single thread, which waits for each effect.
+    It carries out the effects of `engine.chat.answer` for the command line, in a single thread that waits for each
+    effect.
     """
 
     def __init__(
@@ -133,10 +155,10 @@ class Talk:
         self._tree = store.tree(conversation.id)
         self._attached = options.attached
         self._has_asked = options.prompt is None
-        """Whether lines may be results: a question of --prompt never is one."""
+        """Whether a line of input may be the result of a tool call; the question of --prompt never is."""
         self._keeps_states = self._make_folder()
         self._follower = Follower(states.folder if self._keeps_states else None)
-        # Whether the user was told that the current answer is not stored.
+        # Whether the user was told that text is not stored.
         self._has_warned = False
         # Last event of the request for the current answer.
         self._ending: RequestEnding | None = None
@@ -186,7 +208,7 @@ class Talk:
         return key_of(self._model, self._plan.settings, self._plan.edit.side_files.adapters)
 
     def _restore(self) -> None:
-        """Restore the saved KV state of the conversation. If the model refuses it, it is deleted."""
+        """Restore the saved KV state of the conversation. If the model refuses the state, it is deleted."""
         path = self._states.find(self._conversation.id, self._key) if self._tree.messages else None
         if path is None:
             return
@@ -214,7 +236,9 @@ class Talk:
             # After --prompt only results are read.
             if has_prompt and not missing:
                 return
-            reader = reader or LineReader()
+            if reader is None:
+                reader = LineReader()
+                self._follower.wake = reader.wake
             if missing:
                 self._printer.prompt_result(missing[0])
             else:
@@ -226,10 +250,13 @@ class Talk:
                 yield line
 
     def _line(self, reader: LineReader) -> str | None:
-        """Return the next line. A lost model or an interrupt ends the chat."""
+        """Return the next line of input; None at its end.
+
+        Raises `Ended` if the model is lost, or after an interrupt.
+        """
         while True:
             with suppress(queue.Empty):
-                return reader.next(INTERRUPT_POLL_S)
+                return reader.next(IDLE_POLL_S)
             self._follower.check()
 
     def _take(self, line: str) -> None:
@@ -251,7 +278,7 @@ class Talk:
             self._ask(line)
 
     def _take_result(self, missing: Sequence[ToolCall], text: str) -> None:
-        """Store the result of the first of these calls. The model is asked when all have theirs."""
+        """Store the result of the first call in `missing`. If it was the last one without a result, ask the model."""
         tree = add(self._tree, result_message(missing[0], text, self._tree.leaf))
         if len(missing) == 1:
             self._answer(tree)
@@ -276,14 +303,17 @@ class Talk:
         self._answer(add(before, question))
 
     def _answer(self, tree: MessageTree) -> None:
-        """Answer the last message of a conversation tree."""
+        """Generate and store an answer to the last message of `tree`."""
         self._write_answer(new_answer(self._conversation.id, tree, self._answer_options))
 
     def _write_answer(self, run: AnswerRun) -> None:
-        """Write an answer. If memory runs out and other layouts may be tried, it goes on in one that fits."""
+        """Generate, print and store an answer.
+
+        If memory runs out, it continues in another layout, if the order allows one.
+        """
         self._store.apply(self._conversation.id, self._tree, run.tree)
         self._tree = run.tree
-        self._has_warned, self._ending, self._finish = False, None, None
+        self._ending, self._finish = None, None
         self._do(run, run.begin())
         finish = self._finish
         assert finish is not None
@@ -307,7 +337,7 @@ class Talk:
             self._printer.notice(finish.failure)
 
     def _go_on(self, message: Message, run: AnswerRun) -> None:
-        """Continue an answer that was cut off."""
+        """Continue an answer whose generation was cut off, after another layout was loaded."""
         thinking = bool(message.reasoning) and not message.content
         begun = begun_answer(message.reasoning, message.content, run.marks, thinking=thinking)
         self._write_answer(continued_answer(run.chat, self._tree, message, self._answer_options, begun))
@@ -351,7 +381,10 @@ class Talk:
             self._do(run, run.fail(loss_words(answer)))
 
     def _follow(self, run: AnswerRun, request: Generate) -> None:
-        """Store an answer up to its end. Pieces that arrive during a write are written together."""
+        """Print and store an answer up to its end.
+
+        Pieces that arrive during a write to the database are written together.
+        """
         stream = self._follower.ask(request)
         for event in self._follower.events(stream):
             if isinstance(event, Token):
@@ -370,13 +403,20 @@ class Talk:
                 self._request = stream.number
 
     def _write(self, written: Future[None]) -> None:
-        """Wait for a write to the database. If it fails, the answer goes on, and the user is told once."""
+        """Wait for a write to the database. If it fails, the answer continues, and the user gets one notice.
+
+        The user gets another notice when the text of the failed write is stored.
+        """
         try:
             written.result()
         except EngineError as error:
             if not self._has_warned:
                 self._has_warned = True
-                self._printer.notice(error.summary())
+                self._printer.notice(f"{error.summary()} {NOT_STORED}")
+            return
+        if self._has_warned and not self._store.is_behind:
+            self._has_warned = False
+            self._printer.notice(STORED_AGAIN)
 
 
 def _text(line: bytes) -> str:

@@ -1,1 +1,1 @@
-"""The library in the window: scans, forecasts, the hub and downloads, in background threads."""
+"""The model library in the window: scans, forecasts, the Hugging Face hub and downloads, in background threads."""

@@ -1,4 +1,7 @@
-"""The models found on this computer, and the steps of a scan. No Qt: each step is for a background thread."""
+"""The models found on this computer, and the steps of a scan. Each step blocks, so it runs in a background thread.
+
+No Qt.
+"""
 
 from __future__ import annotations
 
@@ -41,10 +44,11 @@ _REPORT_LARGE_EVERY_S = 2.0
 class LibraryContents:
     """A snapshot of the library.
 
+    `models`: the list of models. `folders`: folders that the user has added.
     `problems`: a sentence for each folder that could not be read.
     `n_files`: number of model files.
-    `aside`: new path of an unusable index, empty if there is none.
-    `is_scanned`: whether the stores have been scanned since the window was opened.
+    `aside`: new path of an index file that could not be used, empty if there is none.
+    `is_scanned`: whether the folders have been scanned since the window was opened.
     """
 
     models: tuple[Listed, ...] = ()
@@ -56,14 +60,14 @@ class LibraryContents:
 
 
 class ProgressLimit:
-    """Limits how often progress is reported."""
+    """Limits how often the progress of a scan is reported, by the number of files."""
 
     def __init__(self, n_files: int) -> None:
         self._every_s = REPORT_EVERY_S if n_files < _LARGE else _REPORT_LARGE_EVERY_S
         self._last_s = time.monotonic()
 
     def is_due(self) -> bool:
-        """Return whether to report progress now. If so, the next report waits again."""
+        """Return whether progress must be reported now. If so, the next report is due an interval later."""
         now_s = time.monotonic()
         if now_s - self._last_s < self._every_s:
             return False
@@ -72,9 +76,10 @@ class ProgressLimit:
 
 
 class LibraryCatalogue:
-    """Holds the results of scans, headers and forecasts.
+    """Holds the results of scans: model files, their headers, and forecasts of their memory. Calls block.
 
-    Steps may run at the same time; a lock protects the results.
+    An index in SQLite keeps them between runs. Steps may run in several threads at the same time; a lock protects the
+    results.
     """
 
     def __init__(self, path: Path, stores: Callable[[], Sequence[Store]] | None = None) -> None:
@@ -90,7 +95,7 @@ class LibraryCatalogue:
         self._is_scanned = False
 
     def close(self) -> None:
-        """Close the index; running steps fail."""
+        """Close the index of the library. Steps that still run fail."""
         with self._lock:
             self._closed = True
             if self._index is not None:
@@ -98,7 +103,7 @@ class LibraryCatalogue:
 
     @property
     def index(self) -> LibraryIndex:
-        """The index, opened on first use."""
+        """The library's index (an SQLite database), opened at first use."""
         with self._lock:
             if self._closed:
                 raise LibraryError(tr("The library is closed."))
@@ -110,7 +115,7 @@ class LibraryCatalogue:
     # ------------------------------------------------------------------ the list
 
     def load(self) -> LibraryContents:
-        """Return the results of the last scan, without a new one."""
+        """Read the results of the last scan from the index and return them, without a new scan."""
         index = self.index
         census, facts = index.census(), index.facts()
         with self._lock:
@@ -119,7 +124,7 @@ class LibraryCatalogue:
         return self.contents()
 
     def contents(self) -> LibraryContents:
-        """Return the library as it is known now."""
+        """Return the list of models with what is known now of headers, notes and forecasts."""
         index = self.index
         with self._lock:
             # Copies: another step may change the dictionaries while the list is made.
@@ -127,14 +132,14 @@ class LibraryCatalogue:
         return LibraryContents(
             list_models(census.files, facts, index.notes(), fits),
             index.folders(),
-            tuple(problem.sentence for problem in census.problems),
+            (*filter(None, [index.not_saved]), *(problem.sentence for problem in census.problems)),
             len(census.files),
             "" if index.set_aside is None else str(index.set_aside),
             self._is_scanned,
         )
 
     def scan(self) -> Changes:
-        """Scan all stores, and return the differences to the last scan."""
+        """Scan all stores (folders with models), and return the differences from the last scan."""
         index = self.index
         census, changes = rescan(index, self._places(index))
         facts = current_facts(census, index.facts())
@@ -143,14 +148,14 @@ class LibraryCatalogue:
         return changes
 
     def is_stale(self) -> bool:
-        """Return whether the stores have changed since they were scanned."""
+        """Return whether files in the stores have changed since the last scan."""
         index = self.index
         with self._lock:
             census = self._census
         return set(self._places(index)) != set(census.stores) or is_stale(census)
 
     def other_stores(self) -> tuple[Store, ...]:
-        """Return the stores of other programs, which need not exist."""
+        """Return the model folders of other programs; they need not exist."""
         return tuple(self._stores())
 
     def _places(self, index: LibraryIndex) -> tuple[Store, ...]:
@@ -158,7 +163,10 @@ class LibraryCatalogue:
         return (*folder_stores(index.folders()), *self.other_stores(), *opened_stores(index.opened()))
 
     def read_headers(self, report: Callable[[int, int], None], token: CancelToken) -> None:
-        """Read and index the headers that are not known; `report` gets the numbers of read and of all headers."""
+        """Read the GGUF headers that the index lacks.
+
+        `report` gets the number of headers read, and of all to be read.
+        """
         index = self.index
         with self._lock:
             census = self._census
@@ -188,9 +196,9 @@ class LibraryCatalogue:
         *,
         text_only: bool = False,
     ) -> None:
-        """Make and index the missing forecasts for `rig`; `report` gets the numbers of finished and of all ones.
+        """Forecast the models that have no forecast for `rig` yet, and save the results.
 
-        `text_only`: do not count projectors.
+        `report` gets the number of finished forecasts, and of all. `text_only`: whether projectors are left out.
         """
         index = self.index
         key = rig_key(rig, constraints, strategy, text_only=text_only)
@@ -225,18 +233,24 @@ class LibraryCatalogue:
     # ------------------------------------------------------------------ changes
 
     def set_folders(self, folders: Iterable[Path]) -> None:
-        """Set the folders that are scanned besides the known stores."""
+        """Set the folders to scan in addition to those of other programs."""
         self.index.save_folders(folders)
 
     def note(self, marks: Iterable[str], change: Mapping[str, object]) -> None:
-        """Change fields of the notes of files, by their fingerprints."""
+        """Change fields of the notes of files. `marks`: fingerprints of the files.
+
+        `change`: new values by field name.
+        """
         index, marks = self.index, tuple(marks)
         known = index.notes()
         for mark in marks:
             index.save_notes((mark,), msgspec.structs.replace(known.get(mark, NO_NOTES), **change))
 
     def note_opened(self, path: Path, at_s: float) -> Notes:
-        """Save when the model at `path` (its first part) was opened, in seconds since 1970; return its notes."""
+        """Save the time when the model at `path` (its first file) was opened, in seconds since 1970.
+
+        Return its notes.
+        """
         # File names may be any bytes; SQLite stores text as UTF-8.
         if is_text(str(path)):
             self.index.save_opened(path, at_s)
@@ -244,13 +258,13 @@ class LibraryCatalogue:
         return self.index.notes().get(fingerprint(path), NO_NOTES)
 
     def note_use(self, path: Path, change: Mapping[str, object]) -> None:
-        """Change fields of the notes of the model at `path`."""
+        """Change fields of the notes of the model file `path`. `change`: new values by field name."""
         mark = fingerprint(path)
         if mark:
             self.note((mark,), change)
 
     def forget_missing(self, paths: Iterable[Path]) -> None:
-        """Take files that do not exist any more out of the list."""
+        """Remove model files that do not exist any more from the library's list."""
         gone = set(paths)
         with self._lock:
             files = tuple(file for file in self._census.files if file.path not in gone)
@@ -260,16 +274,20 @@ class LibraryCatalogue:
         self.index.forget_opened(gone)
 
     def documents(self, marks: Iterable[str]) -> tuple[SavedDocument, ...]:
-        """Return the named layouts and presets of a model."""
+        """Return the saved layouts and presets of a model. `marks`: fingerprints of its files."""
         found = {(each.kind, each.name): each for mark in marks for each in self.index.documents(mark)}
         return tuple(found.values())
 
     def documents_of(self, path: Path) -> tuple[SavedDocument, ...]:
-        """Return the named layouts and presets of the model at `path`; none if it cannot be read any more."""
+        """Return the saved layouts and presets of the model file `path`; none if it cannot be read any more."""
         return self.documents(filter(None, (fingerprint(path),)))
 
     def save_document(self, path: Path, document: SavedDocument) -> None:
-        """Save a layout or a preset under the fingerprint of the model at `path`."""
+        """Save a layout or a preset for the model file `path`.
+
+        Raises:
+            LibraryError: the file cannot be read any more.
+        """
         mark = fingerprint(path)
         if not mark:
             raise LibraryError(
@@ -278,15 +296,16 @@ class LibraryCatalogue:
         self.index.save_document(mark, document)
 
     def forget_document(self, marks: Iterable[str], kind: str, name: str) -> None:
-        """Remove a saved layout or preset."""
+        """Delete a saved layout or preset of a model. `marks`: fingerprints of its files."""
         for mark in marks:
             self.index.forget_document(mark, kind, name)
 
     # ------------------------------------------------------------------ duplicates
 
     def duplicates(self, report: Callable[[int, int], None], token: CancelToken) -> tuple[Duplicates, ...]:
-        """Return files with the same contents. Files of the same size are hashed once.
+        """Return groups of files with the same content.
 
+        Of files with the same size, the SHA-256 is computed, once for each file.
         `report` gets the number of bytes read, and of all bytes to be read.
         """
         index = self.index

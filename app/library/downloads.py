@@ -1,4 +1,4 @@
-"""The download queue in the window. It is opened when there is a download."""
+"""The download queue in the window. It is opened only if there is a download."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class DownloadController(QObject):
-    """Connects the window to the `DownloadQueue`. Calls return at once: the queue has its own thread."""
+    """Connects the window to the `DownloadQueue`. Calls return at once, since the queue has its own thread."""
 
     jobs_changed = Signal(object)  # tuple[JobRow, ...]
     downloaded = Signal()
@@ -37,17 +37,17 @@ class DownloadController(QObject):
         self._told.connect(self._on_told, Qt.ConnectionType.QueuedConnection)
 
     def close(self) -> None:
-        """Stop the running download, to be resumed in the next run."""
+        """Stop the running download; the next run resumes it."""
         if self._queue is not None:
             self._queue.close()
 
     def go_on(self) -> None:
-        """Resume the downloads of an earlier run."""
+        """Open the queue if an earlier run has left one, which resumes its downloads."""
         if downloads_path().is_file():
             self._open_queue()
 
     def download(self, choice: DownloadChoice, listing: RepoListing) -> None:
-        """Put a quantisation of `listing` at the end of the queue."""
+        """Append a quantisation of the repository `listing` to the queue."""
         from engine.library.downloads.job import hub_job
 
         try:
@@ -57,23 +57,23 @@ class DownloadController(QObject):
             self._notices.tell(error)
 
     def pause(self, job_id: str) -> None:
-        """Pause a download. Its bytes stay."""
+        """Pause a download. Its bytes so far are kept."""
         self._open_queue().pause(job_id)
 
     def resume(self, job_id: str) -> None:
-        """Resume a download."""
+        """Resume a paused or failed download."""
         self._open_queue().resume(job_id)
 
     def restart(self, job_id: str) -> None:
-        """Restart a download whose file has changed."""
+        """Restart a download from the beginning, because its file on the hub has changed."""
         self._open_queue().resume(job_id, restart=True)
 
     def remove(self, job_id: str) -> None:
-        """Remove a download, and the bytes of unfinished files."""
+        """Remove a download from the queue, with the bytes of unfinished files."""
         self._open_queue().remove(job_id, discard=True)
 
     def add(self, job: Job) -> None:
-        """Append a job to the queue."""
+        """Append a job to the queue, and show a notice."""
         self._open_queue().add(job)
         self._notices.say(tr("{title} was added to the download queue.", title=job.title))
 

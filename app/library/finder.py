@@ -1,7 +1,7 @@
-"""The hub in the window: searches, and forecasts of repositories on this rig.
+"""The Hugging Face hub in the window: searches, and memory forecasts of repositories for this rig.
 
-The hub's client takes half a second to import, and each request a round trip. Both happen in background threads, and a
-window that never uses the hub imports nothing of it.
+The hub's client takes half a second to import, and each request takes a round trip. Both happen in background threads,
+and a window that never uses the hub imports nothing of it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _T = TypeVar("_T")
 
 
 class HubFinder(QObject):
-    """Sends searches and requests to the hub. A newer request replaces the running one."""
+    """Sends searches and requests to the hub. A newer request cancels the one before."""
 
     found = Signal(object)  # tuple[FoundRepo, ...]
     repo_shown = Signal(ShownRepo)
@@ -72,18 +72,18 @@ class HubFinder(QObject):
         auto_layouts.projectors_counted.connect(self._on_projectors_counted)
 
     def _on_projectors_counted(self) -> None:
-        """Forecast the shown repository again."""
+        """Forecast the shown repository again, because projectors are counted now or not any more."""
         if self._listing is not None:
             self.show_repo(self._asked)
 
     def close(self) -> None:
-        """Cancel the requests. Downloads are resumed in the next run."""
+        """Cancel the requests and close the download queue. The next run resumes downloads."""
         self._asking.cancel()
         self._reading_card.cancel()
         self.downloads.close()
 
     def set_token(self, token: str) -> None:
-        """Save an access token, in the keyring if possible, and repeat the last request."""
+        """Save an access token of the hub, in the system's keyring if possible, and repeat the last request."""
 
         def kept(home: str) -> None:
             where = tr("in the keyring") if home == "keyring" else tr("for this session")
@@ -97,7 +97,7 @@ class HubFinder(QObject):
     # ------------------------------------------------------------------ questions
 
     def search(self, request: SearchRequest) -> None:
-        """Search for repositories. If the text is an address, show its repository."""
+        """Search for repositories. If the text has a slash, it is taken as an address, and its repository is shown."""
         # Names of repositories and addresses have a slash.
         if "/" in request.text:
             self.show_repo(request.text)
@@ -120,7 +120,10 @@ class HubFinder(QObject):
         self._ask(tr("Searching"), ask, show)
 
     def show_repo(self, text: str) -> None:
-        """Show the repository at an address with its forecasts. A file of another server is downloaded."""
+        """Show the files of the repository at an address, with forecasts.
+
+        An address on another server is downloaded instead.
+        """
         self._asked = text
         # As if no model were loaded: a downloaded model may take the place of the loaded ones.
         rig = settled_rig(self._live.rig_without(self._models.held))
@@ -167,7 +170,7 @@ class HubFinder(QObject):
         self._ask(tr("Reading {text}", text=text), ask, show)
 
     def read_card(self) -> None:
-        """Fetch the model card of the shown repository, at the commit of its listing."""
+        """Download the model card of the shown repository, at the commit of its listing, and emit `card_read`."""
         listing = self._listing
         if listing is None:
             return
@@ -187,7 +190,7 @@ class HubFinder(QObject):
 
     @property
     def _web_folder(self) -> Path:
-        """Folder of files from other servers."""
+        """Folder for downloads from servers other than the hub."""
         return downloads_path().parent / "models"
 
     def _ask(self, what: str, ask: Callable[[Task[None]], _T], show: Callable[[_T], None]) -> None:
@@ -200,6 +203,6 @@ class HubFinder(QObject):
         self._asking.run(what, ask, show, failed, quiet=True)
 
     def download(self, choice: DownloadChoice) -> None:
-        """Download a quantisation of the shown repository."""
+        """Add a quantisation of the repository that is shown to the download queue."""
         if self._listing is not None and self._listing.repo == choice.repo:
             self.downloads.download(choice, self._listing)

@@ -1,4 +1,4 @@
-"""Address, offline mode and access tokens of the hub, saved between runs."""
+"""Settings for access to the Hugging Face hub, stored between runs: address, offline mode and tokens."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ from engine.library.hub.tokens import TokenLocation, TokenStore
 
 
 class SavedHub(msgspec.Struct, frozen=True):
-    """Settings of the hub. `mirror`: address used instead of the public one, empty for that one."""
+    """Stored settings of the hub. `mirror`: address to use in place of the public hub, or empty.
+
+    `offline`: no requests.
+    """
 
     mirror: str = ""
     offline: bool = False
 
 
 class HubAccess:
-    """Settings and tokens of the hub, readable in any thread. Tokens may wait for the keyring."""
+    """Settings and access tokens of the hub. May be read in any thread; calls for tokens may block for the keyring."""
 
     def __init__(self, kept_in: Settings, notices: Notices) -> None:
         self._settings, self._notices = kept_in, notices
@@ -28,20 +31,23 @@ class HubAccess:
 
     @property
     def settings(self) -> HubSettings:
-        """The hub to use."""
+        """The address and mode of the hub to use."""
         return hub_settings(self.kept.mirror, offline=self.kept.offline)
 
     def token(self, hub: HubSettings) -> str | None:
-        """Return the access token for `hub`, None if there is none. Not for the GUI thread."""
+        """Return the access token for `hub`; None if there is none.
+
+        May block for the keyring: not for the GUI thread.
+        """
         return self._tokens.find(hub)
 
     def token_of(self, endpoint: str) -> str | None:
-        """Return the token for the hub at `endpoint` if it is still the current one. Not for the GUI thread."""
+        """Return the access token for the hub at `endpoint`; None if there is none or another hub is set. May block."""
         hub = self.settings
         return self.token(hub) if hub.endpoint == endpoint else None
 
     def keep_token(self, token: str) -> TokenLocation:
-        """Save an access token, in the keyring if possible. Not for the GUI thread.
+        """Save an access token, in the system's keyring if possible, and return where it is. May block.
 
         Raises:
             ArgumentError: if it is not a valid token.
@@ -49,11 +55,14 @@ class HubAccess:
         return self._tokens.keep(self.settings, token)
 
     def set_offline(self, offline: bool) -> None:
-        """Save whether all requests to hubs are refused."""
+        """Store whether all requests to hubs are refused."""
         self._keep(msgspec.structs.replace(self.kept, offline=offline))
 
     def set_mirror(self, mirror: str) -> None:
-        """Save the address used instead of the public hub, empty for that one."""
+        """Store the address to use in place of the public hub; empty for the public one.
+
+        An invalid address is reported.
+        """
         try:
             # Only checked here: an invalid address raises.
             hub_settings(mirror)

@@ -24,7 +24,7 @@ _VERDICTS = {
 
 
 def found_repo(model: HubModel) -> FoundRepo:
-    """Return the row of a search result."""
+    """Return a search result as a row of the Find tab."""
     said = (
         model.architecture,
         model.licence,
@@ -41,7 +41,10 @@ def found_repo(model: HubModel) -> FoundRepo:
 
 
 def shown_repo(listing: RepoListing, fit: RepoFit | None, address: HubAddress, why: str) -> ShownRepo:
-    """Return the rows of a repository. A quantisation that the address names is proposed instead of ours."""
+    """Return the quantisations of a repository as rows of the Find tab.
+
+    If `address` names a quantisation, that one is proposed, else the best by the forecast. `why`: note below the rows.
+    """
     fits = {} if fit is None else {each.quantisation.name: each for each in fit.fits}
     best = None if fit is None else fit.best
     if address.quantisation is not None or address.path is not None:
@@ -51,7 +54,7 @@ def shown_repo(listing: RepoListing, fit: RepoFit | None, address: HubAddress, w
 
 
 def shown_card(repo: str, card: ModelCard | None, endpoint: str) -> ShownCard:
-    """Return the model card of a repository, or a note that it has none."""
+    """Return the model card of a repository for the Find tab; None becomes a note that there is none."""
     page = f"{endpoint}/{repo}"
     if card is None:
         return ShownCard(repo, (), "", tr("This repository has no model card."))
@@ -75,7 +78,7 @@ def _row(each: Quantisation, fit: QuantisationFit | None, *, is_best: bool) -> O
 
 
 def _speed(fit: QuantisationFit) -> str:
-    """Return tokens per second, in the words of the library's column."""
+    """Return the expected tokens per second as text, in the form of the library's column; empty if unknown."""
     if not fit.expected_per_second:
         return ""
     rate = rate_text(fit.expected_per_second)
@@ -83,7 +86,7 @@ def _speed(fit: QuantisationFit) -> str:
 
 
 def job_row(job: JobView) -> JobRow:
-    """Return a row of the downloads."""
+    """Return a download as a row of the download list."""
     is_running = job.state is JobState.RUNNING
     fraction = None if not job.size_bytes else min(1.0, job.done_bytes / job.size_bytes)
     return JobRow(

@@ -1,4 +1,4 @@
-"""Saves the layout that a model was left with, and offers it when the model is opened again."""
+"""The last layout of each model: saved after edits, and offered when the model is opened again."""
 
 from __future__ import annotations
 
@@ -18,14 +18,17 @@ from engine.library.notes import SavedDocument
 from engine.model.gguf.model_file import ModelFile
 
 SAVE_AFTER_MS = 1000
-"""Changes in quick succession are saved once."""
+"""Milliseconds after an edit before the layout is saved, so that quick changes are saved once."""
 
 
 class LastLayouts(QObject):
-    """A layout is saved if the user has changed it. The layout of an opened model is never replaced by itself."""
+    """Saves the edited layout of each model, and offers it when the model is opened again.
+
+    Only layouts that the user has changed are saved. A saved layout is used only if the user chooses it.
+    """
 
     offered_changed = Signal(bool)
-    """Whether there is a layout to offer for the current model."""
+    """Carries whether there is a saved layout to offer for the current model."""
 
     def __init__(
         self,
@@ -54,7 +57,7 @@ class LastLayouts(QObject):
             self._offer(None)
 
     def flush(self) -> None:
-        """Save a change that still waits. Called when the window closes; it writes one row of the library's index."""
+        """Save a layout that waits for the timer. Blocks for one write; called when the window closes."""
         if self._timer.isActive():
             self._timer.stop()
             waiting, self._unsaved = self._unsaved, None

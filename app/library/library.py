@@ -1,7 +1,8 @@
-"""The model library in the window: what it shows, its scans, and the changes that people make.
+"""The model library in the window: its contents, its scans, and the changes that people make.
 
 `LibraryCatalogue` does the work, in background threads. `Library` starts each step and delivers its result: first the
-results of the last scan are shown, then the stores are scanned, then new headers are read. `ForecastPlanner` follows.
+results of the last scan are shown, then the folders are scanned, then new headers are read. `ForecastPlanner` then
+starts the forecasts.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _log = logging.getLogger("layerdeck.library")
 
 
 class LibraryTask:
-    """A `Latest` line of work whose progress and errors the library shows."""
+    """Runs background work whose progress and errors the library shows; a newer call replaces the one before."""
 
     def __init__(self, library: Library, background: Background) -> None:
         self._library = library
@@ -58,9 +59,10 @@ class LibraryTask:
         *,
         quiet: bool = True,
     ) -> None:
-        """Run `work` and then `done`, unless another call or `cancel` comes before.
+        """Run `work` in the background, then call `done`, unless another call or `cancel` comes before that.
 
-        `progress`: the text of a report, which may have the fields `done` and `whole`.
+        `progress`: text of a progress report, in which `{done}` and `{whole}` are replaced. `failed`: gets an error; if
+        it is None, the error is shown.
         """
 
         def step(task: Task[str]) -> _T:
@@ -81,11 +83,11 @@ class LibraryTask:
         self._latest.run(what, step, finish, fail, self._show_step, quiet=quiet)
 
     def cancel(self) -> None:
-        """Cancel the running work."""
+        """Cancel the running work and drop its result."""
         self._latest.cancel()
 
     def _show_step(self, text: str) -> None:
-        """Show the progress, and the models as they are known now."""
+        """Show the text of a progress report, and the list of models as it is known now."""
         self._library.progress.emit(text)
 
         def show(contents: LibraryContents) -> None:
@@ -97,9 +99,9 @@ class LibraryTask:
 
 
 class Library(QObject):
-    """The library for the widgets.
+    """The model library for the widgets. Calls return at once; results arrive as signals.
 
-    Calls return at once, results arrive as signals. `progress` is empty if nothing runs.
+    `progress`: emitted with the progress of work as text; empty if nothing runs.
     """
 
     contents_changed = Signal(LibraryContents)
@@ -133,7 +135,7 @@ class Library(QObject):
         self._watch.timeout.connect(self._check)
 
     def close(self) -> None:
-        """Cancel running work, and close the index. Called once."""
+        """Cancel running work, and close the catalogue. Called once, when the window closes."""
         self._watch.stop()
         self._scan.cancel()
         self._comparison.cancel()
@@ -142,7 +144,7 @@ class Library(QObject):
         self.catalogue.close()
 
     def task(self) -> LibraryTask:
-        """Return a line of work of which only the latest call counts."""
+        """Return a runner for background work in which a newer call replaces the one before."""
         return LibraryTask(self, self._background)
 
     def run(
@@ -154,11 +156,14 @@ class Library(QObject):
         *,
         quiet: bool = True,
     ) -> None:
-        """Run `work` in the background; an error is shown unless `failed` takes it."""
+        """Run `work` in the background, then call `done` with its result.
+
+        An error goes to `failed`, or is shown if that is None.
+        """
         self._background.run(what, work, done, failed or self._notices.tell, quiet=quiet)
 
     def tell(self, error: EngineError, failed: Callable[[EngineError], None] | None) -> None:
-        """Hand an error to `failed`, or show it if there is none."""
+        """Pass an error to `failed`, or show it if that is None."""
         (failed or self._notices.tell)(error)
 
     def change(
@@ -168,7 +173,10 @@ class Library(QObject):
         failed: Callable[[EngineError], None] | None = None,
         then: Callable[[], None] = lambda: None,
     ) -> None:
-        """Change the catalogue, show it again if the library was opened, and call `then`."""
+        """Call `change`, which changes the catalogue, in the background; then show the new contents and call `then`.
+
+        The contents are not shown before the library has been opened.
+        """
 
         def changed() -> LibraryContents | None:
             change()
@@ -182,14 +190,17 @@ class Library(QObject):
         self.run(what, changed, show, failed)
 
     def show(self, contents: LibraryContents) -> None:
-        """Set the contents, and emit them."""
+        """Store the contents, and emit `contents_changed`."""
         self.contents = contents
         self.contents_changed.emit(contents)
 
     # ------------------------------------------------------------------ scanning
 
     def wake(self) -> None:
-        """Show the results of the last scan, then scan; from now on the folders are watched."""
+        """Open the library: show the results of the last scan, then scan, and check for changes on disk from now on.
+
+        If it is open already, only check for changes.
+        """
         if self.is_awake:
             self._check()
             return
@@ -206,7 +217,7 @@ class Library(QObject):
         self.run(tr("Opening the library"), self.catalogue.load, show)
 
     def scan(self) -> None:
-        """Scan all stores and read new headers."""
+        """Scan all model folders in the background, then read new GGUF headers."""
         self.is_scanning = True
         self.scan_begun.emit()
 
@@ -242,7 +253,7 @@ class Library(QObject):
         self._notices.tell(error)
 
     def _check(self) -> None:
-        """Scan again if something has changed on disk."""
+        """Start a scan if files have changed on disk since the last one."""
 
         def answer(stale: bool) -> None:
             if stale and not self.is_scanning:
@@ -254,7 +265,7 @@ class Library(QObject):
     # ------------------------------------------------------------------ changes that people make
 
     def add_folder(self, folder: Path) -> None:
-        """Scan `folder` from now on."""
+        """Add `folder` to the folders that are scanned, and scan."""
 
         def add() -> None:
             checked = check_folder(folder)
@@ -263,11 +274,11 @@ class Library(QObject):
         self.run(tr("Adding a folder"), add, lambda _none: self.scan())
 
     def models_folder(self, opened: Iterable[Path]) -> Path | None:
-        """Return the folder in which a file dialog for models begins. `opened`: the latest models, the last first."""
+        """Return the folder in which a file dialog for models starts. `opened`: models opened before, latest first."""
         return models_folder(opened, self.contents.folders, self.catalogue.other_stores())
 
     def remove_folder(self, folder: Path) -> None:
-        """Scan `folder` no longer; its files stay where they are."""
+        """Remove `folder` from the folders that are scanned. Its files are not deleted."""
 
         def remove() -> None:
             self.catalogue.set_folders(each for each in self.catalogue.index.folders() if each != folder)
@@ -275,11 +286,11 @@ class Library(QObject):
         self.run(tr("Removing a folder"), remove, lambda _none: self.scan())
 
     def note(self, marks: Iterable[str], **change: object) -> None:
-        """Change the notes of a model, by the fingerprints of its files."""
+        """Change fields of a model's notes. `marks`: fingerprints of its files."""
         self.change(tr("Saving notes"), lambda: self.catalogue.note(marks, change))
 
     def plan_removal(self, entry: Entry, quantisation: Quantisation, copy: Copy) -> None:
-        """Find out which files belong to a copy, for the question before they are moved to the trash."""
+        """Find the files of one copy of a model, and emit `removal_planned` to ask before they are removed."""
         others = [model.entry for model in self.contents.models]
 
         def found(removal: Removal) -> None:
@@ -291,7 +302,7 @@ class Library(QObject):
         self.run(tr("Looking at files"), lambda: plan_removal(entry, quantisation, copy, others), found)
 
     def remove(self, removal: Removal) -> None:
-        """Move files to the trash."""
+        """Move the files of `removal` to the system's trash, then scan."""
 
         def move() -> None:
             to_trash(removal.paths)
@@ -309,16 +320,22 @@ class Library(QObject):
         self.run(tr("Moving to the trash"), move, done, failed, quiet=False)
 
     def forget(self, paths: Iterable[Path]) -> None:
-        """Take files that do not exist any more out of the list."""
+        """Remove model files that do not exist any more from the library's list, in the background."""
         gone = tuple(paths)
         self.change(tr("Removing a model from the list"), lambda: self.catalogue.forget_missing(gone))
 
     def find_documents(self, marks: Iterable[str]) -> None:
-        """Find the saved layouts and presets of a model."""
+        """Find the saved layouts and presets of a model; `documents_found` is emitted.
+
+        `marks`: fingerprints of its files.
+        """
         self.run(tr("Finding layouts"), lambda: self.catalogue.documents(marks), self.documents_found.emit)
 
     def save_document(self, path: Path, document: SavedDocument, marks: Iterable[str]) -> None:
-        """Save a layout or a preset of the model at `path`, then find those of `marks` again."""
+        """Save a layout or a preset for the model file `path`, then emit all saved ones of its model.
+
+        `marks`: fingerprints of the model's files.
+        """
 
         def done(_none: None) -> None:
             self._notices.say(tr('Layout "{name}" saved.', name=document.name))
@@ -327,7 +344,10 @@ class Library(QObject):
         self.run(tr("Saving a layout"), lambda: self.catalogue.save_document(path, document), done)
 
     def remove_document(self, marks: Iterable[str], document: SavedDocument) -> None:
-        """Remove a saved layout or preset."""
+        """Delete a saved layout or preset of a model, then emit those that are left.
+
+        `marks`: fingerprints of the model's files.
+        """
         # Read twice, which an iterator does not allow.
         known = tuple(marks)
 
@@ -337,14 +357,20 @@ class Library(QObject):
         self.run(tr("Removing a layout"), remove, lambda _none: self.find_documents(known))
 
     def find_duplicates(self) -> None:
-        """Find files with the same contents; files of the same size are read."""
+        """Find files with the same content; `duplicates_found` is emitted.
+
+        Files of the same size are read completely.
+        """
         words = tr("Comparing files")
         self._comparison.run(words, words, self.catalogue.duplicates, self.duplicates_found.emit, quiet=False)
 
     # ------------------------------------------------------------------ notes that use of a model makes
 
     def note_opened(self, file: ModelFile | None) -> None:
-        """Save that the current model was opened now. A new conversation begins with the model's preset."""
+        """Save the time when the current model was opened.
+
+        An empty conversation gets the preset that is noted for the model.
+        """
         if file is None:
             return
         model, path, now = self._current_model(), file.paths[0].absolute(), time.time()
@@ -363,7 +389,7 @@ class Library(QObject):
         )
 
     def follow(self, model: OpenModel) -> None:
-        """Save the speed of the answers of `model`."""
+        """Save the speed of each answer of `model` in its notes."""
         model.conversation.answer_finished.connect(lambda event: self._on_answer(model, event))
 
     def _on_answer(self, model: OpenModel, event: Done) -> None:
@@ -381,7 +407,7 @@ class Library(QObject):
 
 
 def _begin_with(model: OpenModel, preset: str) -> None:
-    """Begin a new conversation with a preset, unless one was chosen for it."""
+    """Set the preset of a conversation that has no messages and no preset yet."""
     conversation = model.conversation
     is_known = not conversation.presets or preset in conversation.presets
     if preset and is_known and conversation.is_empty and not conversation.chat.preset:

@@ -1,4 +1,4 @@
-"""Forecasts all models of the library with the preferred strategy, as if no model were loaded."""
+"""Forecasts for all models of the library: their best layout by the preferred strategy, as if no model were loaded."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RIG_SETTLES_MS = 1_500
 
 
 class ForecastPlanner(QObject):
-    """Starts forecasts after each scan, and when the rig, the speeds or the settings of automatic layouts change."""
+    """Starts forecasts after each scan, and when the rig, the speeds or the options of automatic layouts change."""
 
     def __init__(
         self,
@@ -58,12 +58,12 @@ class ForecastPlanner(QObject):
         self._task.cancel()
 
     def _on_rig_changed(self, _rig: Rig) -> None:
-        """Plan again if the rig without loaded models is not the one that was planned for."""
+        """Start forecasts if the rig without loaded models differs from that of the last forecasts."""
         if self._library.is_awake and self._settled() != self._rig:
             self._plan_soon()
 
     def _on_speeds_changed(self, speeds: Speeds) -> None:
-        """Plan again if measurements or answers have changed the speeds."""
+        """Start forecasts if measurements or answers have changed the speeds noticeably."""
         before = self._planned_speeds
         if before is not None and settled_speeds(speeds, before) is not before:
             self._plan_soon()

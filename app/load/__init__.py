@@ -1,1 +1,1 @@
-"""Loads next to other models: models to unload first, the wait for their memory, and probes before a load."""
+"""Loads beside other models: which models to unload first, the wait for their memory, and probes before a load."""

@@ -1,4 +1,4 @@
-"""Runs a comparison of layouts in the background: one at a time, with progress as a signal."""
+"""Comparisons of the speed of layouts, run in the background: one at a time, with progress as a signal."""
 
 from __future__ import annotations
 
@@ -26,19 +26,22 @@ from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan
 
 _END_S = 12.0
-"""Seconds that closing the window waits for the child, which gets 10 to end."""
+"""Seconds that the closing window waits for the child of a comparison, which has 10 seconds to exit."""
 
 
 @dataclass(frozen=True, slots=True)
 class NamedEdit:
-    """An edit to compare, and its name."""
+    """An edit (layout and settings) to compare, and its name for people."""
 
     name: str
     edit: Edit
 
 
 class LayoutComparer(QObject):
-    """Starts, cancels and reports comparisons. What they teach goes to `speeds`."""
+    """Starts and cancels comparisons of layouts, and emits their progress and results.
+
+    Speeds are stored in `speeds`.
+    """
 
     progressed = Signal(BenchProgress)
     finished = Signal(BenchResults)
@@ -70,15 +73,16 @@ class LayoutComparer(QObject):
 
     @property
     def obstacle(self) -> str:
-        """Why no comparison can start now, as a sentence; empty if one can."""
+        """The reason why no comparison can start now, as a sentence for people; empty if one can."""
         if self._models.held:
             return tr("A loaded model takes memory and computing time. Unload it first (Model > Unload), then compare.")
         return ""
 
     def start(self, plan: Plan, edits: tuple[NamedEdit, ...], preset: str, *, automatic: bool) -> None:
-        """Compare `edits` of the model of `plan` on its rig, unless a comparison runs.
+        """Compare the speed of `edits` of the model of `plan` on its rig; does nothing if a comparison runs.
 
-        `progressed` and then `finished` or `failed` follow.
+        `progressed` and then `finished` or `failed` are emitted. `preset`: a name in `PRESETS`, the amount of work.
+        `automatic`: whether automatic layouts, and other settings of the fastest layout, are compared too.
         """
         if self._cancel is not None:
             return
@@ -111,12 +115,12 @@ class LayoutComparer(QObject):
         self._background.run(tr("Comparing speeds"), work, show, fail)
 
     def cancel(self) -> None:
-        """Cancel it; `finished` brings the results until then."""
+        """Cancel the running comparison; `finished` is emitted with the results until then."""
         if self._cancel is not None:
             self._cancel.cancel()
 
     def read_layout(self, path: Path, n_layers: int, add: Callable[[str, LayoutFile], None]) -> None:
-        """Read a layout file in the background, and pass it to `add`."""
+        """Read the layout file `path` in the background, then call `add` with its name and content."""
         self._background.run(
             tr("Reading {name}", name=path.name),
             lambda: read_layout(path, n_layers=n_layers),
@@ -125,7 +129,7 @@ class LayoutComparer(QObject):
         )
 
     def save(self, path: Path, results: BenchResults) -> None:
-        """Write results to a file in the background."""
+        """Write the results of a comparison to the file `path` in the background."""
         self._background.run(
             tr("Writing {name}", name=path.name),
             lambda: write_results(path, results),
@@ -134,7 +138,7 @@ class LayoutComparer(QObject):
         )
 
     def open(self, path: Path) -> None:
-        """Read results from a file in the background; `finished` or `failed` follows."""
+        """Read results of a comparison from the file `path` in the background; `finished` or `failed` is emitted."""
         self._background.run(
             tr("Reading {name}", name=path.name),
             lambda: read_results(path),
@@ -143,7 +147,7 @@ class LayoutComparer(QObject):
         )
 
     def close(self) -> None:
-        """Cancel it and wait a bounded time for its child."""
+        """Cancel the running comparison, and wait a bounded time for the exit of its child."""
         if self._cancel is not None:
             self._cancel.cancel()
             self._ended.wait(_END_S)

@@ -1,4 +1,4 @@
-"""The questions to ask before a load that does not fit beside the models that are loaded."""
+"""Texts of the questions to ask before a load that does not fit beside the loaded models, or does not fit at all."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ from engine.planning.fit.room import Room
 from widgets.library.load_question import LoadQuestion
 
 MAX_NAME_LENGTH = 32
-"""Characters of a model's name in a question; tool tips have all of it."""
+"""Largest length of a model's name in a question, in characters; tool tips show the whole name."""
 
 
 def load_question(room: Room, name: str, now_s: float) -> LoadQuestion:
-    """Return the question before the model `name` is loaded."""
+    """Return the question whether to unload other models before the model `name` is loaded.
+
+    `room`: the models in the way of the load, and the missing memory. `now_s`: present time of `OpenModels.now_s`.
+    """
     full_name, name = name, _short_name(name)
     victims = _join([f"{_short_name(victim.name)} ({idle_text(victim, now_s)})" for victim in room.victims])
     names = _join([victim.name for victim in room.victims])
@@ -61,7 +64,10 @@ def load_question(room: Room, name: str, now_s: float) -> LoadQuestion:
 
 
 def fit_question(room: Room, name: str, *, is_loaded: bool) -> LoadQuestion:
-    """Return the question before a layout is loaded that is forecast not to fit; `is_loaded`: it replaces another."""
+    """Return the question whether to load a layout that is forecast not to fit.
+
+    `is_loaded`: it replaces a loaded one.
+    """
     text = tr("{name} will probably not fit: {short} missing.", name=_short_name(name), short=_short_text(room.short))
     if is_loaded:
         text += tr(" The loaded layout stays until you choose.")
@@ -71,7 +77,10 @@ def fit_question(room: Room, name: str, *, is_loaded: bool) -> LoadQuestion:
 
 
 def override_question(message: str, proposal: Proposal) -> LoadQuestion:
-    """Return the question whether to drop overrides that the split mode refuses. `message`: the broken rule."""
+    """Return the question whether to drop overrides that the split mode does not support.
+
+    `message`: the rule of llama.cpp that they break, as a sentence. `proposal`: the edit without these overrides.
+    """
     return LoadQuestion(
         text=tr("{message} The model can be loaded without these overrides.", message=message),
         unload_text="",
@@ -84,7 +93,7 @@ def override_question(message: str, proposal: Proposal) -> LoadQuestion:
 
 
 def with_proposal(question: LoadQuestion, proposal: Proposal | None) -> LoadQuestion:
-    """Return `question` with a proposal that would fit; `proposal` is None if none was found."""
+    """Return `question` with the proposal of a layout or setting that would fit; None if none was found."""
     if proposal is None:
         return replace(question, text=tr("{text} No other layout or setting was found that fits.", text=question.text))
     text = tr(
@@ -94,7 +103,7 @@ def with_proposal(question: LoadQuestion, proposal: Proposal | None) -> LoadQues
 
 
 def idle_text(model: HeldModel, now_s: float) -> str:
-    """Return "answering", or the idle time of a model in whole minutes or hours."""
+    """Return a text for people: "answering", or how long the model has been idle, in whole minutes or hours."""
     if model.idle_since_s is None:
         return tr("answering")
     minutes = int((now_s - model.idle_since_s) // 60)
@@ -108,7 +117,7 @@ def idle_text(model: HeldModel, now_s: float) -> str:
 
 
 def _short_name(name: str) -> str:
-    """Return `name`, without its middle if it is too long for a sentence."""
+    """Return `name`, shortened in the middle if it is longer than `MAX_NAME_LENGTH`."""
     if len(name) <= MAX_NAME_LENGTH:
         return name
     # The end stays: it often names the quantisation.

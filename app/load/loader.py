@@ -1,7 +1,7 @@
-"""Loads the current model: alone, beside others, or in the place of one that has to be unloaded.
+"""The loading of models: alone, beside others, or after models in the way have been unloaded.
 
 The user is asked before another model is unloaded, and before a layout is loaded that is forecast not to fit. With the
-setting `reload_lost`, a lost model is loaded again without a question.
+setting `reload_lost`, a model whose child process died is loaded again without a question.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ from widgets.library.load_question import LoadAnswer, LoadChoice
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """A requested load that has not begun."""
+    """A requested load that has not started.
+
+    `room`: the models to unload for it, and the memory that is missing even then.
+    """
 
     model: OpenModel
     plan: Plan
@@ -44,7 +47,7 @@ class _Wanted:
 
 
 class Loader(QObject):
-    """Runs one load at a time. Calls return at once.
+    """Loads models, one at a time, and asks the user before a load that does not fit. Calls return at once.
 
     `constraints_of`: returns the pins of a model and the devices that are switched off. They apply to layouts that are
     tried or proposed instead of the requested one.
@@ -72,12 +75,12 @@ class Loader(QObject):
         self._settings = settings
         self._constraints_of = constraints_of
         self._proposing = background.latest()
-        """The search for a layout that fits instead of the one in the question."""
+        """Runs the search for a layout that fits, while the question about one that does not fit is shown."""
         self._reloaded: set[OpenModel] = set()
-        """Lost models that were loaded again by themselves and have not answered since."""
+        """Models whose child died, which were loaded again automatically and have not answered since."""
         self._asked: _Wanted | None = None
         self._proposal: Proposal | None = None
-        """A proposal that fits instead of the layout in the question; None if none is known."""
+        """A layout or setting that fits, for the question that is shown; None if none is known."""
         self.memory_return = MemoryReturn(models, live, self)
         models.current_changed.connect(self._on_current_changed)
         models.changed.connect(self._on_models_changed)
@@ -89,13 +92,13 @@ class Loader(QObject):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a load waits for memory to come back."""
+        """Whether a load waits until devices have their memory back."""
         return self.memory_return.is_waiting
 
     def load(self) -> None:
-        """Load the edited layout of the current model. An answer that this model is writing is stopped first.
+        """Load the edited layout of the current model. If the model is answering, the answer is stopped first.
 
-        Its loaded layout is replaced once the new one has been checked. Other models stay loaded if there is room.
+        Its loaded layout is replaced after the new one has been checked. Other models stay loaded if all fit.
         """
         # What to ask is decided by the plan, which may still be that of an earlier edit.
         self._document.when_forecast(self._load)
@@ -128,22 +131,25 @@ class Loader(QObject):
         self._decide(self._wanted(current, plan))
 
     def obstacle(self, plan: Plan) -> str:
-        """Return why `plan` cannot be loaded here, with a remedy; empty if it can be tried."""
+        """Return the reason why `plan` cannot be loaded here, with a remedy; empty if a load can be tried."""
         return self._obstacle(plan)
 
     def room_for(self, model: OpenModel, plan: Plan) -> Room:
-        """Return the models to unload so that `plan` fits, and the memory that is missing even then."""
+        """Return the models to unload so that `plan` of `model` fits, and the memory that is missing even then."""
         return self._wanted(model, plan).room
 
     def load_unasked(self, model: OpenModel, plan: Plan) -> None:
-        """Load `plan` for a program, which answers no question: models in its way are unloaded first.
+        """Load `plan` for a client of the API server, without questions: models in the way are unloaded first.
 
-        The caller has made sure that no load runs or waits, and that no model in the way is busy.
+        The caller must make sure that no load runs or waits, and that no model in the way is answering.
         """
         self._go_on(self._wanted(model, plan), LoadAnswer.UNLOAD)
 
     def reload(self, model: OpenModel) -> None:
-        """Load `model` again as it was before it was lost. Lab workers that stopped are started again first."""
+        """Load `model` again with the layout and settings of its last load.
+
+        Lab workers that have stopped are restarted first.
+        """
         if self._may_reload(model):
             # Asked again then: another load may have begun while the workers were started.
             self._lab.when_running(lambda: model.loading.reload() if self._may_reload(model) else None)
@@ -159,7 +165,7 @@ class Loader(QObject):
         return False
 
     def answer(self, choice: LoadChoice) -> None:
-        """Continue the load in the question, according to the answer."""
+        """Continue with the load of the question that is shown, as the user has chosen."""
         wanted, proposal = self._asked, self._proposal
         self._withdraw()
         if choice.remember:
@@ -173,12 +179,12 @@ class Loader(QObject):
             self.load()
 
     def ask_again(self) -> None:
-        """Forget the remembered answer, so that the question is shown again."""
+        """Delete the stored answer of the user, so that the question is shown again next time."""
         self._settings.without_room = None
         self.notice.emit(Notice(tr("You will be asked when a model does not fit beside others"), bad=False))
 
     def cancel(self) -> None:
-        """Cancel the load that waits or runs."""
+        """Cancel the load that waits for memory or runs, and remove the question."""
         self._withdraw()
         if self.is_waiting:
             self.memory_return.cancel()
@@ -186,7 +192,7 @@ class Loader(QObject):
             self._models.current.loading.cancel()
 
     def close(self) -> None:
-        """Cancel the waiting load and the search for a proposal."""
+        """Cancel the load that waits for memory and the search for a layout that fits."""
         self.memory_return.cancel()
         self._proposing.cancel()
 
@@ -195,7 +201,7 @@ class Loader(QObject):
         model.loading.answered.connect(lambda _event: self._reloaded.discard(model))
 
     def _on_lost_changed(self, model: OpenModel, lost: bool) -> None:
-        """Load a lost model again by itself: once, until it has answered again."""
+        """Load a model whose child died again, if the setting says so: once, until it has answered again."""
         if lost and model.loading.steps_back:
             # Without asking, as a load steps back: the layout did not fit.
             QTimer.singleShot(0, self, partial(self.reload, model))
@@ -214,7 +220,7 @@ class Loader(QObject):
             self._go_on(wanted, answer)
 
     def _wanted(self, model: OpenModel, plan: Plan) -> _Wanted:
-        """Return the load of `plan` with the models to unload and the memory that is missing now."""
+        """Return a request to load `plan`, with the models to unload and the memory that is still missing then."""
         # The own old load ends first, so its memory counts as free.
         replaced = () if model.held is None else (model.held,)
         others = [held for held in self._models.held if held not in replaced]
@@ -224,8 +230,8 @@ class Loader(QObject):
     def _would_fail(self, wanted: _Wanted) -> bool:
         """Return whether the load is forecast to fail, even after all models in its way have been unloaded.
 
-        A load that may step back changes the layout by itself, and keeps what is loaded until the engine has a plan
-        that fits.
+        False if loads may step back: such a load tries other layouts, and does not unload the present one before the
+        engine has a plan that fits.
         """
         return bool(wanted.room.still_short) and not self._settings.steps_back
 
@@ -254,7 +260,10 @@ class Loader(QObject):
         self._proposing.run("Finding what fits", search, propose, lambda _error: propose(None), quiet=True)
 
     def _offers_without_overrides(self, model: OpenModel, plan: Plan) -> bool:
-        """Offer to drop overrides that the split mode does not support. Return whether the question is shown."""
+        """Show the question whether to drop overrides that the split mode does not support.
+
+        Return whether it is shown.
+        """
         if not plan.violations:
             return False
         from engine.planning.fit.mode_layouts import without_refused_overrides
@@ -296,7 +305,7 @@ class Loader(QObject):
         return RetryPolicy(DEFAULT_RETRIES if self._settings.steps_back else 0, constraints)
 
     def _obstacle(self, plan: Plan) -> str:
-        """Return why `plan` cannot be loaded here, with a remedy; empty if it can be tried."""
+        """Return the reason why `plan` cannot be loaded here, with a remedy; empty if a load can be tried."""
         if plan.violations:
             first = plan.violations[0]
             return f"{first.message} {first.remedy}"
@@ -322,7 +331,7 @@ class Loader(QObject):
         self._withdraw()
 
     def _on_models_changed(self) -> None:
-        """Update the question when a loaded model has begun to answer or was unloaded, or withdraw it."""
+        """Update the question if a loaded model started to answer or was unloaded; remove it if the load now fits."""
         asked = self._asked
         # A question about overrides does not depend on memory.
         if asked is None or asked.plan.violations:
@@ -334,7 +343,7 @@ class Loader(QObject):
             self._ask(wanted)
 
     def _on_edited(self) -> None:
-        """Withdraw the question if the edit is not the one that it is about."""
+        """Remove the question if the edit has changed since it was asked."""
         if self._asked is not None and self._document.edit != self._asked.plan.edit:
             self._withdraw()
 
@@ -349,7 +358,7 @@ class Loader(QObject):
 
 
 def _best_proposal(plan: Plan, constraints: Constraints, token: CancelToken) -> Proposal | None:
-    """Return the proposal that changes `plan` least, or None. Proposals to unload other models are left out."""
+    """Return the proposal that changes `plan` least, or None. Proposals that unload other models are excluded."""
     # The searches need much that the window's start can do without.
     from engine.planning.fit.proposals import best_by_forecast
     from engine.planning.fit.strategies.constraints import Watch
@@ -359,7 +368,10 @@ def _best_proposal(plan: Plan, constraints: Constraints, token: CancelToken) -> 
 
 
 def _may_go_unasked(room: Room, answer: LoadAnswer) -> bool:
-    """Return whether a remembered answer is enough. Ending an answer or sharing a worker needs a question."""
+    """Return whether the load can start with the stored answer.
+
+    The user is always asked before an answer is stopped or a worker is shared.
+    """
     if answer is LoadAnswer.UNLOAD:
         return not any(victim.is_busy for victim in room.victims)
     return answer is LoadAnswer.BESIDE and not room.workers

@@ -1,4 +1,4 @@
-"""The wait between an unload and the next load, until the child has ended and its devices have their memory back."""
+"""The wait between an unload and the next load: until the child has exited and its devices have their memory back."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Leaving:
 
 
 class MemoryReturn(QObject):
-    """Follows every unload. A load that is requested meanwhile waits here for a bounded time."""
+    """Watches the memory of models that are unloaded, and delays the next load until it is free, for a bounded time."""
 
     def __init__(self, models: OpenModels, live: LiveRig, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -34,7 +34,7 @@ class MemoryReturn(QObject):
         self._leaving: list[_Leaving] = []
         self._then: Callable[[], None] | None = None
         self.waiting: OpenModel | None = None
-        """The model whose load waits."""
+        """The model whose load waits; None if no load waits."""
         self._poll = QTimer(self)
         # Polled: a child may end, a sample arrive, or the limit of `Recovery` pass.
         self._poll.setInterval(POLL_MS)
@@ -43,11 +43,14 @@ class MemoryReturn(QObject):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a load waits."""
+        """Whether a load waits for memory."""
         return self._then is not None
 
     def then(self, model: OpenModel, begin: Callable[[], None]) -> None:
-        """Call `begin`, which loads `model`, once all memory is back. Until then the model's status shows the wait."""
+        """Call `begin`, which loads `model`, when all memory is free again.
+
+        Until then the model's status shows the wait.
+        """
         self._then, self.waiting = begin, model
         self._on_poll()
         if self.is_waiting:
@@ -55,7 +58,7 @@ class MemoryReturn(QObject):
             model.show_wait(self._text())
 
     def cancel(self) -> None:
-        """Forget the load that waits."""
+        """Cancel the load that waits for memory."""
         if self.is_waiting:
             self._stop()
 

@@ -1,4 +1,7 @@
-"""Probes the edited layout when editing pauses, so that probed numbers replace the estimated ones on the screen."""
+"""Probes of the edited layout: when editing pauses, llama.cpp's own numbers replace the estimated ones on the screen.
+
+A probe loads the model in a child process without allocating its memory (`no_alloc`).
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,11 @@ from engine.runtime.process.questions import SpareChild
 _log = logging.getLogger("layerdeck.prober")
 
 PAUSE_MS = 500
-"""A probe starts when nothing was edited for this long."""
+"""Milliseconds without an edit after which a probe starts."""
 
 
 class Prober(QObject):
-    """Probes one layout at a time; a newer probe cancels the running one.
+    """Probes the edited layout in a child process, one at a time; a newer probe cancels the running one.
 
     `may_probe`: returns whether a probe may run now.
     """
@@ -49,27 +52,27 @@ class Prober(QObject):
 
     @property
     def waits(self) -> bool:
-        """Whether a probe begins after a pause."""
+        """Whether a probe will start when editing has paused long enough."""
         return self._pause.isActive()
 
     def restart(self) -> None:
-        """Probe the edited layout after the next pause; do nothing after `close`."""
+        """Start a probe of the edited layout after the next pause in editing; do nothing after `close`."""
         if not self._closed:
             self._pause.start()
 
     def cancel(self) -> None:
-        """Cancel the running probe."""
+        """Cancel the running probe; a later edit starts another one."""
         self._probing.cancel()
 
     def close(self) -> None:
-        """Cancel the running probe, and start no other one."""
+        """Cancel the running probe, and prevent further ones."""
         self._closed = True  # Models that are closed after this give memory back, which would ask for a probe.
         self._pause.stop()
         self.cancel()
         self._spare.close()
 
     def _prepare(self) -> None:
-        """Start the child of the next probe during editing, in a thread: the start takes some milliseconds."""
+        """Start the child process of the next probe in a background thread while the user edits: it takes time."""
         if self._may_probe():
             self._background.run("probe", self._spare.prepare, _nothing, self._skip, quiet=True)
 
@@ -97,4 +100,4 @@ class Prober(QObject):
 
 
 def _nothing(_result: None) -> None:
-    """Do nothing: a started child is not reported."""
+    """Do nothing with the result: the start of a child is not reported."""

@@ -1,6 +1,8 @@
-"""The driver of `engine.chat.answer` in the window: carries out the effects of one model's answers without waiting.
+"""Carries out answers of one model in the window: the driver of the state machine `engine.chat.answer`.
 
-It does not depend on which conversation is shown.
+The state machine decides what to do next and returns effects, such as "store this text". `Answering` carries them out
+without blocking, and passes events of the model and of the storage back. It does not depend on which conversation is
+shown.
 """
 
 from __future__ import annotations
@@ -24,15 +26,15 @@ from engine.runtime.protocol.messages import Counted
 from engine.runtime.session.events import Answered, Done, Shifted, Token
 
 KEEP_INTERVAL_MS = 30
-"""Tokens within this time are stored and painted together."""
+"""Milliseconds for which new text is collected, then stored and painted together."""
 
 Then = Callable[[], None]
-"""Called in the GUI thread when a change is on disk, or could not be stored. Text is painted only then, so that a
-crash does not lose text that people have seen."""
+"""Callback in the GUI thread after a change was written to disk, or could not be.
+Text is painted only after that, so that a crash does not lose text that people have seen."""
 
 
 class ChatStorage:
-    """Interface for storing conversations. Calls do not wait; changes are stored in their order.
+    """Interface of a storage for conversations. Calls do not block; changes are written in the order of the calls.
 
     This base class stores nothing.
     """
@@ -41,61 +43,67 @@ class ChatStorage:
         """Store a conversation: a new one if `before` is None, else its differences from `before`."""
 
     def apply(self, chat: str, before: MessageTree, after: MessageTree) -> None:
-        """Store the changes of a conversation's messages."""
+        """Store the changes of the messages of conversation `chat` from `before` to `after`."""
 
     def keep_file(self, data: bytes) -> None:
-        """Store the bytes of an attachment, before the message that has it."""
+        """Store the bytes of an attachment. Called before the message that refers to it is stored."""
 
     def read_files(self, names: Sequence[str], then: Callable[[Mapping[str, bytes]], None]) -> None:
-        """Call `then` with the bytes of attachments by their SHA-256, without those that are not stored."""
+        """Read attachments by their SHA-256 (`names`), then call `then` with the bytes of those that are stored."""
         then({})
 
     def append(self, piece: Append, then: Then) -> None:
-        """Store more of an answer that is being written."""
+        """Append text to the stored answer that is being written, then call `then`."""
         then()
 
     def finish(self, chat: str, message: Message, then: Then) -> None:
-        """Store an answer that has ended."""
+        """Store the complete last version of an answer that has ended, then call `then`."""
         then()
 
 
 class StateStorage:
-    """Interface for saving and restoring the KV-cache state of one model's conversations. Calls do not wait.
+    """Interface for saving and restoring the KV cache of one model's conversations. Calls do not block.
 
-    `chat`: the id of a conversation.
-    `request`: the number of the request for an answer.
-    This base class saves nothing, so that the model reads each conversation again.
+    `chat`: id of a conversation. `request`: number of the request for an answer. This base class saves nothing, so that
+    the model has to read each conversation again.
     """
 
     def before_answer(self, chat: str, then: Callable[[], None], *, goes_on: bool) -> None:
-        """Call `then` when the saved state of a conversation is restored, or if there is none.
+        """Restore the saved KV state of a conversation if there is one, then call `then`.
 
         `goes_on`: whether the conversation has earlier messages.
         """
         then()
 
     def asked(self, chat: str, request: int) -> None:
-        """An answer has begun."""
+        """Note that the model writes an answer, whose KV cache will replace a state that is not saved yet."""
 
     def answered(self, chat: str, request: int, tokens: int) -> None:
-        """An answer has ended. `tokens`: length of the conversation in the KV cache."""
+        """Note that an answer has ended.
+
+        `tokens`: length of the conversation in the KV cache; 0 if it cannot be reused.
+        """
 
 
 class Answering(QObject):
-    """Asks one model for answers, one at a time."""
+    """Carries out the answers of one model, one at a time, and emits their text. For the GUI thread.
+
+    `storage` gets the messages, `states` the KV states; both do nothing until they are replaced.
+    """
 
     begun = Signal()
     changed = Signal(AnswerRun)
-    """Its message has changed."""
+    """Emitted when the message of this answer has changed."""
     written = Signal(AnswerRun, Append)
-    """A piece of its text may be painted."""
+    """Carries a piece of the answer's text that is stored and may be painted."""
     overflow_asked = Signal(str)
-    """The context is full; a person answers with `answer_overflow`. Empty: the question is withdrawn."""
+    """Emitted with a question if the context is full; the user's choice goes to `answer_overflow`.
+    Emitted with an empty text when the question must be removed."""
     notice_given = Signal(AnswerRun, str)
-    """A sentence about the answer that is being written."""
+    """Carries a sentence for people about the answer that is being written."""
     finished = Signal(AnswerRun, Finish)
     kept = Signal(str)
-    """The complete answer with this id is stored."""
+    """Carries the id of an answer that is stored completely."""
 
     def __init__(self, loading: Loading, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -103,13 +111,13 @@ class Answering(QObject):
         self.storage = ChatStorage()
         self.states = StateStorage()
         self.overflow: Overflow = "drop"
-        """The action if the context is full."""
+        """What to do if the context is full: drop the oldest turns, ask the user, or refuse the question."""
         self.answer: AnswerRun | None = None
-        """The answer that is being written."""
+        """The answer that is being written; None if there is none."""
         self.request: int | None = None
-        """The number of its request; None: the model has not been asked yet."""
+        """The number of the request for the present answer; None before it is sent to the model."""
         self._count: int | None = None
-        """The number of the request that counts its prompt; None: none runs."""
+        """The number of the request that counts the tokens of the prompt; None if none runs."""
         self._timer = QTimer(self)
         self._timer.setSingleShot(True)
         self._timer.setInterval(KEEP_INTERVAL_MS)
@@ -124,13 +132,13 @@ class Answering(QObject):
     # ------------------------------------------------------------------ what people do
 
     def begin(self, run: AnswerRun) -> None:
-        """Begin to write an answer."""
+        """Make `run` the present answer, and carry out its first effects."""
         self.answer, self.request, self._count = run, None, None
         self.begun.emit()
         self._do(run, run.begin())
 
     def stop(self) -> None:
-        """Stop the answer. Its text so far is kept."""
+        """Stop the answer. Its text so far remains in the conversation."""
         run = self.answer
         if run is None:
             self._loading.stop_answer()
@@ -138,19 +146,25 @@ class Answering(QObject):
         self._do(run, run.stop())
 
     def answer_overflow(self, leave_out: bool) -> None:
-        """Drop the oldest turns and go on, or do not send the question."""
+        """Continue after the question about a full context.
+
+        `leave_out`: drop the oldest turns and send the user's message; if false, the message is not sent.
+        """
         if self.answer is not None:
             self._do(self.answer, self.answer.answer_overflow(leave_out))
 
     def answer_now(self) -> None:
-        """Stop the thought, and let the model answer with it as it is."""
+        """Stop the model's thinking, and make it write its answer after the unfinished thought."""
         if self.answer is not None:
             self._do(self.answer, self.answer.answer_now())
 
     # ------------------------------------------------------------------ effects
 
     def _do(self, run: AnswerRun, effects: core.Effects) -> None:
-        """Carry out effects. Effects of an answer that was replaced meanwhile are dropped."""
+        """Carry out effects, which are actions that the state machine of the answer has chosen.
+
+        Effects of an answer that is not the present one any more are dropped.
+        """
         for effect in effects:
             # An effect may end the answer, or a receiver may have begun another one.
             if run is not self.answer:
@@ -185,7 +199,7 @@ class Answering(QObject):
                 self._finish(run, effect)
 
     def _on_written(self, run: AnswerRun, piece: Append) -> None:
-        """Show a stored piece, unless the answer has ended: then it is shown complete."""
+        """Show a stored piece of text, unless the answer has ended: then the complete answer is shown."""
         if run is self.answer and not run.has_ended:
             run.written(piece)
             self.changed.emit(run)
@@ -239,7 +253,10 @@ class Answering(QObject):
             self._do(run, run.done(event))
 
     def _on_loaded_changed(self, loaded: LoadedLayout | None) -> None:
-        """End an answer whose request was not sent yet. A request that was sent ends with an event of its own."""
+        """End an answer whose request was not sent yet, because the model was unloaded.
+
+        A request that was sent ends with an event of its own.
+        """
         run = self.answer
         # An answer that waits for a restored state or a count of tokens has no event that would end it.
         if loaded is None and run is not None and self.request is None and self._count is None:

@@ -50,15 +50,20 @@ STRATEGY_WORDS = (
     StrategyWords("context", tr("Longest &Context"), tr("Find the longest context that fits"), uses_kv_types=True),
     StrategyWords("fastest", tr("Fas&test"), tr("Find the layout with the highest predicted tokens/s")),
 )
-"""Title and purpose of each strategy. Titles have the mnemonics of the menu."""
+"""Name, menu title with mnemonic, and purpose of each strategy that finds a layout."""
 
 _Value = TypeVar("_Value")
 Find = Callable[[ModelFile, Rig, ContextSettings, SideFiles], Edit]
-"""Finds the layout of a model on a rig; see `AutoLayouts.finder`."""
+"""Type of a function that finds a layout and context settings for a model on a rig; see `AutoLayouts.finder`."""
 
 
 class KeptWishes(msgspec.Struct, frozen=True):
-    """The stored options of automatic layouts."""
+    """The options of automatic layouts, as they are stored in the settings.
+
+    `strategy`: name of the preferred strategy. `order`: device ids, the preferred first. `off`: ids of devices that
+    must not be used. `kv_types`: cache types that strategy `context` may choose, the preferred first. `split`: use
+    several devices even if one holds everything. `one_backend`: use devices of one backend only.
+    """
 
     strategy: str = "fewest"
     order: tuple[str, ...] = ()
@@ -69,9 +74,10 @@ class KeptWishes(msgspec.Struct, frozen=True):
 
 
 class KeptPins(msgspec.Struct, frozen=True):
-    """Stored pins by path of the model file: device, first and last layer; and the device of the output layer.
+    """Pins (layers that automatic layouts must leave on a device), as they are stored by path of the model file.
 
-    `parts`: device, part, first and last layer.
+    `layers`: tuples of device, first and last layer. `outputs`: device of the output layer. `parts`: tuples of device,
+    part of a layer, first and last layer.
     """
 
     layers: dict[str, tuple[tuple[str, int, int], ...]] = {}
@@ -80,9 +86,9 @@ class KeptPins(msgspec.Struct, frozen=True):
 
 
 class AutoLayouts(QObject):
-    """Stores options and pins, and searches layouts in the background. A found layout is one step of undo.
+    """Finds automatic layouts in the background, and stores their options and pins. A found layout is one step of undo.
 
-    `searching`: progress of the search as text; empty when none runs.
+    `searching`: emitted with the progress of the search as text; empty when no search runs.
     """
 
     wishes_changed = Signal(AutoWishes)
@@ -113,7 +119,7 @@ class AutoLayouts(QObject):
 
     @property
     def pins(self) -> Pins:
-        """The pins of the current model."""
+        """The pins of the current model: layers that automatic layouts leave on their device."""
         return self._pins_of(self._path)
 
     def _pins_of(self, path: str) -> Pins:
@@ -125,7 +131,7 @@ class AutoLayouts(QObject):
         return "" if model is None else str(model.paths[0])
 
     def set_wishes(self, wishes: AutoWishes) -> None:
-        """Set and store the options."""
+        """Set the options of automatic layouts (strategy, devices, cache types), and store them."""
         self.wishes = wishes
         kept = KeptWishes(
             wishes.strategy,
@@ -140,18 +146,21 @@ class AutoLayouts(QObject):
 
     @property
     def counts_projectors(self) -> bool:
-        """Whether forecasts of models that are not open count the projector that belongs to the model."""
+        """Whether memory forecasts of models that are not open include the projector that belongs to the model."""
         return self._settings.counts_projectors
 
     def count_projectors(self, wanted: bool) -> None:
-        """Set and store whether such forecasts count projectors."""
+        """Set and store whether forecasts of models that are not open include the projector."""
         self._settings.counts_projectors = wanted
         self.projectors_counted.emit(wanted)
 
     # ------------------------------------------------------------------ pins
 
     def toggle_pin(self, toggle: PinToggle) -> None:
-        """Pin layers, or the output layer, to their current devices; release them if all are pinned there already."""
+        """Pin layers, layer parts or the output layer to their present devices.
+
+        If all of them are pinned there already, they are unpinned.
+        """
         edit = self._document.edit
         if edit is None:
             return
@@ -165,11 +174,11 @@ class AutoLayouts(QObject):
             self._set_pins(replace(pins, layers=_toggled(pins, layout, *toggle.layers)))
 
     def release_pins(self) -> None:
-        """Release all pins of the current model."""
+        """Remove all pins of the current model."""
         self._set_pins(Pins())
 
     def show_pins(self) -> None:
-        """Emit the pins of the current model."""
+        """Emit `pins_changed` with the pins of the current model."""
         self.pins_changed.emit(self.pins)
 
     def _set_pins(self, pins: Pins) -> None:
@@ -191,7 +200,7 @@ class AutoLayouts(QObject):
     # ------------------------------------------------------------------ finding
 
     def use(self, strategy: str) -> None:
-        """Replace the layout by the one that `strategy` finds for the current devices."""
+        """Find a layout for the current devices by `strategy` in the background, and use it for the edit."""
         model, asked, rig = self._document.model, self._document.edit, self._live.rig
         if model is None or asked is None:
             return
@@ -235,9 +244,9 @@ class AutoLayouts(QObject):
         self._finding.run("Finding a layout", find, apply, refuse, show_progress, quiet=True)
 
     def finder(self) -> Find:
-        """Return how a layout is found by the preferred strategy, with the options and pins as they are now.
+        """Return a function that finds a layout with the preferred strategy and the present options and pins.
 
-        The function blocks, and is for any thread. It raises `EngineError`.
+        The function blocks, and may be called in any thread. It raises `EngineError`.
         """
         wishes, pins_of, speeds_of = self.wishes, partial(_pins, self._pins), self._speeds.known_speeds
 
@@ -252,13 +261,16 @@ class AutoLayouts(QObject):
         return find
 
     def cancel(self) -> None:
-        """Cancel a running search. The layout stays as it is."""
+        """Cancel a running search. The layout is not changed."""
         if self._finding.is_running:
             self._finding.cancel()
             self.searching.emit("")
 
     def _obstacle(self, model: ModelFile, asked: Edit) -> str:
-        """Return why a result for `asked` cannot be used any more; empty if it can. Moved layers are no obstacle."""
+        """Return the reason why a layout that was found for `asked` must not be used now, for people; empty if it may.
+
+        Layers that were moved meanwhile are no reason.
+        """
         edit = self._document.edit
         if edit is None or self._document.model is not model:
             return tr(
@@ -270,7 +282,7 @@ class AutoLayouts(QObject):
         return ""
 
     def constraints(self, model: ModelFile) -> Constraints:
-        """Return the options and pins for `model`, without devices and layers that do not exist."""
+        """Return the options and pins for a search for `model`, without devices and layers that do not exist."""
         return _constraints(model, set(self._live.rig.ids), self.wishes, self._pins_of(str(model.paths[0])))
 
 
@@ -308,7 +320,10 @@ def _wishes(kept: KeptWishes) -> AutoWishes:
 
 
 def _toggled(pins: Pins, layout: Layout, first: int, last: int) -> tuple[PinnedLayers, ...]:
-    """Return the pins after layers `first` to `last` were pinned to their devices, or released."""
+    """Return the pins of layers after `first` to `last` were pinned to their devices in `layout`, or unpinned.
+
+    They are unpinned if all of them are pinned to these devices.
+    """
     places = dict(enumerate(layout.assignment()))
     held = {index: device for index in places if (device := pins.device_of(index)) is not None}
     span = range(first, last + 1)
@@ -329,7 +344,10 @@ def _toggled(pins: Pins, layout: Layout, first: int, last: int) -> tuple[PinnedL
 
 
 def _toggled_parts(pins: Pins, layout: Layout, part: MovablePart, first: int, last: int) -> tuple[PinnedPart, ...]:
-    """Return the pins after a part of layers `first` to `last` was pinned to its devices, or released."""
+    """Return the pins of layer parts after `part` of layers `first` to `last` was pinned to its devices, or unpinned.
+
+    It is unpinned if it is pinned to these devices in all layers.
+    """
     name = MOVABLE_PARTS[part][0]
     held = {
         layer: device for layer in range(layout.n_layers) if (device := pins.part_device_of(part, layer)) is not None

@@ -1,8 +1,9 @@
-"""Counts the tokens of a conversation for the meter: its parts by the model's vocabulary, the whole by its template.
+"""Counts the tokens of a conversation while its model is loaded, for the meter of the context.
 
-The child counts, one request at a time, and only what it has not counted before: a text, an image or sound, or a whole
-conversation. An answered conversation is counted by its template too, as the raw prompt is. The KV cache has another
-number of tokens: thoughts are not part of the next prompt, and the end of a turn is not always generated.
+The model's child counts single texts with the vocabulary, and the whole prompt with the chat template. It counts one
+request at a time, and only texts, images, sounds and conversations that were not counted before. An answered
+conversation is counted by its template too: its number in the KV cache differs, since thoughts are not part of the next
+prompt, and the end of a turn is not always generated.
 """
 
 from __future__ import annotations
@@ -20,15 +21,17 @@ from engine.runtime.session.events import Answered
 from engine.runtime.session.status import Phase
 
 MOST_CONVERSATIONS = 32
-"""Size of the cache for whole conversations. Counts of single texts stay until another model is loaded."""
+"""Largest number of whole conversations whose counts are cached.
+Counts of single texts are cached until the next load."""
 
 
 @dataclass(frozen=True, slots=True)
 class CountedChat:
-    """The prompt of a conversation and the parts that the meter shows.
+    """The prompt of a conversation, and its parts that the meter shows separately.
 
-    `files`: texts of its attachments. `media`: images and sounds, without their bytes. `tools`: definitions of its
-    tools for the template, as JSON.
+    `template`: chat template, empty for the model's own. `files`: texts of attachments. `media`: images and sounds,
+    without their bytes. `max_tokens`: limit of the answer, None if there is none. `tools`: definitions of tools as
+    JSON.
     """
 
     messages: tuple[ChatMessage, ...]
@@ -41,18 +44,18 @@ class CountedChat:
 
     @property
     def request(self) -> CountTokens:
-        """The request that counts the prompt."""
+        """The request to the model's child that counts the whole prompt."""
         template_input = TemplateInput(tools=self.tools)
         return CountTokens(messages=self.messages, template_input=template_input, template=self.template)
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The texts that are counted separately."""
+        """The texts that are also counted separately: system prompt and texts of attachments."""
         return tuple(text for text in (self.system, *self.files) if text)
 
 
 class ContextCounter(QObject):
-    """Counts with the child of a `Loading`; only the last request is answered."""
+    """Counts tokens with the model's child for the meter; a newer request replaces one that waits."""
 
     counted = Signal(ContextUse)
 
@@ -73,7 +76,7 @@ class ContextCounter(QObject):
         loading.loaded_changed.connect(self._forget)
 
     def count(self, chat: CountedChat) -> None:
-        """Count a conversation; `counted` has the result, unless another one is requested before."""
+        """Count a conversation. `counted` is emitted with the result, unless another one is requested before that."""
         self._wanted = chat
         self._timer.start(0)
 
@@ -119,7 +122,7 @@ class ContextCounter(QObject):
             self._go_on()
 
     def _on_lost(self, lost: AnswerLost) -> None:
-        """Give up: the chat template failed, or the model is being unloaded."""
+        """Drop the request: the chat template failed, or the model is being unloaded."""
         if self._asked is not None and lost.request == self._asked[0]:
             self._asked = None
 

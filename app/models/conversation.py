@@ -1,6 +1,7 @@
 """The conversation that an open model shows: its message tree, and the actions of people on it.
 
-Another conversation may be shown at any time. A running answer continues in its own conversation, shown or not.
+A model may switch to another conversation at any time. A running answer continues in its own conversation, even if
+that is not shown.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ from engine.runtime.session.status import Phase
 
 @dataclass(frozen=True, slots=True)
 class ContextFill:
-    """Tokens of the loaded context. `used`: None if it is not known; `total`: None if no model is loaded."""
+    """Use of the loaded context in tokens. `used`: None if unknown. `total`: its size, None if no model is loaded."""
 
     used: int | None
     total: int | None
@@ -62,37 +63,43 @@ class ContextFill:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """Result of restoring a saved KV state. `tokens`: its length; 0 if it was not used, for the reason `refusal`."""
+    """Result of restoring a saved KV state.
+
+    `tokens`: length of the state; 0 if it was not used. `refusal`: the reason for that, for people.
+    """
 
     tokens: int
     refusal: str = ""
 
 
 def new_chat() -> Chat:
-    """Return an empty conversation."""
+    """Return a new conversation without messages."""
     now = now_ms()
     return Chat(id=new_id(), created_ms=now, updated_ms=now)
 
 
 class Conversation(QObject):
-    """The shown conversation of one model. It asks the model through `Answering`, and stores changes in a
-    `ChatStorage`. It lives as long as the window."""
+    """The conversation that one model shows, with the actions of people on its messages. For the GUI thread.
+
+    It asks the model through `Answering`, and stores changes in a `ChatStorage`. The object exists as long as its model
+    is open; `open` and `begin` switch it to another conversation.
+    """
 
     answer_finished = Signal(Done)
     context_use_changed = Signal(ContextFill)
     overflow_asked = Signal(str)
-    """The context is full, and a person has to choose: see `Answering.answer_overflow`. Empty: the question is
-    withdrawn."""
+    """Emitted with a question if the context is full; the user's choice goes to `Answering.answer_overflow`.
+    Emitted with an empty text when the question must be removed."""
     restored = Signal(Restored)
-    """The saved KV state of the shown conversation was restored, or could not be used."""
+    """Emitted when the saved KV state of the shown conversation was restored, or could not be used."""
     shown_changed = Signal()
-    """The shown path has other messages."""
+    """Emitted when other messages are shown."""
     message_changed = Signal(str)
-    """The message with this id has changed."""
+    """Carries the id of a message that has changed."""
     piece_kept = Signal(Append)
-    """More text of the shown answer is on disk and may be painted."""
+    """Carries text of the shown answer that is on disk and may be painted."""
     chat_changed = Signal()
-    """Another conversation is shown, or its title, prompt or settings changed."""
+    """Emitted when another conversation is shown, or when its title, prompt or settings have changed."""
 
     def __init__(self, loading: Loading, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -102,7 +109,7 @@ class Conversation(QObject):
         self.chat = new_chat()
         self.tree = MessageTree()
         self.presets: Mapping[str, Preset] = {}
-        """All presets, by name."""
+        """All presets (stored prompts and sampling settings), by name."""
         self._is_kept = False
         self.answering.begun.connect(self.shown_changed)
         self.answering.changed.connect(self._on_answer_changed)
@@ -111,43 +118,44 @@ class Conversation(QObject):
         self.answering.finished.connect(self._on_finished)
         self.answering.kept.connect(self.message_changed)
         self._failed: AnswerRun | None = None
-        """The last answer that failed."""
+        """The last answer that failed; None if there is none."""
         self._waiting = ""
-        """The id of the answer that goes on when the model is loaded with another layout; empty: none."""
+        """The id of an answer that continues when the model was loaded again with another layout; empty if there is
+        none."""
         loading.loaded_changed.connect(self._on_loaded_changed)
         # After `Answering`, which ends the answer by the same signal.
         loading.answer_lost.connect(self._on_lost)
         loading.phase_changed.connect(self._on_phase_changed)
 
     def keep_in(self, storage: ChatStorage) -> None:
-        """Use `storage` from now on."""
+        """Store this model's conversations in `storage` from now on."""
         self._storage = self.answering.storage = storage
 
     # ------------------------------------------------------------------ what is shown
 
     @property
     def is_empty(self) -> bool:
-        """Whether the conversation has no messages."""
+        """Whether the conversation has no messages and no answer is being written in it."""
         return not self.tree.messages and self.answering.answer is None
 
     @property
     def preset(self) -> Preset | None:
-        """The preset of the conversation, None if it has none."""
+        """The preset of the conversation; None if it has none."""
         return self.presets.get(self.chat.preset)
 
     @property
     def system(self) -> str:
-        """The system prompt: the conversation's own, else that of its preset."""
+        """The system prompt: that of the conversation, else that of its preset."""
         return system_prompt(self.chat, self.preset)
 
     @property
     def sampling(self) -> Sampling:
-        """The sampling settings, with the source of each value."""
+        """The sampling settings for the next answer, with the source of each value."""
         return chat_sampling(self._loading.model, self.preset, self.chat.settings)
 
     @property
     def tools(self) -> ToolUse:
-        """The tools that the model may call; none while their definitions cannot be used."""
+        """The tools that the model may call; none if their definitions are invalid."""
         try:
             return ToolUse(read_tools(self.chat.tools), self._template)
         except DefinitionError:
@@ -155,7 +163,7 @@ class Conversation(QObject):
 
     @property
     def tools_fault(self) -> str:
-        """Why the definitions of tools cannot be used, as a sentence; empty if they can."""
+        """The reason why the definitions of tools are invalid, as a sentence; empty if they are valid."""
         try:
             read_tools(self.chat.tools)
         except DefinitionError as error:
@@ -164,12 +172,12 @@ class Conversation(QObject):
 
     @property
     def missing_results(self) -> tuple[ToolCall, ...]:
-        """The calls at the end of the conversation that wait for a result."""
+        """The tool calls of the last answer that have no result yet."""
         return () if self.open_message is not None else missing_results(self.tree.path)
 
     @property
     def is_answering(self) -> bool:
-        """Whether an answer is being written, in this conversation or in another one."""
+        """Whether the model writes an answer, in this conversation or in another one."""
         return self.answering.answer is not None
 
     @property
@@ -180,17 +188,17 @@ class Conversation(QObject):
 
     @property
     def left_out(self) -> frozenset[str]:
-        """Ids of shown messages that are left out of the prompt, because the context is full."""
+        """Ids of shown messages that the prompt omits, because the context is full."""
         path = self.tree.path
         return left_out_of(path, cut_of_path(path, self._context_size))
 
     @property
     def prompt_path(self) -> tuple[Message, ...]:
-        """The shown messages that would be part of the prompt."""
+        """The shown messages that the prompt of the next question would contain."""
         return shown_path(self.tree.path, self.left_out)
 
     def prompt_messages(self) -> tuple[ChatMessage, ...]:
-        """Return the prompt of the conversation, with the draft as the next question."""
+        """Return the prompt of the conversation, with the draft as its next question."""
         path = self.prompt_path
         if self.chat.draft.strip():
             path = (*path, Message(id=new_id(), role="user", content=self.chat.draft))
@@ -198,11 +206,11 @@ class Conversation(QObject):
 
     @property
     def asked_request(self) -> int | None:
-        """The number of the request for the answer that is being written; None if the model has not been asked yet."""
+        """The number of the request for the present answer; None if there is none, or it was not sent yet."""
         return None if self.answering.answer is None else self.answering.request
 
     def counted_chat(self) -> CountedChat:
-        """Return the prompt of the conversation with its parts, to be counted for the meter."""
+        """Return the prompt of the conversation and its parts, for counting while the model is loaded."""
         path = self.prompt_path
         return CountedChat(
             messages=chat_messages(self.system, path, self.tools),
@@ -215,7 +223,7 @@ class Conversation(QObject):
         )
 
     def unloaded_chat(self, attachments: Sequence[Attachment] = ()) -> CountedChat | None:
-        """Return the prompt as it would be sent now, with the draft and these attachments; None if it is empty."""
+        """Return the prompt with draft and `attachments`, for counting without a loaded model; None if it is empty."""
         path = self.prompt_path
         if self.chat.draft.strip() or attachments:
             path = (*path, new_question(self.chat.draft, None, attachments))
@@ -227,12 +235,12 @@ class Conversation(QObject):
         )
 
     def tell_restored(self, chat: str, restored: Restored) -> None:
-        """Show whether the saved state of a conversation could be restored."""
+        """Emit `restored` if the KV state belongs to the shown conversation. `chat`: id of its conversation."""
         if chat == self.chat.id:
             self.restored.emit(restored)
 
     def open(self, chat: Chat, tree: MessageTree) -> None:
-        """Show a stored conversation."""
+        """Switch to the stored conversation `chat` with the messages `tree`."""
         self.chat, self._is_kept = chat, True
         answer = self.answering.answer
         if answer is not None and answer.chat == chat.id:
@@ -241,20 +249,20 @@ class Conversation(QObject):
         self._show()
 
     def begin(self, chat: Chat | None = None) -> None:
-        """Show a new conversation. The one before stays stored."""
+        """Switch to a new conversation: `chat`, or an empty one with the same settings. The old one remains stored."""
         shown = self.chat
         self.chat, self.tree = chat or _like(shown), MessageTree()
         self._is_kept = False
         self._show()
 
     def clear(self) -> None:
-        """Begin a new conversation. A running answer of this one is stopped first."""
+        """Switch to a new conversation. An answer that is written in the present one is stopped first."""
         if self.open_message is not None:
             self.answering.stop()
         self.begin()
 
     def change_chat(self, chat: Chat) -> None:
-        """Change title, draft, prompt or settings of the conversation."""
+        """Replace title, draft, prompt or settings of the conversation, and store the change."""
         before, self.chat = self.chat, chat
         # An untouched new conversation is not stored.
         if self._is_kept:
@@ -264,14 +272,17 @@ class Conversation(QObject):
         self.chat_changed.emit()
 
     def select(self, message: str) -> None:
-        """Show the branch with this message."""
+        """Show the branch of the message tree that has the message with this id."""
         if message in self.tree.messages:
             self._apply(select(self.tree, message))
 
     # ------------------------------------------------------------------ what people do
 
     def send(self, text: str, files: Sequence[tuple[Attachment, bytes | None]] = ()) -> None:
-        """Ask a question. `files`: its attachments, each with its bytes unless they are stored already."""
+        """Send a question to the model; do nothing if it cannot be asked now.
+
+        `files`: attachments, each with its bytes, or None if these are stored already.
+        """
         if not self.can_ask:
             return
         for _attachment, data in files:
@@ -283,7 +294,7 @@ class Conversation(QObject):
         self._forget_results(typed)
 
     def regenerate(self, message: str) -> None:
-        """Write another version of an answer. One that failed without any text is replaced."""
+        """Ask for another version of the answer `message`. An answer that failed without any text is replaced by it."""
         question = self.tree.messages[message].parent
         if question is None or not self.can_ask:
             return
@@ -293,23 +304,27 @@ class Conversation(QObject):
         self._ask(replace(tree, leaf=question))
 
     def edit(self, message: str, text: str) -> None:
-        """Ask a changed question, as another version of it."""
+        """Send a changed text of the question `message` as another version of it."""
         if self.can_ask:
             self._ask(edited(self.tree, message, text, created_ms=now_ms()))
 
     # ------------------------------------------------------------------ tools
 
     def type_result(self, message: str, call: str, text: str) -> None:
-        """Keep the typed result of a call, which is not sent yet. `message`: the answer with the call."""
+        """Store the result that a person has typed for a tool call but not sent.
+
+        `message`: id of the answer with the call.
+        """
         key = result_key(message, call)
         if text != self.chat.results.get(key, ""):
             results = {name: value for name, value in self.chat.results.items() if name != key}
             self.change_chat(msgspec.structs.replace(self.chat, results={**results, key: text} if text else results))
 
     def give_result(self, call: str, text: str) -> bool:
-        """Add the result of a call. The model is asked when all calls have theirs; then it has to be loaded.
+        """Add the result of the tool call with id `call`. After the last missing result the model is asked.
 
-        Return whether the result was taken.
+        Returns:
+            Whether the result was accepted. It is not if no such call waits, or if the model cannot be asked now.
         """
         missing = self.missing_results
         wanted = next((each for each in missing if each.id == call), None)
@@ -324,14 +339,14 @@ class Conversation(QObject):
         return True
 
     def answer_results(self) -> None:
-        """Ask the model with the results so far; calls without one get what was typed for them, or none."""
+        """Ask the model with the results so far. A call without a result gets the typed text, or an empty result."""
         if self.can_ask and self.tree.path:
             typed = self._typed_results()
             self._ask(self._with_results())
             self._forget_results(typed)
 
     def edit_result(self, message: str, text: str) -> None:
-        """Change the result of a call, as another version of it, and ask the model if all calls have theirs."""
+        """Add a changed result of a tool call as another version, and ask the model if all calls have results."""
         if self.can_ask:
             tree = edited_result(self.tree, message, text, created_ms=now_ms())
             if missing_results(tree.path):
@@ -340,7 +355,7 @@ class Conversation(QObject):
                 self._ask(tree)
 
     def _with_results(self) -> MessageTree:
-        """Return the messages with a result for each call at their end: the typed one, if any."""
+        """Return the messages with a result added for each tool call at the end: the typed text, or an empty one."""
         answer = calls_of_path(self.tree.path)
         if answer is None or self.open_message is not None:
             return self.tree
@@ -350,19 +365,22 @@ class Conversation(QObject):
         )
 
     def _typed_results(self, *calls: str) -> set[str]:
-        """Return the keys of typed results of these calls at the end of the conversation; without calls, of all."""
+        """Return the storage keys of the typed results of these tool calls at the end of the conversation.
+
+        If `calls` is empty, the keys of all calls there are returned.
+        """
         answer = calls_of_path(self.tree.path)
         found = () if answer is None else calls or tuple(call.id for call in answer.calls)
         return set() if answer is None else {result_key(answer.id, call) for call in found}
 
     def _forget_results(self, keys: set[str]) -> None:
-        """Forget typed results, once they are stored as messages: a crash between the two must lose nothing."""
+        """Delete typed results. Called after they are stored as messages, so that a crash in between loses nothing."""
         if keys & self.chat.results.keys():
             results = {name: text for name, text in self.chat.results.items() if name not in keys}
             self.change_chat(msgspec.structs.replace(self.chat, results=results))
 
     def go_on(self, message: str) -> None:
-        """Let the model continue an incomplete answer."""
+        """Make the model continue the incomplete answer `message`."""
         known = self.tree.messages[message]
         if known.role == "assistant" and self.can_ask:
             thinking = bool(known.reasoning) and not known.content
@@ -370,7 +388,7 @@ class Conversation(QObject):
             self._continue(select(self.tree, message), known, begun)
 
     def _marks(self) -> Marks | None:
-        """Return the thinking tags of the chat template in use."""
+        """Return the tags around thoughts in the chat template, or None if it has none."""
         return marks_of(self._template)
 
     @property
@@ -378,18 +396,22 @@ class Conversation(QObject):
         return chat_template(self._loading.model, self.chat.template)
 
     def toggle_pin(self, message: str) -> None:
-        """Pin a message, so that its turn stays in the prompt when the context is full, or unpin it."""
+        """Pin a message, so that its turn stays in the prompt if the context is full; unpin it if it is pinned."""
         known = self.tree.messages.get(message)
         if known is not None and self.open_message is None:
             self._apply(changed(self.tree, msgspec.structs.replace(known, pinned=not known.pinned)))
 
     def step_version(self, message: str, step: int) -> None:
-        """Show an earlier or later version of a message."""
+        """Show the next (`step` 1) or previous (-1) version of a message."""
         if not self.is_answering:
             self._apply(step_version(self.tree, message, step))
 
     def delete_turn(self, message: str) -> MessageTree | None:
-        """Delete a question with its answers. Return the old tree for `restore`; None while an answer is written."""
+        """Delete a question with its answers.
+
+        Returns:
+            The old messages for `restore`; None if an answer is being written, so that nothing was deleted.
+        """
         if self.open_message is not None:
             return None
         before = self.tree
@@ -397,12 +419,12 @@ class Conversation(QObject):
         return before
 
     def restore(self, tree: MessageTree) -> None:
-        """Undo a deletion."""
+        """Undo a deletion: show the messages `tree` again."""
         if self.open_message is None:
             self._apply(tree)
 
     def branch(self, message: str) -> None:
-        """Show a new conversation with a copy of the messages up to this one."""
+        """Switch to a new conversation with copies of the messages up to `message`."""
         if self.open_message is not None:
             return
         tree = branched(self.tree, message)
@@ -430,7 +452,7 @@ class Conversation(QObject):
 
     @property
     def can_ask(self) -> bool:
-        """Whether the model can be asked now."""
+        """Whether the model is loaded and no answer is being written, so that a question can be sent."""
         # One answer at a time for each model's chat. Programs may be asking the same model; the engine queues requests.
         loading = self._loading
         is_loaded = loading.phase in (Phase.READY, Phase.ANSWERING) and loading.model is not None
@@ -460,7 +482,7 @@ class Conversation(QObject):
         self._begin(new_answer(self.chat.id, tree, self._options))
 
     def _continue(self, tree: MessageTree, message: Message, begun: str) -> None:
-        """Let the model continue an existing message from `begun`."""
+        """Make the model continue an existing message; `begun` is the text after which it goes on."""
         self._begin(continued_answer(self.chat.id, tree, message, self._options, begun))
 
     def _begin(self, run: AnswerRun) -> None:
@@ -497,7 +519,7 @@ class Conversation(QObject):
             self._waiting = failed.message.id
 
     def _on_phase_changed(self, phase: Phase) -> None:
-        """Let the answer go on for which memory ran out, once the model is loaded with another layout."""
+        """Continue the answer for which memory ran out, when the model is loaded with another layout."""
         if phase is Phase.READY:
             waiting, self._waiting = self._waiting, ""
             if waiting in self.tree.messages:
@@ -538,7 +560,7 @@ class Conversation(QObject):
 
 
 def _like(chat: Chat) -> Chat:
-    """Return a new conversation with the prompt and settings of another one."""
+    """Return a new conversation with the prompt and settings of `chat`."""
     return msgspec.structs.replace(
         new_chat(),
         system=chat.system,

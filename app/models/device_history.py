@@ -1,4 +1,4 @@
-"""The last hour of readings of each device, with marks for loads, answers and failures."""
+"""The last hour of memory readings of each device, with marks for loads, answers and failures."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from widgets.devices.readings import Mark
 
 HISTORY_S = 3600.0
 MAX_SAMPLES = 3600
-"""Readings are taken once a second. 3,600 of them take about 1 MB for a device."""
+"""Largest number of readings per device, one a second. 3,600 readings take about 1 MB."""
 MAX_MARKS = 500
 
 
 class DeviceHistory(QObject):
-    """Records while the window is open, so that the details of a device begin with the past."""
+    """Records memory readings of all devices, so that the details of a device can show the last hour."""
 
     recorded = Signal(object)  # tuple[Sample, ...]
     marked = Signal(Mark)
@@ -46,12 +46,12 @@ class DeviceHistory(QObject):
         models.added.connect(self._follow)
 
     def samples(self, device_id: str) -> tuple[Sample, ...]:
-        """Return the readings of a device in the last hour, the oldest first."""
+        """Return the readings of a device in the last hour, oldest first."""
         return tuple(self._samples[device_id])
 
     @property
     def marks(self) -> tuple[Mark, ...]:
-        """What happened in the last hour, the oldest first."""
+        """Loads, answers and failures, oldest first; at most `MAX_MARKS`."""
         return tuple(self._marks)
 
     def _on_samples(self, samples: tuple[Sample, ...]) -> None:

@@ -1,12 +1,11 @@
-"""The layout being edited: model, rig, layout and context with undo, and the preview that all bars read.
+"""The document: the edited layout of a model on a rig, with undo, and the preview that all bars of the window draw.
 
-Each open model has its edit state: the edit with its undo stack. One is current; the others are put aside.
-
-The document owns the drag: the first `move` starts it, each move is previewed, and `finish_move` or `cancel_move` ends
-it. Undo, another edit or other devices end it too; `drag_ended` tells the editor.
-
-Forecasts that take long are computed in the background (`forecaster`). Until they arrive, `plan` and `preview` are the
-previous ones and `is_behind` is true. A layout that was changed in one step is drawn at once, without its numbers.
+Each open model has an edit state: its edit (layout and settings) with an undo stack. The document has the edit state of
+the current model; the others are put aside.
+The document owns the drag of layers with the mouse: the first `move` starts it, each move is previewed, and
+`finish_move` or `cancel_move` ends it. Undo, another edit or other devices end it too; then `drag_ended` is emitted.
+Slow forecasts are computed in the background (`forecaster`). Until they arrive, `plan` and `preview` are the previous
+ones and `is_behind` is true. A layout that was changed in one step is drawn at once, but without its numbers.
 """
 
 from __future__ import annotations
@@ -35,33 +34,37 @@ from engine.planning.speed.speeds import NO_MEASUREMENTS, Speeds
 from engine.runtime.probing.probe import ProbeCache
 
 FRAME_MS = 16
-"""At most one preview per frame (60 Hz), however fast the mouse reports."""
+"""Milliseconds between two previews during a drag: at most one per frame (60 Hz), however fast mouse events arrive."""
 UNDO_STEPS = 200
-"""Largest number of undo steps. Each keeps the edit before and after it."""
+"""Largest number of undo steps. Each stores the edit before and after it."""
 
 
 class EditState:
-    """One model's edit, its undo stack, and the tables that its previews share."""
+    """One model's edit (layout and settings), its undo stack, and the tables that its previews share.
+
+    `pace`: durations of its last forecasts.
+    """
 
     def __init__(self, tables: PreviewTables, edit: Edit, undo_stack: QUndoStack, pace: Pace) -> None:
         self.model = tables.memory.model
         self.tables = tables
         self.edit = edit
         self.begun = edit
-        """The edit that the model was opened with."""
+        """The edit when the model was opened."""
         self.undo_stack = undo_stack
         self.pace = pace
         self.forecast: Forecast | None = None
-        """The last forecast that was drawn."""
+        """The last forecast that was drawn; None before the first one."""
         self.left: tuple[Layout | None, Layout | None] = None, None
-        """The last layout in split mode layer, and the layout that replaced it when the mode was changed."""
+        """The last layout in split mode `layer`, and the layout that replaced it when the mode was changed; None if
+        there is none."""
 
 
 class LayoutDocument(QObject):
-    """Owns the current edit state, its drag and its plan.
+    """Owns the edit state of the current model, its drag and its plan. For the GUI thread.
 
-    No process is involved: a plan is arithmetic, and probed numbers from `probes` replace estimated ones. Without
-    `background` everything is computed at once.
+    Forecasts need no child process: a plan is arithmetic, and numbers from `probes` replace estimated ones. If
+    `background` is None, everything is computed at once.
     """
 
     preview_changed = Signal(object)  # Preview | None
@@ -71,7 +74,7 @@ class LayoutDocument(QObject):
     def __init__(self, background: Background | None = None, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.undo_group = QUndoGroup(self)
-        """Undo and redo of the current edit state."""
+        """The undo stacks of all edit states; that of the current model is active."""
         self._state: EditState | None = None
         self._rig: Rig | None = None
         self._speeds = NO_MEASUREMENTS
@@ -79,11 +82,12 @@ class LayoutDocument(QObject):
         self._drag_start: Edit | None = None
         self._move_text = ""
         self.probes = ProbeCache()
-        """Probed numbers of plans, valid for the key of a plan whatever memory is free."""
+        """Numbers that probes have found, by plan. They are valid for any amount of free memory."""
         self.plan: Plan | None = None
-        """The plan of the edit on the devices as they are now; the previous one while `is_behind`."""
+        """The plan of the edit on the present devices; the plan before that while `is_behind`; None if no model is
+        open."""
         self.preview: Preview | None = None
-        """The plan as drawn."""
+        """The plan as it was drawn last; None if no model is open."""
         self._forecaster = Forecaster(self.probes, self._on_forecast, background)
         self._then: list[Callable[[], None]] = []
         self._frame = QTimer(self)
@@ -101,7 +105,7 @@ class LayoutDocument(QObject):
 
     @property
     def left(self) -> tuple[Layout | None, Layout | None]:
-        """The `left` of the current edit state."""
+        """The last layout in split mode `layer` and its replacement; see `EditState.left`."""
         return (None, None) if self._state is None else self._state.left
 
     @left.setter
@@ -111,17 +115,17 @@ class LayoutDocument(QObject):
 
     @property
     def is_untouched(self) -> bool:
-        """Whether nothing was edited since the model was opened."""
+        """Whether nothing was edited since the model was opened: its undo stack is empty."""
         return self._state is None or self._state.undo_stack.count() == 0
 
     @property
     def has_first_edit(self) -> bool:
-        """Whether the edit is the one that the model was opened with."""
+        """Whether the edit equals that when the model was opened, for example after undo."""
         return self._state is None or self._state.edit == self._state.begun
 
     @property
     def has_first_layout(self) -> bool:
-        """Whether the layout is the one that the model was opened with, as after undo, or back from another mode."""
+        """Whether the layout equals that when the model was opened, for example after undo."""
         return self._state is None or self._state.edit.layout == self._state.begun.layout
 
     @property
@@ -130,21 +134,21 @@ class LayoutDocument(QObject):
 
     @property
     def is_behind(self) -> bool:
-        """Whether the numbers of the edit are still being computed."""
+        """Whether the forecast of the present edit is still being computed."""
         return self._forecaster.is_behind
 
     def when_forecast(self, do: Callable[[], None]) -> None:
-        """Call `do` as soon as `plan` is the plan of the edit: now, unless it `is_behind`."""
+        """Call `do` when `plan` is the plan of the present edit: now, or after the running forecast."""
         if self.is_behind:
             self._then.append(do)
         else:
             do()
 
     def open(self, model: ModelFile | PreviewTables, rig: Rig, edit: Edit, pace: Pace | None = None) -> None:
-        """Replace the current edit state by a new one with `edit` of a model and an empty undo stack.
+        """Replace the current edit state by a new one for a model, with `edit` and an empty undo stack.
 
-        `model`: may be tables that have computed the first preview, which is the longest computation.
-        `pace`: the time that took.
+        `model`: a model, or its tables if these have computed the first preview, which is the slowest computation.
+        `pace`: duration of that computation.
         """
         old = self.put_aside()
         if old is not None:
@@ -155,19 +159,22 @@ class LayoutDocument(QObject):
         self.show(self.make_state(tables, edit, pace or Pace()), rig)
 
     def make_state(self, tables: PreviewTables, edit: Edit, pace: Pace) -> EditState:
-        """Return a new edit state with an empty undo stack, for a later `show`."""
+        """Return a new edit state with an empty undo stack. Passed to `show`, it becomes current."""
         stack = QUndoStack(self)
         stack.setUndoLimit(UNDO_STEPS)
         self.undo_group.addStack(stack)
         return EditState(tables, edit, stack, pace)
 
     def restart(self, rig: Rig, edit: Edit) -> None:
-        """Start again with `edit` of the current model; undo starts empty."""
+        """Replace the edit of the current model by `edit`, with an empty undo stack."""
         if self._state is not None:
             self.open(self._state.tables, rig, edit, self._state.pace)
 
     def put_aside(self) -> EditState | None:
-        """Cancel a drag, and return the current edit state for a later `show`; None if there is none."""
+        """Remove the current edit state and return it, for a later `show`; None if there is none.
+
+        A drag is cancelled first.
+        """
         # Calls that wait for a forecast of this edit would get one of another model.
         self.cancel_move()
         self._then.clear()
@@ -175,7 +182,7 @@ class LayoutDocument(QObject):
         return state
 
     def show(self, state: EditState, rig: Rig) -> None:
-        """Make an edit state current that was put aside. The current one is lost."""
+        """Make `state` current. The edit state that was current is dropped, unless `put_aside` has returned it."""
         self._state, self._rig = state, rig
         self._end_drag()
         self.undo_group.setActiveStack(state.undo_stack)
@@ -183,7 +190,7 @@ class LayoutDocument(QObject):
         self.edit_settled.emit()
 
     def set_rig(self, rig: Rig) -> None:
-        """Forecast against `rig` from now on."""
+        """Forecast for the devices of `rig` from now on."""
         if rig == self._rig:
             return
         # Most updates change free memory only, and must not end a drag.
@@ -198,24 +205,27 @@ class LayoutDocument(QObject):
 
     @property
     def speeds(self) -> Speeds:
-        """The speeds that forecasts use."""
+        """The measured speeds from which forecasts predict tokens per second."""
         return self._speeds
 
     def set_speeds(self, speeds: Speeds, answered: Mapping[tuple[Path, Edit], LastAnswer]) -> None:
-        """Predict with `speeds` from now on; `answered`: the last answers, by model and edit."""
+        """Predict tokens per second from `speeds` from now on.
+
+        `answered`: measured speed of the last answer, by model and edit.
+        """
         self._speeds, self._answered = speeds, answered
         if self._state is not None:
             self._recompute()
 
     def show_probed(self) -> None:
-        """Show probed numbers, if `probes` has some of the current plan."""
+        """Draw the forecast again if `probes` has new numbers for the current plan."""
         if self.plan is not None and self.probes.over(self.plan) is not self.plan:
             self._recompute()
 
     # ------------------------------------------------------------------ editing
 
     def move(self, move: Move) -> None:
-        """Preview `move`, applied to the layout at the start of the drag. The first move starts the drag."""
+        """Preview `move`, applied to the layout at the start of the drag. The first call starts the drag."""
         if self._state is None:
             return
         # All moves refer to the start of the drag, so that moving back restores it exactly.
@@ -228,7 +238,7 @@ class LayoutDocument(QObject):
             self._frame.start()
 
     def finish_move(self) -> None:
-        """End the drag and make it one step of undo. Without a drag, or if it changed nothing, there is no step."""
+        """End the drag and add it to the undo stack. If there is no drag, or it changed nothing, nothing is added."""
         start = self._end_drag()
         if start is None or self._state is None:
             return
@@ -239,41 +249,41 @@ class LayoutDocument(QObject):
         self._push(self._state, start, self._state.edit, self._move_text)
 
     def cancel_move(self) -> None:
-        """End the drag and restore the edit from its start."""
+        """End the drag and restore the edit at its start."""
         start = self._end_drag()
         if start is not None and self._state is not None:
             self._state.edit = start
             self._recompute()
 
     def _end_drag(self) -> Edit | None:
-        """End the drag and return the edit at its start; None if there was no drag."""
+        """End the drag and return the edit at its start; None if there is no drag."""
         start, self._drag_start = self._drag_start, None
         # Emitted in any case: the editor may have begun a drag that has not moved anything yet.
         self.drag_ended.emit()
         return start
 
     def set_layout(self, layout: Layout, text: str) -> None:
-        """Replace the layout as one step of undo named `text`."""
+        """Replace the layout as one step of undo; `text` is the name of the step."""
         if self.edit is not None:
             self.replace(replace(self.edit, layout=layout), text)
 
     def set_context(self, context: ContextSettings) -> None:
-        """Replace the context settings as one step of undo."""
+        """Replace the context settings of the edit as one step of undo."""
         if self.edit is not None:
             self.replace(replace(self.edit, context=context), tr("change settings"))
 
     def set_edit(self, layout: Layout, context: ContextSettings, text: str) -> None:
-        """Replace layout and settings as one step of undo; side files stay."""
+        """Replace layout and context settings as one step of undo named `text`; side files are not changed."""
         if self.edit is not None:
             self.replace(replace(self.edit, layout=layout, context=context), text)
 
     def set_side_files(self, side_files: SideFiles, text: str) -> None:
-        """Replace the side files as one step of undo."""
+        """Replace the side files (projector, adapters) as one step of undo named `text`."""
         if self.edit is not None:
             self.replace(replace(self.edit, side_files=side_files), text)
 
     def replace(self, edit: Edit, text: str) -> None:
-        """Replace the edit as one step of undo named `text`."""
+        """Replace the whole edit as one step of undo named `text`."""
         self.cancel_move()
         if self._state is not None and edit != self._state.edit:
             self._push(self._state, self._state.edit, edit, text)
@@ -311,7 +321,7 @@ class LayoutDocument(QObject):
             self._draw_meanwhile(state)
 
     def _draw_meanwhile(self, state: EditState) -> None:
-        """Draw the edited layout, or the model's last preview, until the forecast arrives."""
+        """Draw the edited layout without numbers, or the model's last preview, until the forecast arrives."""
         drawn = self.preview
         if state.forecast is not None and (self.plan is None or self.plan.memory is not state.tables.memory):
             # Another model was shown before, so the last preview of this model is drawn.
@@ -345,7 +355,7 @@ class LayoutDocument(QObject):
 
 
 def _differ_in_cuts(drawn: Edit, edit: Edit) -> bool:
-    """Return whether `edit` differs from `drawn` only in the places of layers, so that only numbers are missing."""
+    """Return whether `edit` differs from `drawn` only in the devices of layers, so that only numbers are missing."""
     if drawn == edit or drawn.layout.split_mode != edit.layout.split_mode:
         return False
     return replace(drawn, layout=edit.layout) == edit

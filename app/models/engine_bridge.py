@@ -1,4 +1,4 @@
-"""Events of a session as typed Qt signals in the GUI thread."""
+"""Events of a model's session as typed Qt signals in the GUI thread."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ from engine.runtime.session.snapshot import Snapshot
 
 
 class EngineBridge(QObject):
-    """Owns the session of one model. Its events come from the session's thread, and arrive queued and in order."""
+    """Owns the session of one model.
+
+    The session's thread reports events; they are emitted in the GUI thread, in order.
+    """
 
     snapshot = Signal(Snapshot)
     progress = Signal(Progress)
@@ -73,7 +76,7 @@ class EngineBridge(QObject):
         }
 
     def close(self) -> None:
-        """End the child within a bounded time."""
+        """End the session and its child process, within a bounded time."""
         self.session.close()
 
     def _on_arrived(self, news: SessionUpdate) -> None:

@@ -1,4 +1,7 @@
-"""Experts of all layers to the CPU and back, or by number. Searched in the background; a result is one step of undo."""
+"""Moves of experts (MoE weights) between the CPU and other devices, for all layers or for a number of layers.
+
+The new layout is computed in the background and is one step of undo.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,9 @@ TO_CPU, BACK = "to_cpu", "back"
 
 
 class ExpertPlacing(QObject):
-    """Places experts in the edited layout.
+    """Places experts of the edited layout.
 
-    `outcomes_found`: what `TO_CPU` and `BACK` would change, by name (`ExpertOutcome`).
+    `outcomes_found`: emitted with the effects (`ExpertOutcome`) of `TO_CPU` and `BACK`, by these names.
     """
 
     outcomes_found = Signal(object)
@@ -35,7 +38,7 @@ class ExpertPlacing(QObject):
         self._placing = background.latest()
 
     def look(self) -> None:
-        """Find what moving the experts of all layers would change; `outcomes_found` tells."""
+        """Compute the effects of moving the experts of all layers; `outcomes_found` is emitted with them."""
         self._document.when_forecast(self._look)
 
     def _look(self) -> None:
@@ -52,7 +55,7 @@ class ExpertPlacing(QObject):
         self._looking.run("Comparing places of experts", find, self.outcomes_found.emit, self._notices.tell, quiet=True)
 
     def use(self, kind: str) -> None:
-        """Move the experts of all layers: `TO_CPU` or `BACK`."""
+        """Move the experts of all layers to the CPU (`TO_CPU`), or back to the layers' devices as they fit (`BACK`)."""
 
         def find(plan: Plan) -> Layout:
             from engine.planning.fit.expert_moves import all_to_cpu, back_as_fit
@@ -62,7 +65,7 @@ class ExpertPlacing(QObject):
         self._search(find, tr("experts to the CPU") if kind == TO_CPU else tr("experts back from the CPU"))
 
     def place(self, device: str, count: int) -> None:
-        """Put the experts of `count` layers on a device."""
+        """Put the experts of `count` layers on `device`."""
         speeds = self._document.speeds
 
         def find(plan: Plan) -> Layout:

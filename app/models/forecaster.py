@@ -1,7 +1,7 @@
-"""Computes plans for drawing: in the GUI thread if that was quick recently, else in the background.
+"""Forecasts for drawing: computed in the GUI thread if such forecasts were quick recently, else in the background.
 
-A model's tables are for one thread at a time. While the background uses them, a new request waits; a newer one takes
-its place.
+Only one thread at a time may use a model's tables. While the background uses them, a new request waits; a newer request
+replaces it.
 """
 
 from __future__ import annotations
@@ -24,19 +24,20 @@ from engine.planning.speed.speeds import Speeds
 from engine.runtime.probing.probe import ProbeCache
 
 DIRECT_S = 0.005
-"""Processor time up to which computations stay in the GUI thread, which then shows the result at once."""
+"""Processor seconds up to which a kind of forecast is computed in the GUI thread, so that it is shown at once."""
 PREVIEW_SECONDS = 0.5
-"""Processor time for one preview. Numbers that need more are left to a probe."""
+"""Limit in processor seconds for one preview. Numbers that need more are unknown until a probe finds them."""
 
 
 REMEMBERED = 8
-"""Durations kept of each kind. The slowest counts, since some steps of a drag compute new parts and others do not."""
+"""Number of durations that are stored for each kind. The longest counts, since only some steps of a drag compute new
+parts."""
 
 
 class Pace:
-    """Durations of the last computations for one model, by kind. `first_s`: that of the first one, made elsewhere.
+    """Processor seconds of the last forecasts of one model, by kind of change. For the GUI thread only.
 
-    For the GUI thread only.
+    `first_s`: duration of the first forecast, which is made when the model is opened.
     """
 
     def __init__(self, first_s: float = 0.0) -> None:
@@ -44,7 +45,7 @@ class Pace:
         self._last: tuple[Rig, Edit] | None = None
 
     def kind(self, rig: Rig, edit: Edit) -> str:
-        """Return the kind of change since the last computation; of several, the slowest one."""
+        """Return the kind of change since the last forecast; if there are several kinds, the slowest one."""
         if self._last is None:
             return "first"
         before_rig, before = self._last
@@ -55,9 +56,9 @@ class Pace:
         return "layout" if edit.layout != before.layout else "memory"
 
     def is_quick(self, rig: Rig, edit: Edit) -> bool:
-        """Return whether computations of this kind were quick; a new kind is judged by all others.
+        """Return whether recent forecasts of this kind were quick; if there were none, whether all others were.
 
-        The first one counts as quick, since the tables have computed it already.
+        The first forecast counts as quick, since the tables have already computed it.
         """
         if self._last is None:
             return True
@@ -65,14 +66,14 @@ class Pace:
         return max(known) <= DIRECT_S
 
     def note(self, rig: Rig, edit: Edit, seconds: float) -> None:
-        """Add the duration of a computation."""
+        """Store the duration of a forecast in processor seconds."""
         self._seconds.setdefault(self.kind(rig, edit), deque(maxlen=REMEMBERED)).append(seconds)
         self._last = (rig, edit)
 
 
 @dataclass(frozen=True, slots=True)
 class ForecastRequest:
-    """A plan to be computed. `owner`: the caller's edit state, by which it recognises its forecasts."""
+    """A forecast to compute. `owner`: the edit state for which it is made, so that the caller can recognise it."""
 
     owner: object
     tables: PreviewTables
@@ -85,7 +86,7 @@ class ForecastRequest:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """A plan with its probed numbers, and its preview. `seconds`: processor time that it took."""
+    """A plan with its probed numbers, and its preview. `seconds`: processor time of the computation."""
 
     request: ForecastRequest
     plan: Plan
@@ -94,9 +95,10 @@ class Forecast:
 
 
 class Forecaster:
-    """Computes the newest request. `show` is called in the GUI thread, for older ones as well: see `is_behind`.
+    """Computes the newest requested forecast.
 
-    Without `background` everything is computed at once.
+    `show` is called in the GUI thread, also with a forecast that is not the newest: see `is_behind`. If `background` is
+    None, everything is computed at once.
     """
 
     def __init__(self, probes: ProbeCache, show: Callable[[Forecast], None], background: Background | None) -> None:
@@ -108,16 +110,16 @@ class Forecaster:
 
     @property
     def is_behind(self) -> bool:
-        """Whether the newest request has no forecast yet."""
+        """Whether the newest requested forecast has not been computed yet."""
         return self._waiting is not None
 
     def request(self, request: ForecastRequest) -> None:
-        """Compute `request`, now or as soon as the tables are free."""
+        """Compute `request` now, or when the tables of its model are free."""
         self._waiting = request
         self._go_on()
 
     def forget(self) -> None:
-        """Drop the waiting request."""
+        """Drop the request that waits, because no model is open."""
         self._waiting = None
 
     def _go_on(self) -> None:
@@ -166,5 +168,5 @@ class Forecaster:
 
 
 def _unexpected(error: EngineError) -> None:
-    """Never called: `_try` returns errors as results."""
+    """Raise `error`. Never called, since `_try` returns errors as results."""
     raise error

@@ -1,4 +1,4 @@
-"""Memory of devices that the open models hold: for the live rig, the headroom monitor and the children's readings."""
+"""Device memory that open models hold: updates for the live rig and for the warnings about memory."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from engine.runtime.session.status import Phase
 
 
 class HeldMemory(QObject):
-    """Passes held memory from the models to the live rig.
+    """Passes the device memory of loaded models to the live rig.
 
-    It must be made before other receivers of the models' signals: they read free memory from the updated rig.
+    It must be constructed before other receivers of the models' signals, which read free memory from the updated rig.
     """
 
     def __init__(
@@ -31,14 +31,14 @@ class HeldMemory(QObject):
         live.samples_arrived.connect(self._on_samples)
 
     def follow(self, model: OpenModel) -> None:
-        """Take memory readings of the child of `model`, for devices that only the child can read."""
+        """Pass readings of the model's child to the live rig, for devices that only the child can read."""
         model.loading.bridge.device_memory.connect(self._live.take_engine_readings)
 
     def may_probe(self, document: LayoutDocument) -> bool:
         """Return whether the current edit may be probed.
 
-        A loaded model holds its own memory, other models hold their RPC workers, and devices of a rig file do not
-        exist here.
+        It may not while its model is loaded or other models use its RPC workers, or if a device of a rig file is not
+        here.
         """
         plan, edit = document.plan, document.edit
         if (

@@ -1,4 +1,4 @@
-"""Reads, saves and proposes layouts for the edited model."""
+"""Layout files and proposed layouts for the model that is edited."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ from engine.planning.plan.plan import Plan
 
 
 class Layouts(QObject):
-    """Every change is one step of undo. An unedited proposal is made anew when the devices change."""
+    """Reads, saves and proposes layouts of the current model; every change is one step of undo.
+
+    A proposed layout that was not edited is replaced by another proposal if the devices change.
+    """
 
     def __init__(
         self,
@@ -47,7 +50,7 @@ class Layouts(QObject):
         live.rig_changed.connect(self._on_rig_changed)
 
     def open(self, path: Path) -> None:
-        """Replace the edited layout by the one in `path`."""
+        """Replace the edited layout by the layout file `path`, which is read in the background."""
         model = self._document.model
         if model is None:
             self._notices.tell(LayoutError(tr("Open the model first. A layout file has only the layers' devices.")))
@@ -73,7 +76,10 @@ class Layouts(QObject):
         )
 
     def use(self, name: str, text: str) -> None:
-        """Replace the edited layout by the text of a layout file. `name`: its name for undo and errors."""
+        """Replace the edited layout by the layout file with the content `text`.
+
+        `name`: its name for undo and errors.
+        """
         model = self._document.model
         if model is None:
             return
@@ -85,14 +91,14 @@ class Layouts(QObject):
         self._document.set_edit(document.layout, document.context, tr("open {name}", name=name))
 
     def text(self) -> str | None:
-        """Return the edited layout as the text of a layout file; None if no model is open."""
+        """Return the edited layout as the content of a layout file; None if no model is open."""
         model, edit = self._document.model, self._document.edit
         if model is None or edit is None:
             return None
         return encode_layout(LayoutFile(model_name=model.name, layout=edit.layout, context=edit.context)).decode()
 
     def save(self, path: Path) -> None:
-        """Write the edited layout to `path`."""
+        """Write the edited layout to the file `path` in the background."""
         model, edit = self._document.model, self._document.edit
         if model is None or edit is None:
             return
@@ -105,7 +111,10 @@ class Layouts(QObject):
         )
 
     def propose(self) -> None:
-        """Replace the layout by a proposal for the current devices and their free memory."""
+        """Find a layout for the present devices and their free memory, and replace the edited layout by it.
+
+        The search runs in the background.
+        """
         # A proposal needs the plan of the present edit.
         self._document.when_forecast(self._propose)
 
@@ -124,7 +133,7 @@ class Layouts(QObject):
         self._find(plan, apply)
 
     def split_evenly(self) -> None:
-        """Give every device the same number of layers; without devices, all to the host."""
+        """Give each device the same number of layers; if there are no devices, give all layers to the host."""
         edit, rig = self._document.edit, self._live.rig
         if edit is not None:
             # No more devices than layers: each run needs a layer.
@@ -139,12 +148,12 @@ class Layouts(QObject):
 
     @property
     def _is_untouched(self) -> bool:
-        """Whether the edit is still the proposal, and the model is not loaded."""
+        """Whether the layout is still the proposed one, and the model is not loaded."""
         document = self._document
         return document.is_untouched and not document.is_dragging and self._models.current.held is None
 
     def _follow(self, plan: Plan) -> None:
-        """Replace an unedited proposal, which was made for other devices."""
+        """Replace a layout that was proposed for other devices and not edited by a new proposal."""
 
         def apply(layout: Layout) -> None:
             # A layout edited meanwhile stays. If devices have changed again, another proposal is on its way.
@@ -154,7 +163,7 @@ class Layouts(QObject):
         self._find(plan, apply)
 
     def _find(self, plan: Plan, apply: Callable[[Layout], None]) -> None:
-        """Find a layout for the settings of `plan` in the background."""
+        """Find a layout for the model, devices and settings of `plan` in the background, then call `apply` with it."""
 
         speeds_of = self._speeds.known_speeds
 
@@ -165,7 +174,10 @@ class Layouts(QObject):
         self._proposing.run(tr("Proposing a layout"), find, apply, self._notices.tell)
 
     def _obstacle(self, asked: Plan) -> str:
-        """Return why a proposal for `asked` cannot be used any more; empty if it can. Free memory may have changed."""
+        """Return the reason why a proposal for `asked` must not be used now, for people; empty if it may.
+
+        Changes of free memory are no reason.
+        """
         if self._document.model is not asked.model:
             return tr(
                 "it is for {name}, and another model is shown. Go back to that model, and propose again.",

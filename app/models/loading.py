@@ -1,4 +1,4 @@
-"""The session of one model as Qt object: its loads, its phase, and the loaded layout."""
+"""The session of one model as Qt object: its loads, its phase, its loaded layout, and requests to it."""
 
 from __future__ import annotations
 
@@ -30,15 +30,18 @@ from engine.runtime.session.state import LoadedInfo
 from engine.runtime.session.status import Fault, Phase
 
 ENGINE_ENDED = tr("The engine ended during this answer. Details are under Last load.")
-"""Shown below the answer; the load report has the whole message."""
+"""Text below an answer during which the child crashed; the load report has the whole message."""
 
 _SHORT_REQUESTS = (CountTokens, RenderTemplate, RestoreSequence, SaveSequence, Tokenise)
-"""Requests of the window that take a moment. While they run, the model counts as ready."""
+"""Requests of the window that take only a moment. While only such requests run, the model is shown as ready."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepBack:
-    """The layout of the load request, and the one that was loaded instead because the first did not fit."""
+    """A load with another layout than requested, because the first did not fit.
+
+    `asked`, `loaded`: the edits of both.
+    """
 
     asked: Edit
     loaded: Edit
@@ -46,9 +49,10 @@ class StepBack:
 
 @dataclass(frozen=True, slots=True)
 class AnswerLost:
-    """A request that failed, and why, as a sentence. `kind`: kind of the failure, as in `Failed`; else empty.
+    """A request that failed.
 
-    `goes_on`: the model is loaded again with another layout, in which the answer goes on.
+    `request`: its number. `sentence`: the reason, for people. `kind`: kind of the failure as in `Failed`, else empty.
+    `goes_on`: whether the model is loaded again with another layout, in which the answer continues.
     """
 
     request: int
@@ -58,55 +62,57 @@ class AnswerLost:
 
 
 class Loading(QObject):
-    """The session of one model for the GUI thread. Calls return at once; results arrive as signals.
+    """The session of one model, for the GUI thread. Calls do not block; results arrive as signals.
 
-    `phase` and `loaded` follow the session's snapshots, and are up to date when a call returns.
+    A session (`ModelSession`) owns the child process that loads the model and answers requests. It publishes its state
+    as snapshots; `phase` and `loaded` follow them, and are up to date when a call returns.
     """
 
     phase_changed = Signal(Phase)
     loaded_changed = Signal(object)  # LoadedLayout | None
     ended = Signal(object)  # OutOfMemory | Failed | Crashed | Cancelled: a load, or the child that was loaded
     held_changed = Signal()
-    """The model takes another amount of memory."""
+    """Emitted when the model holds another amount of memory."""
     answered = Signal(Done)
     answer_lost = Signal(AnswerLost)
     stepped_back = Signal(StepBack)
     released = Signal()
-    """The child has freed all memory."""
+    """Emitted when `phase` becomes `STOPPED`: the model holds no memory any more, or is being unloaded."""
     leaving = Signal()
-    """The loaded model is about to be replaced or unloaded. It can still be asked."""
+    """Emitted before the loaded model is replaced or unloaded. Requests to it are still possible."""
     lost_changed = Signal(bool)
-    """Whether a model was lost without an unload, so that `reload` can load it again."""
+    """Carries whether `reload` can load a model again that was lost: it ended without having been unloaded."""
 
     def __init__(self, calibrator: Calibrator, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.bridge = EngineBridge(self)
         self.snapshot = Snapshot()
-        """The newest snapshot of the session."""
+        """The newest snapshot (public state) of the session."""
         self.phase = Phase.STOPPED
-        """As `ModelStatus.phase`."""
+        """The phase of the model: stopped, loading, cancelling, ready or answering."""
         self.loaded: LoadedLayout | None = None
         self.model: ModelFile | None = None
-        """The model that is loaded."""
+        """The loaded model; None if none is loaded."""
         self.checkpoint_bytes = 0
-        """Memory of the child's checkpoints, which the measured rows do not include."""
+        """Bytes of the child's checkpoints, which the measured numbers of `loaded` do not include."""
         self.proposals: tuple[Proposal, ...] = ()
-        """Proposals after the last load, if it ran out of memory."""
+        """Changes of the layout or settings that should fit, if the last load ran out of memory."""
         self.proposals_model: ModelFile | None = None
         self.short_bytes = 0
-        """What the last load that ran out of memory lacked in all on the device that refused, by its forecast."""
+        """Bytes that the last load lacked on the device that ran out of memory, by its forecast; 0 if unknown."""
         self._calibrator = calibrator
         self._asked: LoadOrder | None = None
-        """The order of the running load."""
+        """The order (plan and options) of the running load; None if none runs."""
         self._held: LoadOrder | None = None
-        """The order of the last load, until it is replaced or unloaded."""
+        """The order of the last successful load; None after an unload."""
         self._lost: LoadOrder | None = None
         self.steps_back = False
-        """Whether the model was lost because it ran out of memory, and `reload` tries other layouts."""
+        """Whether the model was lost because memory ran out, so that `reload` tries other layouts."""
         self._has_crashed = False
-        """Whether the last load, or the child that was loaded, ended by a crash of the engine."""
+        """Whether the last load, or the loaded model's child, ended with a crash of the engine."""
         self._own: frozenset[int] = frozenset()
-        """Requests of the window. The others are those of programs, which ask the session through the API server."""
+        """Numbers of requests of the window. All others came from clients of the API server, which uses the same
+        session."""
         self._connect()
 
     def _connect(self) -> None:
@@ -119,42 +125,43 @@ class Loading(QObject):
         bridge.need_found.connect(self._calibrator.learn_need)
 
     def prepare_close(self) -> None:
-        """Announce that the model goes. Call it in the GUI thread before `close`."""
+        """Emit `leaving` if a model is loaded. Called in the GUI thread before `close`."""
         self._leave()
 
     def close(self) -> None:
-        """End the child within a bounded time. For any thread."""
+        """End the session and its child within a bounded time. May be called in any thread."""
         self.bridge.close()
 
     # ------------------------------------------------------------------ what is asked for
 
     @property
     def is_busy(self) -> bool:
-        """Whether a load runs, waits or is being cancelled."""
+        """Whether a load of this model runs, waits or is being cancelled."""
         return self.phase in (Phase.LOADING, Phase.STOPPING)
 
     @property
     def fault(self) -> Fault:
-        """Why the model was lost that `reload` loads again; empty if none was lost."""
+        """Whether the model that `reload` can load again has crashed or was lost otherwise; empty if there is none."""
         if self._lost is None:
             return ""
         return "crashed" if self._has_crashed else "lost"
 
     @property
     def endpoints(self) -> frozenset[str]:
-        """RPC workers that the child uses, or that the running load may use."""
+        """Endpoints of RPC workers that the child uses, or that the running load may use."""
         loaded, pending = self.snapshot.loaded, self.snapshot.pending
         held = frozenset() if loaded is None else frozenset(loaded.order.plan.used_endpoints)
         return held if pending is None else held | pending.order.possible_endpoints()
 
     @property
     def has_child(self) -> bool:
-        """Whether there is a child process, running or ending."""
+        """Whether a child process exists, running or exiting."""
         return self.bridge.session.snapshot.holds_child
 
     def load(self, order: LoadOrder, *, forecast_is_whole: bool = True) -> None:
-        """Load `order`. A running answer is stopped; the loaded model is replaced after the layout was checked.
+        """Load `order`.
 
+        A running answer is stopped; the loaded model is replaced after the new layout has been checked.
         `forecast_is_whole`: whether the forecast covers all memory, so that the load can calibrate it.
         """
         if self.is_busy:
@@ -170,18 +177,18 @@ class Loading(QObject):
         self._show_now()
 
     def reload(self) -> None:
-        """Load the lost model again with the same order, if one was lost."""
+        """Load the lost model again with the same order; do nothing if none was lost."""
         if self._lost is not None:
             self.load(self._lost, forecast_is_whole=False)
 
     def cancel(self) -> None:
-        """Cancel the load that runs or waits."""
+        """Cancel the load of this model that runs or waits."""
         if self.phase is Phase.LOADING:
             self.bridge.session.stop()
             self._show_now()
 
     def unload(self) -> bool:
-        """Free the loaded model; return whether there was one."""
+        """Unload the model; return whether one was loaded."""
         if self.phase not in (Phase.READY, Phase.ANSWERING):
             return False
         self._leave()
@@ -195,22 +202,24 @@ class Loading(QObject):
         return True
 
     def ask(self, request: AnyModelRequest) -> int:
-        """Send a request and return its number. The answer is a signal of the bridge. Raises as `generate` does."""
+        """Send a request to the child and return its number. The bridge emits the answer. Raises as `generate` does."""
         number = self.bridge.session.ask(request)
         self._own |= {number}
         self._show_now()
         return number
 
     def generate(self, request: Generate) -> int:
-        """Begin an answer and return its number: tokens come from the bridge, then `answered` or `answer_lost`.
+        """Request an answer and return the request's number. The bridge emits its tokens.
+
+        `answered` or `answer_lost` is emitted at the end.
 
         Raises:
-            ArgumentError: no model can be asked, for example because the child was lost a moment ago.
+            ArgumentError: the model cannot be asked, for example because its child has just died.
         """
         return self.ask(request)
 
     def stop_answer(self) -> None:
-        """Stop the answers of the window, or if there are none those of programs. Their text so far is kept."""
+        """Stop the answers of the window; if there are none, those of the API server. Their text so far is kept."""
         if self.phase is not Phase.ANSWERING:
             return
         answers = {run.id for run in self.snapshot.requests if not isinstance(run.request, _SHORT_REQUESTS)}
@@ -221,7 +230,7 @@ class Loading(QObject):
             self.bridge.session.stop(number)
 
     def stop_requests_of_programs(self) -> None:
-        """Stop the requests that came through the API server. Answers of the window go on."""
+        """Stop the requests that came through the API server. Answers of the window continue."""
         for run in self.bridge.session.snapshot.requests:
             if run.id not in self._own:
                 self.bridge.session.stop(run.id)
@@ -233,7 +242,7 @@ class Loading(QObject):
             self.leaving.emit()
 
     def _show_now(self) -> None:
-        """Take the session's newest snapshot at once. Older ones that arrive later are ignored."""
+        """Show the session's newest snapshot at once. Older ones that arrive later are ignored."""
         self._show(self.bridge.session.snapshot)
 
     def _show(self, snapshot: Snapshot) -> None:
@@ -289,7 +298,10 @@ class Loading(QObject):
             self.stepped_back.emit(StepBack(asked.plan.edit, plan.edit))
 
     def _on_ended(self, event: OutOfMemory | Failed | Crashed | Cancelled) -> None:
-        """Handle a failed load or answer, or a lost child. A model loaded before may still be there."""
+        """Handle the failure of a load or request, or the loss of the child.
+
+        A model loaded before may still be loaded.
+        """
         if event.request is not None:
             sentence = ENGINE_ENDED if isinstance(event, Crashed) else loss_words(event)
             kind = event.kind if isinstance(event, Failed) else ""
@@ -323,7 +335,7 @@ class Loading(QObject):
             self._set_lost(self._lost if asked is not None or self._asked is not None else held or self._lost)
 
     def forget_lost(self) -> None:
-        """Forget the lost model: another file takes its place."""
+        """Drop the model that `reload` would load again, because another file replaces it."""
         self._held, self._has_crashed = None, False
         self._set_lost(None)
 
@@ -333,7 +345,7 @@ class Loading(QObject):
 
 
 def _loaded_of(snapshot: Snapshot) -> LoadedInfo | None:
-    """Return the loaded model; None while it is being unloaded, so that it can be loaded again."""
+    """Return the loaded model of `snapshot`; None while it is being unloaded, so that it can be loaded again."""
     return None if snapshot.is_unloading else snapshot.loaded
 
 

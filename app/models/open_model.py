@@ -1,4 +1,4 @@
-"""An open model: its file, its edit, its session, its conversation and its idle time."""
+"""An open model with all its parts: file, edit (layout and settings), session, conversation and idle time."""
 
 from __future__ import annotations
 
@@ -18,39 +18,41 @@ from engine.runtime.session.status import ModelStatus, Phase
 
 
 class OpenModel(QObject):
-    """One of the open models. Before the first file is opened there is one without a file.
+    """One of the open models, with the objects that belong to it.
 
-    `status` is the summary for the window; `status_changed` is emitted when it changes.
+    At the start of the window there is one without a file.
+    `loading` is its session, `conversation` its chat. `status` is a summary for the window; `status_changed` is emitted
+    when it changes.
     """
 
     changed = Signal()
-    """`held` has changed."""
+    """Emitted when `held` has changed."""
     status_changed = Signal(ModelStatus)
     planned_changed = Signal()
-    """`planned_context` has changed."""
+    """Emitted when `planned_context` has changed."""
 
     def __init__(
         self, number: int, calibrator: Calibrator, clock: Callable[[], float], parent: QObject | None = None
     ) -> None:
         super().__init__(parent)
         self.number = number
-        """An id that is unique while the window is open."""
+        """A number that no other model of this window has."""
         self.file: ModelFile | None = None
         self.key: FileIdentity | None = None
         self.edit_state: EditState | None = None
-        """Its edit state, while another model is current."""
+        """Its edit state while another model is current; else None, since the document has it."""
         self.loading = Loading(calibrator, self)
         self.conversation = Conversation(self.loading, self)
         self.held: HeldModel | None = None
-        """Memory of devices that it holds; None if it is neither loaded nor being loaded."""
+        """Device memory that it holds; None if it is neither loaded nor being loaded."""
         self.is_of_program = False
-        """Whether it was opened for a program: then requests set its idle time."""
+        """Whether it was opened for a client of the API server. Then requests set its idle time."""
         self._keep_alive_s = UNTIL_UNLOADED_S
         self._clock = clock
         self._phase = Phase.STOPPED
         self.status = ModelStatus()
         self._edit: Edit | None = None
-        """Its current edit, or the last one before another model became current."""
+        """Its present edit, or the last one before another model became current; None before the first."""
         self._waits = ""
         self.loading.phase_changed.connect(self._on_changed)
         self.loading.loaded_changed.connect(self._on_changed)
@@ -63,16 +65,17 @@ class OpenModel(QObject):
 
     @property
     def is_blank(self) -> bool:
-        """Whether another model may take its place: it is not loaded, and has no messages and no proposals.
+        """Whether another file may replace this one: no model is loaded, there are no messages and no proposals.
 
-        A conversation that was begun before the first file was opened goes on with that file.
+        Messages that were written before the first file was opened are no obstacle: the conversation goes on with that
+        file.
         """
         loading = self.loading
         nothing_said = self.file is None or self.conversation.is_empty
         return loading.phase is Phase.STOPPED and nothing_said and not loading.proposals
 
     def begin(self, file: ModelFile, key: FileIdentity) -> None:
-        """Become the model of `file`, without an edit."""
+        """Make this object the open model of `file`. It has no edit yet."""
         self.file, self.key, self.edit_state, self._edit = file, key, None, None
         if self.is_of_program:
             self.is_of_program = False
@@ -81,7 +84,7 @@ class OpenModel(QObject):
         self._refresh_status()
 
     def show_edit(self, edit: Edit | None) -> None:
-        """Set the current edit, for the status."""
+        """Store the present edit, and update the status, which says whether the loaded layout differs from it."""
         before = self.planned_context
         self._edit = edit
         if self.planned_context != before:
@@ -90,19 +93,22 @@ class OpenModel(QObject):
 
     @property
     def planned_context(self) -> int | None:
-        """Tokens of context that each request would have; the trained length if that is left open. None: unknown."""
+        """Context size in tokens for each request after a load; the trained size if the setting is open.
+
+        None if unknown.
+        """
         if self._edit is None or self.file is None:
             return None
         return self._edit.context.n_ctx_each or self.file.n_ctx_train or None
 
     def show_wait(self, waits: str) -> None:
-        """Set what its load waits for, as a sentence; empty: it does not wait."""
+        """Set a sentence for the status that says what the load waits for; empty if it does not wait."""
         self._waits = waits
         self._refresh_status()
 
     @property
     def holds_remote(self) -> bool:
-        """Whether it uses an RPC worker on another computer, whose memory only its child can read."""
+        """Whether the model uses an RPC worker on another computer, whose memory only the model's child can read."""
         return self.held is not None and any(not is_local(endpoint) for endpoint in self.held.endpoints)
 
     @property
@@ -110,7 +116,7 @@ class OpenModel(QObject):
         return self._keep_alive_s
 
     def keep_alive(self, keep_alive_s: float) -> None:
-        """Set the idle time after which it is unloaded, counted from now; see `HeldModel`."""
+        """Set the idle time in seconds after which the model is unloaded, counted from now; see `HeldModel`."""
         self._keep_alive_s = keep_alive_s
         if self.held is not None:
             self._set_held(self.held.kept_alive(keep_alive_s, self._clock()))

@@ -1,4 +1,4 @@
-"""The open models, the current one among them, and their unloading after an idle time."""
+"""The list of open models, which of them is current, and their unloading after an idle time."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from engine.planning.fit.loaded_models import HeldModel, expired, next_expiry_s
 from engine.runtime.session.status import Phase
 
 _LONGEST_WAIT_MS = 3_600_000
-"""Qt's timers have 32 bits of milliseconds. A later expiry is checked again after this time."""
+"""Longest interval of the timer: Qt's intervals have 32 bits. A later expiry is checked again after this time."""
 
 
 class OpenModels(QObject):
-    """Owns all open models. There is always a current one, at first without a file."""
+    """Owns all open models. One of them is always current; at the start it has no file."""
 
     added = Signal(object)  # OpenModel
     current_changed = Signal(object)  # OpenModel
     changed = Signal()
-    """A model was loaded, unloaded or asked, or has answered."""
+    """Emitted when memory or activity of a model has changed: a load, an unload, a request, the end of an answer."""
     expired = Signal(object)  # OpenModel: it was unloaded after its idle time
 
     def __init__(
@@ -47,30 +47,31 @@ class OpenModels(QObject):
 
     @property
     def held(self) -> tuple[HeldModel, ...]:
-        """The memory that loaded models hold, or models being loaded."""
+        """Device memory of each model that is loaded or being loaded."""
         return tuple(model.held for model in self._all if model.held is not None)
 
     @property
     def loading(self) -> OpenModel | None:
-        """The model whose load runs or is being cancelled."""
+        """The model whose load runs or is being cancelled; None if there is none."""
         return next((model for model in self._all if model.loading.is_busy), None)
 
     def now_s(self) -> float:
-        """Return the time of the clock that measures idle times, in seconds."""
+        """Return the present time of the clock that measures idle times, in seconds."""
         return self._clock()
 
     def find(self, key: FileIdentity) -> OpenModel | None:
-        """Return the open model of a file; None if it is not open."""
+        """Return the open model with this file identity; None if there is none."""
         return next((model for model in self._all if model.key == key), None)
 
     def copies(self, path: Path) -> int:
-        """Return how many open models have this file."""
+        """Return how many open models have the file `path`."""
         return sum(model.file is not None and model.file.paths[0] == path for model in self._all)
 
     def place(self, file: ModelFile, key: FileIdentity, *, beside: bool = False) -> OpenModel:
-        """Return a model for a file that is not open yet: the current one if it is blank, else a new one.
+        """Return an open model for `file`: the current one if it has no content, else a new one.
 
-        `beside`: keep the current model open even if it is blank.
+        The file is not open yet.
+        `beside`: whether the current model must stay open even if it has no content.
         """
         is_free = self.current.file is None if beside else self.current.is_blank
         model = self.current if is_free else self._add()
@@ -78,13 +79,13 @@ class OpenModels(QObject):
         return model
 
     def make_current(self, model: OpenModel) -> None:
-        """Make `model` the current one."""
+        """Make `model` the current one, and emit `current_changed`."""
         if model is not self.current:
             self.current = model
             self.current_changed.emit(model)
 
     def unload_expired(self) -> None:
-        """Unload models that were idle for longer than their keep-alive time."""
+        """Unload the models that were idle for longer than their keep-alive time."""
         over = {held.key for held in expired(self.held, self._clock())}
         for model in self._all:
             # A model that answers is not idle, whatever the clock says.
@@ -94,7 +95,7 @@ class OpenModels(QObject):
         self._wait_for_next()
 
     def close(self) -> None:
-        """End all children at the same time, within a bounded time."""
+        """End the children of all models in parallel, within a bounded time."""
         self._timer.stop()
         # First, in the GUI thread: models may still save KV states before their children end.
         for model in self._all:

@@ -1,4 +1,7 @@
-"""Opens model files: reads them in the background, and shows them with an initial layout or as they were left."""
+"""Opening of model files: they are read in the background, and shown with an initial layout.
+
+A file that is open already is shown with the edit that it has.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ from engine.planning.speed.speeds import Speeds
 from widgets.library.recent_models import RecentModel
 
 OPENING_SECONDS = 10.0
-"""Processor time for the first layout of a model. A probe gives the numbers that are unknown then."""
+"""Limit in processor seconds for the first layout of a model. Numbers that need more are unknown until a probe."""
 
 
 def _nothing() -> None:
@@ -51,10 +54,10 @@ def _nothing() -> None:
 class _Request:
     """A file to open.
 
-    `beside`: all open models stay open.
-    `opened`: called once the model of this file is shown; not called if opening fails.
-    `then`: called afterwards, whether opening failed or not.
-    Neither is called if another file was requested meanwhile.
+    `read`: reads the file, in a background thread. `beside`: whether all open models stay open.
+    `opened`: called when the model of this file is shown, but not if opening fails.
+    `then`: called after that, also if opening fails.
+    If another file is requested meanwhile, neither is called.
     """
 
     path: Path
@@ -66,7 +69,10 @@ class _Request:
 
 @dataclass(frozen=True, slots=True)
 class _FirstPlan:
-    """The initial edit of a model, with its tables. `pace`: the time that it took."""
+    """The initial edit of a model, and tables that have computed its first preview.
+
+    `pace`: duration of the computation.
+    """
 
     tables: PreviewTables
     edit: Edit
@@ -74,7 +80,7 @@ class _FirstPlan:
 
 
 class ModelOpener(QObject):
-    """Opens model files and switches between open models. Loaded models stay loaded."""
+    """Opens model files, and switches between open models. Loaded models stay loaded."""
 
     model_changed = Signal(object)  # ModelFile | None
     recent_changed = Signal()
@@ -100,7 +106,7 @@ class ModelOpener(QObject):
         self._settings = settings
         self._background = background
         self._opening = background.latest()
-        """Opens only the last one of files that are requested in quick succession."""
+        """Runs one request at a time: of several files that are requested quickly, only the last is opened."""
         self._notices = notices
 
     def open(
@@ -111,13 +117,16 @@ class ModelOpener(QObject):
         opened: Callable[[], None] = _nothing,
         then: Callable[[], None] = _nothing,
     ) -> None:
-        """Read `path` and begin with its initial layout, or show its model if it is open. See `_Request`."""
+        """Open the file `path` with an initial layout; if it is open already, show its model.
+
+        Parameters: see `_Request`.
+        """
         # The settings are read now: `read` is called in a background thread.
         read = partial(open_file, path, self._settings.side_files(path))
         self._open(_Request(path, read, beside, opened, then))
 
     def open_all(self, paths: Sequence[Path], *, beside: bool = False) -> None:
-        """Open several files, one after another, each beside what is open; the last one is shown."""
+        """Open several files, one after another; each stays open beside the others, and the last one is shown."""
         if paths:
             first, *rest = paths
             self.open(first, beside=beside, then=lambda: self.open_all(rest, beside=True))
@@ -131,9 +140,10 @@ class ModelOpener(QObject):
         opened: Callable[[OpenModel], None],
         failed: Callable[[EngineError], None],
     ) -> None:
-        """Open a file for a program, beside the shown one; it is shown only if no other file is open.
+        """Open a file for a client of the API server. Its model is shown only if no other file is open.
 
-        `layout`: text of a layout file; empty: one that `find` finds on the devices without the models in `leaving`.
+        `layout`: content of a layout file; if empty, `find` finds one for the devices without the models `leaving`.
+        `opened`, `failed`: called at the end in the GUI thread.
         """
         kept, rig, speeds_of = (
             self._settings.side_files(path),
@@ -169,33 +179,36 @@ class ModelOpener(QObject):
     def open_copy(
         self, path: Path, *, opened: Callable[[], None] = _nothing, then: Callable[[], None] = _nothing
     ) -> None:
-        """Open a file once more, for another layout beside the first. See `_Request`."""
+        """Open a file another time, to use another layout beside the first. Parameters: see `_Request`."""
         read = partial(_open_copy, path, self._settings.side_files(path), self._models.copies(path))
         self._open(_Request(path, read, True, opened, then))
 
     def open_again(self) -> None:
-        """Open the file of the current model once more."""
+        """Open the file of the current model another time, so that it can have a second layout."""
         file = self._models.current.file
         if file is not None:
             self.open_copy(file.paths[0])
 
     @property
     def is_opening(self) -> bool:
-        """Whether a file is being read."""
+        """Whether a file is being opened."""
         return self._opening.is_running
 
     def open_last(self, opened: Callable[[], None] = _nothing) -> None:
-        """Open the model that was used last; nothing without one. `opened` is called when it is shown."""
+        """Open the model that was used last, if there is one. `opened` is called when it is shown."""
         recent = self._settings.recent_models
         if recent:
             self.open(recent[0].path, opened=opened)
 
     def open_demo(self) -> None:
-        """Open the demo model."""
+        """Open the demo model with the present devices."""
         self._find_demo(lambda demo: self.open(demo.path))
 
     def try_demo(self, opened: Callable[[], None] = _nothing) -> None:
-        """Start a lab rig and open the demo model; `opened` is called when that model is shown."""
+        """Start a lab rig (RPC workers on this computer) and open the demo model.
+
+        `opened` is called when it is shown.
+        """
 
         def open_it(demo: Demo) -> None:
             self.open(demo.path, opened=opened)
@@ -203,11 +216,11 @@ class ModelOpener(QObject):
         self._find_demo(lambda demo: self._lab.start(demo.caps_bytes, then=lambda: open_it(demo)))
 
     def _find_demo(self, then: Callable[[Demo], None]) -> None:
-        """Find the demo model in the background: the generated one may have to be written first."""
+        """Find the demo model in the background, then call `then`. The generated one may have to be written first."""
         self._opening.run(tr("Preparing the demo model"), lambda _task: find_demo(), then, self._notices.tell)
 
     def show(self, model: OpenModel) -> None:
-        """Make an open model current, with its edit and its conversation as they were left."""
+        """Make an open model current, with its edit and conversation as they were when it was current before."""
         if model is self._models.current:
             return
         self._make_current(model)
@@ -217,7 +230,10 @@ class ModelOpener(QObject):
         self.model_changed.emit(model.file)
 
     def _open(self, request: _Request) -> None:
-        """Read a model and find its initial layout in the background. A newer request replaces this one."""
+        """Read a model and find its initial layout in the background, then show it.
+
+        A newer request replaces this one.
+        """
         # Memory of the loaded model is not free for this one: both stay loaded.
         rig, speeds_of = self._live.rig_without(()), self._speeds.known_speeds
 
@@ -280,9 +296,9 @@ class ModelOpener(QObject):
 
 
 def _open_copy(path: Path, kept: KeptSideFiles, copy: int) -> OpenedFile:
-    """Read a file once more. The number comes first in its name, so that a shortened name shows it, too.
+    """Read a file that is open already. The model's name gets a number in front, which a shortened name still shows.
 
-    `copy`: how many times the file is open already.
+    `copy`: how many times the file is open.
     """
     opened = open_file(path, kept)
     if not copy:
@@ -292,10 +308,12 @@ def _open_copy(path: Path, kept: KeptSideFiles, copy: int) -> OpenedFile:
 
 
 def aside_edit(opened: OpenedFile, rig: Rig, layout: str, find: Find) -> Edit:
-    """Return the edit of a model that a program loads. Blocks; `layout` and `find` as of `ModelOpener.open_aside`.
+    """Return the edit with which a client of the API server loads a model. Blocks.
+
+    `layout`, `find`: as in `ModelOpener.open_aside`.
 
     Raises:
-        EngineError: there is none.
+        EngineError: the layout is invalid, or none was found.
     """
     if not layout:
         return find(opened.model, rig, default_context(opened.model), opened.side_files)
@@ -304,10 +322,10 @@ def aside_edit(opened: OpenedFile, rig: Rig, layout: str, find: Find) -> Edit:
 
 
 def _first_plan(opened: OpenedFile, rig: Rig, speeds: Speeds, edit: Edit | None = None) -> _FirstPlan:
-    """Return the initial edit of a model on `rig`, and tables that have computed its first preview.
+    """Return the initial edit of a model on `rig`, and tables that have computed its first preview. Blocks.
 
-    `edit`: the edit to begin with; None: the initial layout.
-    Tables are for one thread at a time; the caller's thread hands them over.
+    `edit`: the edit to start with; None to find an initial layout. Only one thread at a time may use the tables: after
+    the return, the GUI thread.
     """
     tables = PreviewTables(opened.model)
     # Large models of unknown architecture may take long to forecast.

@@ -1,4 +1,4 @@
-"""Layouts in place of the requested one: proposals after a load ran out of memory, and layouts of a step back."""
+"""Layouts other than the requested one: proposals after a load ran out of memory, and layouts loaded instead."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from engine.planning.memory.estimate import grade_words
 
 
 class OtherLayouts(QObject):
-    """Puts such layouts into the editor, each as one step of undo."""
+    """Puts proposals, and layouts that were loaded instead of the requested one, into the editor.
+
+    Each is one step of undo.
+    """
 
     def __init__(
         self,
@@ -37,11 +40,11 @@ class OtherLayouts(QObject):
         self._notices = notices
 
     def follow(self, model: OpenModel) -> None:
-        """Follow the loads of `model` that step back."""
+        """Connect to `model`, so that a layout that was loaded instead of the requested one is put into the editor."""
         model.loading.stepped_back.connect(partial(self._on_stepped_back, model))
 
     def apply_proposal(self, index: int) -> None:
-        """Make a proposal the current edit, without loading it."""
+        """Make the proposal with this index the current edit, but do not load it."""
         loading = self._models.current.loading
         if index >= len(loading.proposals):
             return
@@ -66,6 +69,6 @@ class OtherLayouts(QObject):
         )
 
     def _on_stepped_back(self, model: OpenModel, change: StepBack) -> None:
-        """Show the layout that was loaded instead, unless the edit has changed meanwhile."""
+        """Put the layout that was loaded instead of the requested one into the editor, unless the edit has changed."""
         if model is self._models.current and self._document.edit == change.asked:
             self._document.replace(change.loaded, tr("step back"))

@@ -1,4 +1,4 @@
-"""Estimates how long the rest of a prompt takes, from its speed so far."""
+"""An estimate of the remaining time until a prompt is read, from the speed so far."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from engine.library.downloads.job import time_words
 from engine.runtime.session.events import Reading
 
 KNOWN_AFTER_S = 1.0
-"""Before that, there may be a single batch, which is not enough for an estimate."""
+"""Seconds before which there is no estimate, since a single batch may have been read."""
 
 
 class ReadingPace:
-    """Measures one request at a time, from its first event on: tokens cached by then took no time."""
+    """Measures the speed of reading a prompt, one request at a time.
+
+    It starts at the request's first event, so that cached tokens do not count.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -23,7 +26,7 @@ class ReadingPace:
         self._first_tokens = 0
 
     def left_s(self, event: Reading) -> float | None:
-        """Return the remaining seconds; None while they are unknown, and at the end."""
+        """Return the estimated seconds until the prompt is read; None if unknown, or if it is read."""
         now_s = self._clock()
         # The first event may report cached tokens, so time and tokens count from here.
         if event.request != self._request:
@@ -34,5 +37,5 @@ class ReadingPace:
 
 
 def left_words(left_s: float | None) -> str:
-    """Return the remaining time as text that follows the count of tokens; empty if it is unknown."""
+    """Return the remaining time as text to append to the count of tokens; empty if it is unknown."""
     return "" if left_s is None else tr(", {time} left", time=time_words(max(1.0, left_s)))

@@ -1,4 +1,4 @@
-"""Projectors and adapters in the window: read in the background, part of the edit, and stored for each model."""
+"""Side files (projectors and LoRA adapters) in the window: read in the background, part of the edit, and stored."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _Found = TypeVar("_Found", Projector, Adapter)
 
 
 class SideFileController(QObject):
-    """Changes the side files of the current model; every change is one step of undo."""
+    """Changes the side files of the current model; each change is one step of undo."""
 
     def __init__(
         self,
@@ -41,15 +41,15 @@ class SideFileController(QObject):
         document.edit_settled.connect(self._on_edit_settled)
 
     def choose_projector(self, path: Path) -> None:
-        """Use the projector at `path`."""
+        """Read the projector at `path` in the background, and add it to the edit."""
         self._read(path, partial(read_projector, path), lambda files, found: replace(files, projector=found))
 
     def remove_projector(self) -> None:
-        """Use no projector."""
+        """Remove the projector from the edit."""
         self._change(tr("remove the projector"), lambda files: replace(files, projector=None))
 
     def place_projector(self, device: str) -> None:
-        """Run the projector on `device`; if it is empty, the device is decided at load."""
+        """Set the device of the projector. If `device` is empty, the load decides."""
 
         def place(files: SideFiles) -> SideFiles:
             projector = files.projector
@@ -58,7 +58,7 @@ class SideFileController(QObject):
         self._change(tr("place the projector"), place)
 
     def add_adapter(self, path: Path) -> None:
-        """Add the LoRA adapter at `path`."""
+        """Read the LoRA adapter at `path` in the background, and add it to the edit."""
         model = self._document.model
         if model is not None:
             self._read(
@@ -68,7 +68,7 @@ class SideFileController(QObject):
             )
 
     def remove_adapter(self, index: int) -> None:
-        """Remove one of the adapters."""
+        """Remove the adapter with this index from the edit."""
 
         def remove(files: SideFiles) -> SideFiles:
             return replace(files, adapters=(*files.adapters[:index], *files.adapters[index + 1 :]))
@@ -76,7 +76,7 @@ class SideFileController(QObject):
         self._change(tr("remove an adapter"), remove)
 
     def scale_adapter(self, change: AdapterScale) -> None:
-        """Set the scale of an adapter."""
+        """Set the scale of one LoRA adapter of the edit. `change`: its index and the new scale."""
 
         def scale(files: SideFiles) -> SideFiles:
             adapters = list(files.adapters)
@@ -102,7 +102,10 @@ class SideFileController(QObject):
             self._document.set_side_files(change(edit.side_files), text)
 
     def _on_edit_settled(self) -> None:
-        """Store changed side files. Initial ones are not stored: a missing file may be on an unmounted disk."""
+        """Store the side files of the model in the settings if they have changed since it was opened.
+
+        Initial ones are not stored: a file that is missing now may be on a disk that is not mounted.
+        """
         edit, model = self._document.edit, self._document.model
         if edit is None or model is None:
             return
@@ -115,7 +118,10 @@ class SideFileController(QObject):
 
 @dataclass(frozen=True, slots=True)
 class OpenedFile:
-    """A model with its side files. `problems`: errors of stored side files that cannot be read."""
+    """A model file with its side files.
+
+    `key`: identity of the file. `problems`: errors of stored side files that cannot be read.
+    """
 
     model: ModelFile
     key: FileIdentity
@@ -124,7 +130,7 @@ class OpenedFile:
 
 
 def open_file(path: Path, kept: KeptSideFiles) -> OpenedFile:
-    """Read the model at `path` and its stored side files.
+    """Read the model file `path` and its stored side files. Blocks.
 
     Raises:
         ModelFileError: the model cannot be read.
@@ -135,7 +141,7 @@ def open_file(path: Path, kept: KeptSideFiles) -> OpenedFile:
 
 
 def read_kept(kept: KeptSideFiles, model: ModelFile) -> tuple[SideFiles, tuple[EngineError, ...]]:
-    """Return the stored side files of `model` that can be read, and the errors of the others."""
+    """Read the stored side files of `model`. Return those that can be read, and the errors of the others."""
     problems: list[EngineError] = []
     files = SideFiles()
     if kept.projector:

@@ -1,4 +1,4 @@
-"""Speeds of devices and layouts: measured on request, and corrected by the speed of every answer."""
+"""Measured speeds of devices and layouts: found by a measurement, and corrected by the speed of each answer."""
 
 from __future__ import annotations
 
@@ -40,16 +40,19 @@ from engine.runtime.session.events import Done
 
 _log = logging.getLogger("layerdeck.speeds")
 _KEPT_ANSWERS = 256
-"""Layouts whose last measured speed is kept while the window is open."""
+"""Largest number of measured answers that are stored."""
 
 
 class SpeedRepository(QObject):
-    """Measured speeds for all models. They are written to a file in the background; the document predicts with them."""
+    """Stores measured speeds of all models in a file, which a background thread writes.
+
+    The document predicts tokens per second from them. For the GUI thread, except `known_speeds`.
+    """
 
     known_changed = Signal(object)  # Speeds
-    """The known speeds of the rig's devices have changed."""
+    """Carries the known speeds of the rig's devices after a change."""
     compared = Signal()
-    """The speed of an answer was compared with its prediction."""
+    """Emitted after the speed of an answer was compared with its prediction."""
 
     def __init__(
         self,
@@ -78,15 +81,15 @@ class SpeedRepository(QObject):
         self._on_rig_changed(live.rig)
 
     def follow(self, model: OpenModel) -> None:
-        """Learn from the answers of `model`."""
+        """Correct the known speeds by the measured speed of each answer of `model`."""
         model.conversation.answer_finished.connect(lambda event: self._on_answer(model, event))
 
     def known_speeds(self, rig: Rig) -> Speeds:
-        """Return the known speeds of the devices of `rig`. It asks drivers: not for the GUI thread."""
+        """Return the known speeds of the devices of `rig`. Blocks, since it asks drivers: not for the GUI thread."""
         return known_speeds(rig, self.book)
 
     def measure(self) -> None:
-        """Measure the devices of the rig, and show the results on the status line."""
+        """Measure the speeds of the rig's devices in the background, and show the results on the status line."""
         rig, book = self._live.rig, self.book
         held = [endpoint for model in self._models.held for endpoint in model.endpoints]
 
@@ -100,11 +103,14 @@ class SpeedRepository(QObject):
         self._background.run(tr("Measuring speeds"), lambda: measured_book(rig, book, held), show, self._notices.tell)
 
     def learn(self, book: SpeedBook) -> None:
-        """Add speeds that were measured elsewhere. Answers may have changed the book meanwhile."""
+        """Store device speeds from `book`, which was measured elsewhere. Speeds of answers are kept as they are now."""
         self._keep(self._with_devices_of(book))
 
     def learn_answers(self, before: SpeedBook, after: SpeedBook) -> None:
-        """Add the answers that `after` has in addition to `before`. Others may have changed the book meanwhile."""
+        """Store the answers of `after` that `before` does not have.
+
+        The stored answers may have changed since `before`.
+        """
         book = self.book
         answers = (*book.answers, *(each for each in after.answers if each not in before.answers))
         prompts = (*book.prompts, *(each for each in after.prompts if each not in before.prompts))
@@ -138,7 +144,7 @@ class SpeedRepository(QObject):
         self._background.run("Comparing speeds", predict, learn, _log_error, quiet=True)
 
     def _with_devices_of(self, measured: SpeedBook) -> SpeedBook:
-        """Return the current book with the measured speeds of devices."""
+        """Return the current book of speeds with the device speeds of `measured`."""
         known = self.book.devices
         changed = {key for key, kept in measured.devices.items() if known.get(key) != kept}
         # Corrections from answers on these devices belong to the old predictions.
@@ -148,13 +154,17 @@ class SpeedRepository(QObject):
         if event.generated_tokens >= MIN_TOKENS:
             # Inserted again at the end: the oldest entries are dropped.
             self._answered.pop(what, None)
+            # The context grows by one token at each step: this is its mean fill while the answer was generated.
             fill_tokens = event.prompt_tokens + event.generated_tokens // 2
             self._answered[what] = LastAnswer(event.generation_tokens_per_second, fill_tokens)
             self._answered = dict(list(self._answered.items())[-_KEPT_ANSWERS:])
             self._show()
 
     def _on_rig_changed(self, rig: Rig) -> None:
-        """Read links of new devices. Most changes of a rig concern free memory only."""
+        """Read the links (PCIe) of the rig's devices if these are others than before.
+
+        Most changes concern free memory only.
+        """
         devices = tuple((device.id, speed_key(device)) for device in rig.all_devices)
         if devices == self._devices:
             return
@@ -169,14 +179,14 @@ class SpeedRepository(QObject):
         self._show()
 
     def _show(self) -> None:
-        """Pass the known speeds to the document."""
+        """Pass the known speeds to the document, and emit `known_changed`."""
         self._speeds = self.book.speeds(self._live.rig, self._card_links)
         self._document.set_speeds(self._speeds, self._answered)
         self.known_changed.emit(self._speeds)
 
     @property
     def speeds(self) -> Speeds:
-        """The known speeds of the rig's devices."""
+        """The known speeds of the rig's devices and of the links between them."""
         return self._speeds
 
     def _keep(self, book: SpeedBook) -> None:
@@ -200,4 +210,4 @@ def _log_error(error: EngineError) -> None:
 
 
 def _nothing(_result: None) -> None:
-    """Nothing follows a written file."""
+    """Do nothing when the file is written."""

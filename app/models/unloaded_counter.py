@@ -1,7 +1,7 @@
 """Counts the tokens of a conversation, its draft and its attachments while the model is not loaded.
 
-A child that reads the vocabulary alone counts (`VocabularyCounter`), some time after the last change, and ends by
-itself. Images and sounds are not counted: their length is known by a loaded projector only.
+A child that reads only the vocabulary counts (`VocabularyCounter`), a moment after the last change, and exits by
+itself. Images and sounds are not counted: only a loaded projector knows their length.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from engine.runtime.protocol.messages import Counted
 from engine.runtime.session.status import Phase
 
 DELAY_MS = 400
-"""Pause after the last change before it is counted, so that typing does not start a count for each letter."""
+"""Milliseconds after the last change before tokens are counted, so that typing starts no count for each letter."""
 
 _log = logging.getLogger("layerdeck.tokens")
 
 
 class UnloadedCounter(QObject):
-    """Counts for one open model; only the last request is answered."""
+    """Counts tokens for one open model; a newer request cancels the one before."""
 
     counted = Signal(ContextUse)
 
@@ -41,7 +41,7 @@ class UnloadedCounter(QObject):
         self._latest = background.latest()
         self._wanted: CountedChat | None = None
         self._refused: Path | None = None
-        """The file whose vocabulary could not be read. It is not tried for each letter, but again for another text."""
+        """The file whose vocabulary could not be read; None if there is none. It is not tried again before `forget`."""
         self._timer = QTimer(self)
         self._timer.setSingleShot(True)
         self._timer.setInterval(DELAY_MS)
@@ -49,16 +49,16 @@ class UnloadedCounter(QObject):
 
     @property
     def is_wanted(self) -> bool:
-        """Whether the model is open and not loaded, so that nobody else can count for it."""
+        """Whether the model is open but not loaded, so that its own child cannot count."""
         return self._model.file is not None and self._model.loading.phase in (Phase.STOPPED, Phase.FAILED)
 
     def count(self, chat: CountedChat) -> None:
-        """Count a conversation; `counted` has the result, unless another one is requested before."""
+        """Count a conversation. `counted` is emitted with the result, unless another one is requested before that."""
         self._wanted = chat
         self._timer.start()
 
     def forget(self) -> None:
-        """Drop the request: another model counts, or there is nothing to count."""
+        """Cancel the request: the model's child counts, or there is nothing to count."""
         self._wanted = self._refused = None
         self._timer.stop()
         self._latest.cancel()

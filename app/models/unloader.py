@@ -1,4 +1,4 @@
-"""Unloads models: on request, with the lab rig that they use, and after their idle time."""
+"""Unloads models: on request, before the lab rig that they use is stopped, and after their idle time."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from engine.base.language import tr
 from engine.model.gguf.model_file import FileIdentity
 
 MAX_WAIT_S = 5.0
-"""Longest wait for models on the lab's workers to end, before the workers are stopped."""
+"""Longest time in seconds that models on lab workers have to end, before the workers are stopped."""
 LOOK_MS = 20
 
 
 class Unloader(QObject):
-    """Unloads models, and reports it on the status line."""
+    """Unloads models, and shows a notice for each on the status line."""
 
     def __init__(self, models: OpenModels, lab: Lab, notices: Notices, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -30,16 +30,16 @@ class Unloader(QObject):
         models.expired.connect(self._on_expired)
 
     def unload_current(self) -> None:
-        """Unload the current model."""
+        """Unload the current model, and show a notice."""
         self.unload(self._models.current)
 
     def unload(self, model: OpenModel) -> None:
-        """Unload `model`."""
+        """Unload `model`, and show a notice if it was loaded."""
         if model.loading.unload():
             self._notices.say(tr("Unloaded {name}", name=model.name))
 
     def unload_other(self, key: FileIdentity) -> None:
-        """Unload another model than the current one."""
+        """Unload the model with this file identity, which is not the current one."""
         other = self._models.find(key)
         if other is None or other.held is None or other is self._models.current:
             self._notices.say(tr("That model is not loaded any more. Load to try again."), bad=True)
@@ -47,7 +47,7 @@ class Unloader(QObject):
             self.unload(other)
 
     def stop_lab(self) -> None:
-        """Stop the lab's workers. Models on them are unloaded first, so that they can save their KV states."""
+        """Stop the lab's workers. Models that use them are unloaded first, so that they can save their KV states."""
         going = [
             model
             for model in self._models.all

@@ -1,4 +1,4 @@
-"""Learns from every load how much memory devices take beyond the forecast, and corrects the rig's devices by it."""
+"""The memory that devices need beyond the forecast: measured at each load, and added to the rig's devices."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ _log = logging.getLogger("layerdeck.calibration")
 
 
 class Calibrator(QObject):
-    """Learns the overhead of local devices from samples before and after a load, and that of workers and the host from
-    the engine's numbers."""
+    """Measures how much memory devices use beyond the forecast (their overhead), and stores it in a file.
+
+    For local devices the measure is the growth of used memory between samples before and after a load. For workers and
+    the host it is the engine's own numbers.
+    """
 
     def __init__(
         self, live: LiveRig, background: Background, path: Path | None = None, parent: QObject | None = None
@@ -40,33 +43,33 @@ class Calibrator(QObject):
         live.samples_arrived.connect(self._on_samples)
 
     def begin(self, *, nothing_loaded: bool, forecast_is_whole: bool = True) -> None:
-        """Note the used memory before a load.
+        """Store the used memory of all devices before a load.
 
-        `nothing_loaded`: False if the load replaces a model; the growth of a device is then not the load's alone.
-        `forecast_is_whole`: False if only a probe could tell the memory; then nothing is learned.
+        `nothing_loaded`: False if the load replaces a model; the growth of a device is then not due to the load alone.
+        `forecast_is_whole`: False if only a probe could forecast the memory; then nothing is learned from the load.
         """
         self._before = dict(self._used_bytes) if nothing_loaded else None
         self._learns = forecast_is_whole
         self._ended = None
 
     def finish(self, rig: Rig, event: Loaded) -> None:
-        """Note a finished load on `rig`. The next samples show the memory that it took."""
+        """Store a finished load on `rig`. The next samples show how much memory it has taken."""
         self._ended = (rig, event) if self._learns else None
 
     def forget(self) -> None:
-        """Drop the finished load: nothing is loaded any more."""
+        """Drop the finished load, because nothing is loaded any more."""
         self._ended = None
 
     def learn(self, calibration: Calibration) -> None:
-        """Use a calibration that was learned outside of the window, such as by an examination."""
+        """Use and store a calibration that was measured elsewhere, for example by an examination of this machine."""
         self._keep(calibration)
 
     def learn_need(self, need: ComputingNeed) -> None:
-        """Keep what a model needed on a device beyond its forecast while it computed."""
+        """Store how much memory a model needed on a device beyond its forecast while it computed."""
         self._keep(self.calibration.with_need(need))
 
     def reset(self) -> None:
-        """Delete everything that was learned."""
+        """Delete all measured memory overheads of devices."""
         self._keep(NO_CALIBRATION)
 
     def _on_samples(self, samples: tuple[Sample, ...]) -> None:
@@ -107,4 +110,4 @@ class Calibrator(QObject):
 
 
 def _nothing(_result: None) -> None:
-    """The file is written; nothing follows."""
+    """Do nothing when the file is written."""

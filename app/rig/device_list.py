@@ -1,4 +1,4 @@
-"""The list of devices in the window as a value: those of this machine or of a rig file, with added workers."""
+"""The window's list of devices as an immutable value: devices of this machine or of a rig file, and added workers."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from engine.devices.device import Device, Rig, with_free_ids
 from engine.machines.rigs.check_results import CheckResults
 
 _LocalKey = tuple[str, str | None]
-"""Id and PCI id of a local device: a card with the same id in another slot is another card."""
+"""Id and PCI bus id of a local device: a card with the same id in another slot is another card."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceList:
-    """The shown devices.
+    """The devices that the window shows.
 
-    `rig`: devices with their reported free memory; loaded models are not subtracted.
-    `from_file`: a rig file describes the devices, so their memory is not read.
-    `here`: local devices that a search of this machine found.
+    `rig`: devices with their reported free memory; the memory of our loaded models is not subtracted.
+    `from_file`: whether a rig file describes the devices; then their memory is not sampled.
+    `here`: keys of the local devices that a search of this machine found.
     """
 
     rig: Rig
@@ -28,7 +28,7 @@ class DeviceList:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Local devices of a rig file that this machine does not have. Workers are not checked until they are used."""
+        """Ids of local devices of a rig file that this machine lacks. Workers are not checked before they are used."""
         if not self.from_file:
             return ()
         return tuple(
@@ -36,9 +36,9 @@ class DeviceList:
         )
 
     def with_search(self, found: Rig, limits: LimitStore, checks: CheckResults) -> DeviceList:
-        """Return the list after a search of this machine. Workers and limits stay.
+        """Return the list after a search of this machine. Workers, and limits set by the user, are kept.
 
-        `found`: the search result, with check results applied. `checks`: check results for the workers.
+        `found`: the result of the search, with check results applied. `checks`: check results for the workers.
         """
         known = {device.id: device for device in self.rig.devices}
         # Workers are not searched for: a busy one would not answer, and would seem to be gone.
@@ -48,10 +48,10 @@ class DeviceList:
         return DeviceList(rig, here=_local_keys(found))
 
     def with_findings(self, found: Rig, limits: LimitStore, checks: CheckResults) -> DeviceList:
-        """Return the list with new check results. The devices of a rig file stay.
+        """Return the list with new check results. The devices of a rig file are kept.
 
-        `found`: this machine as a search finds it, with check results applied. Without a rig file this is
-        `with_search`.
+        `found`: this machine as a search finds it, with check results applied. If the list is not from a rig file, the
+        result is that of `with_search`.
         """
         if not self.from_file:
             return self.with_search(found, limits, checks)
@@ -71,23 +71,26 @@ class DeviceList:
         return replace(self, rig=rig, here=_local_keys(found))
 
     def with_devices(self, devices: Sequence[Device]) -> DeviceList:
-        """Return the list with added devices; an id that is taken is replaced by a free one."""
+        """Return the list with `devices` added; a device whose id is taken gets a free id."""
         return self._with((*self.rig.devices, *with_free_ids(devices, self.rig.ids)))
 
     def without(self, device_id: str) -> DeviceList:
-        """Return the list without a device."""
+        """Return the list without the device `device_id`."""
         return self._with(device for device in self.rig.devices if device.id != device_id)
 
     def with_changed(self, change: Callable[[Device], Device]) -> DeviceList:
-        """Return the list with each device but the host changed by `change`, which keeps its id."""
+        """Return the list with `change` applied to each device except the host; `change` must not change ids."""
         return self._with(map(change, self.rig.devices))
 
     def without_endpoints(self, endpoints: Collection[str]) -> DeviceList:
-        """Return the list without the workers at these endpoints."""
+        """Return the list without the workers at these endpoints (host:port)."""
         return self._with(device for device in self.rig.devices if device.endpoint not in endpoints)
 
     def with_limits(self, device_id: str, cap_bytes: int | None, margin_bytes: int) -> DeviceList:
-        """Return the list with another cap and margin of one device or of the host."""
+        """Return the list with another memory cap and margin for one device or the host. `cap_bytes`:
+
+        None for no cap.
+        """
 
         def limited(device: Device) -> Device:
             return replace(device, cap_bytes=cap_bytes, margin_bytes=margin_bytes) if device.id == device_id else device
@@ -95,7 +98,10 @@ class DeviceList:
         return replace(self, rig=Rig(tuple(map(limited, self.rig.devices)), limited(self.rig.host)))
 
     def has_other_devices(self, before: DeviceList) -> bool:
-        """Whether devices were added, removed or replaced; limits and free memory do not count."""
+        """Return whether devices were added, removed or replaced since `before`.
+
+        Limits and free memory do not count.
+        """
         return _identity(self.rig) != _identity(before.rig)
 
     def _with(self, devices: Iterable[Device]) -> DeviceList:
@@ -103,12 +109,12 @@ class DeviceList:
 
 
 def list_of_file(rig: Rig, found: Rig) -> DeviceList:
-    """Return the list for a rig file, on a machine on which a search found `found`."""
+    """Return the list for the rig file `rig`. `found`: devices that a search of this machine found."""
     return DeviceList(rig, from_file=True, here=_local_keys(found))
 
 
 def _with_limits(device: Device, known: Device | None, limits: LimitStore) -> Device:
-    """Return a found device with the user's limits: those stored for it, else those shown until now."""
+    """Return a found device with the user's limits: those stored for it, else those of the listed device `known`."""
     kept = limits.apply(device)
     if known is None or kept is not device:
         return kept

@@ -1,4 +1,4 @@
-"""Changes the devices of the window: by a search, from a rig file, and after a test of repeated devices."""
+"""Changes of the window's device list: by a search, from a rig file, and after a test of repeated devices."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from engine.machines.rigs.self_test import keep_verdict, try_repeated
 
 
 class DeviceSearch(QObject):
-    """Searches for devices and shows them with the user's limits."""
+    """Searches for devices in the background, and puts them with the user's limits into the device list."""
 
     def __init__(
         self,
@@ -49,15 +49,15 @@ class DeviceSearch(QObject):
         self._verdicts = verdicts or self_test_path()
 
     def refresh(self) -> None:
-        """Search for this machine's devices. They replace those of a rig file; lab and remote workers stay."""
+        """Search for this machine's devices. They replace those of a rig file; lab and remote workers are kept."""
         self._search(DeviceList.with_search)
 
     def judge_again(self) -> None:
-        """Search again and apply the results of checks. An opened rig file stays open."""
+        """Search for devices again, and apply new results of the engine checks. The devices of a rig file are kept."""
         self._search(DeviceList.with_findings)
 
     def find(self) -> Rig:
-        """Return this machine's devices with check results applied. Blocks; thread-safe.
+        """Return this machine's devices with check results applied. Blocks. May be called in any thread.
 
         Raises:
             EngineError: if the engine cannot list its devices.
@@ -65,7 +65,7 @@ class DeviceSearch(QObject):
         return find_all_devices(self._verdicts, checks=engine_checks_path())
 
     def _search(self, merge: Callable[[DeviceList, Rig, LimitStore, CheckResults], DeviceList]) -> None:
-        """Search in the background; `merge` combines the list that is shown by then with the result."""
+        """Search in the background; `merge` combines the result with the device list as it is after the search."""
 
         def show(found: tuple[Rig, CheckResults]) -> None:
             # The list of now, not of the start of the search: a rig file may have been opened meanwhile.
@@ -82,7 +82,7 @@ class DeviceSearch(QObject):
         self._background.run(tr("Looking for devices"), search, show, failed)
 
     def add_remote(self, text: str) -> None:
-        """Add the devices of the RPC worker at an endpoint (host:port)."""
+        """Add the devices of the RPC server at the endpoint `text` (host:port). Faults are shown on the status line."""
         try:
             host, port = parse_endpoint(text)
         except ValueError as error:
@@ -106,7 +106,7 @@ class DeviceSearch(QObject):
         )
 
     def remove(self, device_id: str) -> None:
-        """Remove a device from the list. The device itself is not affected."""
+        """Remove a device from the list. A worker keeps running."""
         self._live.set_devices(self._live.devices.without(device_id))
 
 
@@ -130,7 +130,7 @@ class RigFiles(QObject):
         self._notices = notices
 
     def open(self, path: Path) -> None:
-        """Replace the devices by those of the rig file `path`."""
+        """Replace the device list by the rig file `path`, read in the background."""
 
         def read() -> DeviceList:
             rig = self._peers.reach(read_rig(path))
@@ -152,14 +152,14 @@ class RigFiles(QObject):
         self._background.run(tr("Reading {name}", name=path.name), read, show, failed)
 
     def imagine(self, rig: Rig) -> None:
-        """Replace the devices by `rig`, which may have some that are not here; `refresh` brings back the real ones."""
+        """Replace the device list by `rig`, which may have devices that are not here; `refresh` shows the real ones."""
         now = self._live.devices
         # A rig file, or an earlier call, has noted already which devices are here.
         self._live.set_devices(replace(now, rig=rig) if now.from_file else list_of_file(rig, now.rig))
         self._notices.say(tr("Planning with devices that are not here. Devices > Refresh shows the real ones again."))
 
     def save(self, path: Path) -> None:
-        """Write the shown devices to a rig file."""
+        """Write the device list to the rig file `path` in the background."""
         rig = self._live.devices.rig
 
         def show(_result: None) -> None:
@@ -171,7 +171,10 @@ class RigFiles(QObject):
 
 
 class RepeatTest(QObject):
-    """Tests whether devices may be repeated in a layout: one device of each backend, for all of that backend."""
+    """Tests whether a device may occur twice in llama.cpp's device list, so that a layout can return to it.
+
+    One device of each backend is tested; the result holds for all devices of that backend.
+    """
 
     def __init__(
         self,
@@ -190,7 +193,7 @@ class RepeatTest(QObject):
         self._verdicts = verdicts or self_test_path()
 
     def run(self) -> None:
-        """Run the test, store and show the verdicts, and search again so that they are applied."""
+        """Run the test in the background, store and show its results, and search again so that they are applied."""
         rig, path = self._live.devices.rig, self._verdicts
         # The last of each backend stands for all of them.
         tested = {device.backend: device for device in rig.devices if not device.is_rpc}

@@ -1,4 +1,4 @@
-"""Runs an examination of this machine in the background: one at a time, with progress as a signal."""
+"""Examinations of this machine (tests of engine and devices) in the background: one at a time, with progress."""
 
 from __future__ import annotations
 
@@ -32,15 +32,17 @@ _END_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Learnt:
-    """Overheads and speeds that an examination has measured."""
+    """Memory overheads and speeds that an examination has measured."""
 
     calibration: Calibration
     speeds: SpeedBook
 
 
 class Examiner(QObject):
-    """Starts, cancels and reports the examination. `held`: returns the endpoints of loaded models, which are not
-    touched."""
+    """Starts and cancels examinations of this machine, and emits their progress and report.
+
+    `held`: returns the endpoints of loaded models; an examination does not connect to them.
+    """
 
     progressed = Signal(Progress)
     finished = Signal(Report)
@@ -73,7 +75,7 @@ class Examiner(QObject):
         return self._cancel is not None
 
     def start(self) -> None:
-        """Start, unless an examination runs. `progressed` and then `finished` or `failed` follow."""
+        """Start an examination, unless one runs. `progressed` and then `finished` or `failed` are emitted."""
         if self._cancel is not None:
             return
         cancel = self._cancel = CancelToken()
@@ -109,9 +111,9 @@ class Examiner(QObject):
         self._background.run(tr("Checking this machine"), work, show, fail)
 
     def _rig_to_check(self, devices: DeviceList) -> Rig:
-        """Return this machine's devices with the workers that are shown; for a background thread.
+        """Return this machine's devices and the listed workers. Blocks; called in a background thread.
 
-        Local devices and host of a rig file are searched for again, since their stated memory need not be that of this
+        The local devices and the host of a rig file are replaced by a search, since the file may describe another
         machine.
         """
         if not devices.from_file:
@@ -120,12 +122,12 @@ class Examiner(QObject):
         return Rig((*found.devices, *(each for each in devices.rig.devices if each.is_rpc)), found.host)
 
     def cancel(self) -> None:
-        """Cancel it; the report has the results until then."""
+        """Cancel the running examination; its report has the results until then."""
         if self._cancel is not None:
             self._cancel.cancel()
 
     def save(self, path: Path, report: Report) -> None:
-        """Write the report to a file in the background."""
+        """Write the report of an examination to the file `path` in the background."""
 
         def write() -> None:
             write_report(path, report)
@@ -138,7 +140,7 @@ class Examiner(QObject):
         )
 
     def close(self) -> None:
-        """Cancel it and wait a bounded time for its children."""
+        """Cancel the running examination, and wait a bounded time for its child processes."""
         if self._cancel is not None:
             self._cancel.cancel()
             self._ended.wait(_END_S)

@@ -1,7 +1,7 @@
-"""Paired machines of the rig: remembered when the window closes, greyed while they are away, used again by themselves.
+"""Paired machines whose devices are in the list. They are stored for the next start in a rig file.
 
-Their devices are kept in a rig file, with what is known of them. Each machine is asked again and again while one of its
-devices is listed.
+A machine that does not answer is shown as away. Each machine is asked every few seconds which devices it lends, as long
+as one of its devices is in the list, so that it is usable as soon as it answers again.
 """
 
 from __future__ import annotations
@@ -30,20 +30,24 @@ from engine.machines.tunnel.calling import TunnelError
 from engine.machines.tunnel.offers import OfferedDevice
 
 WATCH_MS = 10_000
-"""Time between two questions to a machine."""
+"""Milliseconds between two requests to a machine."""
 _log = logging.getLogger("layerdeck.machines")
 
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """The answer of a machine. `offered`: by name; None from an older release. `vias`: local addresses by endpoint."""
+    """The answer of a paired machine.
+
+    `offered`: lent devices by name; None if the machine has an older release, which does not list them.
+    `vias`: local tunnel addresses (host:port) by endpoint.
+    """
 
     offered: Mapping[str, OfferedDevice] | None
     vias: Mapping[str, str | None]
 
 
 class KnownMachines(QObject):
-    """Keeps the list of devices in step with the paired machines. `close` ends the questions."""
+    """Updates the device list from the answers of paired machines, and stores it. `close` stops the requests."""
 
     def __init__(
         self,
@@ -70,7 +74,7 @@ class KnownMachines(QObject):
         live.devices_changed.connect(self._on_devices_changed)
 
     def restore(self) -> None:
-        """List the devices of the last time, as away until their machines answer."""
+        """Add the stored devices of the last run to the list. They are marked as away until their machines answer."""
 
         def read() -> tuple[Device, ...]:
             return read_rig(self._path).devices if self._path.exists() else ()
@@ -95,7 +99,7 @@ class KnownMachines(QObject):
         self._background.run("Reading machines", read, show, failed, quiet=True)
 
     def look(self) -> None:
-        """Ask each paired machine of the rig what it lends now."""
+        """Ask each paired machine of the device list, in background threads, which devices it lends now."""
         for machine in dict.fromkeys(map(machine_of, self._live.devices.rig.devices)):
             if machine is None or machine in self._asked:
                 continue
@@ -109,14 +113,17 @@ class KnownMachines(QObject):
             )
 
     def close(self) -> None:
-        """Stop asking."""
+        """Stop the timer that asks machines for their devices."""
         self._timer.stop()
 
     def _devices_of(self, machine: Machine) -> tuple[Device, ...]:
         return tuple(device for device in self._live.devices.rig.devices if machine_of(device) == machine)
 
     def _see(self, machine: Machine, devices: tuple[Device, ...]) -> _Seen:
-        """Ask the machine, and open its tunnels; in a thread of the background. Raises as `RemoteMachines.ask`."""
+        """Ask the machine for its devices, and open tunnels to them. Called in a background thread.
+
+        Raises as `RemoteMachines.ask` does.
+        """
         offered: Mapping[str, OfferedDevice] | None
         try:
             offer, _ = self._peers.machines.ask(machine)
@@ -148,7 +155,7 @@ class KnownMachines(QObject):
         self._change(machine, lambda device: replace(device, away=words))
 
     def _change(self, machine: Machine, change: Callable[[Device], Device]) -> None:
-        """Change the devices of a machine that are listed by now, and say if it has come or gone."""
+        """Apply `change` to the listed devices of a machine, and show a notice if they became usable or unusable."""
         self._asked.discard(machine)
         before = {device.id: device for device in self._devices_of(machine)}
         if not before:
@@ -171,7 +178,7 @@ class KnownMachines(QObject):
         self._keep()
 
     def _keep(self) -> None:
-        """Write the list if it has changed."""
+        """Write the list of lent devices to its file if it has changed."""
         devices = self._live.devices
         lent = tuple(device for device in devices.rig.devices if device.fingerprint is not None)
         # A rig file is not what this window has used. `restore` has to come first.
@@ -194,7 +201,7 @@ def _write(path: Path, rig: Rig) -> None:
 
 
 def _facts(devices: Sequence[Device]) -> list[object]:
-    """Return what the file has of the devices, but their free memory, which changes all the time."""
+    """Return the stored fields of the devices except free memory, which changes all the time."""
     return [(device.id, device.name, device.endpoint, device.total_bytes, device.remote) for device in devices]
 
 
@@ -203,7 +210,7 @@ def _log_error(error: EngineError) -> None:
 
 
 def _nothing(_result: None) -> None:
-    """Nothing follows a written file."""
+    """Do nothing when the file is written."""
 
 
 def _name_of(device: Device) -> str:

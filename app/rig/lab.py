@@ -1,4 +1,7 @@
-"""The lab rig of the window: capped RPC workers on this machine, started, restarted and stopped."""
+"""The lab rig of the window:
+
+RPC workers on this machine with a cap on their memory, to try layouts without more cards.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +23,13 @@ _log = logging.getLogger("layerdeck.rig")
 
 
 class Lab(QObject):
-    """Owns at most one lab rig. While it runs, its workers are devices in the list."""
+    """Starts, restarts and stops at most one lab rig. While it runs, its workers are in the device list."""
 
     running_changed = Signal(bool)
     worker_lost = Signal(str)
-    """A worker ended by itself: the sentence names it and the reason."""
+    """Emitted when a worker ended by itself. The text is a sentence with its name and the reason."""
     stopped_changed = Signal(tuple)
-    """The device ids of workers that ended by themselves, in the order of the rig; empty when all run again."""
+    """Carries the device ids of workers that ended by themselves, in the order of the rig; empty when all run again."""
 
     _worker_ended = Signal(str, str)
 
@@ -37,23 +40,23 @@ class Lab(QObject):
         self._notices = notices
         self._workers: LabRig | None = None
         self._stopped: set[str] = set()
-        """Ids of workers that ended by themselves, in the lab's own numbering."""
+        """Ids of workers that ended by themselves, in the lab's own numbering (the device list may use other ids)."""
         self._is_starting = False
         self._then: list[Callable[[], None]] = []
-        """Calls that wait for workers that are being started or restarted."""
+        """Callbacks that wait for workers that are being started or restarted."""
         self._closed = False
         # From threads of the workers' children.
         self._worker_ended.connect(self._on_worker_ended, Qt.ConnectionType.QueuedConnection)
 
     @property
     def endpoints(self) -> frozenset[str]:
-        """Endpoints (host:port) of the workers; empty without a lab."""
+        """Endpoints (host:port) of the workers; empty if there is no lab rig."""
         devices = () if self._workers is None else self._workers.rig.devices
         return frozenset(device.endpoint for device in devices if device.endpoint is not None)
 
     @property
     def processes(self) -> Mapping[str, WorkerProcess]:
-        """Processes of the running workers by endpoint, for reading their memory."""
+        """The process of each running worker, by endpoint: its id, and its memory before a client has allocated any."""
         lab = self._workers
         if lab is None:
             return {}
@@ -67,7 +70,10 @@ class Lab(QObject):
         }
 
     def start(self, caps_bytes: Sequence[int], then: Callable[[], None] | None = None) -> None:
-        """Start workers with these caps, add them as devices, then call `then`; at once if a lab runs already."""
+        """Start workers with these memory caps in bytes, add them as devices, then call `then`.
+
+        If a lab rig runs already, only `then` is called, at once.
+        """
         if self._workers is not None:
             if then is not None:
                 then()
@@ -101,14 +107,14 @@ class Lab(QObject):
         self._notices.tell(error)
 
     def _go_on(self) -> None:
-        """Make the calls that waited for the workers. One that has stopped meanwhile is restarted before them."""
+        """Call the waiting callbacks now that workers run. A worker that has ended meanwhile is restarted before."""
         waiting, self._then = self._then, []
         for do in waiting:
             self.when_running(do)
 
     @property
     def _description(self) -> str:
-        """A sentence that explains the new devices to people who see RPC0 for the first time."""
+        """A sentence that explains the new devices to people who see names like RPC0 for the first time."""
         endpoints = self.endpoints
         names = [device.id for device in self._live.devices.rig.devices if device.endpoint in endpoints]
         if len(names) == 1:
@@ -124,15 +130,15 @@ class Lab(QObject):
 
     @property
     def stopped(self) -> tuple[str, ...]:
-        """Device ids, as shown in the list, of workers that ended by themselves."""
+        """Ids, as in the device list, of the workers that ended by themselves."""
         return self._live.stopped_devices
 
     def restart(self) -> None:
-        """Start the workers that ended by themselves again; nothing if all run."""
+        """Restart the workers that ended by themselves; do nothing if all run."""
         self.when_running(_nothing)
 
     def when_running(self, then: Callable[[], None]) -> None:
-        """Call `then` when all workers run: at once, or after those that ended were started again."""
+        """Call `then` when all workers run: at once, or after the ended ones have been restarted."""
         lab, ended = self._workers, tuple(sorted(self._stopped))
         if lab is None or not ended:
             then()
@@ -160,18 +166,18 @@ class Lab(QObject):
         self._background.run(tr("Restarting {names}", names=names), begin, show, self._not_started)
 
     def stop(self) -> None:
-        """Stop the workers and remove them from the list."""
+        """Stop the workers and remove them from the device list."""
         endpoints = self.endpoints
         self._end()
         self._live.set_devices(self._live.devices.without_endpoints(endpoints))
 
     def leave_unless_in(self, rig: Rig) -> None:
-        """Stop the workers if `rig`, the next one to show, has none of them: they would run unseen."""
+        """Stop the workers if none of them is in `rig`, which will be shown next: else they would run unseen."""
         if self.endpoints.isdisjoint(device.endpoint for device in rig.devices):
             self._end()
 
     def close(self) -> None:
-        """Stop the workers and wait a bounded time."""
+        """Stop the workers, and wait a bounded time for their exit."""
         self._closed = True
         if self._workers is not None:
             # In the GUI thread: a background thread would end with the program, before its workers do.
@@ -206,4 +212,4 @@ class Lab(QObject):
 
 
 def _nothing(_result: None = None) -> None:
-    """Placeholder for a caller without a next step."""
+    """Do nothing: a callback for callers that need none."""

@@ -1,4 +1,4 @@
-"""Lends this computer's devices to paired ones while the window is open: the server in a thread of its own."""
+"""Lending of this computer's devices to paired computers while the window is open, by a server in its own thread."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ MAX_NAME = 40
 
 
 class LendChoice(msgspec.Struct, frozen=True):
-    """What to lend, as it is kept in the settings.
+    """Choices for lending, as they are stored in the settings.
 
-    `host`: address to listen on; empty for the first one that other computers reach. `without`: ids of devices that are
-    not lent. `caps`: most bytes by id.
+    `host`: address to listen on; empty for the first one that other computers reach.
+    `name`: name of this computer for others. `announce`: whether it is announced by mDNS.
+    `without`: ids of devices that are not lent. `caps`: largest memory in bytes by device id.
     """
 
     host: str = ""
@@ -44,10 +45,12 @@ class LendChoice(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class LendState:
-    """What the dialog shows. `place`: `host:port` that others call; empty while nothing is lent.
+    """State of lending for its dialog.
 
-    `code`: the pairing code that counts now. `users`: name of the client by device id. `problem`: why the last try
-    ended; `note`: a sentence about the running one.
+    `place`: `host:port` that other computers connect to; empty while nothing is lent.
+    `code`: the valid pairing code; empty if it was used. `users`: pairs of device id and name of the client that uses
+    it.
+    `problem`: why the last try failed; empty if it did not. `note`: a sentence about the running server.
     """
 
     is_starting: bool = False
@@ -59,7 +62,7 @@ class LendState:
 
 
 class Lender(QObject):
-    """Starts and stops lending. `state_changed` reports each change; `close` ends the workers."""
+    """Starts and stops the server that lends devices. `state_changed` is emitted at each change."""
 
     state_changed = Signal(LendState)
     _reported = Signal(object)
@@ -76,7 +79,7 @@ class Lender(QObject):
         self._reported.connect(self._on_reported, Qt.ConnectionType.QueuedConnection)
 
     def start(self, choice: LendChoice) -> None:
-        """Lend with `choice`, which is kept; nothing happens if it lends already."""
+        """Store `choice` and start lending with it; do nothing if devices are lent already."""
         if self._until is not None:
             return
         self.choice = choice
@@ -87,19 +90,19 @@ class Lender(QObject):
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop lending now; sessions of others end."""
+        """Stop lending at once; connections of other computers are closed."""
         if self._until is not None:
             self._until.set()
             self._until = self._address = None
             self._set(LendState())
 
     def renew_code(self) -> None:
-        """Show a new pairing code; the one before counts no more."""
+        """Replace the pairing code by a new one; the old code becomes invalid."""
         if self._address is not None:
             self._set(replace(self.state, code=self._address.code.renew()))
 
     def close(self) -> None:
-        """Stop lending, waiting a bounded time."""
+        """Stop lending, and wait a bounded time for the server's thread."""
         self.stop()
         if self._thread is not None:
             self._thread.join(_END_S)
@@ -109,7 +112,10 @@ class Lender(QObject):
         self.state_changed.emit(state)
 
     def _report(self, until: threading.Event, change: Callable[[], None]) -> None:
-        """Let the GUI thread make a change, unless lending was stopped or begun anew meanwhile."""
+        """Run `change` in the GUI thread, unless lending was stopped or restarted meanwhile.
+
+        Called in the server's threads.
+        """
         self._reported.emit((until, change))
 
     def _on_reported(self, report: tuple[threading.Event, Callable[[], None]]) -> None:
@@ -190,7 +196,7 @@ class Lender(QObject):
 
 
 def lending_addresses() -> tuple[str, ...]:
-    """Return this computer's addresses to listen on, those that others reach first."""
+    """Return this computer's addresses to listen on; those that other computers reach come first."""
     from engine.devices.addresses import own_addresses
 
     return own_addresses()

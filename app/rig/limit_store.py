@@ -1,4 +1,4 @@
-"""Stores the caps and margins that the user sets, by device, for later runs."""
+"""Memory caps and margins of devices that the user has set, stored in the settings for later runs."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ MAX_DEVICES = 64
 
 
 class KeptLimits(msgspec.Struct, frozen=True):
-    """Limits by device key: cap (None for none) and margin, in bytes."""
+    """Limits by device key, each a pair of cap (None for no cap) and margin, in bytes."""
 
     devices: dict[str, tuple[int | None, int]] = {}
 
 
 class LimitStore:
-    """The stored limits. Without settings they last for one run."""
+    """The stored caps and margins. `settings`: None if they shall last for one run only."""
 
     def __init__(self, settings: Settings | None = None) -> None:
         self._settings = settings
         self._kept = (None if settings is None else settings.kept("device_limits", KeptLimits)) or KeptLimits()
 
     def apply(self, device: Device) -> Device:
-        """Return `device` with its stored limits; unchanged if it has none."""
+        """Return `device` with its stored cap and margin; unchanged if none are stored."""
         limits = self._kept.devices.get(device_key(device))
         return device if limits is None else replace(device, cap_bytes=limits[0], margin_bytes=limits[1])
 
     def keep(self, device: Device) -> None:
-        """Store the limits of `device`."""
+        """Store the cap and margin of `device`; the oldest entries above `MAX_DEVICES` are dropped."""
         kept = {key: limits for key, limits in self._kept.devices.items() if key != device_key(device)}
         kept[device_key(device)] = (device.cap_bytes, device.margin_bytes)
         # The newest is at the end; the oldest are dropped, so that ports of past workers do not pile up.

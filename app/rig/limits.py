@@ -1,4 +1,4 @@
-"""Applies the caps and margins that the user sets: to the shown device, and to the stored limits."""
+"""Changes of memory caps and margins by the user: applied to the device in the list, and stored."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from widgets.devices.limits import DeviceLimits
 
 
 class LimitSetter(QObject):
-    """Sets limits. Those of rig files and lab workers are not stored, since later runs lack these devices."""
+    """Sets the cap and margin of a device.
+
+    Limits of rig files and lab workers are not stored: later runs lack the devices.
+    """
 
     def __init__(self, live: LiveRig, lab: Lab, book: LimitStore, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -20,7 +23,7 @@ class LimitSetter(QObject):
         self._book = book
 
     def set(self, limits: DeviceLimits) -> None:
-        """Set cap and margin of a device."""
+        """Set the memory cap and margin of a device in the list, and store them."""
         self._live.set_devices(self._live.devices.with_limits(limits.device, limits.cap_bytes, limits.margin_bytes))
         devices = self._live.devices
         device = devices.rig.device(limits.device)

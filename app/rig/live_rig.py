@@ -1,4 +1,4 @@
-"""The rig as the next load finds it: the shown devices with the memory that samples and loaded models leave free."""
+"""The rig for the next load: listed devices, with the memory that samples and loaded models leave free."""
 
 from __future__ import annotations
 
@@ -20,37 +20,41 @@ from engine.planning.fit.loaded_models import HeldModel, rig_beside
 from engine.runtime.protocol.messages import DeviceMemoryReading
 
 FREE_STEP_BYTES = 16 * MIB
-"""Free memory is updated in steps of this size, so that forecasts do not change with every page."""
+"""Least change in bytes after which free memory is updated, so that forecasts do not change with every page."""
 _STEPS = 64
-"""Least number of steps of a device: on a worker of 160 MiB, steps of 16 MiB would hide how much is left."""
+"""Least number of steps of a device's memory: on a worker of 160 MiB, 16 MiB is too coarse to show what is left."""
 
 
 class LiveMemory:
-    """The latest samples and the loaded models, from which follows how much the next load finds free."""
+    """Computes how much memory the next load finds free, from the latest samples and the loaded models."""
 
     def __init__(self) -> None:
         self._models: tuple[HeldModel, ...] = ()
         self._engine: dict[str, DeviceMemoryReading] = {}
         self._free: dict[str, int] = {}
         self._before: dict[FileIdentity, dict[str, int]] = {}
-        """Free bytes of each device before a model's load began."""
+        """Free bytes of each device before a model's load began, by the key of the model."""
         self._seen_own_bytes = 0
-        """Bytes that our processes hold of the host. Unloading a model that is only mapped frees none."""
+        """Bytes of host memory that our processes hold, by samples.
+        Unloading a model that is only mapped frees none."""
 
     @property
     def endpoints(self) -> frozenset[str]:
-        """Endpoints that our models use. A worker serves one client, so they must not be greeted."""
+        """Endpoints of workers that our models use.
+
+        A worker serves one client at a time, so nothing else may connect to them.
+        """
         return frozenset().union(*(model.endpoints for model in self._models))
 
     @property
     def free_bytes(self) -> Mapping[str, int]:
-        """Free bytes by device, exact, from the last sample that had a reading."""
+        """Free bytes by device id, from the last sample that had a reading, without rounding."""
         return self._free
 
     def set_models(self, models: Sequence[HeldModel]) -> dict[str, int]:
-        """Replace the loaded models; return by device how many more bytes the next samples will show as used.
+        """Replace the loaded models. Return by device id how many more bytes the next samples will show as used.
 
-        Memory that samples showed while a model was loading is not counted twice. The host is left out: its samples
+        Memory that samples showed while a model was loading is not counted twice. The host is excluded: its samples
         report our own memory directly.
         """
         before, self._models = self._models, tuple(models)
@@ -64,7 +68,7 @@ class LiveMemory:
         return {device: size_bytes for device, size_bytes in grown.items() if size_bytes and device != CPU_ID}
 
     def _seen_of_loads(self, before: Sequence[HeldModel]) -> dict[str, int]:
-        """Return the bytes by device that samples already showed of loads that have just ended."""
+        """Return by device id the bytes of just finished loads that samples have already shown as used."""
         held_before = {model.key for model in before if model.held_bytes}
         seen: Counter[str] = Counter()
         for model in self._models:
@@ -76,7 +80,10 @@ class LiveMemory:
         return seen
 
     def _note_begun(self, before: Sequence[HeldModel], grown: Mapping[str, int]) -> None:
-        """Note the free memory at the begin of loads, with the memory that is being returned."""
+        """Store the free memory of devices at the start of each load, by the key of its model.
+
+        `grown`: change of the bytes that models hold, by device; what unloaded models return counts as free.
+        """
         empty_before = {model.key for model in before if not model.held_bytes}
         loading = {model.key for model in self._models if not model.held_bytes}
         self._before = {key: free for key, free in self._before.items() if key in loading}
@@ -84,14 +91,14 @@ class LiveMemory:
             self._before[key] = {device: free - grown.get(device, 0) for device, free in self._free.items()}
 
     def take_engine_readings(self, readings: Sequence[DeviceMemoryReading]) -> None:
-        """Store a model's own readings of its devices, for devices that nothing else can read.
+        """Store the readings that a model's child has made, for devices that this process cannot read itself.
 
         A CPU worker always reports all of its memory as free; such a reading is dropped.
         """
         self._engine.update({each.device: each for each in readings if each.free_bytes < each.total_bytes})
 
     def take(self, samples: Sequence[Sample]) -> tuple[Sample, ...]:
-        """Store the latest samples; return them with gaps filled by the readings of children."""
+        """Store the latest samples. Return them with missing values filled in from readings of models' children."""
         filled = tuple(map(self._with_engine_reading, samples))
         self._free = {
             sample.device: max(0, sample.total_bytes - sample.used_bytes)
@@ -104,7 +111,7 @@ class LiveMemory:
         return filled
 
     def followed(self, rig: Rig) -> Rig:
-        """Return `rig` with the sampled free memory of each device, if it changed by a step."""
+        """Return `rig` with sampled free memory for each device on which it has changed by at least one step."""
 
         def follow(device: Device) -> Device:
             now = self._free.get(device.id)
@@ -117,9 +124,9 @@ class LiveMemory:
         return Rig(tuple(map(follow, rig.devices)), follow(rig.host))
 
     def beside(self, rig: Rig, leaving: Sequence[HeldModel], *, from_file: bool) -> Rig:
-        """Return `rig` as a load finds it after `leaving` were unloaded.
+        """Return `rig` with the free memory that a load finds after the models `leaving` were unloaded.
 
-        `from_file`: the free memory is that of a rig file, which knows nothing of our loaded models.
+        `from_file`: whether the free memory is from a rig file, which does not include our loaded models.
         """
         # Samples never update the memory of a rig file, so all of what stays loaded has to be subtracted here.
         if from_file:
@@ -129,7 +136,10 @@ class LiveMemory:
         return rig_beside(rig, self._models, leaving, {CPU_ID: self._seen_own_bytes})
 
     def reported(self, rig: Rig, *, from_file: bool) -> Rig:
-        """Return `rig` as it is with all our models loaded; `from_file` as of `beside`."""
+        """Return `rig` with the free memory that devices report while our models are loaded.
+
+        `from_file`: whether the free memory in `rig` is from a rig file, which does not include our loaded models.
+        """
         return with_less_free(rig, _held_bytes(self._models)) if from_file else rig
 
     def _with_engine_reading(self, sample: Sample) -> Sample:
@@ -141,7 +151,10 @@ class LiveMemory:
 
 
 def with_less_free(rig: Rig, taken_bytes: Mapping[str, int]) -> Rig:
-    """Return `rig` with this much less free memory by device; negative numbers add memory."""
+    """Return `rig` with less free memory.
+
+    `taken_bytes`: bytes to subtract by device id; negative numbers add memory.
+    """
 
     def less(device: Device) -> Device:
         size_bytes = taken_bytes.get(device.id, 0)
@@ -160,7 +173,7 @@ def _held_bytes(models: Sequence[HeldModel]) -> Counter[str]:
 
 
 def _without_memory_of(rig: Rig, endpoints: Collection[str]) -> Rig:
-    """Return `rig` with the workers at these endpoints marked as stopped, without free memory."""
+    """Return `rig` with the workers at these endpoints marked as stopped and without free memory."""
 
     def stop(device: Device) -> Device:
         return replace(device, free_bytes=0, is_stopped=True) if device.endpoint in endpoints else device
@@ -170,16 +183,20 @@ def _without_memory_of(rig: Rig, endpoints: Collection[str]) -> Rig:
 
 NOT_HERE = tr("not present here")
 _SAME_HOST_SHARE = 0.1
-"""Share by which the host memory in a rig file may differ from this computer's and still mean this computer."""
+"""Relative difference of host memory up to which a rig file is taken to describe this computer."""
 
 
 class LiveRig(QObject):
-    """Combines device list, samples, loaded models and calibration into the rig for forecasts and loads."""
+    """Combines device list, memory samples, loaded models and calibration into the rig for forecasts and loads.
+
+    It belongs to the GUI thread. Searches set the devices, the sampler its samples, `HeldMemory` the loaded models;
+    `rig_changed` carries the result.
+    """
 
     rig_changed = Signal(Rig)
-    """Devices, limits or free memory have changed."""
+    """Emitted when devices, limits or free memory have changed. Carries the rig for a load of the edited layout."""
     devices_changed = Signal()
-    """Devices were added, removed or restarted. Emitted before `rig_changed`."""
+    """Emitted before `rig_changed` when devices were added, removed, replaced or restarted."""
     samples_arrived = Signal(object)  # tuple[Sample, ...]
 
     def __init__(self, parent: QObject | None = None) -> None:
@@ -195,17 +212,17 @@ class LiveRig(QObject):
 
     @property
     def rig(self) -> Rig:
-        """The devices as a load of the edited layout finds them, next to other models of ours."""
+        """The devices, with free memory for a load of the edited layout: the current model is replaced, others stay."""
         return self._rig
 
     @property
     def is_real(self) -> bool:
-        """Whether all devices are here. A rig file may describe others."""
+        """Whether this machine has all local devices in the list. A rig file may describe others."""
         return not self.missing_devices
 
     @property
     def missing_devices(self) -> tuple[str, ...]:
-        """Devices of a rig file that this machine does not have."""
+        """Ids of the rig file's devices that this machine does not have."""
         return self.devices.missing
 
     @property
@@ -214,7 +231,7 @@ class LiveRig(QObject):
         return tuple(device.id for device in self.devices.rig.devices if device.endpoint in self._stopped)
 
     def rig_without(self, leaving: Sequence[HeldModel]) -> Rig:
-        """Return the rig as a load finds it after `leaving` were unloaded.
+        """Return the rig with the free memory that a load finds after the models `leaving` were unloaded.
 
         A stopped worker has no free memory, so no proposed layout uses it.
         """
@@ -222,28 +239,28 @@ class LiveRig(QObject):
         return _without_memory_of(rig, self._stopped) if self._stopped else rig
 
     def reported(self) -> Rig:
-        """Return the devices with the free memory that they report while all our models are loaded."""
+        """Return the rig with the free memory that devices report while all our models are loaded."""
         rig = self.memory.reported(self.devices.rig, from_file=self.devices.from_file)
         return _without_memory_of(rig, self._stopped) if self._stopped else rig
 
     # ------------------------------------------------------------------ what it is made of
 
     def when_searched(self, do: Callable[[], None]) -> None:
-        """Call `do` as soon as the first search, or the first reading of a rig file, has ended, also if it failed."""
+        """Call `do` when the first search, or the first reading of a rig file, has ended, successfully or not."""
         if self._was_searched:
             do()
         else:
             self._then.append(do)
 
     def end_search(self) -> None:
-        """Note the end of a search. Called after `set_devices`."""
+        """Call the callbacks that wait for the first search. Called after `set_devices`, also if the search failed."""
         self._was_searched = True
         waiting, self._then = self._then, []
         for do in waiting:
             do()
 
     def set_devices(self, devices: DeviceList) -> None:
-        """Replace the list of devices."""
+        """Replace the device list, and emit signals for the changes."""
         before, self.devices = self.devices, replace(devices, rig=self._calibration.apply(devices.rig))
         if self.devices.has_other_devices(before):
             self.devices_changed.emit()
@@ -258,7 +275,7 @@ class LiveRig(QObject):
             self._show_rig()
 
     def set_calibration(self, calibration: Calibration) -> None:
-        """Use this measured overhead of devices in forecasts."""
+        """Use these measured memory overheads of devices in forecasts from now on."""
         self._calibration = calibration
         # It is learnt from every load, and mostly the same as before.
         # Setting the devices emits signals and makes forecasts anew.
@@ -266,8 +283,11 @@ class LiveRig(QObject):
             self.set_devices(self.devices)
 
     def set_models(self, models: Sequence[HeldModel], current: HeldModel | None) -> None:
-        """Set the loaded models. `current`: the model that a load of the edited layout replaces; its memory counts as
-        free."""
+        """Set the loaded models.
+
+        `current`: the model that a load of the edited layout replaces, so its memory counts as free; None if there is
+        none.
+        """
         taken_bytes = self.memory.set_models(models)
         # A rig file's free memory is as written; `beside` subtracts the models.
         if not self.devices.from_file:
@@ -277,7 +297,7 @@ class LiveRig(QObject):
         self._show_rig()
 
     def take_samples(self, samples: tuple[Sample, ...]) -> None:
-        """Store the latest samples, emit them with gaps filled, and update the free memory."""
+        """Store the latest samples, emit them with missing values filled in, and update the free memory."""
         samples = self.memory.take(samples)
         self.samples_arrived.emit(samples)
         if not self.devices.from_file:
@@ -285,7 +305,7 @@ class LiveRig(QObject):
             self._show_rig()
 
     def as_shown(self, sample: Sample) -> Sample:
-        """Return `sample` for the device's card: a gap if a rig file describes other hardware than is here."""
+        """Return `sample` for the device's card, without values if a rig file describes hardware that is not here."""
         if sample.device in self.missing_devices:
             return replace(sample, note=NOT_HERE)
         host = self.devices.rig.host
@@ -297,14 +317,14 @@ class LiveRig(QObject):
         return gap(sample.device, sample.time_s, NOT_HERE)
 
     def take_engine_readings(self, readings: Sequence[DeviceMemoryReading]) -> None:
-        """Store the device readings of a loaded model's child. A slot, since children report in their own threads."""
+        """Store the device readings of a loaded model's child. A slot: the children's threads emit the signals."""
         self.memory.take_engine_readings(readings)
 
     def _set_free(self, rig: Rig) -> None:
         self.devices = replace(self.devices, rig=rig)
 
     def _show_rig(self) -> None:
-        """Emit the rig for the edited layout if it has changed."""
+        """Emit `rig_changed` if the rig for a load of the edited layout has changed."""
         rig = self.rig_without([self._current] if self._current is not None else [])
         if rig != self._rig:
             self._rig = rig

@@ -1,4 +1,7 @@
-"""Engine packs in the window: installed, switched, removed and checked in the background, one at a time."""
+"""Engine packs (ggml backends as files that can be installed): install, switch, remove and check them.
+
+The actions run in the background, one at a time.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +18,16 @@ from app.rig.device_search import DeviceSearch
 from engine.base.cancellation import CancelToken
 from engine.base.errors import EngineError
 from engine.base.language import tr
+from engine.devices.packs.signing import Maker
 from engine.devices.packs.store import ListedPack
 from engine.machines.rigs.pack_installer import PackInstaller
 
 
 @dataclass(frozen=True, slots=True)
 class Packs:
-    """The packs, and the action that runs.
+    """The installed engine packs (ggml backends as files), and the running action on them.
 
-    `under_way`: words for the action; empty if none runs.
+    `under_way`: description of the action for people; empty if none runs.
     `fresh`: name of a pack that was just installed and has passed its check; empty if there is none.
     """
 
@@ -33,14 +37,29 @@ class Packs:
 
     @property
     def in_use(self) -> frozenset[str]:
-        """Names of the packs that children load."""
+        """Names of the packs that child processes load."""
         return frozenset(pack.name for pack in self.listed if pack.state == "used")
 
 
+@dataclass(frozen=True, slots=True)
+class Unvouched:
+    """An engine pack whose publisher the user does not trust. `path`: its file.
+
+    `words`: a sentence about the publisher.
+    """
+
+    path: Path
+    words: str
+
+
 class PackController(QObject):
-    """Runs the actions and emits each change. Devices are searched for again if other packs are in use."""
+    """Installs, switches, checks and removes engine packs in the background, and emits each change.
+
+    If other packs are in use after an action, devices are searched again.
+    """
 
     changed = Signal(Packs)
+    asked = Signal(Unvouched)
 
     def __init__(
         self, search: DeviceSearch, background: Background, notices: Notices, parent: QObject | None = None
@@ -54,15 +73,30 @@ class PackController(QObject):
         self.packs = Packs()
 
     def check_new(self) -> None:
-        """Check packs that were never checked with this engine."""
+        """Check the packs that were never checked with this version of the engine."""
         self._do(tr("Checking engine packs"), lambda keeper: keeper.check_new(), quiet=True)
 
     def refresh(self) -> None:
-        """Read the list of packs again."""
+        """Read the list of engine packs again in the background, and emit it."""
         self._do(tr("Looking for engine packs"), lambda keeper: keeper.listed(), quiet=True)
 
+    def inspect(self, path: Path) -> None:
+        """Read in the background who signed the engine pack in the file `path`.
+
+        If the user trusts that publisher, the pack is installed; else `asked` is emitted.
+        """
+
+        def told(maker: Maker) -> None:
+            if maker.is_trusted:
+                self.install(path)
+            else:
+                self.asked.emit(Unvouched(path, maker.words))
+
+        what = tr("Finding out who made {name}", name=path.name)
+        self._background.run(what, lambda: pack_installer().store.maker_of(path), told, self._notices.tell, quiet=True)
+
     def install(self, path: Path) -> None:
-        """Install the pack in a file and check it."""
+        """Install the engine pack in the file `path`, and check it, in the background."""
 
         def work(keeper: PackInstaller) -> str:
             verdict = keeper.install(path)
@@ -71,11 +105,11 @@ class PackController(QObject):
         self._do(tr("Installing {name} and checking it", name=path.name), work)
 
     def remove(self, name: str) -> None:
-        """Remove an installed pack."""
+        """Remove the installed engine pack `name` in the background."""
         self._do(tr("Removing {name}", name=name), lambda keeper: keeper.remove(name))
 
     def switch(self, name: str, *, on: bool) -> None:
-        """Switch a pack on or off."""
+        """Enable or disable the engine pack `name`, so that child processes load it or not."""
 
         def work(keeper: PackInstaller) -> None:
             keeper.switch(name, on=on)
@@ -84,15 +118,18 @@ class PackController(QObject):
         self._do(tr("Switching {name} on", name=name) if on else tr("Switching {name} off", name=name), work)
 
     def check(self, name: str) -> None:
-        """Check a pack again."""
+        """Check the engine pack `name` again in the background."""
         self._do(tr("Checking {name}", name=name), lambda keeper: keeper.check(keeper.store.pack(name)))
 
     def close(self) -> None:
-        """Cancel the running action."""
+        """Cancel the running action on engine packs."""
         self._cancel.cancel()
 
     def _do(self, what: str, work: Callable[[PackInstaller], object], *, quiet: bool = False) -> None:
-        """Run `work` if nothing else runs, then emit the list. If it returns a name, that pack is `fresh`."""
+        """Run `work` in the background, then emit the packs; if another action runs, only show a notice.
+
+        If `work` returns the name of a pack, that pack is shown as just installed.
+        """
         if self.packs.under_way:
             self._notices.say(tr("{under_way}: please wait for that first.", under_way=self.packs.under_way))
             return

@@ -1,4 +1,4 @@
-"""Paired machines: found, paired, added as devices and forgotten, all in the background."""
+"""Paired machines: search on the local network, pairing, adding their devices, and deleting pairings."""
 
 from __future__ import annotations
 
@@ -26,15 +26,17 @@ from engine.machines.tunnel.tunnels import NearbySearch, Tunnels
 from engine.runtime.protocol.network import NearbyMachine
 
 INTERFACES_VARIABLE = "LAYERDECK_INTERFACES"
-"""Environment variable with the local addresses to search on, separated by commas; all if it is unset."""
+"""Environment variable with the local addresses to search on, separated by commas. All are used if it is unset."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A machine in the list: announced now, paired, or both.
+    """A machine in the dialog's list: announced on the local network, paired, or both.
 
-    `fingerprint`: of the pairing if there is one, else the announced one.
-    `is_changed`: the address of a paired machine is announced with another certificate.
+    `endpoint`: its address, host:port. `fingerprint`: fingerprint of the certificate, that of the pairing if there is
+    one.
+    `device`, `total_bytes`: its announced devices, and their memory in bytes.
+    `is_changed`: whether the address of a paired machine is announced with another certificate.
     """
 
     name: str
@@ -48,12 +50,15 @@ class Found:
 
 
 class Peers(QObject):
-    """The paired machines that the window may use, and the tunnels to them. `close` ends the tunnels."""
+    """Finds and pairs machines, and owns the tunnels to those whose devices the window uses.
+
+    `close` ends the tunnels.
+    """
 
     found = Signal(tuple)
-    """The nearby and paired machines, as `Found`; emitted on changes while the search runs."""
+    """Carries the nearby and paired machines, as a tuple of `Found`; emitted at changes while the search runs."""
     told = Signal(str, bool)
-    """A sentence about the last request; True if it is an error."""
+    """Carries a sentence about the last request, and True if it is an error."""
     paired = Signal(Pairing)
 
     _announced = Signal(tuple)
@@ -85,13 +90,16 @@ class Peers(QObject):
         self._search_ended.connect(self._on_search_ended, Qt.ConnectionType.QueuedConnection)
 
     def reach(self, rig: Rig) -> Rig:
-        """Return `rig` with tunnels to its paired machines. Blocks; thread-safe; raises as `Tunnels.reach`."""
+        """Return `rig` with local tunnel addresses for its paired machines. Blocks; may be called in any thread.
+
+        Raises as `Tunnels.reach` does.
+        """
         return self._tunnels.reach(rig)
 
     # ------------------------------------------------------------------ looking for machines
 
     def start_looking(self) -> None:
-        """Search the local network until `stop_looking`; results arrive with `found`."""
+        """Search the local network for machines until `stop_looking` is called. `found` is emitted with them."""
         if self._search is None:
             interfaces = tuple(filter(None, os.environ.get(INTERFACES_VARIABLE, "").split(",")))
             self._search = NearbySearch(self._announced.emit, self._search_ended.emit, interfaces=interfaces)
@@ -99,7 +107,7 @@ class Peers(QObject):
         self._look_up()
 
     def stop_looking(self) -> None:
-        """Stop the search."""
+        """Stop the search for machines on the local network."""
         search, self._search, self._machines = self._search, None, ()
         if search is not None:
             self._background.run("Ending the search for machines", search.close, _nothing, self._tell_error, quiet=True)
@@ -127,7 +135,10 @@ class Peers(QObject):
     # ------------------------------------------------------------------ one of them
 
     def pair(self, endpoint: str, code: str) -> None:
-        """Pair with the machine at `endpoint` that shows `code`; `told` and `paired` report the result."""
+        """Pair with the machine at `endpoint`, whose screen shows `code`.
+
+        `told` and `paired` are emitted with the result.
+        """
 
         def exchange() -> Pairing:
             # Takes a while to import, and most windows never pair.
@@ -149,7 +160,7 @@ class Peers(QObject):
         self._background.run(tr("Pairing with {endpoint}", endpoint=endpoint), exchange, show, self._tell_error)
 
     def add(self, machine: Found) -> None:
-        """Add the devices that a paired machine lends, if it answers; those that are listed already stay."""
+        """Connect to a paired machine, and add its lent devices that are not in the list yet."""
         asked = Machine(machine.endpoint, machine.fingerprint, machine.name)
 
         def show(found: LentDevices) -> None:
@@ -173,7 +184,7 @@ class Peers(QObject):
         )
 
     def forget(self, machine: Found) -> None:
-        """Delete the pairing on this computer."""
+        """Delete the pairing with `machine` on this computer; the other computer keeps its own."""
 
         def show(_removed: object) -> None:
             self.told.emit(
@@ -186,7 +197,7 @@ class Peers(QObject):
         )
 
     def close(self) -> None:
-        """Stop the search and the tunnels, waiting a bounded time."""
+        """Stop the search and the tunnels, and wait a bounded time for them."""
         if self._search is not None:
             self._search.close()
             self._search = None
@@ -209,7 +220,7 @@ def _added_words(name: str, devices: Sequence[Device]) -> str:
 
 
 def list_machines(machines: Sequence[NearbyMachine], pairings: Sequence[Pairing]) -> tuple[Found, ...]:
-    """Return a row for each address: paired machines first, also those that do not announce themselves now.
+    """Return a row for each address: paired machines first, also those that are not announced now.
 
     A machine may announce several ports.
     """
@@ -243,7 +254,7 @@ def list_machines(machines: Sequence[NearbyMachine], pairings: Sequence[Pairing]
 
 
 def is_address(text: str) -> bool:
-    """Return whether `text` is an address (host:port)."""
+    """Return whether `text` is an endpoint (host:port)."""
     try:
         parse_endpoint(text)
     except ValueError:
@@ -252,4 +263,4 @@ def is_address(text: str) -> bool:
 
 
 def _nothing(_result: None) -> None:
-    """It has started or ended; nothing follows."""
+    """Do nothing when the search has started or ended."""

@@ -1,4 +1,4 @@
-"""Memory samples of the shown devices, and alerts for those that hold a loaded model."""
+"""Memory samples of the listed devices, and warnings for devices that hold a loaded model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STOP_S = 0.5
 
 
 class Sampling(QObject):
-    """Reads the shown devices in a thread; lab workers by their processes."""
+    """Reads the memory of listed devices in a thread; that of lab workers by their process ids."""
 
     _sampled = Signal(object)
 
@@ -35,11 +35,11 @@ class Sampling(QObject):
         live.devices_changed.connect(self._on_devices_changed)
 
     def start(self) -> None:
-        """Start; the first samples come at once."""
+        """Start the sampling thread; it reads the first samples at once."""
         self._sampler.start()
 
     def close(self) -> None:
-        """Stop. The thread ends by itself; a reading that hangs is not waited for."""
+        """Stop sampling, waiting a short time for the thread. A reading that hangs is not waited for."""
         self._closed = True
         self._sampler.stop(STOP_S)
 
@@ -60,13 +60,13 @@ WORDS: Mapping[AlertKind, str] = {
 
 
 class HeadroomMonitor(QObject):
-    """Watches devices that hold part of a loaded model, and the host while any model is loaded."""
+    """Warns about memory of the devices that hold part of a loaded model, and of the host while any model is loaded."""
 
     alerts_changed = Signal(object)  # dict[str, CardAlert], by device id
     alarmed = Signal(str)
-    """The sentence of a new alert."""
+    """Carries the sentence of a new alert."""
     alarm_ended = Signal(str)
-    """The sentence of an alarm whose cause has ended."""
+    """Carries the sentence of an alert whose cause has ended."""
 
     def __init__(self, live: LiveRig, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -75,11 +75,14 @@ class HeadroomMonitor(QObject):
         self._watched: frozenset[str] = frozenset()
         self._alerts: tuple[Alert, ...] = ()
         self._alarms: dict[tuple[str, AlertKind], str] = {}
-        """Sentence of each standing alert as it was when the alert began."""
+        """Sentence of each present alert as it was when the alert began, by device id and kind."""
         live.samples_arrived.connect(self._on_samples)
 
     def watch(self, devices: Collection[str]) -> None:
-        """Watch the devices with these ids, which hold loaded models, and the host; with no ids, watch nothing."""
+        """Watch the devices with these ids, which hold loaded models, and the host.
+
+        If `devices` is empty, watch nothing.
+        """
         watched = frozenset((*devices, self._live.rig.host.id)) if devices else frozenset()
         # A new watch begins with new baselines, so the same set must not begin it again.
         if watched == self._watched:

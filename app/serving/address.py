@@ -1,4 +1,4 @@
-"""Addresses of an API server: who reaches them, and why one cannot be used. No Qt."""
+"""Addresses of an API server: which computers reach them, and why one cannot be used. No Qt."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from engine.base.language import tr
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether an address can be reached from this computer only."""
+    """Return whether only this computer can reach a server that listens on `host`."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -20,7 +20,7 @@ def is_loopback(host: str) -> bool:
 
 
 def own_names(host: str) -> frozenset[str]:
-    """Return the names by which other computers reach a server on `host`; none for this computer alone."""
+    """Return the host names under which other computers reach a server on `host`; empty if none can reach it."""
     if is_loopback(host):
         return frozenset()
     # Requests for other hosts are refused, because of DNS rebinding. `.local` is mDNS.
@@ -28,7 +28,10 @@ def own_names(host: str) -> frozenset[str]:
 
 
 def address_fault(host: str, plain: bool, needs_key: bool) -> str:
-    """Return why a server must not listen on this address, with a remedy; empty if it may."""
+    """Return the reason why a server must not listen on `host`, with a remedy for people; empty if it may.
+
+    `plain`: whether requests without TLS are allowed. `needs_key`: whether requests need an API key.
+    """
     if not host.strip():
         return tr("Enter an address to listen on; 127.0.0.1 is this computer alone.")
     if is_loopback(host):
@@ -45,7 +48,7 @@ def address_fault(host: str, plain: bool, needs_key: bool) -> str:
 
 
 def listen_fault(error: ArgumentError, host: str, port: int) -> str:
-    """Return why the server cannot listen, with a remedy in words of the window."""
+    """Return the reason why the server cannot listen on `host` and `port`, with a remedy in words of the window."""
     # The server's own sentence names options of the command line.
     cause = error.__context__
     if isinstance(cause, socket.gaierror | UnicodeError):
@@ -61,7 +64,7 @@ def listen_fault(error: ArgumentError, host: str, port: int) -> str:
 
 
 def reached_url(host: str, port: int) -> str:
-    """Return the address for programs of this computer: no program can ask 0.0.0.0."""
+    """Return the URL of a server on `host` for programs on this computer. 0.0.0.0 becomes 127.0.0.1, :: becomes ::1."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

@@ -1,6 +1,7 @@
-"""The API server of the window, as the panel and the preferences use it: start, stop, keys, requests.
+"""The API server of the window, as the panel and the preferences use it: start, stop, keys, list of requests.
 
-The server has a thread with an event loop. Start and stop take up to a second, and run in the background.
+The server has a thread with an event loop of its own. Start and stop take up to a second, and run in background
+threads.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ if TYPE_CHECKING:
     MakeServed = Callable[[], tuple[Offers, ServedModels]]
 
 CLOSE_WAIT_S = 5.0
-"""How long the end of the window waits for a start that is under way."""
+"""Seconds that the closing window waits for a start of the server that is still running."""
 
 
 class ServerPhase(Enum):
-    """OFF: it does not run. BUSY: it starts or stops."""
+    """State of the server. OFF: it does not run. BUSY: it starts or stops. ON: it runs."""
 
     OFF = auto()
     BUSY = auto()
@@ -45,9 +46,11 @@ class ServerPhase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ServerState:
-    """`url`: address of the server that runs. `fault`: why it could not be started, with a remedy; empty if it could.
+    """State of the window's API server, for its panel.
 
-    `key`: its key; empty if it needs none, or if the key was not read yet.
+    `phase`: whether it is off, on, or between them. `url`: address of the running server, else empty.
+    `fault`: reason why it could not be started, with a remedy; empty if there is none.
+    `key`: its API key; empty if it needs none, or if the key was not read yet.
     """
 
     phase: ServerPhase = ServerPhase.OFF
@@ -58,7 +61,7 @@ class ServerState:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """What outlives one run of the server."""
+    """Objects that outlive one run of the server: the model list, the lending of models, and the list of requests."""
 
     offers: Offers
     served: ServedModels
@@ -66,14 +69,17 @@ class _Parts:
 
 
 class WindowApiServer(QObject):
-    """Starts and stops the server. Calls return at once, except `close`, which waits a bounded time."""
+    """Starts and stops the API server, from the GUI thread.
+
+    Calls return at once; only `close` waits, for a bounded time.
+    """
 
     state_changed = Signal(ServerState)
     requests_changed = Signal()
-    """A request has come, or is in another state. Emitted once, and again only after `take_requests`."""
+    """Emitted when a request has arrived or changed its state; then not again before `take_requests` is called."""
 
     models_changed = Signal()
-    """`contexts` has changed."""
+    """Emitted when `contexts` has changed."""
 
     _changed = Signal()
 
@@ -83,7 +89,7 @@ class WindowApiServer(QObject):
         super().__init__(parent)
         self._make_served, self._settings, self._background = make_served, settings, background
         self._parts: _Parts | None = None
-        """None before the first start."""
+        """None before the first start of the server."""
         self._keeps_texts = False
         self.state = ServerState()
         self._lock = threading.Lock()
@@ -91,7 +97,7 @@ class WindowApiServer(QObject):
         self._server: ApiServer | None = None
         self._is_closed = False
         self._is_told = False
-        """Whether the GUI thread knows already that requests have changed."""
+        """Whether `requests_changed` was emitted and `take_requests` not called since."""
         self._starts = threading.Event()
         self._starts.set()
         # Queued explicitly: the server's thread emits this signal.
@@ -100,7 +106,7 @@ class WindowApiServer(QObject):
     # ------------------------------------------------------------------ on and off
 
     def start(self) -> None:
-        """Start the server on the address of the settings; a fault is shown in `state`."""
+        """Start the server on the address of the settings. If that fails, `state` has the reason."""
         if self.state.phase is not ServerPhase.OFF:
             return
         fault = address_fault(self._settings.serve_host, self._settings.serves_plain, self._settings.serve_needs_key)
@@ -113,12 +119,15 @@ class WindowApiServer(QObject):
         )
 
     def stop(self) -> None:
-        """Stop the server and all answers to programs; models stay loaded."""
+        """Stop the server and all its answers to clients; models stay loaded."""
         if self.state.phase is ServerPhase.ON:
             self._stop(lambda: self._set_state(ServerState(key=self.state.key)))
 
     def renew_key(self) -> None:
-        """Replace the key. Programs with the old one are refused: a running server is started anew."""
+        """Replace the API key by a new one.
+
+        A running server is restarted, so that it refuses clients with the old key.
+        """
         if self.state.phase is ServerPhase.BUSY:
             return
 
@@ -131,7 +140,10 @@ class WindowApiServer(QObject):
         self._background.run(tr("Making a key"), _new_key, replaced, self._tell_fault, quiet=True)
 
     def show_key(self) -> None:
-        """Read the key, which is made if there is none, and put it into `state`."""
+        """Read the API key in the background and put it into `state`.
+
+        If there is no key file, it is written with a new key.
+        """
 
         def read(key: str) -> None:
             self._set_state(replace(self.state, key=key))
@@ -140,7 +152,7 @@ class WindowApiServer(QObject):
             self._background.run(tr("Reading the key"), _read_key, read, self._tell_fault, quiet=True)
 
     def close(self) -> None:
-        """Stop the server for good, and wait for its end."""
+        """Stop the server, wait until it has stopped, and prevent further starts."""
         with self._lock:
             self._is_closed = True
             server, self._server = self._server, None
@@ -211,7 +223,7 @@ class WindowApiServer(QObject):
         self._set_state(ServerState(phase, self.state.url if is_on else "", error.summary(), self.state.key))
 
     def _tell_fault(self, error: EngineError) -> None:
-        """Show why the key cannot be had; the server starts, runs and stops as before."""
+        """Put the reason why the key cannot be read or replaced into `state`; the server's phase stays as it is."""
         self._set_state(replace(self.state, fault=error.summary()))
 
     def _set_state(self, state: ServerState) -> None:
@@ -223,11 +235,14 @@ class WindowApiServer(QObject):
 
     @property
     def contexts(self) -> dict[str, int]:
-        """Tokens of one request by the names of the models that programs can ask; the shown model comes first."""
+        """Context size in tokens for one request, by the name of each lent model; the shown model comes first."""
         return {} if self._parts is None else self._parts.served.contexts
 
     def take_requests(self) -> tuple[RequestEntry, ...]:
-        """Return the requests, the newest first; `requests_changed` is emitted again at the next change."""
+        """Return the running requests and the last ones that have ended, newest first.
+
+        After this call `requests_changed` may be emitted again.
+        """
         with self._lock:
             self._is_told = False
         if self._parts is None:
@@ -239,7 +254,7 @@ class WindowApiServer(QObject):
         return tuple(found[number] for number in sorted(found, reverse=True))
 
     def keep_texts(self, keeps: bool) -> None:
-        """Keep the texts of requests from now on, in memory; or forget them all."""
+        """Store the texts of requests in memory from now on, or delete all stored texts if `keeps` is false."""
         self._keeps_texts = keeps
         if self._parts is not None and keeps:
             self._parts.journal.keeps_texts = True
@@ -247,12 +262,12 @@ class WindowApiServer(QObject):
             self._parts.journal.forget_texts()
 
     def text_of(self, number: int) -> tuple[str, str] | None:
-        """Return what a request asked and what was answered; None if its text was not kept."""
+        """Return the prompt and the answer of the request with this number, or None if its text was not stored."""
         text = None if self._parts is None else self._parts.journal.text_of(number)
         return None if text is None else (text.asked, text.answered)
 
     def _on_request(self, _entry: RequestEntry) -> None:
-        """Tell the GUI thread of a change, in the server's thread; once until it looks."""
+        """Emit `_changed` for the GUI thread, once until `take_requests` is called. Called in the server's thread."""
         with self._lock:
             if self._is_told or self._is_closed:
                 return
@@ -261,11 +276,14 @@ class WindowApiServer(QObject):
 
 
 _QUIET = frozenset({"/health", "/metrics"})
-"""Paths that other programs ask every few seconds."""
+"""Paths that monitoring programs request every few seconds; the list of requests omits them."""
 
 
 def _import_server() -> None:
-    """Import Starlette, uvicorn and what works with them, which takes half a second, in a background thread."""
+    """Import Starlette, uvicorn and the modules that use them.
+
+    It takes half a second, so it runs in a background thread.
+    """
     import app.serving.served_models  # noqa: F401
 
 

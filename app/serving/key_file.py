@@ -1,4 +1,4 @@
-"""Files of API keys, one key a line, readable for their owner alone. No Qt: the command line reads them too."""
+"""Files of API keys, one key a line, readable for their owner only. No Qt: the command line reads them too."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ MAX_KEY_FILE_BYTES = 64 << 10
 class KeyFile:
     """Contents of a key file.
 
-    `is_new`: the file was missing, and holds a new key. `is_exposed`: other users of this computer can read it.
+    `keys`: API keys, at least one. `is_new`: whether the file was missing or replaced, and holds one new key.
+    `is_exposed`: whether other users of this computer can read the file.
     """
 
     keys: tuple[str, ...]
@@ -27,10 +28,12 @@ class KeyFile:
 
 
 def read_keys(path: Path, what: str) -> KeyFile:
-    """Return the keys of a file; a missing file is made with a new key. `what`: beginning of each error's sentence.
+    """Return the keys of the file at `path`; a missing file is written with a new key.
+
+    `what`: description of the file with which each error message begins.
 
     Raises:
-        ArgumentError: the file cannot be read or made, or it holds something else than keys.
+        ArgumentError: the file cannot be read or written, or a line in it is not a key.
     """
     try:
         if not path.exists():
@@ -67,7 +70,10 @@ def read_keys(path: Path, what: str) -> KeyFile:
 
 
 def replace_keys(path: Path, what: str) -> KeyFile:
-    """Replace all keys of a file by a new one; raises as `read_keys` does, and then the old keys stay."""
+    """Replace all keys of the file by one new key.
+
+    Raises as `read_keys` does; the old keys are then still in the file.
+    """
     fresh = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
     try:
         key = _write_new(fresh)
@@ -91,6 +97,6 @@ def _write_new(path: Path) -> str:
 
 
 def unusable(what: str, path: Path, error: OSError) -> ArgumentError:
-    """Return the error for a file that cannot be read or made."""
+    """Return the error for a key file that cannot be read or written. `what`: description that begins the message."""
     reason = error.strerror or error
     return ArgumentError(tr("{what}: {path} cannot be used: {reason}.", what=what, path=path, reason=reason))

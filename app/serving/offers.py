@@ -21,11 +21,15 @@ from engine.base.errors import ArgumentError, LibraryError
 _log = logging.getLogger("layerdeck.server")
 
 RESCAN_S = 10.0
-"""The library is looked at again at most this often."""
+"""Least time in seconds between two scans of the library's folders."""
 
 
 class Offers:
-    """`entries` may take seconds, and is called in threads of the server; the rest returns at once, in any thread."""
+    """The list of models that the window's API server offers, updated from the library.
+
+    `entries` may take seconds, and is called in threads of the server. The other methods return at once, in any thread,
+    except `recall`, which reads the library's database.
+    """
 
     def __init__(self, catalogue: LibraryCatalogue) -> None:
         self._catalogue = catalogue
@@ -38,19 +42,19 @@ class Offers:
         self._preferences = Preferences()
 
     def close(self) -> None:
-        """End a scan that runs."""
+        """Cancel a running scan of the library."""
         self._token.cancel()
 
     def set_open(self, entries: Sequence[ModelEntry]) -> None:
-        """Replace the entries of the open models."""
+        """Replace the entries of the models that are open in the window."""
         self._open = tuple(entries)
 
     def listed(self, path: Path) -> ModelEntry | None:
-        """Return the entry of a model of the library as far as it is known; None if it is not listed."""
+        """Return the entry of the library's model at `path` from the last scan, or None if the scan did not list it."""
         return next((entry for entry in self._listed if entry.path == path), None)
 
     def recall(self) -> None:
-        """List the models of the last scan, without a new one, so that they have their names from the beginning."""
+        """List the models of the library's last scan without a new scan, so that they have their names at once."""
         with self._lock:
             if self._scanned_s is None:
                 try:
@@ -62,7 +66,7 @@ class Offers:
                     return  # `entries` meets the same error, and its requests are told.
 
     def entries(self) -> tuple[ModelEntry, ...]:
-        """Return the models that may be asked for: the open ones first, also under their names in the library.
+        """Return the models that clients may request: open models first, also under their names in the library.
 
         Raises:
             LibraryError: the library cannot be read.
@@ -80,7 +84,7 @@ class Offers:
         return with_preferences((*own, *others), self._preferences)
 
     def keep_alive_s(self, entry: ModelEntry) -> float:
-        """Return the idle time of a model that is loaded for a request."""
+        """Return the idle time in seconds after which a model that was loaded for a request is unloaded."""
         kept = (entry.keep_alive_s, self._preferences.keep_alive_s)
         return next((seconds for seconds in kept if seconds is not None), DEFAULT_KEEP_ALIVE_S)
 

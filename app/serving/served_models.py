@@ -1,11 +1,10 @@
-"""The models of the window as its API server has them: programs ask the sessions that the chats ask.
+"""The models of the window as its API server uses them: clients of the server use the same sessions as the chats.
 
-A model is lent to the server as long as it is loaded. The server asks for one that is not with `load`, a coroutine of
-its event loop; the load itself runs in the GUI thread, by the code of Load. Neither thread waits for the other: the
-coroutine sends a queued signal, and is woken by the server's loop when the load has ended.
-
-Idle models in the way of a load are unloaded without a question. For models that answer the load waits; they are taken
-back meanwhile, so that further requests for them come after it.
+A model is lent to the server as long as it is loaded. For any other model the server awaits `load`, a coroutine of its
+event loop; the load itself runs in the GUI thread, as after a press of Load. Neither thread blocks for the other: the
+coroutine emits a queued signal, and the GUI thread resumes the coroutine when the load has ended.
+Idle models that occupy memory for a load are unloaded without a question. If such a model is answering, the load waits
+for the answer. Meanwhile the model is taken back from the server, so that further requests for it come after the load.
 """
 
 from __future__ import annotations
@@ -56,7 +55,11 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """A model that the server waits for. `deliver`: called once, in any thread; None: it is loaded and lent."""
+    """A model that the server wants to be loaded.
+
+    `deliver`: callback for the end of the load, called once, in any thread. Its argument is the error, or None if the
+    model is loaded and lent.
+    """
 
     entry: ModelEntry
     deliver: Callable[[ApiError | None], None]
@@ -70,7 +73,10 @@ class _KeepAlive:
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """Values that a thread of the server wants from objects of the GUI thread."""
+    """A call that a thread of the server requests from the GUI thread. `read`: the call.
+
+    `found`: future of its result.
+    """
 
     read: Callable[[], Any]
     found: Future[Any]
@@ -78,7 +84,11 @@ class _Reading:
 
 @dataclass(frozen=True, slots=True)
 class _Basis:
-    """What a load on demand begins with: side files and strategy; or file and edit of a model that is open."""
+    """The start values of a load for a request.
+
+    `kept`: stored side files of the model. `find`: strategy that finds a layout. `file`, `edit`: model file and edit if
+    the model is open in the window, else None.
+    """
 
     kept: KeptSideFiles
     find: Find
@@ -87,14 +97,14 @@ class _Basis:
 
 
 class ServedModels(QObject):
-    """Lends loaded models to the server, and loads others for it, one at a time.
+    """Lends loaded models to the API server, and loads other models for it, one at a time.
 
-    `load` and `keep_alive` are called in the server's loop, `rig` and `plan` in threads of the server, everything else
-    in the GUI thread.
+    `load` and `keep_alive` are called in the server's event loop, `rig` and `plan` in other threads of the server, all
+    other methods in the GUI thread.
     """
 
     lent_changed = Signal()
-    """`contexts` has changed."""
+    """Emitted when `contexts` has changed."""
 
     _asked = Signal(object)  # _Wanted | _KeepAlive | _Reading
 
@@ -117,21 +127,22 @@ class ServedModels(QObject):
         self._auto_layouts, self._settings = auto_layouts, settings
         self._live, self._offers, self._background, self._notices = live, offers, background, notices
         self._readings: list[Future[Any]] = []
-        """Readings that threads of the server wait for; guarded by the lock."""
+        """Futures of calls that threads of the server wait for; guarded by the lock."""
         self._lock = threading.Lock()
         self._server: ApiServer | None = None
         self._entries: dict[OpenModel, ModelEntry] = {}
-        """The name of each open model, which stays the same while the window is open."""
+        """The server's entry for each open model; its name does not change while the same file is open."""
         self._lent: set[OpenModel] = set()
         self._wanted: _Wanted | None = None
         self._preparing: _Wanted | None = None
-        """What is being read or planned for in the background; it may not be wanted any more."""
+        """The request whose file is read or whose load is planned in the background, even if a newer request has
+        replaced it."""
         self._begun: OpenModel | None = None
-        """The wanted model, once its load was given to the loader."""
+        """The requested model after its load was passed to the loader; None before that."""
         self._ending_before: LoadEnding | None = None
-        """How the last load of that model ended before."""
+        """The ending of the requested model's previous load, which must not be taken for that of the new load."""
         self._planned: tuple[OpenModel, Plan] | None = None
-        """The load that waits for the end of answers, or of another load."""
+        """A planned load that waits for the end of answers, or of another load."""
         # Queued explicitly: the server's thread emits this signal.
         self._asked.connect(self._on_asked, Qt.ConnectionType.QueuedConnection)
         models.added.connect(self._follow)
@@ -142,10 +153,10 @@ class ServedModels(QObject):
     # ------------------------------------------------------------------ in the server's loop
 
     async def load(self, entry: ModelEntry) -> None:
-        """Have a model loaded and lent.
+        """Wait until the model of `entry` is loaded and lent to the server.
 
         Raises:
-            ApiError: it cannot be loaded.
+            ApiError: the model cannot be loaded.
         """
         loop = asyncio.get_running_loop()
         loaded: asyncio.Future[None] = loop.create_future()
@@ -166,24 +177,27 @@ class ServedModels(QObject):
         await loaded
 
     def keep_alive(self, entry: ModelEntry, keep_alive_s: float) -> None:
-        """Set the idle time of a model, as a request asks for it."""
+        """Set the idle time in seconds of a model, as a request demands.
+
+        Ignored for models that a person has loaded.
+        """
         self._asked.emit(_KeepAlive(entry, keep_alive_s))
 
     # ------------------------------------------------------------------ in threads of the server, for forecasts
 
     def rig(self) -> Rig:
-        """Return the devices with the free memory that they report while the lent models are loaded.
+        """Return the devices, with the free memory that they report while the lent models are loaded.
 
         Raises:
-            EngineError: the server or the window is ending.
+            EngineError: the server or the window is closing.
         """
         return self._read(self._live.reported)
 
     def plan(self, entry: ModelEntry, rig: Rig) -> LoadOrder:
-        """Return the load that a request for a model would begin on these devices. Takes a moment.
+        """Return the load that a request for a model would start on the devices of `rig`, for a forecast. Blocks.
 
         Raises:
-            EngineError: it cannot be loaded, or the server or the window is ending.
+            EngineError: the model cannot be loaded, or the server or the window is closing.
         """
         basis = self._read(partial(self._basis, entry))
         file, edit = basis.file, basis.edit
@@ -193,13 +207,13 @@ class ServedModels(QObject):
         return LoadOrder(Plan(ModelMemory(file), rig, edit))
 
     def _basis(self, entry: ModelEntry) -> _Basis:
-        """Return what a load of a model would begin with, in the GUI thread."""
+        """Return the start values for a load of the model of `entry`. Called in the GUI thread."""
         model = self._find(entry)
         file, edit = (None, None) if model is None else (model.file, self._edit_of(model))
         return _Basis(self._settings.side_files(entry.path), self._auto_layouts.finder(), file, edit)
 
     def _read(self, read: Callable[[], _T]) -> _T:
-        """Return what `read` returns in the GUI thread, which owns the objects that it reads."""
+        """Run `read` in the GUI thread, which owns the objects that it reads, and return its result. Blocks."""
         found: Future[_T] = Future()
         with self._lock:
             if self._server is None:
@@ -214,14 +228,14 @@ class ServedModels(QObject):
     # ------------------------------------------------------------------ lending
 
     def attach(self, server: ApiServer) -> None:
-        """Lend the loaded models to a server that has begun."""
+        """Lend all loaded models to `server`, which has just started."""
         self._server = server
         for model in self._models.all:
             self._name(model)
             self._lend(model)
 
     def detach(self) -> None:
-        """Lend nothing more, and stop the answers to programs."""
+        """Lend no models any more, and stop the answers to clients of the server."""
         with self._lock:
             self._server = None
             readings, self._readings = self._readings, []
@@ -235,7 +249,7 @@ class ServedModels(QObject):
 
     @property
     def contexts(self) -> dict[str, int]:
-        """Tokens of one request by the names of the lent models; the shown model comes first."""
+        """Context size in tokens for one request, by the name of each lent model; the shown model comes first."""
         shown = sorted(self._lent, key=lambda model: (model is not self._models.current, model.number))
         return {self._entries[model].id: model.loading.snapshot.context_size or 0 for model in shown}
 
@@ -286,7 +300,7 @@ class ServedModels(QObject):
             self.lent_changed.emit()
 
     def _is_leaving(self, model: OpenModel) -> bool:
-        """Return whether a load waits for the end of this model's answers."""
+        """Return whether this model will be unloaded for a planned load that waits for the end of its answers."""
         if self._planned is None or model.held is None:
             return False
         return model.held in self._loader.room_for(*self._planned).victims
@@ -322,14 +336,17 @@ class ServedModels(QObject):
             reading.found.set_exception(error)
 
     def _find(self, entry: ModelEntry) -> OpenModel | None:
-        """Return the open model of an entry, a loaded one if the file is open more than once."""
+        """Return the open model of an entry, or None.
+
+        If the file is open more than once, a loaded model comes first.
+        """
         by_id = [model for model, each in self._entries.items() if each.id == entry.id]
         by_path = [model for model in self._models.all if model.file and model.file.paths[0] == entry.path]
         found = sorted(by_id or by_path, key=lambda model: model.loading.phase not in _LOADED)
         return found[0] if found else None
 
     def _go_on(self) -> None:
-        """Take the next step of the wanted load; called whenever a model has changed."""
+        """Start the next step of the requested load, if none runs; called whenever a model has changed."""
         wanted = self._wanted
         if wanted is None or wanted is self._preparing or self._begun is not None:
             return
@@ -383,7 +400,7 @@ class ServedModels(QObject):
         )
 
     def _edit_of(self, model: OpenModel) -> Edit | None:
-        """Return the edit of an open model, on which a request loads it; None if it has none yet."""
+        """Return the edit (layout and settings) with which a request loads an open model; None if it has none yet."""
         if model is self._models.current:
             return self._document.edit
         return None if model.edit_state is None else model.edit_state.edit
@@ -420,7 +437,7 @@ class ServedModels(QObject):
         self._look_at_begun()
 
     def _look_at_begun(self) -> None:
-        """End the wanted load if it is over: the model is loaded, or a person has cancelled it."""
+        """Finish the requested load if it has ended: the model is loaded, the load failed, or a person cancelled it."""
         model = self._begun
         if model is None:
             return

@@ -1,1 +1,1 @@
-"""The main window, and the presenters between its widgets and the engine-side objects."""
+"""The main window, and the presenters, which connect its widgets with the objects behind them."""

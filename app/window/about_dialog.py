@@ -1,4 +1,4 @@
-"""Help > About: versions, folders and licences, and how they are found. The texts can be copied."""
+"""The About dialog: versions, folders and licences of this installation, as text that can be copied."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from resources.loader import folder
 from widgets.common.roles import plain_label
 
 NOTICES = "THIRD-PARTY-NOTICES.txt"
-"""Name of the file of licences next to the bundle's executable. The build of the bundle writes it."""
+"""File name of the licence texts next to the bundle's executable. The build of the bundle writes the file."""
 NO_LICENCE = tr("The licence file is missing. The licence is in the source repository of Layerdeck.")
 
 
@@ -43,7 +43,7 @@ class Facts:
 
     `versions`, `folders`: rows of (name, value).
     `licence`: text of Layerdeck's licence.
-    `notices`: licences of the libraries that it uses.
+    `notices`: names and licences of the libraries that Layerdeck uses.
     """
 
     versions: tuple[tuple[str, str], ...]
@@ -53,7 +53,7 @@ class Facts:
 
     @property
     def text(self) -> str:
-        """Versions and folders as lines to copy."""
+        """Versions and folders as text for the clipboard, a line each."""
         return "\n".join(f"{name}: {value}" for name, value in (*self.versions, *self.folders))
 
 
@@ -153,7 +153,7 @@ NOTHING_SENT = tr("No account, no telemetry. It goes online only when you ask it
 
 
 class AboutDialog(QDialog):
-    """Shows `facts`."""
+    """The About dialog; it shows `facts`."""
 
     def __init__(self, parent: QWidget, facts: Facts) -> None:
         super().__init__(parent)

@@ -1,4 +1,4 @@
-"""The menu bar: every command with its shortcut, in one table."""
+"""The actions of the menu bar: each has a name, a text, a shortcut and the function that it calls."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Shortcut = QKeySequence.StandardKey | str | None
 class Command:
     """A menu entry that runs a command.
 
-    name: the key of its action in `Actions`.
-    other_shortcut: a second key, for keyboards on which the first one needs Shift.
+    `name`: key of its action in `Actions`. `slot`: function that a click calls.
+    `other_shortcut`: a second shortcut, for keyboards on which the first one needs Shift.
     """
 
     name: str
@@ -30,7 +30,10 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """A menu entry with a check mark. `turn`: called with the new state after a click."""
+    """A menu entry with a check mark.
+
+    `name`: key of its action in `Actions`. `turn`: function that a click calls with the new state.
+    """
 
     name: str
     text: str
@@ -44,7 +47,7 @@ MenuEntries = tuple[Command | Switch | None, ...]
 
 
 class Actions:
-    """The actions of a window by name. `menus`: the entries of each menu."""
+    """The actions (`QAction`) of a window by name. `menus`: the entries of each menu, by the menu's name."""
 
     def __init__(self, window: MainWindow, menus: tuple[tuple[str, MenuEntries], ...]) -> None:
         self._by_name: dict[str, QAction] = {}
@@ -60,7 +63,7 @@ class Actions:
         return self._by_name[name]
 
     def shortcuts(self) -> dict[str, str]:
-        """Return the text of each action by its shortcut, in the notation of this system."""
+        """Return the text of each action that has a shortcut, by the shortcut in the notation of this system."""
         native = QKeySequence.SequenceFormat.NativeText
         return {
             action.shortcut().toString(native): action.text().replace("&", "").rstrip("…")
@@ -69,7 +72,7 @@ class Actions:
         }
 
     def enable(self, **enabled: bool) -> None:
-        """Enable or disable actions by name."""
+        """Enable or disable actions by their names."""
         for name, value in enabled.items():
             self._by_name[name].setEnabled(value)
 

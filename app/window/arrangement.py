@@ -1,4 +1,4 @@
-"""The window with its panels, and their three arrangements: placing layers, chatting, or both."""
+"""The main window with its panels, and their three arrangements: layers only, chat only, or both."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Arrangement(Enum):
 
 
 class Arranger(QObject):
-    """Switches between arrangements. Panels return to their places when the chat is no longer alone."""
+    """Switches between the arrangements of panels. Panels get their places back when the chat is no longer alone."""
 
     changing = Signal()
-    """Emitted before the change, so that the library page over the window closes."""
+    """Emitted before a change, so that the library page, which covers the window, closes first."""
     changed = Signal(Arrangement)
 
     def __init__(self, main: MainWindow, settings: Settings) -> None:
@@ -33,18 +33,18 @@ class Arranger(QObject):
         self._settings = settings
         self.current = Arrangement.BOTH
         self._panels = QByteArray()
-        """State of the docks before the chat was alone."""
+        """The state of the docks (`QMainWindow.saveState`) before the chat was alone."""
         self._widths: dict[str, int] = {}
-        """Widths of the side panels. The chat alone changes them, and `restoreState` does not bring them back."""
+        """Widths of the side panels. They change while the chat is alone, and `restoreState` does not restore them."""
         main.saving.connect(self._save)
 
     def restore(self) -> None:
-        """Switch to the arrangement of the last run."""
+        """Switch to the arrangement that the last run has stored."""
         kept = self._settings.arrangement
         self.arrange(next((each for each in Arrangement if each.value == kept), Arrangement.BOTH))
 
     def arrange(self, arrangement: Arrangement) -> None:
-        """Switch to `arrangement`."""
+        """Switch to `arrangement`, and emit `changing` before and `changed` after it."""
         self.changing.emit()
         before, self.current = self.current, arrangement
         main = self._main
@@ -67,7 +67,7 @@ class Arranger(QObject):
         self.changed.emit(arrangement)
 
     def toggle_list(self) -> None:
-        """Show or hide the list of conversations."""
+        """Show or hide the list of conversations, and store the choice unless the chat is alone."""
         shown = self._main.chat_view.conversations.isHidden()
         self._main.chat_view.show_list(shown)
         if self.current is not Arrangement.CHAT:
@@ -82,14 +82,14 @@ class Arranger(QObject):
 
 @dataclass(frozen=True, slots=True)
 class FirstPicture:
-    """The window before its objects are connected, and the arranger of its panels."""
+    """The main window before its objects are connected, and the arranger of its panels."""
 
     main: MainWindow
     arranger: Arranger
 
 
 def make_first_picture(settings: Settings, theme: Theme) -> FirstPicture:
-    """Return a window with empty panels that is not shown yet."""
+    """Return the main window with empty panels in their stored arrangement. It is not shown yet."""
     main = MainWindow(settings)
     arranger = Arranger(main, settings)
     theme.palette_changed.connect(main.apply_palette)

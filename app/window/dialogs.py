@@ -1,4 +1,4 @@
-"""File dialogs, and the owner of a dialog that exists at most once."""
+"""File dialogs, and a class that owns a dialog of which at most one exists."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _Dialog = TypeVar("_Dialog", bound=QDialog)
 
 
 def ask_open(parent: QWidget, title: str, file_filter: str, folder: Path | None = None) -> Path | None:
-    """Return the file that the user chose to open, None if the dialog was cancelled."""
+    """Ask for a file to open. Return its path, or None if the dialog was cancelled."""
     name, _ = QFileDialog.getOpenFileName(parent, title, str(folder or ""), file_filter)
     return Path(name) if name else None
 
 
 def ask_save(parent: QWidget, title: str, file_filter: str, proposal: str) -> Path | None:
-    """Return the file that the user chose to write, None if the dialog was cancelled.
+    """Ask for a file to write. Return its path, or None if the dialog was cancelled.
 
-    A name without an ending gets that of `proposal`.
+    A name without extension gets that of `proposal`.
     """
     name, _ = QFileDialog.getSaveFileName(parent, title, proposal, file_filter)
     if not name:
@@ -38,7 +38,7 @@ def ask_save(parent: QWidget, title: str, file_filter: str, proposal: str) -> Pa
 
 
 def write_chosen(path: Path, data: bytes) -> None:
-    """Write a file that the user has named. For background threads.
+    """Write `data` to a file that the user has chosen. Blocks: for background threads.
 
     Raises:
         ArgumentError: the file cannot be written.
@@ -53,10 +53,10 @@ def write_chosen(path: Path, data: bytes) -> None:
 
 
 class OneDialog(QObject, Generic[_Dialog]):
-    """Owner of a dialog that exists at most once. The dialog is not modal, so the window stays usable.
+    """Owns a dialog of which at most one exists. The dialog is not modal, so the window stays usable.
 
-    make: returns the dialog. Called at first use, and again after Qt deleted a closed dialog.
-    begin: fills the dialog each time it is opened.
+    `make`: returns the dialog. Called at first use, and again after Qt has deleted a closed dialog.
+    `begin`: fills the dialog each time it is opened.
     """
 
     def __init__(self, make: Callable[[], _Dialog], begin: Callable[[_Dialog], None], window: QWidget) -> None:
@@ -70,7 +70,7 @@ class OneDialog(QObject, Generic[_Dialog]):
         self.open()
 
     def open(self) -> _Dialog:
-        """Show the dialog as `show` does, and return it."""
+        """Open the dialog, or bring it to the front if it is open, and return it."""
         dialog = self.dialog
         if dialog is None:
             dialog = self.dialog = self._make()

@@ -1,4 +1,4 @@
-"""The handbook: pages of Markdown beside the program, in a window of its own."""
+"""The handbook: Markdown pages that belong to the program, shown in a window of its own."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from resources.loader import handbook
 
 FIRST_PAGE = "README"
 PICTURE_WIDTH = 700
-"""Pixels; wider pictures are shown smaller, as a browser would."""
+"""Largest width of a picture in pixels; wider ones are scaled down."""
 _NAME_ROLE = Qt.ItemDataRole.UserRole
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page. `name`: name of its file without the ending. `text`: Markdown."""
+    """A page of the handbook. `name`: name of its file without extension. `text`: its Markdown."""
 
     name: str
     title: str
@@ -30,7 +30,7 @@ class Page:
 
 
 def read_pages(folder: Path) -> tuple[Page, ...]:
-    """Return the first page, then the pages that it links to, in the order of the links."""
+    """Return the pages of the handbook: the first page, then the pages that it links to, in the order of the links."""
     first = (folder / f"{FIRST_PAGE}.md").read_text(encoding="utf-8")
     # A dict drops repeated names and keeps their order.
     names = [FIRST_PAGE, *dict.fromkeys(re.findall(r"\]\(([\w-]+)\.md\)", first))]
@@ -39,13 +39,13 @@ def read_pages(folder: Path) -> tuple[Page, ...]:
 
 
 def found_in(page: Page, words: str) -> bool:
-    """Return whether the page contains all of `words`, ignoring case."""
+    """Return whether the page contains all words in `words`, ignoring case."""
     text = page.text.casefold()
     return all(word in text for word in words.casefold().split())
 
 
 def page_about(main: MainWindow, focus: QWidget | None) -> str:
-    """Return the name of the page about the widget with the keyboard focus."""
+    """Return the name of the handbook page about `focus`, the widget with the keyboard focus; else the first page."""
     pages = {
         main.chat_view: "chat",
         main.device_strip: "devices",
@@ -69,7 +69,7 @@ def page_about(main: MainWindow, focus: QWidget | None) -> str:
 
 
 class HandbookWindow(QWidget):
-    """The list of pages at the left, the current page at the right, and a search line above the list."""
+    """The window of the handbook: a search field and the list of pages at the left, the current page at the right."""
 
     def __init__(self, parent: QWidget | None = None, folder: Path | None = None) -> None:
         super().__init__(parent, Qt.WindowType.Window)
@@ -101,17 +101,17 @@ class HandbookWindow(QWidget):
 
     @property
     def page(self) -> str:
-        """The name of the page that is shown."""
+        """The name of the page that is shown, which is its file name without extension."""
         return self.browser.source().fileName().removesuffix(".md")
 
     @property
     def found(self) -> tuple[str, ...]:
-        """The names of the pages that are listed."""
+        """The names of the pages that the list shows: those that match the search."""
         items = (self.list_widget.item(row) for row in range(self.list_widget.count()))
         return tuple(str(item.data(_NAME_ROLE)) for item in items if not item.isHidden())
 
     def show_page(self, name: str) -> None:
-        """Show the page called `name`."""
+        """Show the page with this name."""
         path = self._folder / f"{name}.md"
         self.browser.setSource(QUrl.fromLocalFile(str(path)), QTextDocument.ResourceType.MarkdownResource)
 
@@ -152,7 +152,7 @@ class HandbookWindow(QWidget):
         self._find_next()
 
     def _find_next(self) -> None:
-        """Select the next match in the page; after the last one the search begins at the top."""
+        """Select the next match in the page; after the last match continue at the top."""
         words = self.search_edit.text().strip()
         if words and not self.browser.find(words):
             self.browser.moveCursor(QTextCursor.MoveOperation.Start)
@@ -160,7 +160,7 @@ class HandbookWindow(QWidget):
 
 
 class _Browser(QTextBrowser):
-    """Shows a page; pictures are no wider than its column."""
+    """A text browser that shows a page and scales wide pictures down to `PICTURE_WIDTH`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -169,7 +169,7 @@ class _Browser(QTextBrowser):
         self.document().setDocumentMargin(16)
 
     def loadResource(self, kind: int, name: QUrl | str) -> object:
-        """Load a resource of a page; pictures are scaled to the width of the column."""
+        """Load a resource of a page; wide pictures are scaled down to `PICTURE_WIDTH`."""
         loaded = super().loadResource(kind, name)
         if kind != QTextDocument.ResourceType.ImageResource.value:
             return loaded

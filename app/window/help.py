@@ -1,4 +1,4 @@
-"""The Help menu: handbook, keys, log folder and About. Their content is read when it is opened."""
+"""Commands of the Help menu: handbook, keys, log folder and About. Their content is read when they are opened."""
 
 from __future__ import annotations
 
@@ -20,12 +20,15 @@ from widgets.layout_editor.keyboard import KEYS
 
 
 def show_keys(parent: QWidget, shortcuts: dict[str, str]) -> None:
-    """Show the keys of the editor and the window's `shortcuts`."""
+    """Show a dialog with the keys of the layout editor and the shortcuts of the window.
+
+    `shortcuts`: text of each action by its shortcut.
+    """
     KeysDialog(parent, ((tr("Layout editor"), KEYS), (tr("Window"), shortcuts))).open()
 
 
 def show_handbook(main: MainWindow) -> None:
-    """Show the handbook page about the part of the window that has the focus."""
+    """Show the handbook page about the part of the window that has the keyboard focus."""
     from app.window.handbook import HandbookWindow, page_about
 
     # A closed handbook is only hidden: the window stays its parent.
@@ -37,7 +40,7 @@ def show_handbook(main: MainWindow) -> None:
 
 
 def open_log(notices: Notices) -> None:
-    """Show the log folder. Every desktop has a file manager, but not a program for .log files."""
+    """Show the log folder in the file manager. Not the log file: few desktops have a program for `.log` files."""
     folder = log_path().parent
     if not QDesktopServices.openUrl(QUrl.fromLocalFile(str(folder))):
         notices.say(tr("No file manager was found. The log is in {folder}", folder=folder))
@@ -55,7 +58,7 @@ def show_about(main: MainWindow, background: Background, notices: Notices, rig: 
 
 
 class KeysDialog(QDialog):
-    """Shows groups of (title, {keys: meaning})."""
+    """A dialog with tables of keys. `groups`: pairs of a title and the meaning of each key."""
 
     def __init__(self, parent: QWidget, groups: tuple[tuple[str, Mapping[str, str]], ...]) -> None:
         super().__init__(parent)

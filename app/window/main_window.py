@@ -1,4 +1,4 @@
-"""The main window: places the widgets, and saves and restores size and panels."""
+"""The main window: it places the widgets, and stores and restores its size and panels."""
 
 from __future__ import annotations
 
@@ -31,44 +31,47 @@ MENUS = {
     "View": tr("&View"),
     "Help": tr("&Help"),
 }
-"""Titles of the menus by their names in the code."""
+"""Titles of the menus by their names in the code, for `menus`."""
 DOCK_STATE_VERSION = 1
 SIDES = ("models", "chat")
-"""Names of the panels at the left and the right."""
+"""Names of the docks at the left and right side."""
 DEFAULT_SIZE = (1440, 900)
 ROOMY_HEIGHT = 860
 LOW_HEIGHT = 620
-"""Below this height the graphs of the devices give their room to the lanes."""
+"""Height of the window in pixels below which device graphs are hidden, so that the lanes of layers get the space."""
 MIN_REPORT_HEIGHT = 136
 SHORT_REPORT_HEIGHT = 104
 EMPTY_REPORT_HEIGHT = 52
 PROPOSALS_REPORT_HEIGHT = 200
-"""Room for the sentence of a failed load, and for the first proposals below it."""
+"""Height in pixels for the sentence of a failed load and the first proposals below it."""
 QWIDGETSIZE_MAX = (1 << 24) - 1
-"""Qt's constant for a widget without a maximum size; PySide does not export it."""
+"""Qt's macro for the largest size of a widget; PySide does not export it."""
 REPORT_SHARE = 0.27
-"""Share of the report in the height of a window that is at least `ROOMY_HEIGHT` high."""
+"""Height of the load report as share of the window's height, if that is at least `ROOMY_HEIGHT`."""
 BOTH_WIDTH = 1600
-"""Least width of the window for the report and the panel of the API server side by side."""
+"""Least width of the window in pixels for load report and API server panel side by side."""
 SERVER_SHARE = 0.3
 LEAST_SERVER_HEIGHT = 236
-"""The panel of the API server has this share of the window's height when it is opened, or at least this height."""
+"""Least height of the API server panel in pixels when it is opened; `SERVER_SHARE` of the window's height if more."""
 SCREEN_ROOM = QSize(16, 40)
-"""Room for the frame that the window manager adds."""
+"""Space in pixels on the screen for the frame that the window manager adds."""
 MIN_SIZE = QSize(800, 480)
-"""Room on a screen of 1280x800 at a scale of 150 %, less the frame and a task bar."""
+"""Smallest size of the window. It fits a screen of 1280x800 at a scale of 150 %, with frame and task bar."""
 
 
 class MainWindow(QMainWindow):
-    """Shows devices, models, layout, last load and chat. It knows widgets only; presenters fill them."""
+    """Shows devices, models, layout, load report and chat. It contains only widgets; presenters fill them.
+
+    When it closes, it emits `about_to_close`, `saving` and `closing`, in this order and once each.
+    """
 
     files_dropped = Signal(object)  # tuple[Path, ...]
     saving = Signal()
-    """Emitted once at the end, while all objects still exist, so that they save their state."""
+    """Emitted when the window closes, while all objects still exist, so that they store their state."""
     closing = Signal()
-    """Emitted once, after the window is hidden and before it is deleted."""
+    """Emitted last when the window closes: it is hidden, and all processes must end now."""
     about_to_close = Signal()
-    """Emitted before `saving`: the window is still visible."""
+    """Emitted first when the window closes, while it is still visible."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__()
@@ -90,16 +93,16 @@ class MainWindow(QMainWindow):
         self.reports = QStackedWidget()
         self.status_line = StatusLine()
         self.pages = QStackedWidget()
-        """The middle of the window: devices and editor, or a page in their place such as the library."""
+        """The middle of the window: devices and layout editor, or another page in their place, such as the library."""
         self.menus = {name: self.menuBar().addMenu(title) for name, title in MENUS.items()}
-        """Menus without entries; `Actions` adds them."""
+        """The menus by their names in the code; `Actions` adds their entries."""
         self.recent_menu = QMenu(tr("Open Re&cent"), self)
         self._closing = False
         self._has_question = False
         self._report_gives_way = False
-        """Whether the report is hidden while the panel of the API server is open."""
+        """Whether the load report is hidden only while the API server panel is open."""
         self._no_title = QWidget()
-        """Empty title bar for the chat while it is the only panel."""
+        """An empty title bar for the chat's dock while it is the only one."""
         self._place_widgets()
 
     # ------------------------------------------------------------------ structure
@@ -149,7 +152,7 @@ class MainWindow(QMainWindow):
         return dock
 
     def complete_menus(self, *, before_demo: QAction) -> None:
-        """Add the docks to the View menu, and recent models to the File menu."""
+        """Add the entries of the docks to the View menu, and the menu of recent models to the File menu."""
         view = self.menus["View"]
         first = view.actions()[0]
         view.insertActions(first, [dock.toggleViewAction() for dock in (*self.docks.values(), self.serve_dock)])
@@ -157,7 +160,7 @@ class MainWindow(QMainWindow):
         self.menus["File"].insertMenu(before_demo, self.recent_menu)
 
     def restore(self) -> None:
-        """Restore the saved size and panels, or use the first ones. The window is never larger than its screen."""
+        """Restore the stored size and panels, or use defaults. The window is never larger than its screen."""
         # First: this size stays if no geometry was saved.
         self.resize(QSize(*DEFAULT_SIZE).boundedTo(self.screen().availableSize() - SCREEN_ROOM))
         saved = self._settings.window_state()
@@ -167,7 +170,7 @@ class MainWindow(QMainWindow):
         self._fit_screen()
 
     def _fit_screen(self) -> None:
-        """Shrink and move the window into its screen: it may have been saved at another scale or on another screen."""
+        """Shrink the window and move it into its screen, if it was stored at another scale or on another screen."""
         free = self.screen().availableGeometry()
         size = self.size().boundedTo(free.size() - SCREEN_ROOM)
         if size == self.size():
@@ -179,7 +182,7 @@ class MainWindow(QMainWindow):
         self.move(max(min(self.x(), right), free.left()), max(min(self.y(), bottom), free.top()))
 
     def reset_docks(self) -> None:
-        """Restore the initial places of the docks."""
+        """Reset the docks to their default places and sizes."""
         docks = self.docks
         for dock in docks.values():
             dock.setFloating(False)
@@ -196,15 +199,15 @@ class MainWindow(QMainWindow):
         self.fit_report()
 
     def open_report(self) -> None:
-        """Give the report its height, with the first load. Until then the editor has that room."""
+        """Give the load report its normal height. Before the first load it is low, and the editor has the space."""
         if self.reports.maximumHeight() == EMPTY_REPORT_HEIGHT:
             self.reports.setMaximumHeight(QWIDGETSIZE_MAX)
             self.fit_report()
 
     def show_server(self) -> None:
-        """Show the panel of the API server, at least so high that some requests can be read.
+        """Show the API server panel, high enough to read some requests.
 
-        In a window that is not wide it takes the place of the report, until it is closed.
+        If the window is not wide, the panel hides the load report until it is closed.
         """
         dock, report = self.serve_dock, self.docks["report"]
         # The report, its neighbour, has little height before the first load.
@@ -219,11 +222,11 @@ class MainWindow(QMainWindow):
             self.resizeDocks([dock], [height], Qt.Orientation.Vertical)
 
     def fit_report(self) -> None:
-        """Give the report the height that its table needs, or that of a few sentences while the table is hidden."""
+        """Set the height of the load report: that of its table, or of a few sentences if the table is hidden."""
         self.resizeDocks([self.docks["report"]], [self._report_height], Qt.Orientation.Vertical)
 
     def make_room_for_proposals(self) -> bool:
-        """Make the report as high as proposals need. Return whether it was lower."""
+        """Make the load report high enough for proposals. Return whether it was lower before."""
         dock = self.docks["report"]
         is_low = dock.height() < PROPOSALS_REPORT_HEIGHT
         if is_low:
@@ -237,20 +240,20 @@ class MainWindow(QMainWindow):
         return round(self.height() * REPORT_SHARE) if self.height() >= ROOMY_HEIGHT else MIN_REPORT_HEIGHT
 
     def side_widths(self) -> dict[str, int]:
-        """Return the widths of the side panels; empty unless both are docked and visible."""
+        """Return the widths of the side docks in pixels, by name; empty unless both are docked and visible."""
         sides = {name: self.docks[name] for name in SIDES}
         are_there = all(dock.isVisible() and not dock.isFloating() for dock in sides.values())
         return {name: dock.width() for name, dock in sides.items()} if are_there else {}
 
     def set_side_widths(self, widths: Mapping[str, int]) -> None:
-        """Restore widths from `side_widths`."""
+        """Set the widths of the side docks to those that `side_widths` returned."""
         names = [name for name in widths if not self.docks[name].isHidden()]
         self.resizeDocks(
             [self.docks[name] for name in names], [widths[name] for name in names], Qt.Orientation.Horizontal
         )
 
     def show_chat_alone(self, alone: bool) -> None:
-        """Show only the chat with the devices in one line above it, or show all panels again."""
+        """Show only the chat, with the devices in one line above it, or show all docks again."""
         place = self.chat_view.above if alone else self._column
         for position, widget in enumerate((self.device_strip, self.load_question)):
             # Qt hides a widget that gets another parent, so its visibility is set again.
@@ -269,13 +272,16 @@ class MainWindow(QMainWindow):
         chat.setTitleBarWidget(self._no_title if alone else None)  # type: ignore[arg-type]
 
     def apply_palette(self, palette: Palette) -> None:
-        """Use the colours of `palette`, and the zoom of the interface."""
+        """Apply the colours of `palette` and the zoom of the interface to the widgets."""
         self.settings_bar.apply_zoom()
         for widget in (self.device_strip, self.editor, self.model_panel):
             widget.apply_palette(palette)
 
     def show_question(self, question: LoadQuestion | None) -> None:
-        """Show the question before a load, None: no question. A low window shows no graphs next to it."""
+        """Show the question before a load; None removes it.
+
+        While it is shown, a low window hides the devices' graphs, so that the lanes of layers stay visible.
+        """
         # Before the question is shown: the lanes that it is about stay in sight.
         self._has_question = question is not None
         self._fit_graphs()
@@ -288,7 +294,10 @@ class MainWindow(QMainWindow):
     # ------------------------------------------------------------------ events of Qt
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        """Show the report again when the panel in its place is closed. Other events that hide panels are no closing."""
+        """Show the load report again when the API server panel that hides it is closed.
+
+        Other events that hide a dock, such as a change of the arrangement, are ignored.
+        """
         if watched is self.serve_dock and event.type() is QEvent.Type.Close and self._report_gives_way:
             self._report_gives_way = False
             self.docks["report"].show()
@@ -299,19 +308,19 @@ class MainWindow(QMainWindow):
         self._fit_graphs()
 
     def dragEnterEvent(self, event: QDragEnterEvent) -> None:
-        """Accept local files."""
+        """Accept a drag of local files."""
         if event.mimeData().hasUrls() and any(url.isLocalFile() for url in event.mimeData().urls()):
             event.acceptProposedAction()
 
     def dropEvent(self, event: QDropEvent) -> None:
-        """Report dropped local files."""
+        """Emit `files_dropped` with the dropped local files."""
         files = tuple(Path(url.toLocalFile()) for url in event.mimeData().urls() if url.isLocalFile())
         if files:
             event.acceptProposedAction()
             self.files_dropped.emit(files)
 
     def closeEvent(self, event: QCloseEvent) -> None:
-        """End every process before the window is deleted. A second close does nothing more."""
+        """Store the state, hide the window and end all processes. A second call does nothing."""
         if not self._closing:
             # The order matters: drafts are flushed, then saved, and only then do processes end.
             self._closing = True

@@ -1,4 +1,4 @@
-"""The entries of the menu bar: a function for each menu, which gets the callbacks of its commands."""
+"""The entries of the menu bar: one function for each menu, which gets the callbacks of its commands."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Menu = tuple[str, MenuEntries]
 
 
 def file_menu(questions: Questions, opener: ModelOpener, window: QWidget) -> Menu:
-    """Return the File menu: models, layouts and rigs."""
+    """Return the File menu: its commands open and save models, layouts and rigs."""
     return "File", (
         Command("open_model", tr("&Open Model…"), questions.open_model, _Key.Open),
         Command("open_demo", tr("Open &Demo Model"), opener.open_demo),
@@ -60,7 +60,7 @@ def file_menu(questions: Questions, opener: ModelOpener, window: QWidget) -> Men
 
 
 def edit_menu(undo: QUndoGroup, copy_report: _Do, show_preferences: _Do) -> Menu:
-    """Return the Edit menu: undo, the clipboard and the preferences."""
+    """Return the Edit menu: undo, clipboard and preferences."""
     return "Edit", (
         Command("undo", tr("&Undo"), undo.undo, _Key.Undo),
         Command("redo", tr("&Redo"), undo.redo, _Key.Redo),
@@ -86,7 +86,7 @@ def layout_menu(
     show_export: _Do,
     show_import: _Do,
 ) -> Menu:
-    """Return the Layout menu: proposals, automatic layouts, pins, and layouts of other programs."""
+    """Return the Layout menu: proposals, automatic layouts, pins, speed comparison, export and import."""
     strategies = (
         Command(
             f"auto_{words.name}",
@@ -157,7 +157,7 @@ def devices_menu(
     show_lending: Callable[[], None],
     show_other_cards: Callable[[], None],
 ) -> Menu:
-    """Return the Devices menu: devices, measurements and engine packs."""
+    """Return the Devices menu: search, lab rig, other machines, measurements and engine packs."""
     return "Devices", (
         Command("refresh", tr("&Refresh"), search.refresh, _Key.Refresh),
         SEPARATOR,
@@ -192,7 +192,7 @@ def devices_menu(
 def model_menu(
     models: OpenModels, loader: Loader, unloader: Unloader, settings: Settings, show_server: Callable[[], None]
 ) -> Menu:
-    """Return the Model menu: loads, unloads and automatic actions."""
+    """Return the Model menu: load, unload, API server, and what happens automatically."""
 
     def stop_answer() -> None:
         models.current.loading.stop_answer()
@@ -268,7 +268,7 @@ def chat_menu(
     show_prompt: _Do,
     show_beside: _Do,
 ) -> Menu:
-    """Return the Chat menu."""
+    """Return the Chat menu: conversations, behaviour of a full context, export and import."""
     return "Chat", (
         Command("new_chat", tr("&New Conversation"), controller.new, _Key.New),
         Command("find_in_chat", tr("&Find in This Conversation…"), find, _Key.Find),
@@ -316,8 +316,9 @@ def view_menu(
     reset_docks: _Do,
     show_library: _Do,
     show_palette: _Do,
+    show_on_top: Callable[[bool], None],
 ) -> Menu:
-    """Return the View menu: arrangements, zoom, theme and language."""
+    """Return the View menu: palette, arrangements, library, zoom, theme and language."""
 
     def choose(name: ThemeName) -> None:
         settings.theme = name
@@ -354,6 +355,13 @@ def view_menu(
             layouts.count_projectors,
             tip=tr("In the library and in Find, a model needs room for its projector too; off for text only"),
         ),
+        Switch(
+            "devices_on_top",
+            tr("Devices on Top of Other &Windows"),
+            False,
+            show_on_top,
+            tip=tr("A small window with the memory of all devices, for watching beside other programs"),
+        ),
         SEPARATOR,
         Command("zoom_in", tr("&Zoom In"), lambda: zoom_to(theme.next_zoom(1)), "Ctrl++", other_shortcut="Ctrl+="),
         Command("zoom_out", tr("Zoom &Out"), lambda: zoom_to(theme.next_zoom(-1)), "Ctrl+-"),
@@ -370,7 +378,7 @@ def view_menu(
 
 
 def language_entries(settings: Settings, notices: Notices) -> MenuEntries:
-    """Return an entry for each language, under its own name."""
+    """Return a menu entry for each language, with its name in that language."""
 
     def choose(name: str) -> None:
         settings.language = name
@@ -382,12 +390,12 @@ def language_entries(settings: Settings, notices: Notices) -> MenuEntries:
 
 
 def check_language(actions: Actions, settings: Settings, window: QWidget) -> None:
-    """Make the language entries exclusive, and check the current one."""
+    """Make the language entries of the menu exclusive, and check the current one."""
     _make_choice(actions, {f"language_{name}": name == settings.language for name in LANGUAGE_NAMES}, window)
 
 
 def check_theme(actions: Actions, theme: Theme, window: QWidget) -> None:
-    """Make the theme entries exclusive, and check the current one."""
+    """Make the theme entries of the menu exclusive, and check the current one."""
     _make_choice(actions, {f"theme_{name}": name == theme.name for name in THEME_NAMES}, window)
 
 
@@ -402,7 +410,7 @@ def _make_choice(actions: Actions, checked: Mapping[str, bool], window: QWidget)
 
 
 def help_menu(show_handbook: _Do, show_keys: _Do, check_machine: _Do, open_log: _Do, show_about: _Do) -> Menu:
-    """Return the Help menu."""
+    """Return the Help menu: handbook, keys, check of the machine, log folder and About."""
     return "Help", (
         Command(
             "handbook",

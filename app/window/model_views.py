@@ -1,4 +1,4 @@
-"""Chat and load report of each open model. They keep their state while another model is shown."""
+"""Chat and load report of each open model. They are kept, with their state, while another model is shown."""
 
 from __future__ import annotations
 
@@ -18,17 +18,20 @@ from widgets.markdown.typesetter import Typesetter
 
 @dataclass(frozen=True, slots=True)
 class ModelView:
-    """The widgets of one model."""
+    """The widgets that belong to one model: its chat and its load report."""
 
     chat: ChatPane
     report: LoadReport
 
 
 class ModelViews(QObject):
-    """Makes a view for each open model, lets `present` connect it, and shows the view of the current model."""
+    """Makes a view (chat and load report) for each open model, and shows that of the current model.
+
+    `present`: connects a new view with its model.
+    """
 
     check_requested = Signal()
-    """After a crash, the user wants to check the engine on this machine."""
+    """Emitted when the user wants to check the engine on this machine, after a crash."""
     added = Signal(object)  # ModelView
 
     def __init__(
@@ -48,9 +51,9 @@ class ModelViews(QObject):
         self._typesetter = typesetter
         self._palette = DARK
         self.left = models.current
-        """The model whose chat is shown; the left one of two."""
+        """The model whose chat is shown at the left, or alone."""
         self.beside: OpenModel | None = None
-        """The model whose chat is shown at the right; None if only one is shown."""
+        """The model whose chat is shown at the right; None if only one chat is shown."""
         self._views: dict[OpenModel, ModelView] = {}
         for model in models.all:
             self._add(model)
@@ -66,11 +69,11 @@ class ModelViews(QObject):
         return self._views[self._models.current]
 
     def of(self, model: OpenModel) -> ModelView:
-        """Return the view of a model."""
+        """Return the view (chat and load report) of `model`."""
         return self._views[model]
 
     def show_beside(self, model: OpenModel | None, stack: QStackedWidget) -> None:
-        """Show a second model's chat in `stack`; None: show only the chat of the current model."""
+        """Show the chat of a second model in `stack`, at the right; None removes it."""
         before, self.beside = self.beside, model
         # Back into the stack at the left: a widget has one parent.
         if before is not None:
@@ -83,16 +86,16 @@ class ModelViews(QObject):
         self._chats.setCurrentWidget(self._views[self.left].chat)
 
     def flush(self) -> None:
-        """Make all chats report drafts that are not saved yet."""
+        """Make all chats emit drafts that are not stored yet."""
         for view in self.all:
             view.chat.flush()
 
     def copy_report(self) -> None:
-        """Copy the load report of the current model."""
+        """Copy the load report of the current model to the clipboard."""
         self.current.report.copy()
 
     def apply_palette(self, palette: Palette) -> None:
-        """Use the colours of `palette`."""
+        """Apply the colours of `palette` to all views."""
         self._palette = palette
         self._typesetter.apply_palette(palette)
         for view in self._views.values():

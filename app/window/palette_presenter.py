@@ -1,4 +1,4 @@
-"""The command palette of the window: every menu command, the open and known models, and the model's saved layouts."""
+"""The command palette of the window: a search in all menu commands, open and known models, and saved layouts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NATIVE = QKeySequence.SequenceFormat.NativeText
 
 
 class PalettePresenter(QObject):
-    """Opens the palette. Its entries are collected when it opens; commands that are not possible now are left out."""
+    """Opens the command palette. Its entries are collected at that moment; commands that are disabled are left out."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class PalettePresenter(QObject):
         self._library, self._layouts, self._settings = library, layouts, settings
 
     def show(self) -> None:
-        """Open the palette. The saved layouts of the current model follow when they are read."""
+        """Open the palette. Saved layouts of the current model are added when they have been read."""
         commands = [entry for action in self._main.menuBar().actions() for entry in menu_entries(action, ())]
         palette = CommandPalette((*commands, *self._model_entries()), self._main)
         palette.open()
@@ -62,7 +62,7 @@ class PalettePresenter(QObject):
         )
 
     def _model_entries(self) -> Iterator[PaletteEntry]:
-        """Yield the open models, then the recent ones, then those of the library, each file once."""
+        """Yield an entry for each open model, then for recent ones, then for those of the library; each file once."""
         seen = set[Path]()
         for model in self._models.all:
             if model.file is not None:
@@ -78,7 +78,7 @@ class PalettePresenter(QObject):
 
 
 def menu_entries(action: QAction, groups: tuple[str, ...]) -> Iterator[PaletteEntry]:
-    """Yield the commands of a menu and of its submenus that can be run now."""
+    """Yield an entry for each enabled command of a menu and of its submenus. `groups`: titles of the menus above."""
     text = action.text().replace("&&", "\0").replace("&", "").replace("\0", "&").rstrip("…")
     menu = action.menu()
     if not action.isEnabled() or not action.isVisible() or action.isSeparator():

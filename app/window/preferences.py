@@ -1,6 +1,7 @@
-"""Edit > Preferences: one page for the preferences that are also in menus.
+"""The preferences dialog: a page for the preferences that are also in menus.
 
-Each field is bound to its menu entry, so a preference has one text, one state and one place where it takes effect.
+Each field is bound to the action of a menu entry. So a preference has one text, one state, and one function that stores
+and applies it.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _SWITCHES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (tr("Chat"), ("drop_oldest_turns", "ask_when_full")),
 )
 _BUTTONS = ("ask_unload", "saved_kv_states")
-"""Menu entries shown as buttons: they ask a question or open a dialog."""
+"""Names of actions that are shown as buttons: they show a question or open a dialog."""
 
 
 def _words(action: QAction) -> str:
@@ -41,7 +42,7 @@ def _words(action: QAction) -> str:
 
 
 class PreferencesDialog(Dialog):
-    """Appearance, start, loading and chat. Every change counts at once."""
+    """A dialog for appearance, start, loading and chat. Each change applies at once."""
 
     def __init__(self, actions: Actions, theme: Theme, settings: Settings, parent: QWidget | None = None) -> None:
         super().__init__(tr("Preferences"), parent)
@@ -127,7 +128,7 @@ class PreferencesDialog(Dialog):
         return box
 
     def _on_zoom(self, index: int) -> None:
-        """Step to the chosen zoom with the menu's commands, which also store it."""
+        """Set the chosen zoom by triggering the zoom actions of the menu step by step, since these also store it."""
         wanted = ZOOM_STEPS[index]
         name = "zoom_in" if wanted > self._theme.zoom_percent else "zoom_out"
         # Every value of the box is a step of the commands, so the loop ends.
@@ -142,7 +143,7 @@ class PreferencesDialog(Dialog):
 
 
 class PreferencesPresenter(OneDialog[PreferencesDialog]):
-    """Shows the preferences."""
+    """Opens the preferences dialog."""
 
     def __init__(self, actions: Actions, theme: Theme, settings: Settings, window: QWidget) -> None:
         super().__init__(lambda: PreferencesDialog(actions, theme, settings, window), lambda _dialog: None, window)

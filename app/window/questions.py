@@ -1,4 +1,4 @@
-"""Presenter of dialogs that ask before an action: files to open or save, caps of a lab rig, a worker's address."""
+"""The presenter of dialogs before an action: files to open or save, caps of a lab rig, a worker's address."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ from engine.base.language import tr
 
 
 class Questions(QObject):
-    """Each method opens a dialog, and acts on the answer. Cancel does nothing."""
+    """Opens dialogs that ask for a file, caps or an address, and carries out the action.
+
+    A cancelled dialog does nothing.
+    """
 
     def __init__(
         self,
@@ -47,20 +50,23 @@ class Questions(QObject):
         self._models_folder = models_folder
 
     def open_model(self) -> None:
-        """Ask for a model and open it. The dialog begins where the latest one was, else in the library's folders."""
+        """Ask for a model file and open it.
+
+        The dialog starts in the folder of a recent model, else in one of the library.
+        """
         folder = self._models_folder(model.path for model in self._settings.recent_models)
         path = dialogs.ask_open(self._window, tr("Open a model"), dialogs.MODEL_FILTER, folder)
         if path is not None:
             self._opener.open(path)
 
     def open_layout(self) -> None:
-        """Open a layout file for the edited model."""
+        """Ask for a layout file, and use it for the edited model."""
         path = dialogs.ask_open(self._window, tr("Open a layout"), dialogs.LAYOUT_FILTER)
         if path is not None:
             self._layouts.open(path)
 
     def save_layout(self) -> None:
-        """Write the edited layout, by default beside the program and named after the model."""
+        """Ask for a file name, and write the edited layout to it. The proposed name is that of the model file."""
         model = self._document.model
         if model is None:
             return
@@ -70,19 +76,19 @@ class Questions(QObject):
             self._layouts.save(path)
 
     def open_rig(self) -> None:
-        """Ask for a rig file, and use its devices."""
+        """Ask for a rig file, and show its devices."""
         path = dialogs.ask_open(self._window, tr("Open a rig"), dialogs.RIG_FILTER)
         if path is not None:
             self._rig_files.open(path)
 
     def save_rig(self) -> None:
-        """Ask for a file name, and write the present devices to it."""
+        """Ask for a file name, and write the devices in the list to it as a rig file."""
         path = dialogs.ask_save(self._window, tr("Save the rig"), dialogs.RIG_FILTER, "rig.json")
         if path is not None:
             self._rig_files.save(path)
 
     def add_remote(self) -> None:
-        """Ask for the address of a remote worker, and add it. A warning comes before the first one."""
+        """Ask for the address of a remote worker and add its devices. The first time, a warning comes before."""
 
         def remember() -> None:
             self._settings.remote_warning_given = True
@@ -95,11 +101,11 @@ class Questions(QObject):
         )
 
     def start_lab(self) -> None:
-        """Ask for the memory caps of a lab rig, and start it."""
+        """Ask for the memory caps of a lab rig (RPC workers on this computer), and start it."""
         ask_lab_caps(self._window, self._lab.start)
 
     def open_dropped(self, *paths: Path) -> None:
-        """Open dropped files by their ending: `.json` is a layout, anything else a model."""
+        """Open files by their extension: `.json` is a layout, anything else a model."""
         # Models first: a layout is for the model that is current when it is opened.
         layouts = [path for path in paths if path.suffix.lower() == ".json"]
         self._opener.open_all([path for path in paths if path not in layouts])

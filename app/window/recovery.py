@@ -1,4 +1,4 @@
-"""Recovery after a crash: reopens the models that were open, and offers a report."""
+"""Recovery after a crash of the window: its models are opened again, and a report can be saved."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _log = logging.getLogger("layerdeck.recovery")
 
 
 class Recovery(QObject):
-    """Keeps the run mark of this window up to date. At the start it looks for marks of crashed windows."""
+    """Updates the run mark of this window (a file with its open models), and looks for crashed windows at the start."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Recovery(QObject):
         self.box: QMessageBox | None = None
 
     def begin(self, closed: Callable[[], None] | None = None) -> None:
-        """Mark this window as running, and look for a window that crashed.
+        """Write the run mark of this window, and look for a window that crashed.
 
         `closed`: called if none crashed and no other window runs.
         """
@@ -130,7 +130,7 @@ class Recovery(QObject):
     def _reopen(self, models: Sequence[OpenedModel], reopened: frozenset[Path]) -> None:
         """Open `models` one after another, each with its layout. A file that cannot be opened is skipped.
 
-        reopened: files that were opened already. A file that was open twice is opened again as a copy.
+        `reopened`: files that are open already. A file that was open twice is opened again as a copy.
         """
         if not models:
             return
@@ -156,7 +156,7 @@ class Recovery(QObject):
         self._writer.submit(partial(_keep_quietly, self._marks, opened, self._restores))
 
     def _opened(self) -> tuple[OpenedModel, ...]:
-        """Return the open models with their layouts; the current one is the last."""
+        """Return the open models with their layouts, the current one last."""
         current = self._models.current
         others = [
             OpenedModel(

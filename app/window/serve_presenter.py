@@ -1,4 +1,4 @@
-"""Model > Serve: the panel of the API server."""
+"""The presenter of the API server panel: it shows the server's state and requests, and stores changed settings."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from engine.api.server.journal import RequestEntry
 
 UPDATE_MS = 250
-"""At most four updates a second, and none while no request is in another state."""
+"""Least milliseconds between two updates of the request table. There is none while no request changes."""
 
 
 class ServePresenter(QObject):
-    """Shows the panel, which is made when it is seen first. The server may run without it."""
+    """Makes the API server panel when it is shown first, and fills it. The server may run without it."""
 
     def __init__(
         self, server: WindowApiServer, settings: Settings, models: OpenModels, starts: QAction, main: MainWindow
@@ -34,11 +34,11 @@ class ServePresenter(QObject):
         super().__init__(main)
         self._server, self._settings, self._models, self._main = server, settings, models, main
         self._starts = starts
-        """The menu's switch that starts the server with the window."""
+        """The menu's switch that makes the server start with the window."""
         self.pane: ServePane | None = None
         self._is_due = False
         self.n_updates = 0
-        """How often the table was updated; for tests."""
+        """Number of updates of the request table, for tests."""
         self._timer = QTimer(self)
         self._timer.setSingleShot(True)
         self._timer.setInterval(UPDATE_MS)
@@ -50,11 +50,11 @@ class ServePresenter(QObject):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the next update waits until `UPDATE_MS` have passed since the last one."""
+        """Whether less than `UPDATE_MS` have passed since the last update, so that the next one waits."""
         return self._timer.isActive()
 
     def show(self) -> None:
-        """Show the panel."""
+        """Show the panel of the API server."""
         self._main.show_server()
         self._make().switch_button.setFocus()
 
@@ -129,7 +129,7 @@ class ServePresenter(QObject):
             self._timer.start()
 
     def _update(self) -> None:
-        """Show the requests. Nothing is read while the panel is hidden; it is updated when it is shown."""
+        """Show the requests in the table. Does nothing while the panel is hidden; it is updated when it is shown."""
         pane = self.pane
         if pane is None or not self._main.serve_dock.isVisible():
             return
@@ -153,7 +153,7 @@ class ServePresenter(QObject):
 
 
 def request_rows(entries: Sequence[RequestEntry]) -> list[RequestRow]:
-    """Return the rows of the table, in words."""
+    """Return the requests as rows of the panel's table."""
     return [_row(entry) for entry in entries]
 
 

@@ -1,4 +1,4 @@
-"""The status line: work in progress, else the last notice."""
+"""The status line of the window: running work, else the last notice."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from widgets.common.elided_label import ElidedLabel
 from widgets.common.roles import set_role
 
 GOOD_NEWS_MS = 10_000
-"""Time after which a notice that reports no failure disappears."""
+"""Milliseconds after which a notice that reports no failure disappears."""
 
 
 class StatusLine(ElidedLabel):
-    """Shows work in progress, or the last notice if none runs. Errors stay until the next notice, others for 10 s."""
+    """Shows running work, or the last notice if no work runs.
+
+    A notice about a failure stays until the next notice, another one for `GOOD_NEWS_MS`.
+    """
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent=parent)
@@ -29,7 +32,7 @@ class StatusLine(ElidedLabel):
         self._refresh()
 
     def show_notice(self, notice: Notice) -> None:
-        """Show `notice`."""
+        """Show `notice` until it expires or the next one comes."""
         self._notice = notice
         self._timer.stop()
         if notice.text and not notice.bad:
@@ -37,12 +40,12 @@ class StatusLine(ElidedLabel):
         self._refresh()
 
     def withdraw(self, text: str) -> None:
-        """Clear the notice with this text; another one that has come since stays."""
+        """Remove the notice with this text if it is the one that is shown."""
         if self._notice.text == text:
             self._on_old()
 
     def set_busy(self, source: str, text: str) -> None:
-        """Show the work of `source`; empty: its work has ended."""
+        """Show `text` as running work. `source`: name of the part that does it; an empty `text` ends its work."""
         # Removed first, so that the newest work comes last in the dictionary; the last one is shown.
         self._busy.pop(source, None)
         if text:

@@ -1,4 +1,4 @@
-"""Cut, Copy, Paste and Select All of the Edit menu. They act on the widget with the keyboard focus."""
+"""The commands Cut, Copy, Paste and Select All of the Edit menu, for the widget with the keyboard focus."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ TextWidget = QLineEdit | QTextEdit | QPlainTextEdit
 
 
 def text_commands() -> tuple[Command, ...]:
-    """Return the commands for the Edit menu.
+    """Return the clipboard commands of the Edit menu.
 
-    They have no shortcuts of their own: text widgets handle those keys themselves, and a shortcut of the window would
-    take them away from lists and tables, which copy their current cell.
+    They have no shortcuts: text widgets handle these keys themselves, and a shortcut of the window would take them from
+    lists and tables, which copy their current cell.
     """
     return (
         Command("cut", tr("Cu&t"), _cut),
@@ -27,7 +27,7 @@ def text_commands() -> tuple[Command, ...]:
 
 
 class TextActions(QObject):
-    """Enables the commands that the widget with the keyboard focus supports."""
+    """Enables the clipboard commands that the widget with the keyboard focus supports."""
 
     def __init__(self, actions: Actions, parent: QObject) -> None:
         super().__init__(parent)

@@ -1,12 +1,10 @@
-"""The one place where the window's objects are made and connected.
+"""Construction and connection of all objects of the window.
 
-Nothing else in `app` knows all of them: each is given what it uses. The order within a function is the order in which
-slots are called, where several follow the same signal.
-
-`rig` makes what there is to the devices, `desk` all else that has no widgets, `window` the window on top of that:
-`presenters` has a function for each part of the screen, `menu_bar` what the menus do.
-
-`app.opening` calls `make_window` after `app.window.arrangement` has made the window itself, and then shows it.
+No other part of `app` knows all of them: each object gets in its constructor what it uses. If several slots follow
+the same signal, they are called in the order in which these functions connect them.
+`rig` makes the objects for devices, `desk` all others that have no widgets, and `window` the window with its
+presenters. `presenters` has a function for each part of the screen, `menu_bar` makes the menus and their actions.
+`app.opening` calls `make_window` after `app.window.arrangement` has made the main window, and then shows it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Makes and connects all objects of the window except its widgets."""
+"""Construction of the desk: all objects of the window except its widgets, and the connections between them."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Desk:
-    """All objects of the window except widgets. They wait for nothing in the GUI thread; results arrive as signals."""
+    """All objects of the window except widgets. None of them blocks the GUI thread; results arrive as signals."""
 
     settings: Settings
     background: Background
@@ -94,16 +94,16 @@ class Desk:
 
     @property
     def loading(self) -> Loading:
-        """The session of the current model."""
+        """The session of the current model: its loads, its state and its requests."""
         return self.models.current.loading
 
     @property
     def is_edited(self) -> bool:
-        """Whether the edit of the current model differs from its loaded layout."""
+        """Whether the edited layout or settings of the current model differ from the loaded ones."""
         return self.models.current.status.is_edited
 
     def close(self) -> None:
-        """End all our processes and threads within a bounded time. Called once, when the window closes."""
+        """End all child processes and threads within a bounded time. Called once, when the window closes."""
         # First: results that arrive from now on are dropped, so that none reaches an object that is closed below.
         self.background.close()
         self.formulas.close()
@@ -127,7 +127,10 @@ class Desk:
 def make_desk(
     settings: Settings, parent: QObject | None = None, *, clock: Callable[[], float] = time.monotonic
 ) -> Desk:
-    """Return a desk with one blank model and no devices yet."""
+    """Return a desk with one blank model and no devices yet.
+
+    `clock`: source of the current time in seconds, which tests replace.
+    """
     background, notices = Background(parent), Notices(parent)
     document = LayoutDocument(background, parent)
     rig = make_rig(background, notices, settings, parent)
@@ -239,7 +242,7 @@ def _held_endpoints(models: OpenModels) -> list[str]:
 
 
 def _connect_chats(desk: Desk) -> None:
-    """Delete saved KV states with their conversations, and restore them together."""
+    """Connect the signals, so that saved KV states are deleted and restored together with their conversations."""
     desk.archive.deleted.connect(desk.states.forget)
     desk.archive.brought_back.connect(desk.states.remember)
     desk.archive.is_open_now.connect(desk.states.start)
@@ -253,7 +256,7 @@ def _draw_formula(formulas: FormulaProcess, key: FormulaKey) -> Formula | None:
 
 
 def _connect_notices(desk: Desk) -> None:
-    """Forward the notices of objects that emit them as signals."""
+    """Connect the notices of objects that emit them as signals to the status line."""
     notices = desk.notices
     desk.loader.notice.connect(notices.given)
     desk.headroom_monitor.alarmed.connect(lambda sentence: notices.say(sentence, bad=True))

@@ -1,4 +1,4 @@
-"""The menu bar: makes all actions, and the presenters that only a menu command needs."""
+"""The menu bar: makes all actions, and the presenters that only a menu command uses."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def make_actions(
     check_machine: Callable[[], None],
     arranger: Arranger,
 ) -> Actions:
-    """Add all actions to the menu bar of `main`, and return them."""
+    """Make all actions with the presenters behind them, add them to the menu bar of `main`, and return them."""
     models, notices = desk.models, desk.notices
 
     def search_chats() -> None:
@@ -149,6 +149,7 @@ def make_actions(
                 main.reset_docks,
                 show_library=library.toggle,
                 show_palette=palette.show,
+                show_on_top=main.device_strip.show_on_top,
             ),
             help_menu(
                 show_handbook=partial(show_handbook, main),
@@ -164,6 +165,7 @@ def make_actions(
     # After all entries are in their menus: docks and recent models are inserted before some of them.
     main.complete_menus(before_demo=actions["open_demo"])
     TextActions(actions, main)
+    main.device_strip.on_top.closed.connect(lambda: actions["devices_on_top"].setChecked(False))
     actions.enable(use_last_layout=False)
     desk.last_layouts.offered_changed.connect(lambda offered: actions.enable(use_last_layout=offered))
     main.about_to_close.connect(desk.last_layouts.flush)

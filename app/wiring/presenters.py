@@ -1,6 +1,6 @@
-"""Makes the presenters, with a function for each part of the screen.
+"""Construction of the presenters (objects that connect widgets with the rest), a function for each part of the screen.
 
-A presenter whose parent is the window needs no other owner.
+Each presenter is a `QObject` with the window as parent, which keeps it alive.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from widgets.chat.chat_pane import ChatPane
 
 
 def make_questions(main: MainWindow, desk: Desk) -> Questions:
-    """Return the presenter of dialogs that ask before an action."""
+    """Return the presenter of the dialogs that open files and ask before an action."""
     return Questions(
         main,
         desk.settings,
@@ -51,7 +51,7 @@ def make_questions(main: MainWindow, desk: Desk) -> Questions:
 
 
 def make_views(main: MainWindow, desk: Desk, theme: Theme, questions: Questions) -> ModelViews:
-    """Return the chats and load reports, one of each for every open model."""
+    """Return the chats and load reports: one of each for every open model, with their presenters."""
 
     choices = ChoicesPresenter(theme, main)
 
@@ -101,7 +101,7 @@ def make_views(main: MainWindow, desk: Desk, theme: Theme, questions: Questions)
 
 
 def present_chats(main: MainWindow, desk: Desk, views: ModelViews, arranger: Arranger) -> None:
-    """Connect the list of conversations, and the button that saves code as a file."""
+    """Connect the list of conversations, the chats' buttons, and the keyboard focus of the chat."""
     ConversationListPresenter(
         desk.archive,
         desk.chat_controller,
@@ -133,14 +133,14 @@ def _connect_pane(pane: ChatPane, desk: Desk, arranger: Arranger, code: CodeSave
 
 
 def make_auto_layout_presenter(main: MainWindow, desk: Desk) -> AutoLayoutPresenter:
-    """Return the presenter of automatic layouts."""
+    """Return the presenter of the dialog that finds automatic layouts."""
     return AutoLayoutPresenter(
         desk.auto_layouts, desk.document, desk.rig.live, opener=desk.opener, editor=main.editor, window=main
     )
 
 
 def make_library_presenter(main: MainWindow, desk: Desk, questions: Questions) -> LibraryPresenter:
-    """Return the presenter of the library."""
+    """Return the presenter of the page that lists the library's models."""
     return LibraryPresenter(
         desk.library,
         opener=desk.opener,
@@ -155,7 +155,7 @@ def make_library_presenter(main: MainWindow, desk: Desk, questions: Questions) -
 
 
 def present_welcome(main: MainWindow, desk: Desk, questions: Questions, library: LibraryPresenter) -> None:
-    """Show the welcome page if there are no recent models."""
+    """Show the welcome page if there are no recent models, as at the first start."""
     if not desk.settings.recent_models:
         # Imported here: a start with recent models has no first page.
         from app.window.library.welcome_presenter import WelcomePresenter
@@ -173,16 +173,16 @@ def present_welcome(main: MainWindow, desk: Desk, questions: Questions, library:
 
 
 def load_last_model(desk: Desk) -> None:
-    """Open and load the model that was used last."""
+    """Open the model that was used last, and load it."""
     # Loaded in the next turn of the event loop: first all parts of the window learn of the model.
     desk.opener.open_last(opened=lambda: QTimer.singleShot(0, desk.loader.load))
 
 
 def follow_run(main: MainWindow, desk: Desk, marks: RunMarks) -> None:
-    """Keep the mark of this run, and look for a window that crashed.
+    """Write the open models into this window's run mark, and open the models of a window that crashed.
 
-    If the last one was closed and no other window is open, its model is loaded, for people who want that. A model that
-    may have caused a crash is not loaded by itself, or the program could never be started again.
+    If no window crashed, no other window is open and the preference is on, the model that was opened last is loaded. A
+    model that may have caused a crash is not loaded automatically, else the program could never be started again.
     """
     # Imported here, after the first picture: `Opening.opened` leads to this call.
     from app.window.recovery import Recovery
@@ -209,7 +209,7 @@ def follow_run(main: MainWindow, desk: Desk, marks: RunMarks) -> None:
 
 
 def present_finder(main: MainWindow, desk: Desk, library: LibraryPresenter) -> None:
-    """Connect the Find tab of the library."""
+    """Connect the Find tab of the library, which searches the Hugging Face hub."""
     code = CodeSaver(main, desk.background, desk.notices)
     FindPresenter(desk.finder, desk.library, library.page, typesetter=desk.typesetter, code=code, main=main)
 
@@ -226,7 +226,7 @@ def present_searches(main: MainWindow, desk: Desk, actions: Actions) -> None:
 
 
 def present_rig(main: MainWindow, desk: Desk, actions: Actions, theme: Theme) -> None:
-    """Show the devices' cards, and record the readings for their details."""
+    """Show a card for each device, and record memory readings for the details of a card."""
     rig = desk.rig
     RigPresenter(
         rig.live,
@@ -254,7 +254,7 @@ def present_rig(main: MainWindow, desk: Desk, actions: Actions, theme: Theme) ->
 
 
 def present_layout(main: MainWindow, desk: Desk, actions: Actions) -> None:
-    """Show the layout being edited."""
+    """Connect the edited layout with its editor and the settings bar."""
     LayoutPresenter(
         desk.document,
         editor=main.editor,
@@ -267,7 +267,7 @@ def present_layout(main: MainWindow, desk: Desk, actions: Actions) -> None:
 
 
 def make_model_presenter(main: MainWindow, desk: Desk, actions: Actions) -> ModelPresenter:
-    """Return the presenter of the current and the recent models."""
+    """Return the presenter of the current model's name and the recent models."""
     return ModelPresenter(
         desk.opener,
         desk.settings,
@@ -280,7 +280,7 @@ def make_model_presenter(main: MainWindow, desk: Desk, actions: Actions) -> Mode
 
 
 def present_loads(main: MainWindow, desk: Desk, actions: Actions) -> None:
-    """Connect Load, Cancel and Unload, and list the loaded models."""
+    """Connect the commands Load, Cancel and Unload, and list the loaded models."""
     LoadPresenter(
         desk.models,
         desk.loader,
@@ -293,7 +293,7 @@ def present_loads(main: MainWindow, desk: Desk, actions: Actions) -> None:
 
 
 def make_settings_presenter(main: MainWindow, desk: Desk) -> SettingsPresenter:
-    """Return the presenter of the settings dialog."""
+    """Return the presenter of the settings dialog of the current model."""
     return SettingsPresenter(
         desk.document,
         desk.models,

@@ -1,4 +1,4 @@
-"""Makes and connects the objects for devices."""
+"""Construction and connection of the objects for devices."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from app.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class RigParts:
-    """The live rig, and the objects that change it."""
+    """The live rig (the devices that the next load can use), and the objects that change it."""
 
     live: LiveRig
     lab: Lab
@@ -39,7 +39,7 @@ class RigParts:
     lender: Lender
 
     def start(self, file: Path | None = None) -> None:
-        """Begin sampling; use the devices of the rig file `file`, else this machine's."""
+        """Start sampling of memory, and find the devices: those of the rig file `file`, or this machine's if None."""
         self.sampling.start()
         if file is None:
             self.machines.restore()
@@ -61,7 +61,7 @@ class RigParts:
 
 
 def make_rig(background: Background, notices: Notices, settings: Settings, parent: QObject | None = None) -> RigParts:
-    """Return the objects for devices. The rig has none until `start` searches for them."""
+    """Return the objects for devices. The rig is empty until `start` is called."""
     live, book = LiveRig(parent), LimitStore(settings)
     lab = Lab(live, background, notices, parent)
     peers = Peers(live, book, background, notices, parent=parent)

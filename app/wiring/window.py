@@ -1,4 +1,4 @@
-"""Makes and connects the window and its objects."""
+"""Construction of the window with its presenters, and their connections."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from app.wiring.presenters import (
 
 @dataclass(frozen=True, slots=True)
 class WindowParts:
-    """The window and its objects."""
+    """The main window, its desk (all objects without widgets), and its presenters."""
 
     main: MainWindow
     desk: Desk
@@ -58,7 +58,10 @@ class WindowParts:
     library_presenter: LibraryPresenter
 
     def start(self, *, files: Sequence[Path], rig: Path | None) -> None:
-        """Search for devices, and open the files of the command line."""
+        """Start the search for devices, and open the files of the command line.
+
+        `rig`: a rig file, or None for a search.
+        """
         if self.desk.settings.fault:
             self.desk.notices.say(self.desk.settings.fault, bad=True)
         self.model_presenter.show_recent_models()
@@ -73,11 +76,11 @@ class WindowParts:
         self.questions.open_dropped(*files)
 
     def follow_run(self, marks: RunMarks) -> None:
-        """Write the open models into the mark of this run, and reopen the models of a crashed window."""
+        """Write the open models into this window's run mark, and open the models of a crashed window again."""
         follow_run(self.main, self.desk, marks)
 
     def open_files(self, files: Sequence[Path]) -> None:
-        """Open the files of a later start, and bring the window to the front."""
+        """Open the files that a later start has passed on, and bring the window to the front."""
         self.questions.open_dropped(*files)
         # `raise_` alone does not restore a minimised window.
         self.main.setWindowState(self.main.windowState() & ~Qt.WindowState.WindowMinimized)
@@ -86,9 +89,9 @@ class WindowParts:
 
 
 def make_window(settings: Settings, theme: Theme, picture: FirstPicture | None = None) -> WindowParts:
-    """Return a window with its own desk, which is closed with the window.
+    """Return a window with its desk; closing the window closes the desk. The window is not shown yet.
 
-    `picture`: the window with its panels, if the caller has made it. The window is not shown yet.
+    `picture`: the main window with its panels if the caller has made them, else None.
     """
     picture = picture or make_first_picture(settings, theme)
     main, arranger = picture.main, picture.arranger

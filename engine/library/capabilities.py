@@ -1,4 +1,7 @@
-"""Capabilities of a model by its header: tools and thinking by the chat template, embeddings by the pooling type."""
+"""Finds the capabilities of a model in its GGUF header: tools, thinking, images, sound, embeddings.
+
+Tools and thinking are found in the chat template, embeddings by the pooling type.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,10 @@ _NO_POOLING = 0
 
 
 def capabilities_of(metadata: Mapping[str, MetadataValue], architecture: str) -> tuple[str, ...]:
-    """Return the `CAPABILITIES` of a header. Images and sound need a projector."""
+    """Return the names of `CAPABILITIES` that hold for a GGUF header, in display order.
+
+    "images" and "sound" are found only in the header of a projector (keys `clip.has_..._encoder`).
+    """
     found = set()
     templates = [value for key, value in metadata.items() if key.startswith(_TEMPLATE) and isinstance(value, str)]
     if any(_TOOLS.search(template) for template in templates):

@@ -1,4 +1,4 @@
-"""The result of a scan: the files found, before any header is read, and the differences to the previous scan."""
+"""Result of a scan of the stores for model files, and the differences between two scans. No header is read."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from engine.library.stores import Store
 
 
 class FoundFile(msgspec.Struct, frozen=True, gc=False):
-    """A model file, or a file that belongs to one.
+    """A model file on the disk, or a side file such as a projector.
 
-    `name`: the file's own name. In stores with numbered blobs, the name of the model.
+    `name`: file name; in stores with numbered blobs (Ollama), the name of the model.
     `title`: name of the repository or folder that the file belongs to, empty if it has none.
-    `device`, `inode`: those of the file itself, after links are followed.
-    `sha256`: the hash that the store states, else None.
-    `role`: the role that the store states, else None.
-    `beside`: the model that the store lists the file with, else None.
-    `texts`: kinds and paths of texts that the store has for the model, such as its template.
+    `mtime_ns`: modification time in nanoseconds.
+    `device`, `inode`: device and inode numbers of the file itself, after links are followed.
+    `sha256`: the hash that the store states, None if it states none.
+    `role`: the role that the store states, None if it states none.
+    `beside`: path of the model that the store lists this side file with, None if it lists none.
+    `texts`: kinds and paths of text files that the store has for the model, such as its chat template.
     `is_missing`: whether an earlier scan found the file and the last one did not.
     """
 
@@ -44,17 +45,17 @@ class FoundFile(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def state(self) -> tuple[int, int, int]:
-        """Size, modification time (ns) and inode. A change means that the file has to be read again."""
+        """Size, modification time (ns) and inode. The header is read again if they change."""
         return self.size_bytes, self.mtime_ns, self.inode
 
     @property
     def content(self) -> tuple[int, int]:
-        """Device and inode, which are equal for all links to one file."""
+        """Device and inode numbers of the file. They are equal for all links to one file."""
         return self.device, self.inode
 
     @property
     def parsed(self) -> FileName:
-        """The parts of the name."""
+        """The parts of `name`: base name, quantisation, number of the part, role."""
         return parse_name(self.name)
 
 
@@ -75,7 +76,9 @@ class Problem:
 class Census:
     """Result of one scan of `stores`.
 
-    `folders`: each scanned folder with its modification time (ns), for `is_stale`.
+    `files`: the model files and side files found.
+    `problems`: the folders and files that could not be scanned.
+    `folders`: path of each scanned folder with its modification time (ns), for `is_stale`.
     """
 
     stores: tuple[Store, ...] = ()
@@ -86,9 +89,9 @@ class Census:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Differences between two scans.
+    """Differences between two scans: files that were moved or are no longer at their path.
 
-    `moved`: pairs of the old file and the new one with the same content.
+    `moved`: pairs of the file in the earlier scan and the file with the same fingerprint in the later one.
     `gone`: files that are no longer in another program's store.
     `missing`: files that are no longer in a folder of the user. They stay listed until the user removes them.
     """
@@ -98,7 +101,7 @@ class Changes:
     missing: tuple[FoundFile, ...] = ()
 
     def sentence(self) -> str:
-        """Return one sentence about the changes; empty if there are none."""
+        """Return a text with one sentence for each kind of change; empty if there are no changes."""
         parts = [
             _phrase(
                 [tr("{name} was moved to {parent}", name=old.name, parent=new.path.parent) for old, new in self.moved]
@@ -116,7 +119,11 @@ class Changes:
 
 
 def compare(before: Census, after: Census, facts: Mapping[Path, Facts], marks: Mapping[Path, str]) -> Changes:
-    """Return the differences between two scans. `marks`: fingerprints of new files, by path."""
+    """Return the differences between the scans `before` and `after`.
+
+    `facts`: facts of the files in `before` by path; their fingerprints are compared.
+    `marks`: fingerprints of the files that are new in `after`, by path.
+    """
     there = {file.path for file in after.files}
     looked_at = {store.root for store in after.stores}
     lost = [file for file in before.files if file.path not in there and file.store.root in looked_at]
@@ -136,7 +143,7 @@ def compare(before: Census, after: Census, facts: Mapping[Path, Facts], marks: M
 
 
 def with_missing(after: Census, changes: Changes) -> Census:
-    """Return the scan `after` with the missing files added."""
+    """Return the scan `after` with the files of `changes.missing` added, each marked as missing."""
     return replace(
         after, files=(*after.files, *(msgspec.structs.replace(file, is_missing=True) for file in changes.missing))
     )

@@ -1,6 +1,6 @@
-"""Messages between the library and its child process.
+"""Messages between the library and the child process that reads headers and makes forecasts.
 
-Answers are pairs: the index of a model in the request, and its result.
+An answer carries pairs: the index of a model in the request, and the result for that model.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from engine.runtime.protocol.messages import Failure, Hello, Message, Request
 
 
 class ReadHeaders(Request, frozen=True, tag="read_headers", kw_only=True):
-    """Request: read the headers of models, each with all of its parts.
+    """Request: read the headers of models. Each model is the tuple of the paths of its parts.
 
     Paths are bytes, because file names on Linux need not be text.
     """
@@ -28,9 +28,9 @@ class ReadHeaders(Request, frozen=True, tag="read_headers", kw_only=True):
 
 
 class PlanModels(Request, frozen=True, tag="plan_models", kw_only=True):
-    """Request: forecast models, each by the path of its first part and that of its projector (empty: none).
+    """Request: forecast models, each a pair of the path of its first part and the path of its projector (empty: none).
 
-    The fields `order` to `speeds` are those of `Constraints`.
+    The fields `order` to `speeds` are the fields of `Constraints` with the same names.
     """
 
     models: tuple[tuple[bytes, bytes], ...]
@@ -59,19 +59,19 @@ LibraryRequest = ReadHeaders | PlanModels
 
 
 class FactsFound(Message, frozen=True, tag="facts_found", kw_only=True):
-    """Answer to `ReadHeaders` with some of the headers; several of them may follow."""
+    """Answer to `ReadHeaders`: the facts of some of the models, by index. A request may get several such answers."""
 
     found: tuple[tuple[int, Facts], ...]
 
 
 class FitsFound(Message, frozen=True, tag="fits_found", kw_only=True):
-    """Answer to `PlanModels` with some of the forecasts; several of them may follow."""
+    """Answer to `PlanModels`: the forecasts of some of the models, by index. A request may get several such answers."""
 
     found: tuple[tuple[int, Fit], ...]
 
 
 class Working(Message, frozen=True, tag="working"):
-    """Heartbeat, sent while there is no result yet."""
+    """Heartbeat of the child, sent while it has no result to send."""
 
 
 class AllFound(Message, frozen=True, tag="all_found"):
@@ -82,14 +82,17 @@ AnyFound = FactsFound | FitsFound | Working | AllFound | Hello | Failure
 
 
 def read_request(models: Iterable[Iterable[Path]]) -> ReadHeaders:
-    """Return the request to read the headers of `models`."""
+    """Return the request to read the headers of `models`, each a series of the paths of its parts."""
     return ReadHeaders(models=tuple(tuple(map(os.fsencode, paths)) for paths in models))
 
 
 def plan_request(
     models: Iterable[tuple[Path, Path | None]], rig: Rig, strategy: str, constraints: Constraints
 ) -> PlanModels:
-    """Return the request to forecast `models`, each with its projector or None."""
+    """Return the request to forecast `models`.
+
+    `models`: pairs of the path of a model's first part and the path of its projector (None: no projector).
+    """
     return PlanModels(
         models=tuple(
             (os.fsencode(path), b"" if projector is None else os.fsencode(projector)) for path, projector in models
@@ -106,5 +109,5 @@ def plan_request(
 
 
 def path_of(encoded: bytes) -> Path:
-    """Decode a path of a request."""
+    """Return the path that a request carries as bytes."""
     return Path(os.fsdecode(encoded))

@@ -1,6 +1,7 @@
-"""Reads headers and makes forecasts in a child process, and starts another one for the rest if a file crashes it.
+"""Reads headers and makes forecasts in a child process.
 
-Both are pure Python, so in a thread of the window they would delay every frame. The files are untrusted: the child,
+If a file crashes the child, another child is started for the rest of the files. Both tasks are pure Python, so in a
+thread of the window they would delay every frame. The files are untrusted: the child,
 `python -m engine.library.children`, has no write access, carries out one request, and ends with its parent.
 """
 
@@ -66,9 +67,10 @@ def read_headers(
     *,
     argv: Sequence[str] | None = None,
 ) -> None:
-    """Read the headers of models, each with its parts, and call `take` with the facts of each in this thread.
+    """Read the headers of models in a child process, and call `take` in this thread with the facts of each.
 
-    `argv`: command of the child, None for our own.
+    `wanted`: the paths of the parts of each model; `take` gets them with the facts.
+    `argv`: command of the child, None for `python -m engine.library.children`.
 
     Raises:
         LibraryError: if no child can be started, or if children crash again and again.
@@ -90,7 +92,12 @@ def plan_models(
     take: Callable[[str, Fit], None],
     token: CancelToken,
 ) -> None:
-    """Forecast models, and call `take` with the fingerprint and forecast of each; raises as `read_headers`."""
+    """Forecast models in a child process, and call `take` in this thread with each forecast.
+
+    `take`: called with the fingerprint of the model and the forecast.
+
+    Raises as `read_headers`.
+    """
 
     def order(asked: Sequence[Job]) -> LibraryRequest:
         return plan_request([(job.path, job.projector) for job in asked], rig, strategy, constraints)
@@ -113,9 +120,13 @@ def _work_through(
     token: CancelToken,
     argv: Sequence[str],
 ) -> None:
-    """Process all of `wanted`.
+    """Have children process all items of `wanted`, and call `take` with each item and its result.
 
-    A crash is narrowed down by halving the request; `broken` makes the result of its cause.
+    If a child crashes, its remaining items are halved until the item that crashes it is alone; that item gets the
+    result of `broken`.
+
+    `order`: makes the request for some items.
+    `kind`: class of the answers.
     """
     waiting = [wanted] if wanted else []
     n_broken = 0
@@ -146,7 +157,10 @@ def _work_through(
 def _answers(
     order: LibraryRequest, kind: type[FactsFound | FitsFound], token: CancelToken, argv: Sequence[str]
 ) -> Generator[Sequence[tuple[int, Any]]]:
-    """Yield the answers of a new child, and an empty one if it finished the request."""
+    """Yield the `found` pairs of each answer of a new child, then an empty tuple if the child finished the request.
+
+    A child that crashes ends the generator without the empty tuple.
+    """
     child = Questions(
         argv=argv,
         name="library",
@@ -178,7 +192,11 @@ _NICENESS = 5
 
 
 class Answers:
-    """Sends results in groups. A group is held back for at most `hold_s` seconds."""
+    """Sends results to the parent process in groups, so that the window is not woken up for each result.
+
+    `send`: called with the pairs of a group.
+    `hold_s`: longest time that a result is held back, in seconds.
+    """
 
     def __init__(self, send: Callable[[Any], None], hold_s: float) -> None:
         self._send, self._hold_s = send, hold_s
@@ -186,7 +204,7 @@ class Answers:
         self._sent_s = time.monotonic()
 
     def add(self, number: int, found: Any) -> None:
-        """Add the result of a model, which is sent within `hold_s`."""
+        """Add the result for the model with index `number`. The group is sent if it is full or `hold_s` has passed."""
         # Starts the allowance anew: it is for one model, and not for the request.
         limit_work(WORK_S)
         self._held.append((number, found))
@@ -194,7 +212,7 @@ class Answers:
             self.flush()
 
     def flush(self) -> None:
-        """Send the collected results."""
+        """Send the results that are held back."""
         if self._held:
             self._send(tuple(self._held))
         self._held = []
@@ -202,7 +220,7 @@ class Answers:
 
 
 def main() -> None:
-    """Run the child: carry out one request."""
+    """Run the child process: carry out one request from standard input."""
     if hasattr(os, "nice"):
         # A scan must not delay the window.
         os.nice(_NICENESS)
@@ -210,7 +228,10 @@ def main() -> None:
 
 
 def _folders(order: LibraryRequest) -> set[Path]:
-    """Return the folders of the models and projectors, and those that they and the other parts are links into."""
+    """Return the folders that the child must be able to read for a request.
+
+    These are the folders of the models and projectors, and the folders that links of their parts lead to.
+    """
     folders: set[Path] = set()
     for path in {path_of(each).absolute() for each in chain.from_iterable(order.models) if each}:
         folders |= {path.parent, *(Path(os.path.realpath(part)).parent for part in named_parts(path))}
@@ -218,7 +239,7 @@ def _folders(order: LibraryRequest) -> set[Path]:
 
 
 def carry_out(order: LibraryRequest, send: Callable[[Message], None]) -> None:
-    """Carry out a request, and send its results."""
+    """Carry out a request in the child process, and send its results and heartbeats with `send`."""
     limit_work(WORK_S)
     with WorkHeartbeat(lambda: send(Working())):
         match order:

@@ -1,4 +1,4 @@
-"""The `library` document of the contract (`docs/contract.md`), and the same list as text for people."""
+"""The JSON document of `layerdeck-cli library`, as defined in `docs/contract.md`, and the same list as text."""
 
 from __future__ import annotations
 
@@ -16,10 +16,15 @@ from engine.planning.speed.speeds import Source
 
 
 class FitDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """The forecast of a quantisation on the rig. Speeds are in tokens per second, null if there is no prediction.
+    """JSON: the forecast of a quantisation on the rig. Speeds are in tokens per second, null if there is no prediction.
 
-    `tokens_per_second`: the prediction, between `slowest` and `fastest`. `source` says how sure it is. `projector`:
-    file name of the one that is counted.
+    `kind`: result of the forecast, one of `FitKind`.
+    `n_ctx`: context length in tokens.
+    `layers`: number of layers by device id.
+    `slowest`, `fastest`: bounds of the predicted speed.
+    `tokens_per_second`: predicted speed of an answer of usual length, between these bounds.
+    `source`: source of the prediction, which tells how certain it is; null if there is no prediction.
+    `projector`: file name of the projector whose memory is counted, null if none is.
     """
 
     kind: str
@@ -35,9 +40,10 @@ class FitDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CopyDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """One copy of a quantisation.
+    """JSON: one copy of a quantisation on the disk.
 
-    `parts`: paths in order. `owner`: the program whose store it is in, empty for folders.
+    `owner`: name of the program whose store has the copy, empty for folders that the user added.
+    `parts`: paths of the parts in order.
     """
 
     owner: str
@@ -45,7 +51,11 @@ class CopyDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MeasuredDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """The speed of the last long answer. `same_layout`: it had the layout of the forecast."""
+    """JSON: the measured speed of a quantisation's last long answer.
+
+    `devices`: ids of the devices that held the model.
+    `same_layout`: whether it was measured on the layout of the forecast.
+    """
 
     tokens_per_second: float
     devices: tuple[str, ...]
@@ -53,9 +63,11 @@ class MeasuredDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QuantisationDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """One quantisation.
+    """JSON: one quantisation of a model.
 
-    `fault`: reason why it cannot be opened, null if none is known. `fit`: null unless requested.
+    `fault`: reason why the quantisation cannot be opened, null if none is known.
+    `fit`: the forecast, null unless a forecast was requested.
+    `measured`: the measured speed, null if there is none.
     """
 
     quantisation: str
@@ -68,7 +80,7 @@ class QuantisationDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SideFileDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """A related file of a model. `role`: projector, draft, adapter or imatrix."""
+    """JSON: a file that belongs to a model. `role`: "projector", "draft", "adapter" or "imatrix"."""
 
     role: str
     path: str
@@ -76,7 +88,7 @@ class SideFileDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """One model. Fields are null if no header was read or the header lacks the value."""
+    """JSON: one model of the library. Fields are null if no header was read or the header lacks the value."""
 
     name: str
     architecture: str | None
@@ -90,7 +102,7 @@ class ModelDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoreDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """A scanned store. `owner` is empty for folders that the user added."""
+    """JSON: a scanned store. `owner` is empty for folders that the user added."""
 
     kind: str
     owner: str
@@ -99,7 +111,7 @@ class StoreDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LibraryDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole document. `problems`: a sentence for each place that could not be scanned."""
+    """JSON: the whole `library` document. `problems`: a sentence for each place that could not be scanned."""
 
     stores: tuple[StoreDocument, ...]
     models: tuple[ModelDocument, ...]
@@ -107,7 +119,7 @@ class LibraryDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def library_document(census: Census, models: Iterable[Listed]) -> LibraryDocument:
-    """Return the document. Stores without models are left out, except folders that the user added."""
+    """Return the `library` document. Stores without models are left out, except folders that the user added."""
     counts = {store: sum(file.store == store for file in census.files) for store in census.stores}
     return LibraryDocument(
         stores=tuple(
@@ -184,7 +196,7 @@ def _side_files(entry: Entry) -> tuple[SideFileDocument, ...]:
 
 
 def library_text(models: Sequence[Listed]) -> str:
-    """Return the list as text: a line for each model, then one for each of its quantisations and copies."""
+    """Return the list of models as text: a line for each model, each of its quantisations and each copy."""
     lines = [line for model in models for line in _lines(model)]
     if not models:
         lines.append("No models found. Add a folder with --folder DIR.")

@@ -1,4 +1,4 @@
-"""Finds duplicate files by SHA-256. Links to one file cost no space; copies cost their size."""
+"""Finds duplicate files by SHA-256. Links to one file use its space only once; copies use space of their own."""
 
 from __future__ import annotations
 
@@ -17,26 +17,27 @@ _READ_BYTES = 4 * MIB
 
 @dataclass(frozen=True, slots=True)
 class Duplicates:
-    """Files with the same content. `is_linked`: they are names of one file, so its space is used once."""
+    """Files with the same content. `is_linked`: whether all are links to one file, so that its space is used once."""
 
     files: tuple[FoundFile, ...]
     is_linked: bool
 
     @property
     def wasted_bytes(self) -> int:
-        """Bytes that would be free with one copy only."""
+        """Bytes that would be freed if only one copy were kept."""
         return 0 if self.is_linked else (len({file.content for file in self.files}) - 1) * self.files[0].size_bytes
 
 
 def suspects(files: Sequence[FoundFile]) -> tuple[FoundFile, ...]:
-    """Return the files that may be duplicates: different files of the same size."""
+    """Return the files that may be duplicates: files of the same size that are not all links to one file."""
     return tuple(file for group in _by_size(files) for file in group if len({each.content for each in group}) > 1)
 
 
 def find_duplicates(files: Sequence[FoundFile], hashes: Mapping[Path, str]) -> tuple[Duplicates, ...]:
-    """Return the groups of duplicates, the largest waste first. `hashes`: known SHA-256 values, by path.
+    """Return the groups of files with the same content, most wasted bytes first.
 
-    Files without a known hash are compared by device and inode only, which finds links.
+    `hashes`: known SHA-256 values by path. Files without a known hash are compared by device and inode only, which
+    finds links but no copies.
     """
     found: list[Duplicates] = []
     for group in _by_size(files):
@@ -52,7 +53,9 @@ def find_duplicates(files: Sequence[FoundFile], hashes: Mapping[Path, str]) -> t
 
 
 def sha256_of(path: Path, token: CancelToken, progress: Callable[[int], None] | None = None) -> str | None:
-    """Return the SHA-256 of a file, or None if `token` is cancelled. `progress` gets the number of bytes of each step.
+    """Return the SHA-256 of a file in hexadecimal, or None if `token` is cancelled.
+
+    `progress`: called with the number of bytes of each block that was hashed.
 
     Raises:
         OSError: if the file cannot be read.

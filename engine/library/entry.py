@@ -1,4 +1,4 @@
-"""An entry of the library: one model with its quantisations, their copies, and related files."""
+"""An entry of the library: one model with its quantisations, their copies on the disk, and its side files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _USUAL_TAGS = ("Q4_K_M", "Q8_0")
 
 
 class Copy(msgspec.Struct, frozen=True, gc=False):
-    """One copy of a model: its parts in order. `missing`: numbers of missing parts, from 1."""
+    """One copy of a quantisation on the disk: its parts in order. `missing`: numbers of the missing parts, from 1."""
 
     parts: tuple[FoundFile, ...]
     missing: tuple[int, ...] = ()
@@ -30,7 +30,7 @@ class Copy(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def path(self) -> Path:
-        """Path of the first part, which is the one to open."""
+        """Path of the first part, which llama.cpp opens."""
         return self.first.path
 
     @property
@@ -59,7 +59,12 @@ class SideFile(msgspec.Struct, frozen=True, gc=False):
 
 
 class Quantisation(msgspec.Struct, frozen=True, gc=False):
-    """One quantisation of a model. `copies`: places with the same content, judged by size and name."""
+    """One quantisation of a model.
+
+    `label`: name of the quantisation, such as "Q4_K_M"; empty if it is unknown.
+    `copies`: copies of the same content, judged by size and name, the preferred copy first.
+    `facts`: facts of the header, None if it was not read yet.
+    """
 
     label: str
     copies: tuple[Copy, ...]
@@ -67,7 +72,7 @@ class Quantisation(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def copy(self) -> Copy:
-        """The preferred copy, which is the one to open."""
+        """The preferred copy, which is opened."""
         return self.copies[0]
 
     @property
@@ -76,7 +81,7 @@ class Quantisation(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def fault(self) -> str:
-        """Reason why it cannot be opened; empty if none is known."""
+        """Reason why the quantisation cannot be opened; empty if none is known."""
         if self.copy.is_missing:
             return tr("is no longer at {path}", path=self.copy.path)
         if self.copy.missing:
@@ -87,11 +92,12 @@ class Quantisation(msgspec.Struct, frozen=True, gc=False):
 
 
 class Entry(msgspec.Struct, frozen=True, gc=False):
-    """One model.
+    """One model of the library with its quantisations.
 
-    `title`: name of the model by its file names or its store.
-    `key`: identifies the entry as long as its files are not moved.
-    `quantisations`: from the smallest to the largest.
+    `title`: name of the model from its file names or its store.
+    `key`: text that identifies the entry as long as its files are not moved.
+    `quantisations`: quantisations by size, the smallest first.
+    `side_files`: projectors, draft models, adapters and importance matrices of the model.
     """
 
     title: str
@@ -101,7 +107,10 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def proposed(self) -> Quantisation:
-        """The quantisation that is opened unless another is chosen."""
+        """The quantisation that is opened if the user chooses none: Q4_K_M, else Q8_0, else the smallest.
+
+        One that cannot be opened is taken only if all are faulty.
+        """
         sound = [each for each in self.quantisations if not each.fault] or list(self.quantisations)
         for tag in _USUAL_TAGS:
             for each in sound:
@@ -111,14 +120,14 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def facts(self) -> Facts | None:
-        """Facts of a readable header of the model; None if none was read yet."""
+        """Facts from the first readable header of a quantisation; None if none was read yet."""
         return next(
             (each.facts for each in self.quantisations if each.facts is not None and not each.facts.error), None
         )
 
     @property
     def header_name(self) -> str:
-        """The name in the header; empty if the title says the same, or if it is the label of a training run."""
+        """Model name in the header; empty if it equals the title, or if it is the label of a training run."""
         if self.facts is None:
             return ""
         shown = display_name(self.proposed.copy.path, self.facts.name)
@@ -126,7 +135,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def owners(self) -> tuple[str, ...]:
-        """Names of the programs or folders that have copies."""
+        """Programs or folders whose stores have copies of the model, for people."""
         return tuple(dict.fromkeys(copy.first.store.words for each in self.quantisations for copy in each.copies))
 
     @property
@@ -145,7 +154,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def search_text(self) -> str:
-        """The text that a search looks at, in lower case."""
+        """Text that the library's search matches, in lower case: names, quantisations, owners, architecture."""
         words = [self.title, *self.owners, *(each.label for each in self.quantisations)]
         words += [copy.first.name for each in self.quantisations for copy in each.copies]
         words += [copy.first.title for each in self.quantisations for copy in each.copies]
@@ -154,15 +163,15 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
         return " ".join(words).casefold()
 
     def side_file(self, role: Role, quantisation: Quantisation) -> SideFile | None:
-        """Return the side file that suits a quantisation best.
+        """Return the side file with `role` that suits a quantisation best; None if the model has none.
 
-        It has the same tag, else the nearest bits per weight.
+        It has the same quantisation, else the nearest number of bits per weight.
         """
         return nearest([side for side in self.side_files if side.role == role], quantisation.label)
 
 
 def nearest(sides: Sequence[SideFile], tag: str) -> SideFile | None:
-    """Return the side file with this quantisation tag, else the one with the nearest number of bits per weight."""
+    """Return the side file with the quantisation `tag`, else the one with the nearest number of bits per weight."""
 
     def distance(side: SideFile) -> tuple[bool, int, str]:
         return side.tag != tag, abs(bits_of(side.tag) - bits_of(tag)), str(side.file.path)

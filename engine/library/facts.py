@@ -1,6 +1,6 @@
-"""Facts from the header of a model file: kind, size, trained context, capabilities.
+"""Facts from the header of a model file, such as architecture, number of layers, trained context and capabilities.
 
-They are read once and kept in the index.
+They are read once and stored in the library's index.
 """
 
 from __future__ import annotations
@@ -31,13 +31,15 @@ _BLOCK = re.compile(r"blk\.(\d{1,6})\.")
 
 
 class Facts(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Facts from a header. A field is None, or empty, if the header lacks it.
+    """Facts from a GGUF header. A field is None, or empty, if the header lacks it.
 
-    `kind`: what the file is by its header, whatever its name.
-    `widths`: lengths of a side file's tensors that may equal the width (`n_embd`) of its model.
+    `kind`: role of the file by its header, whatever its name.
+    `file_type`: name of the quantisation.
+    `n_parameters`: number of elements of all tensors.
+    `widths`: tensor lengths of a projector or adapter; one of them equals the width (`n_embd`) of its model.
     `n_blocks`: number of layers that the tensors of a side file refer to.
     `tokenizer`: model and pre-tokenizer of the vocabulary.
-    `error`: reason why the header cannot be read, else empty.
+    `error`: reason why the header cannot be read or the file is no language model, else empty.
     `fingerprint`: hash of the size and both ends of the file, equal for equal content under any name.
     """
 
@@ -63,7 +65,7 @@ class Facts(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def read_facts(paths: tuple[Path, ...]) -> Facts:
-    """Read the header of a model, or of all its parts. If it cannot be read, the result has an `error`."""
+    """Return the facts from the headers of a model's parts. If a header cannot be read, the result has an `error`."""
     first = paths[0]
     role = role_of(first.name)
     # Older imatrix files (.dat) are not GGUF, and have no header to read.
@@ -77,7 +79,11 @@ def read_facts(paths: tuple[Path, ...]) -> Facts:
 
 
 def read_many(wanted: Iterable[tuple[int, tuple[Path, ...]]], take: Callable[[int, Facts], None]) -> None:
-    """Read several models in parallel, and call `take` in this thread with the index and the facts of each."""
+    """Read the headers of several models in parallel threads.
+
+    `wanted`: pairs of an index and the paths of a model's parts.
+    `take`: called in this thread with the index and the facts of each model.
+    """
     with ThreadPoolExecutor(READERS, thread_name_prefix="header") as pool:
         pending = {pool.submit(read_facts, paths): number for number, paths in wanted}
         for done in as_completed(pending):
@@ -85,7 +91,7 @@ def read_many(wanted: Iterable[tuple[int, tuple[Path, ...]]], take: Callable[[in
 
 
 def fingerprint(path: Path) -> str:
-    """Return a hash of the size and both ends of a file; empty if it cannot be read."""
+    """Return a hash of the size and both ends of a file, in hexadecimal; empty if the file cannot be read."""
     try:
         with open_regular(path) as file:
             digest = blake2b(file.read(_EDGE_BYTES), digest_size=16)
@@ -134,9 +140,9 @@ def _facts(headers: list[FileHeader], role: Role, mark: str) -> Facts:
 
 
 def _kind(metadata: Mapping[str, MetadataValue], architecture: str, role: Role) -> Role:
-    """Return the role of a file.
+    """Return the role of a file by its header.
 
-    By its header a draft model is a model: only its name shows that it belongs to another.
+    `role`: the role by its name. Only the name shows that a draft model belongs to another model.
     """
     told = metadata.get("general.type")
     if architecture == "clip" or told == "mmproj":
@@ -151,7 +157,7 @@ def _kind(metadata: Mapping[str, MetadataValue], architecture: str, role: Role) 
 
 
 def _widths(kind: Role, header: FileHeader) -> Iterator[int]:
-    """Yield tensor lengths of a side file; one of them is the width of its model."""
+    """Yield tensor lengths of a projector or adapter; one of them is the width (`n_embd`) of its model."""
     if kind == "projector":
         for part in ("vision", "audio"):
             width = _number(header.metadata, f"clip.{part}.projection_dim")

@@ -1,4 +1,4 @@
-"""Forecast of a model on a rig, as a value with its texts: placement of layers, context length, speed."""
+"""Forecast of a model on a rig: placement of layers, context length and speed, and its texts for people."""
 
 from __future__ import annotations
 
@@ -25,13 +25,17 @@ FITTING: tuple[FitKind, ...] = ("devices", "split", "cpu")
 class Fit(msgspec.Struct, frozen=True, omit_defaults=True):
     """The forecast of one model on one rig. Speeds are in tokens per second, 0 if there is no prediction.
 
-    `layers`: number of layers on each device, in the order of the layout.
-    `slowest`, `fastest`: bounds of the prediction (a full context and poor bandwidth; an empty one and full bandwidth).
-    `reason`: a sentence if the model does not fit, or if that is unknown.
-    `layout`: key of the layout (`layout_key`), to be compared with the one that a speed was measured on.
-    `expected`: speed with a usual number of tokens in the context, the same number as the editor shows.
-    `source`: the least sure source among the devices that matter for `expected`.
-    `projector`: file name of the projector that is counted; empty if none is.
+    `strategy`: name of the strategy that made the layout.
+    `n_ctx`: context length in tokens.
+    `layers`: ids of the devices with their numbers of layers, in the order of the layout.
+    `slowest`: predicted speed with a full context and poor bandwidth.
+    `fastest`: predicted speed with an empty context and full bandwidth.
+    `has_overrides`: whether the layout places some tensors by overrides.
+    `reason`: a sentence if the model does not fit, or if that is unknown; else empty.
+    `layout`: key of the layout (`layout_key`), compared with the key of a measured layout.
+    `expected`: predicted speed with a usual number of tokens in the context, the same number as the editor shows.
+    `source`: the least certain source among the devices that matter for `expected`.
+    `projector`: file name of the projector whose memory is counted; empty if none is.
     """
 
     kind: FitKind
@@ -53,12 +57,12 @@ class Fit(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def speed(self) -> float:
-        """The predicted speed in tokens per second."""
+        """The predicted speed in tokens per second; the mean of the bounds if `expected` is 0."""
         return self.expected or (self.slowest + self.fastest) / 2
 
     @property
     def is_speed_known(self) -> bool:
-        """Whether the prediction rests on measurements or on the card's figures, not on what is usual."""
+        """Whether the predicted speed is based on measurements or on the card's data, and not on usual values."""
         return self.source != "guess"
 
 
@@ -70,7 +74,7 @@ def layout_key(layout: Layout) -> str:
 
 
 def fit_words(fit: Fit) -> str:
-    """Return a short text on the result, for a line of a list."""
+    """Return a short text on where the model fits, for a line of a list."""
     match fit.kind:
         case "devices":
             places = " + ".join(device for device, _ in fit.layers)
@@ -96,17 +100,17 @@ def fit_words(fit: Fit) -> str:
 
 
 def projector_words(fit: Fit) -> str:
-    """Return that the projector is counted, for a list of facts; empty if none is."""
+    """Return a text that says that the projector's memory is counted; empty if none is counted."""
     return tr("its projector counted") if fit.projector else ""
 
 
 def place_words(fit: Fit) -> str:
-    """Return the number of layers on each device, as text."""
+    """Return the number of layers on each device as text, such as "20 on CUDA0, 12 on CPU"."""
     return ", ".join(tr("{count} on {device}", count=count, device=device) for device, count in fit.layers)
 
 
 def speed_words(fit: Fit) -> str:
-    """Return the predicted speed for a line of a list, in the words of the layout editor; empty if there is none."""
+    """Return the predicted speed as text, worded as in the layout editor; empty if there is no prediction."""
     if not fit.fits or fit.speed <= 0:
         return ""
     rate = rate_text(fit.speed)
@@ -114,13 +118,16 @@ def speed_words(fit: Fit) -> str:
 
 
 def sourced_speed_words(fit: Fit) -> str:
-    """Return the predicted speed with its source; empty if there is none."""
+    """Return the predicted speed as text with its source in brackets; empty if there is no prediction."""
     words = speed_words(fit)
     return words and tr("{speed} ({source})", speed=words, source=source_words(fit.source))
 
 
 def speed_range_words(fit: Fit) -> str:
-    """Return the bounds of the prediction and its source, for a tool tip; empty if there is none."""
+    """Return the slowest and fastest predicted speed with their source, for a tool tip.
+
+    Empty if there is no prediction.
+    """
     if not fit.fits or fit.fastest <= 0:
         return ""
     return tr(

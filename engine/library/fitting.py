@@ -1,4 +1,4 @@
-"""Forecasts a model on a rig with the preferred strategy."""
+"""Makes the library's forecasts: searches a layout for a model on a rig and predicts its speed."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ SHORTEST_CONTEXT = 2048
 
 
 def find_fit(model: ModelFile, rig: Rig, strategy: str, constraints: Constraints) -> Fit:
-    """Return the forecast of `model` on `rig` by `strategy`, with the settings that a model is opened with.
+    """Return the forecast of `model` on `rig`: the layout that `strategy` finds with the default context settings.
 
-    A projector in `constraints.side_files` takes its memory, too. If that and the settings need too much memory, the
-    context is halved, down to `SHORTEST_CONTEXT`.
+    The memory of a projector in `constraints.side_files` is counted. If no layout fits, the context length is halved,
+    down to `SHORTEST_CONTEXT`.
 
     Raises:
         ArgumentError: if `strategy` is unknown.
@@ -52,7 +52,7 @@ def find_fit(model: ModelFile, rig: Rig, strategy: str, constraints: Constraints
 def predict_speed(
     memory: ModelMemory, rig: Rig, layout: Layout, context: ContextSettings, speeds: Speeds
 ) -> tuple[SpeedForecast, SpeedRange]:
-    """Return the speed of an answer of usual length, as the layout editor shows it, and the range around it."""
+    """Return the predicted speed of an answer of usual length, as in the layout editor, and the range of speeds."""
     model = CostModel(Work(memory.model), rig, context, memory.for_context(context), speeds)
     return model.answer(layout), model.range(layout)
 
@@ -72,6 +72,7 @@ def _fit(memory: ModelMemory, rig: Rig, strategy: str, found: AutoLayout, constr
         strategy,
         found.context.n_ctx,
         tuple((device, count) for device, count in counts.items() if count),
+        # Bounds are seconds per token. The minimum prevents a division by zero.
         1 / max(bounds.worst_s, 1e-9),
         1 / max(bounds.best_s, 1e-9),
         bool(found.layout.overrides),
@@ -87,9 +88,9 @@ def _fit(memory: ModelMemory, rig: Rig, strategy: str, found: AutoLayout, constr
 
 
 def _read_from_disk(report: FitReport, rig: Rig) -> int:
-    """Return the bytes of mapped weights that exceed the host's memory.
+    """Return the bytes by which mapped weights exceed the host's free memory; 0 or less if they fit.
 
-    Such a model loads, but each token reads the disk.
+    A model with such an excess loads, but reads from the disk for each token.
     """
     host = report.rows[-1]
     return host.need_bytes + host.mapped_bytes + host.margin_bytes - rig.host.available_bytes
@@ -104,5 +105,5 @@ def _shortfall(report: FitReport) -> str:
 
 
 def unknown_fit(error: EngineError) -> Fit:
-    """Return the forecast of a model that cannot be planned."""
+    """Return the forecast of a model whose memory cannot be planned; its reason is the text of `error`."""
     return Fit("unknown", reason=error.summary())

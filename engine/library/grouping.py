@@ -1,4 +1,7 @@
-"""Groups files into entries: parts into models, models into quantisations and copies, and side files with models."""
+"""Groups files into entries of the library.
+
+Parts are joined into copies, copies into quantisations, quantisations into models. Side files are assigned to models.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ _SHARED_AT_LEAST = {"lm_studio": 2, "huggingface": 1}
 
 
 def pair(sides: Sequence[SideFile], entries: Sequence[Entry]) -> list[tuple[SideFile, ...]]:
-    """Return the side files of each entry, in the order of `entries`."""
+    """Return the side files that belong to each entry, in the order of `entries`."""
     found: list[list[SideFile]] = [[] for _ in entries]
     near, opened = _neighbourhoods(entries), _by_path(entries)
     for side in sides:
@@ -33,7 +36,7 @@ Place = tuple[Path, tuple[str, ...]]
 
 
 def _neighbourhoods(entries: Sequence[Entry]) -> dict[Place, list[int]]:
-    """Return the indices of the entries in or below each folder."""
+    """Return the indices of the entries that have a copy in or below each folder."""
     found: dict[Place, dict[int, None]] = defaultdict(dict)
     for index, entry in enumerate(entries):
         for each in entry.quantisations:
@@ -59,7 +62,7 @@ def _owners(
     neighbourhoods: Mapping[Place, list[int]],
     opened: Mapping[Path, list[int]],
 ) -> list[int]:
-    """Return the indices of the entries that `side` belongs to; several if nothing tells them apart."""
+    """Return the indices of the entries that `side` belongs to. There are several if nothing decides between them."""
     if side.file.beside is not None:
         return opened.get(side.file.beside, [])
     near = _nearest_entries(side.file, neighbourhoods)
@@ -74,7 +77,7 @@ def _owners(
 
 
 def _nearest_entries(file: FoundFile, neighbourhoods: Mapping[Place, list[int]]) -> list[int]:
-    """Return the indices of the entries that share the deepest folder with `file`."""
+    """Return the indices of the entries whose copies share the deepest folder with `file`."""
     root, folders = place_of(file)
     for depth in range(len(folders), _SHARED_AT_LEAST.get(file.store.kind, 0) - 1, -1):
         near = neighbourhoods.get((root, folders[:depth]))
@@ -84,19 +87,22 @@ def _nearest_entries(file: FoundFile, neighbourhoods: Mapping[Place, list[int]])
 
 
 def place_of(file: FoundFile) -> Place:
-    """Return the root and the folders of a file."""
+    """Return the root of a file's store, and the names of the folders from there to the file."""
     root, folder = file.store.root, file.path.parent
     return root, folder.relative_to(root).parts if folder.is_relative_to(root) else ()
 
 
 def names_agree(side_base: str, title: str) -> bool:
-    """Return whether the name of a side file begins with the name of a model, or the other way round, word by word."""
+    """Return whether the name of a side file begins with the name of a model, or the reverse.
+
+    Whole words are compared.
+    """
     side, model = normal(side_base), normal(title)
     return bool(side) and (side == model or model.startswith(f"{side}-") or side.startswith(f"{model}-"))
 
 
 def agreement(side: SideFile, model: Facts | None) -> bool | None:
-    """Return whether the headers of a side file and a model match; None if they do not tell."""
+    """Return whether the headers of a side file and a model match; None if they lack the values to compare."""
     own = side.facts
     if own is None or own.error or model is None:
         return None
@@ -123,7 +129,7 @@ _Shape = tuple[str, int | None, int | None]
 
 
 def group(files: Sequence[FoundFile], facts: FactsOf) -> tuple[Entry, ...]:
-    """Group files into entries, sorted by title. Each file is in an entry, a side file of one, or not of a model."""
+    """Group files into entries, sorted by title. Side files that belong to no model are left out."""
     copies = join_parts(file for file in files if _role(file, facts) in ("model", "other"))
     entries = [_entry(members, facts) for members in _same_model(copies, facts)]
     sides = [
@@ -139,7 +145,10 @@ def group(files: Sequence[FoundFile], facts: FactsOf) -> tuple[Entry, ...]:
 
 
 def join_parts(files: Iterable[FoundFile]) -> tuple[Copy, ...]:
-    """Join the parts of models. The parts of a copy are in order, and its missing parts are listed."""
+    """Join the parts of models into copies.
+
+    The parts of a copy are in order; the numbers of missing parts are listed.
+    """
     alone: list[Copy] = []
     parts: dict[tuple[Path, str, int], dict[int, FoundFile]] = defaultdict(dict)
     for file in files:
@@ -171,7 +180,10 @@ def _role(file: FoundFile, facts: FactsOf) -> Role:
 
 
 def _same_model(copies: Iterable[Copy], facts: FactsOf) -> list[list[Copy]]:
-    """Group copies of the same model, by name and, if it is known, by the shape in the header."""
+    """Group copies of the same model: by name, and by the shape in the header if it is known.
+
+    The shape is architecture, number of layers and width.
+    """
     named: dict[str, list[Copy]] = defaultdict(list)
     for copy in copies:
         named[normal(base_of(copy.first))].append(copy)
@@ -183,14 +195,17 @@ def _same_model(copies: Iterable[Copy], facts: FactsOf) -> list[list[Copy]]:
         unknown = by_shape.pop(None, [])
         known = list(by_shape.values())
         if known:
-            # What was not read yet is most likely what most of the others are.
+            # A copy whose header was not read yet most likely has the same shape as most of the others.
             max(known, key=len).extend(unknown)
         groups += known or [unknown]
     return groups
 
 
 def base_of(file: FoundFile) -> str:
-    """Return the name of the model that a file belongs to, without its quantisation."""
+    """Return the name of the model that a file belongs to, without its quantisation.
+
+    It comes from the file name, or from the repository or folder if any model may have that file name.
+    """
     if file.store.kind == "ollama":
         return split_tag(file.name)[0].removesuffix(":latest")
     name = file.parsed
@@ -225,7 +240,7 @@ def _first_facts(copies: Sequence[Copy], facts: FactsOf) -> Facts | None:
 
 
 def _preference(copy: Copy) -> tuple[bool, bool, bool, str]:
-    """Sort key of copies: existing and complete ones first, then those in folders of the user."""
+    """Return the sort key of a copy: existing and complete copies first, then copies in folders of the user."""
     return copy.is_missing, bool(copy.missing), not copy.first.store.is_ours, str(copy.path)
 
 

@@ -1,7 +1,7 @@
-"""The index of the library: one SQLite file with facts from headers, notes of the user, and forecasts.
+"""The library's index: one SQLite file with facts from headers, notes of the user, and forecasts.
 
-All but notes, named layouts and presets can be made again from the model files. A file that is damaged, or from a newer
-version, is renamed and never overwritten.
+Everything but notes, named layouts and presets can be made again from the model files. A damaged index, or one of a
+newer version, is renamed and never overwritten.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,7 +19,7 @@ import msgspec
 from engine.base.errors import LibraryError
 from engine.base.json_file import UNREADABLE
 from engine.base.language import tr
-from engine.base.sqlite_file import FAULTS, is_damage, put_aside
+from engine.base.sqlite_file import FAULTS, cannot_write, connect_read_only, is_damage, put_aside
 from engine.base.texts import shorten
 from engine.library.census import Census
 from engine.library.facts import Facts
@@ -59,23 +59,30 @@ State = tuple[int, int, int]
 
 
 class LibraryIndex:
-    """An open index, for any thread; a lock serialises calls. `set_aside`: new path of an unusable file, else None."""
+    """An open index of the library (a SQLite file). May be used in any thread; a lock serialises the calls.
+
+    All methods raise `LibraryError` if the file cannot be read or written.
+
+    `set_aside`: new path of an index that was unusable and was renamed, None if there was none.
+    `not_saved`: a sentence if the file cannot be written, else empty. Changes are then kept in memory until the end.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.set_aside: Path | None = None
+        self.not_saved = ""
         self._lock = threading.Lock()
         self._connection = self._open()
 
     def close(self) -> None:
-        """Close the file; later calls fail."""
+        """Close the SQLite connection. Later calls of other methods fail."""
         with self._lock:
             self._connection.close()
 
     # ------------------------------------------------------------------ what was found
 
     def census(self) -> Census:
-        """Return the last scan; an empty one if there is none."""
+        """Return the result of the last scan; an empty one if none was saved."""
         row = self._one("SELECT document FROM census")
         try:
             return msgspec.msgpack.decode(row[0], type=Census, dec_hook=_decode) if row is not None else Census()
@@ -84,73 +91,76 @@ class LibraryIndex:
             return Census()
 
     def save_census(self, census: Census) -> None:
-        """Save the last scan."""
+        """Save the result of a scan, in place of the last one."""
         # msgpack has no type for paths.
         document = msgspec.msgpack.encode(census, enc_hook=str)
         with self._writing() as connection:
             connection.execute("INSERT OR REPLACE INTO census VALUES (1, ?)", (document,))
 
     def folders(self) -> tuple[Path, ...]:
-        """Return the folders that people added, in their order."""
+        """Return the folders that the user added, in the user's order."""
         rows = self._all("SELECT path FROM folders ORDER BY place")
         return tuple(Path(path) for (path,) in rows if _is_text(path))
 
     def save_folders(self, folders: Iterable[Path]) -> None:
-        """Save the folders that the user added."""
+        """Save the folders that the user added, in place of the saved list."""
         with self._writing() as connection:
             connection.execute("DELETE FROM folders")
             rows = [(str(folder), place) for place, folder in enumerate(dict.fromkeys(folders))]
             connection.executemany("INSERT INTO folders VALUES (?, ?)", rows)
 
     def opened(self) -> tuple[Path, ...]:
-        """Return the opened models, the latest first, each by its only file or its first part."""
+        """Return the opened models, the most recent first. Each is the path of its only file or of its first part."""
         return tuple(Path(row[0]) for row in self._all("SELECT path FROM opened ORDER BY at DESC, path"))
 
     def save_opened(self, path: Path, at_s: float) -> None:
-        """Save when a model was opened, in seconds since 1970."""
+        """Save that the model at `path` was opened at `at_s`, in seconds since 1970.
+
+        Only the last `MAX_OPENED` are kept.
+        """
         with self._writing() as connection:
             connection.execute("INSERT OR REPLACE INTO opened VALUES (?, ?)", (str(path), at_s))
             latest = f"SELECT path FROM opened ORDER BY at DESC, path LIMIT {MAX_OPENED}"
             connection.execute(f"DELETE FROM opened WHERE path NOT IN ({latest})")
 
     def forget_opened(self, paths: Iterable[Path]) -> None:
-        """Remove files from the opened models."""
+        """Remove `paths` from the list of opened models."""
         with self._writing() as connection:
             connection.executemany("DELETE FROM opened WHERE path = ?", [(str(path),) for path in paths])
 
     # ------------------------------------------------------------------ what files say
 
     def facts(self) -> dict[Path, tuple[State, Facts]]:
-        """Return the facts of files, with the file states in which they were read."""
+        """Return the saved facts of files by path, with the file states in which the headers were read."""
         rows = self._all("SELECT path, size_bytes, mtime_ns, inode, facts FROM facts")
         read = _readable((((Path(row[0]), row[1:4]), row[4]) for row in rows if _is_text(row[0])), Facts)
         return {path: (state, facts) for (path, state), facts in read}
 
     def save_facts(self, known: Mapping[Path, tuple[State, Facts]]) -> None:
-        """Save the facts of files."""
+        """Save the facts of files by path, with the file states in which the headers were read."""
         encoder = msgspec.msgpack.Encoder()
         rows = [(str(path), *state, encoder.encode(facts)) for path, (state, facts) in known.items()]
         with self._writing() as connection:
             connection.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?, ?, ?, ?)", rows)
 
     def hashes(self) -> dict[Path, tuple[State, str]]:
-        """Return known SHA-256 hashes of files, with the file states in which they were read."""
+        """Return the saved SHA-256 hashes of files by path, with the file states in which they were computed."""
         rows = self._all("SELECT path, size_bytes, mtime_ns, inode, sha256 FROM hashes")
         return {Path(row[0]): (row[1:4], row[4]) for row in rows if _is_text(row[0])}
 
     def save_hash(self, path: Path, state: State, sha256: str) -> None:
-        """Save the SHA-256 of a file."""
+        """Save the SHA-256 of a file, with the file state in which it was computed."""
         with self._writing() as connection:
             connection.execute("INSERT OR REPLACE INTO hashes VALUES (?, ?, ?, ?, ?)", (str(path), *state, sha256))
 
     # ------------------------------------------------------------------ what people said
 
     def notes(self) -> dict[str, Notes]:
-        """Return the notes, by fingerprint."""
+        """Return the notes of the user by the fingerprint of the model file."""
         return dict(_readable(self._all("SELECT fingerprint, notes FROM notes"), Notes))
 
     def save_notes(self, fingerprints: Iterable[str], notes: Notes) -> None:
-        """Save `notes` under fingerprints. Empty notes are removed."""
+        """Save `notes` for each of the fingerprints. Empty notes delete the saved ones."""
         marks = [(mark,) for mark in fingerprints if mark]
         document = msgspec.msgpack.encode(notes)
         with self._writing() as connection:
@@ -159,14 +169,14 @@ class LibraryIndex:
                 connection.executemany("INSERT INTO notes VALUES (?, ?)", [(mark, document) for (mark,) in marks])
 
     def documents(self, fingerprint: str) -> tuple[SavedDocument, ...]:
-        """Return the named layouts and presets of a model."""
+        """Return the saved layouts and presets of the model with this fingerprint."""
         rows = self._all(
             "SELECT kind, name, document FROM documents WHERE fingerprint = ? ORDER BY kind, name", (fingerprint,)
         )
         return tuple(SavedDocument(*row) for row in rows if all(map(_is_text, row)))
 
     def save_document(self, fingerprint: str, document: SavedDocument) -> None:
-        """Save a layout or a preset under its name, in place of one with the same name."""
+        """Save a layout or preset of a model. One of the same kind and name is replaced."""
         with self._writing() as connection:
             connection.execute(
                 "INSERT OR REPLACE INTO documents VALUES (?, ?, ?, ?)",
@@ -174,7 +184,7 @@ class LibraryIndex:
             )
 
     def forget_document(self, fingerprint: str, kind: str, name: str) -> None:
-        """Remove a layout or a preset."""
+        """Delete the layout or preset with this kind and name."""
         with self._writing() as connection:
             connection.execute(
                 "DELETE FROM documents WHERE fingerprint = ? AND kind = ? AND name = ?", (fingerprint, kind, name)
@@ -183,11 +193,11 @@ class LibraryIndex:
     # ------------------------------------------------------------------ what was forecast
 
     def fits(self, rig: str) -> dict[str, Fit]:
-        """Return the forecasts for a rig (`rig_key`), by fingerprint."""
+        """Return the forecasts for a rig by the fingerprint of the model file. `rig`: key of the rig (`rig_key`)."""
         return dict(_readable(self._all("SELECT fingerprint, fit FROM fits WHERE rig = ?", (rig,)), Fit))
 
     def save_fits(self, rig: str, fits: Mapping[str, Fit]) -> None:
-        """Save forecasts for a rig (`rig_key`), by fingerprint."""
+        """Save forecasts for a rig by the fingerprint of the model file. `rig`: key of the rig (`rig_key`)."""
         encoder = msgspec.msgpack.Encoder()
         with self._writing() as connection:
             connection.executemany(
@@ -201,25 +211,39 @@ class LibraryIndex:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             try:
-                return self._connect()
+                return self._connect(self.path)
             except (*FAULTS, _NewerError) as error:
                 if not is_damage(error):
                     raise
                 self.set_aside = put_aside(self.path)
-                return self._connect()
+                return self._connect(self.path)
         except (OSError, *FAULTS) as error:
             reason = getattr(error, "strerror", None) or error
-            raise LibraryError(
-                tr(
-                    "The library's index cannot be saved in {path} ({reason}); check the folder.",
-                    path=shorten(str(self.path), MAX_SHOWN_PATH),
-                    reason=reason,
-                )
-            ) from error
+            sentence = tr(
+                "The library's index cannot be saved in {path} ({reason}); check the folder.",
+                path=shorten(str(self.path), MAX_SHOWN_PATH),
+                reason=reason,
+            )
+            if not cannot_write(error):
+                raise LibraryError(sentence) from error
+            self.not_saved = sentence
+            return self._copy_in_memory()
 
-    def _connect(self) -> sqlite3.Connection:
+    def _copy_in_memory(self) -> sqlite3.Connection:
+        """Return a copy in memory of an index file that cannot be written.
+
+        The copy is empty if the file cannot be read either, or is of another version.
+        """
+        connection = self._connect(":memory:")
+        with suppress(OSError, *FAULTS), closing(connect_read_only(self.path)) as source:
+            # An index of another version has other tables.
+            if source.execute("PRAGMA user_version").fetchone()[0] == SCHEMA_VERSION:
+                source.backup(connection)
+        return connection
+
+    def _connect(self, place: Path | str) -> sqlite3.Connection:
         # Autocommit (`isolation_level=None`): `_writing` begins and ends transactions itself.
-        connection = sqlite3.connect(self.path, timeout=BUSY_TIMEOUT_S, check_same_thread=False, isolation_level=None)
+        connection = sqlite3.connect(place, timeout=BUSY_TIMEOUT_S, check_same_thread=False, isolation_level=None)
         try:
             # With WAL the command line can read while the window writes.
             connection.execute("PRAGMA journal_mode = WAL")
@@ -240,6 +264,8 @@ class LibraryIndex:
             connection.execute(_LATER)
             # Notes cannot be made again, so their damage has to show now, while the file can still be set aside.
             connection.execute("SELECT count(*) FROM notes").fetchone()
+            # A file that only may be read is opened without an error.
+            _require_writable(connection)
         except BaseException:
             connection.close()
             raise
@@ -276,17 +302,35 @@ class LibraryIndex:
                 ) from error
 
 
+def _require_writable(connection: sqlite3.Connection) -> None:
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+        # `BEGIN IMMEDIATE` alone succeeds for a database that only may be read. This write changes nothing.
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+    except sqlite3.OperationalError as error:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        # Another program that holds the lock now has most likely released it at the next save.
+        if cannot_write(error):
+            raise
+    else:
+        connection.execute("ROLLBACK")
+
+
 class _NewerError(Exception):
-    """The file was written by a newer version."""
+    """The index file was written by a newer version of the program."""
 
 
 def _is_text(value: object) -> bool:
-    """Return whether a column holds text: in a damaged file it may hold anything."""
+    """Return whether a column of a row holds text. In a damaged file it may hold any type."""
     return isinstance(value, str)
 
 
 def _readable(rows: Iterable[tuple[_Key, bytes]], kind: type[_Kept]) -> Iterator[tuple[_Key, _Kept]]:
-    """Yield the rows with a readable document. The others will be made again."""
+    """Yield keys and decoded documents of the rows.
+
+    Rows that cannot be decoded are left out; they will be made again.
+    """
     decoder = msgspec.msgpack.Decoder(kind)
     for key, document in rows:
         with suppress(TypeError, *UNREADABLE):
@@ -295,7 +339,10 @@ def _readable(rows: Iterable[tuple[_Key, bytes]], kind: type[_Kept]) -> Iterator
 
 @lru_cache(maxsize=256)
 def _path(text: str) -> Path:
-    """Return a path, with one shared object for a store that thousands of files are in."""
+    """Return the `Path` of a text.
+
+    Equal texts share one object, because thousands of files have the same store root.
+    """
     return Path(text)
 
 

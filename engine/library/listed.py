@@ -1,4 +1,4 @@
-"""Models as the list shows them, with notes and forecasts, and the search, the filter and the sort order."""
+"""Rows of the library's list (models with notes and forecasts), and its search, filter and sort order."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ _ORDER = {"devices": 0, "split": 1, "cpu": 1, "disk": 2, "unknown": 3, "no": 4}
 
 
 class Listed(msgspec.Struct, frozen=True, gc=False):
-    """A model of the list: an entry with its notes, and a forecast and a measured speed of each quantisation.
+    """A row of the library's list: an entry with its notes, and a forecast and a measured speed for each quantisation.
 
     `notes`: the notes of the quantisation that was used last.
     `fits`: the forecast of each quantisation of `entry`, None if there is none yet.
-    `chosen`: the quantisation that is opened. `size_bytes` and `fit` are its size and its forecast.
+    `chosen`: the quantisation that is opened.
+    `size_bytes`, `fit`: size and forecast of `chosen`.
     `sort_name`: the title with padded numbers, so that 9B sorts before 70B.
-    `search_text`: the text that a search looks at, in lower case.
+    `search_text`: the text that a search matches, in lower case.
     `own_notes`: the notes of each quantisation of `entry`.
 
-    Derived fields are made with the row, in a background thread, because every key of a search reads them.
+    The fields are computed once in a background thread, because a search reads them at every key press.
     """
 
     entry: Entry
@@ -43,33 +44,39 @@ class Listed(msgspec.Struct, frozen=True, gc=False):
     own_notes: tuple[Notes, ...]
 
     def notes_of(self, quantisation: Quantisation) -> Notes:
-        """Return the notes of one quantisation."""
+        """Return the notes of one quantisation of the entry; empty notes if there are none."""
         pairs = zip(self.entry.quantisations, self.own_notes, strict=True)
         return next((notes for each, notes in pairs if each is quantisation), NO_NOTES)
 
     def measured_of(self, quantisation: Quantisation) -> float:
-        """Return the speed (tokens/s) of a quantisation measured on the layout of its forecast, else 0."""
+        """Return the speed of a quantisation that was measured on the layout of its forecast, in tokens per second.
+
+        0 if none was measured on that layout.
+        """
         notes, fit = self.notes_of(quantisation), self.fit_of(quantisation)
         return notes.measured if fit is not None and notes.is_measured_on(fit.layout) else 0.0
 
     def fit_of(self, quantisation: Quantisation) -> Fit | None:
-        """Return the forecast of one quantisation."""
+        """Return the forecast of one quantisation of the entry; None if there is none yet."""
         return _fit_of(self.entry, self.fits, quantisation)
 
     @property
     def fit_rank(self) -> int:
-        """Rank of the forecast in the order by fit, 0 for the best."""
+        """Rank of the forecast for sorting by fit, from 0 (all layers on devices) to 4 (does not fit)."""
         return _ORDER[self.fit.kind] if self.fit is not None else 3
 
 
 def fingerprints_of(entry: Entry) -> tuple[str, ...]:
-    """Return the fingerprints of an entry, under which its notes are saved."""
+    """Return the fingerprints of an entry's quantisations, under which its notes are saved."""
     marks = (each.facts.fingerprint for each in entry.quantisations if each.facts is not None)
     return tuple(dict.fromkeys(mark for mark in marks if mark))
 
 
 def listed(entry: Entry, notes: Mapping[str, Notes], fits: Mapping[str, Fit]) -> Listed:
-    """Return an entry with its notes and forecasts, both by fingerprint."""
+    """Return the row of the list for an entry.
+
+    `notes`, `fits`: the saved notes and forecasts, by fingerprint.
+    """
     own = [notes[mark] for mark in fingerprints_of(entry) if mark in notes]
     of_each = tuple(
         notes.get(each.facts.fingerprint, NO_NOTES) if each.facts is not None else NO_NOTES
@@ -94,7 +101,10 @@ def listed(entry: Entry, notes: Mapping[str, Notes], fits: Mapping[str, Fit]) ->
 
 
 def _chosen(entry: Entry, fits: Sequence[Fit | None]) -> Quantisation:
-    """Return the proposed quantisation if it fits, else the largest one that does."""
+    """Return the quantisation to open: the proposed one if it fits, else the largest one that fits.
+
+    The proposed one is also returned if it has no forecast yet, or if none fits.
+    """
     proposed = entry.proposed
     fit = _fit_of(entry, fits, proposed)
     if fit is None or fit.fits:
@@ -115,13 +125,13 @@ ORDERS: tuple[Order, ...] = ("name", "size", "fit", "speed", "used", "parameters
 
 @dataclass(frozen=True, slots=True)
 class ListFilter:
-    """Search, filter and order of the list.
+    """Search, filter and sort order of the library's list.
 
-    `text`: words that must all be found.
-    `fit`: "any", "fits", or "devices" for models that fit without the CPU.
+    `text`: words separated by spaces that must all be found.
+    `fit`: "any", "fits", or "devices" for models whose layers all fit on devices.
     `capabilities`: capabilities that a model must have, all of them.
     `max_bytes`: largest size of the quantisation that is opened, None for any.
-    `tag`: a tag that the model must have, empty for any.
+    `tag`: tag of the user that the model must have, empty for any.
     """
 
     text: str = ""
@@ -148,7 +158,10 @@ def by_name(models: Iterable[Listed]) -> tuple[Listed, ...]:
 
 
 def arrange(models: Sequence[Listed], wanted: ListFilter) -> tuple[Listed, ...]:
-    """Return the models that pass the filter, in its order. `models` are sorted by name; unknown values come last."""
+    """Return the rows that pass the filter, in its sort order. Rows with an unknown value come last.
+
+    `models`: all rows, sorted by name.
+    """
     if wanted == ALL:
         return tuple(models)
     words = wanted.words
@@ -192,7 +205,7 @@ _KEYS: dict[Order, Callable[[Listed], tuple[bool, Any]]] = {
     "name": lambda model: (False, model.sort_name),
     "size": lambda model: (False, model.size_bytes),
     "fit": lambda model: (model.fit is None, (model.fit_rank, -_speed(model))),
-    # The best first where it is not turned round.
+    # Negative, so that the best values come first unless the order is `descending`.
     "speed": lambda model: (_speed(model) <= 0, -_speed(model)),
     "used": lambda model: (model.notes.last_used <= 0, -model.notes.last_used),
     "parameters": lambda model: (_parameters(model) <= 0, _parameters(model)),

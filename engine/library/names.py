@@ -1,4 +1,4 @@
-"""Parses file names: model, quantisation, part number, and the role of the file."""
+"""Parses names of model files: base name, quantisation, part number, and role of the file."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ class FileName(msgspec.Struct, frozen=True, gc=False):
     """The parts of a file name.
 
     `base`: name of the model, as written.
-    `tag`: quantisation, empty for none.
-    `number`, `count`: number of the part, from 1, and of all parts; 1 of 1 for a single file.
-    `role`: role of the file by its name.
+    `tag`: the quantisation, empty if the name has none.
+    `number`: number of the part, from 1.
+    `count`: number of all parts, 1 for a single file.
+    `role`: role of the file, judged by its name.
     """
 
     base: str
@@ -39,19 +40,22 @@ class FileName(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def says_nothing(self) -> bool:
-        """Whether any model may have this name, such as "model.gguf"."""
+        """Whether the base name is a general word that names no model, such as "model.gguf"."""
         return normal(self.base) in _NOTHING_SAID
 
 
 def is_wanted(name: str) -> bool:
-    """Return whether a file with this name may belong to a model. Unfinished downloads have other endings."""
+    """Return whether a file with this name may be a model or side file: a `.gguf` file or an importance matrix.
+
+    Unfinished downloads have other endings.
+    """
     lower = name.lower()
     return lower.endswith(".gguf") or ("imatrix" in lower and lower.endswith(_IMATRIX_ENDINGS))
 
 
 @lru_cache(maxsize=1 << 16)
 def parse_name(name: str) -> FileName:
-    """Parse the name of a file."""
+    """Return the parts of a file name."""
     part = parse_part_name(name)
     stem = part.stem if part is not None else name.rpartition(".")[0] or name
     role = role_of(name)
@@ -63,10 +67,10 @@ def parse_name(name: str) -> FileName:
 
 
 def role_of(name: str) -> Role:
-    """Return the role of a file by its name alone. LoRA adapters show in their header only."""
+    """Return the role of a file, judged by its name alone. LoRA adapters are recognised by their header only."""
     return side_role_of(name) or "model"
 
 
 def normal(base: str) -> str:
-    """Return a name for comparison: in lower case, with one kind of separator."""
+    """Return a model name for comparison: in lower case, with "-" for all separators."""
     return _BETWEEN.sub("-", base.casefold()).strip("-")

@@ -1,4 +1,4 @@
-"""Reads Ollama's store: manifests name blobs, and a blob is a GGUF file, a template or parameters.
+"""Reads Ollama's store, in which a manifest names the blobs of a model: GGUF files, template and parameters.
 
 The layout `manifests/HOST/NAMESPACE/MODEL/TAG` is that of Ollama's types/model/name.go and server/manifest.go.
 """
@@ -41,7 +41,10 @@ class _Manifest(msgspec.Struct, frozen=True):
 
 
 def scan_ollama(store: Store, walk: Walk) -> Iterator[FoundFile]:
-    """Yield the files that the manifests of `store` name."""
+    """Yield the models and side files that the manifests of an Ollama store name.
+
+    `walk`: collects the visited folders and the problems.
+    """
     for path in manifest_paths(store.root, walk):
         try:
             manifest = _read(path)
@@ -52,7 +55,10 @@ def scan_ollama(store: Store, walk: Walk) -> Iterator[FoundFile]:
 
 
 def manifest_paths(root: Path, walk: Walk) -> Iterator[Path]:
-    """Yield the manifests below `root`, in a fixed order."""
+    """Yield the paths of the manifests in Ollama's store at `root`, in a fixed order.
+
+    `walk`: collects the visited folders and the problems.
+    """
     pending, count = [(root / "manifests", 0)], 0
     while pending:
         folder, depth = pending.pop()
@@ -74,7 +80,7 @@ def manifest_paths(root: Path, walk: Walk) -> Iterator[Path]:
 
 
 def model_name(manifest: Path) -> str:
-    """Return the name that Ollama has for the model of a manifest, such as `llama3.2:1b`."""
+    """Return Ollama's name of the model with this manifest path, such as `llama3.2:1b`."""
     host, namespace, model, tag = manifest.parts[-4:]
     prefix = "" if namespace == _USUAL_NAMESPACE else f"{namespace}/"
     if host != _USUAL_HOST:
@@ -83,7 +89,7 @@ def model_name(manifest: Path) -> str:
 
 
 def blobs_of(root: Path, manifest: Path) -> tuple[Path, ...]:
-    """Return the paths of all blobs that a manifest names.
+    """Return the paths of all blobs that a manifest of Ollama names.
 
     Raises:
         OSError, UNREADABLE: if the manifest cannot be read.
@@ -125,6 +131,9 @@ def _manifest_files(store: Store, path: Path, manifest: _Manifest, walk: Walk) -
 
 
 def _blob(root: Path, layer: _Layer) -> Path | None:
-    """Return the path of a layer; None for an invalid digest, because it becomes part of a path."""
+    """Return the path of a layer's blob; None if its digest is not a SHA-256.
+
+    The digest becomes part of a path, so no other text is accepted.
+    """
     match = _DIGEST.fullmatch(layer.digest)
     return root / "blobs" / f"sha256-{match[1]}" if match else None

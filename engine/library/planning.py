@@ -1,4 +1,4 @@
-"""Selects the models to forecast, settles the rig, and makes the key under which forecasts are saved."""
+"""Selects the models to forecast, rounds the rig's free memory, and makes the key under which forecasts are saved."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _SPEED_STEP = 1.2
 
 
 def settled_rig(rig: Rig, before: Rig | None = None) -> Rig:
-    """Return `rig` with free memory in coarse steps, so that forecasts stay valid while it fluctuates.
+    """Return `rig` with free memory rounded down to coarse steps, so that forecasts stay valid while it fluctuates.
 
-    If nothing differs from `before` by more than a step, `before` is returned.
+    `before`: the rig that was returned last; it is returned again if the free memory of no device differs much from it.
     """
     first, *others = (
         replace(device, free_bytes=device.available_bytes // _step(device) * _step(device), holdings=())
@@ -51,18 +51,18 @@ def _is_near(rig: Rig, before: Rig) -> bool:
         return False
     return all(
         replace(now, free_bytes=0, holdings=()) == replace(then, free_bytes=0, holdings=())
-        # What is planned with is rounded down: up to a step less is there, and one more may come and go.
+        # The memory in `before` was rounded down by up to one step. It may grow by one more, or shrink by half a step.
         and -_step(now) // 2 <= now.available_bytes - then.available_bytes <= 2 * _step(now)
         for now, then in zip(rig.all_devices, before.all_devices, strict=True)
     )
 
 
 def settled_speeds(speeds: Speeds, before: Speeds | None) -> Speeds:
-    """Return `before` if no speed differs from it by more than a step, else `speeds`."""
+    """Return the speeds for forecasts: `before` if no speed differs from it by more than 20 %, else `speeds`."""
     if before is None:
         return speeds
     now, then = dict(_figures(speeds)), dict(_figures(before))
-    # What nothing was learnt of is as if it had been right.
+    # A value that is missing in one of the two counts as 1, which is no correction.
     is_near = all(abs(_steps(now.get(name, 1.0) / then.get(name, 1.0))) <= 1 for name in now.keys() | then.keys())
     return before if is_near else speeds
 
@@ -72,7 +72,7 @@ def _steps(factor: float) -> float:
 
 
 def _figures(speeds: Speeds) -> Iterator[tuple[str, float]]:
-    """Yield name and value of all figures that predictions use; all are above 0."""
+    """Yield name and value of all measured speeds and factors that predictions use. All values are above 0."""
     for kind in ("bandwidths", "op_seconds", "factors", "ratios"):
         yield from ((f"{kind} {name}", value) for name, value in getattr(speeds, kind).items())
     for device_id, types in speeds.by_type.items():
@@ -83,9 +83,10 @@ def _figures(speeds: Speeds) -> Iterator[tuple[str, float]]:
 
 
 def rig_key(rig: Rig, constraints: Constraints, strategy: str, *, text_only: bool = False) -> str:
-    """Return the key of forecasts: a hash of the rig, the strategy with its constraints, and the speeds.
+    """Return the key under which forecasts are saved: a hash of the rig, the strategy, its constraints, and the speeds.
 
-    `text_only`: projectors are not counted. Both kinds of forecasts are saved, so that a change of mind costs nothing.
+    `text_only`: whether the forecasts count no projectors. Forecasts with and without projectors have different keys,
+    so that both stay saved.
     """
     speeds = constraints.speeds
     said: Mapping[str, object] = {
@@ -111,7 +112,12 @@ def rig_key(rig: Rig, constraints: Constraints, strategy: str, *, text_only: boo
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A model to forecast: its fingerprint and its path. `projector`: file to count with it, or None."""
+    """A model to forecast.
+
+    `mark`: fingerprint of the file.
+    `path`: path of the first part.
+    `projector`: path of the projector whose memory is counted, None if none is.
+    """
 
     mark: str
     path: Path
@@ -119,10 +125,10 @@ class Job:
 
 
 def jobs(entries: Iterable[Entry], known: Mapping[str, Fit], *, text_only: bool = False) -> tuple[Job, ...]:
-    """Return the models without a forecast: the proposed quantisation of each model first, then the others.
+    """Return the models to forecast: the proposed quantisation of each entry first, then the other quantisations.
 
-    The projector that suits a quantisation best is counted with it, unless `text_only`. A forecast with another
-    projector is made anew.
+    `known`: saved forecasts by fingerprint. A quantisation is left out if it has one with the same projector.
+    `text_only`: whether to count no projectors; else the projector that suits a quantisation best is counted.
     """
     first: dict[str, Job] = {}
     later: dict[str, Job] = {}

@@ -1,4 +1,4 @@
-"""The steps of a scan: the window takes them one by one in the background, the command line all at once."""
+"""The steps of a scan. The window runs them one by one in the background, the command line all at once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Known = Mapping[Path, tuple[State, Facts]]
 
 
 def rescan(index: LibraryIndex, stores: Sequence[Store]) -> tuple[Census, Changes]:
-    """Scan `stores`, save the result, and return it with the differences to the previous scan."""
+    """Scan `stores` for files, save the result in `index`, and return it with the differences to the previous scan."""
     before, after = index.census(), scan(stores)
     changes = _changes(before, after, current_facts(before, index.facts()))
     after = with_missing(after, changes)
@@ -41,7 +41,10 @@ def _changes(before: Census, after: Census, facts: FactsOf) -> Changes:
 
 
 def current_facts(census: Census, known: Known) -> dict[Path, Facts]:
-    """Return the facts that are still valid: those of files that have not changed since they were read."""
+    """Return the facts by path that are still valid: those of files whose state has not changed since.
+
+    `known`: facts by path, with the file states in which the headers were read.
+    """
     found = {}
     for file in census.files:
         kept = known.get(file.path)
@@ -51,7 +54,7 @@ def current_facts(census: Census, known: Known) -> dict[Path, Facts]:
 
 
 def unread(census: Census, facts: FactsOf) -> tuple[tuple[Path, ...], ...]:
-    """Return the models and side files, each with its parts, whose headers are not read yet."""
+    """Return the models and side files whose headers were not read yet, each as the paths of its parts."""
     copies = join_parts(file for file in census.files if not file.is_missing)
     return tuple(copy.paths for copy in copies if copy.path not in facts)
 
@@ -62,7 +65,11 @@ def read_facts_of(
     tell: Callable[[Path, Facts], None],
     token: CancelToken,
 ) -> dict[Path, tuple[State, Facts]]:
-    """Read headers, and return their facts with the file states. `tell` is called with each in this thread."""
+    """Read headers in a child process, and return their facts with the file states, by path.
+
+    `wanted`: the paths of the parts of each model.
+    `tell`: called in this thread with the path and facts of each model.
+    """
     states = {file.path: file.state for file in census.files}
     found: dict[Path, tuple[State, Facts]] = {}
 
@@ -77,15 +84,18 @@ def read_facts_of(
 def list_models(
     files: Sequence[FoundFile], facts: FactsOf, notes: Mapping[str, Notes], fits: Mapping[str, Fit]
 ) -> tuple[Listed, ...]:
-    """Return the rows of the list by name."""
+    """Return the rows of the library's list, sorted by name.
+
+    `facts`: facts by path. `notes`, `fits`: the saved notes and forecasts by fingerprint.
+    """
     return by_name(listed(entry, notes, fits) for entry in group(files, facts))
 
 
 def check_folder(path: Path) -> Path:
-    """Return the absolute path of a folder to add to the library.
+    """Return the absolute path of a folder that the user wants to add to the library.
 
     Raises:
-        LibraryError: if it is not a folder or cannot be read.
+        LibraryError: if `path` is not a folder or cannot be read.
     """
     try:
         folder = path.expanduser().absolute()

@@ -1,4 +1,4 @@
-"""Moves models to the trash: which files that means, how much space it frees, and whose files they are.
+"""Moves models to the trash: which files are moved, how much space that frees, and which program owns them.
 
 Blobs of the Hugging Face cache and of Ollama are removed only with the last link or manifest that leads to them.
 """
@@ -23,13 +23,13 @@ _SHARED_STORE = ".huggingface-shared-blobs"
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """The effect of moving one copy to the trash.
+    """The effect of moving one copy of a quantisation to the trash.
 
-    `paths`: files to move.
-    `freed_bytes`: space that is free once the trash is emptied.
-    `owner`: program whose store they are in, empty for none.
-    `beside`: side files among them.
-    `refusal`: reason why it cannot be done, else empty.
+    `paths`: paths of the files to move.
+    `freed_bytes`: bytes that are free after the trash is emptied.
+    `owner`: name of the program whose store they are in, empty if it is a folder of the user.
+    `beside`: side files that are moved as well, because no other model uses them.
+    `refusal`: reason why the copy cannot be removed, else empty.
     """
 
     paths: tuple[Path, ...]
@@ -39,7 +39,7 @@ class Removal:
     refusal: str = ""
 
     def question(self, title: str) -> str:
-        """Return the question before the files are moved."""
+        """Return the question to the user before the files are moved. `title`: name of the model."""
         files = tr_count("{count} file", "{count} files", len(self.paths))
         parts = [
             tr(
@@ -62,9 +62,11 @@ class Removal:
 
 
 def plan_removal(entry: Entry, quantisation: Quantisation, copy: Copy, others: Sequence[Entry]) -> Removal:
-    """Return the effect of removing one copy of a quantisation. `others`: all entries, to find shared files.
+    """Return the effect of moving one copy of a quantisation to the trash.
 
-    It reads the file system, so not for the GUI thread.
+    It reads the file system, so it must not be called in the GUI thread.
+
+    `others`: all entries of the library, to find side files that other models use.
     """
     files = [*copy.parts, *_side_files_alone(entry, quantisation, copy, others)]
     beside = tuple(files[len(copy.parts) :])
@@ -84,10 +86,12 @@ def plan_removal(entry: Entry, quantisation: Quantisation, copy: Copy, others: S
 
 
 def to_trash(paths: Sequence[Path], send: Callable[[str], None] | None = None) -> None:
-    """Move files to the system's trash. `send` moves one file, None for Send2Trash.
+    """Move files to the system's trash.
+
+    `send`: moves one file, None for Send2Trash.
 
     Raises:
-        LibraryError: naming the file that could not be moved, and those that were moved before.
+        LibraryError: if a file could not be moved; the message says how many were moved before.
     """
     move = send or _send2trash()
     for index, path in enumerate(paths):
@@ -112,7 +116,7 @@ def _send2trash() -> Callable[[str], None]:
 def _side_files_alone(
     entry: Entry, quantisation: Quantisation, copy: Copy, others: Sequence[Entry]
 ) -> Iterator[FoundFile]:
-    """Yield the side files of the last copy of a model that no other model uses."""
+    """Yield the side files to remove with a copy: if it is the model's last copy, those that no other model uses."""
     if len(entry.quantisations) > 1 or len(quantisation.copies) > 1 or not copy.first.store.is_ours:
         return
     shared = {side.file.path for other in others if other.key != entry.key for side in other.side_files}
@@ -122,7 +126,10 @@ def _side_files_alone(
 
 
 def _hub_paths(file: FoundFile) -> tuple[Path, ...]:
-    """Return a snapshot's link and, if nothing else in the repository leads to it, the blob."""
+    """Return the paths to remove for a file of the Hugging Face cache.
+
+    These are the snapshot's link and, if no other link of the repository leads to it, the blob.
+    """
     path = file.path
     if not path.is_symlink():
         return (path,)
@@ -143,7 +150,10 @@ def _hub_paths(file: FoundFile) -> tuple[Path, ...]:
 
 
 def _ollama_paths(file: FoundFile) -> tuple[Path, ...]:
-    """Return a model's manifest and the blobs that no other manifest names, as `ollama rm` does."""
+    """Return the paths to remove for a model of Ollama: its manifest and the blobs that no other manifest names.
+
+    `ollama rm` does the same.
+    """
     root = file.store.root
     manifest = next((path for kind, path in file.texts if kind == "manifest"), None)
     if manifest is None:
@@ -159,7 +169,7 @@ def _ollama_paths(file: FoundFile) -> tuple[Path, ...]:
 
 
 def _freed_bytes(paths: Sequence[Path]) -> int:
-    """Return the size of the files that have no other hard link; symbolic links count as nothing."""
+    """Return the bytes that are freed by removing `paths`. Files with another hard link and symbolic links count 0."""
     freed_bytes, seen = 0, set()
     for path in paths:
         try:

@@ -1,4 +1,4 @@
-"""Scans stores for model files, and checks whether a scan is still valid."""
+"""Scans stores for model files, and checks whether the result of a scan is still valid."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def scan(stores: Iterable[Store]) -> Census:
-    """Return the model files in `stores`. A store that does not exist has none."""
+    """Return the model files and side files in `stores`. A store that does not exist has none."""
     looked, files, problems = tuple(stores), [], []
     folders: dict[str, int] = {}
     for store in looked:
@@ -36,7 +36,10 @@ def scan(stores: Iterable[Store]) -> Census:
 
 
 def is_stale(census: Census) -> bool:
-    """Return whether folders or files have changed since the scan, by their `stat` results alone."""
+    """Return whether a new scan is needed, because folders or files have changed since.
+
+    Only `stat` results are compared.
+    """
     try:
         if any(Path(folder).stat().st_mtime_ns != mtime_ns for folder, mtime_ns in census.folders):
             return True
@@ -111,7 +114,10 @@ def _hub_files(store: Store, walk: Walk) -> Iterator[FoundFile]:
 
 
 def _repositories(store: Store, walk: Walk) -> list[Path]:
-    """Return the repositories in a cache. The folder itself is recorded, so that `is_stale` notices new ones."""
+    """Return the folders of the repositories in a Hugging Face cache, sorted.
+
+    The cache folder itself is recorded in `walk`, so that `is_stale` notices new repositories.
+    """
     try:
         walk.folders[str(store.root)] = store.root.stat().st_mtime_ns
         return sorted(path for path in store.root.iterdir() if _REPOSITORY.fullmatch(path.name))
@@ -123,7 +129,7 @@ def _repositories(store: Store, walk: Walk) -> list[Path]:
 
 
 def _snapshots(repository: Path, walk: Walk) -> list[Path]:
-    """Return the snapshots of a repository, the one of its main branch first."""
+    """Return the snapshot folders of a repository, the snapshot of its main branch first."""
     folder = repository / "snapshots"
     try:
         walk.folders[str(folder)] = folder.stat().st_mtime_ns
@@ -138,7 +144,10 @@ def _snapshots(repository: Path, walk: Walk) -> list[Path]:
 
 
 def _linked_hash(path: Path) -> str | None:
-    """Return the SHA-256 of a large file: the name of the blob that the snapshot's link leads to."""
+    """Return the SHA-256 of a large file in the Hugging Face cache; None for a small file.
+
+    It is the name of the blob that the snapshot's link leads to.
+    """
     try:
         name = path.readlink().name
     except OSError:
@@ -147,7 +156,10 @@ def _linked_hash(path: Path) -> str | None:
 
 
 def _once_each(files: Iterable[FoundFile]) -> tuple[FoundFile, ...]:
-    """Return each file once, because stores may contain each other. A blob of Ollama may have several names."""
+    """Return each file once, because one store may contain another.
+
+    A blob of Ollama may be listed under several names.
+    """
     return tuple({(file.path, file.name): file for file in reversed(list(files))}.values())[::-1]
 
 

@@ -1,4 +1,4 @@
-"""Small models with open licences that are offered to people who have none."""
+"""Small models with open licences that are offered to users who have no model yet."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ _WORKING_ROOM = 1.3
 
 @dataclass(frozen=True, slots=True)
 class Starter:
-    """A model to begin with. `address`: repository and quantisation at the hub. Sizes are rounded file sizes."""
+    """A small model that is offered for download.
+
+    `address`: repository and quantisation at the hub, as "owner/name:TAG".
+    `size_bytes`: rounded size of the file.
+    """
 
     name: str
     address: str
@@ -43,9 +47,9 @@ STARTERS = (
 
 
 def starters_for(rig: Rig, starters: Sequence[Starter] = STARTERS) -> tuple[Starter, ...]:
-    """Return the three largest starters that fit.
+    """Return the three largest starter models that fit on the rig; the smallest one if none fits.
 
-    They go on the devices of `rig` or, if it has none, take half of its memory.
+    A model fits in the free memory of the GPUs or in half of the host's free memory, whichever is larger.
     """
     room_bytes = max(
         sum(device.available_bytes - device.margin_bytes for device in rig.devices if device.kind == "gpu"),

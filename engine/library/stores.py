@@ -1,7 +1,8 @@
-"""Places with models: folders that the user added, and the stores of other programs, which are only read."""
+"""Places with model files: folders that the user added, and the stores of other programs, which are read-only."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal
@@ -19,9 +20,12 @@ _OLLAMA_SERVICE = Path("/usr/share/ollama/.ollama/models")
 
 
 class Store(msgspec.Struct, frozen=True, gc=False):
-    """A place with models. `owner`: program that it belongs to, empty for folders that the user added.
+    """A place with model files.
 
-    An opened file is a store of its own, with the file, or its first part, as `root`.
+    An opened file is a store of its own, with the path of the file or of its first part as `root`.
+
+    `root`: folder of the store.
+    `owner`: name of the program that the store belongs to, empty for folders that the user added and opened files.
     """
 
     kind: StoreKind
@@ -30,17 +34,17 @@ class Store(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def is_ours(self) -> bool:
-        """Whether the user put the files there, so that a missing one stays listed."""
+        """Whether the user chose the folder or file. A file that is missing there stays in the list."""
         return self.kind in ("folder", "opened")
 
     @property
     def label(self) -> str:
-        """The owner, or "Opened", for people; empty for folders that the user added."""
+        """Name of the store for people: the owner, or "Opened"; empty for folders that the user added."""
         return _OPENED if self.kind == "opened" else self.owner
 
     @property
     def words(self) -> str:
-        """The label, or the folder if there is none."""
+        """Name of the store for people: the label, else the path of the folder."""
         return self.label or str(self.root)
 
 
@@ -55,7 +59,7 @@ def opened_stores(paths: Iterable[Path]) -> tuple[Store, ...]:
 
 
 def known_stores(environment: Mapping[str, str], home: Path) -> tuple[Store, ...]:
-    """Return the stores of other programs by `environment` and `home`. They need not exist.
+    """Return the stores of other programs for these environment variables and this home folder. They need not exist.
 
     Sources: huggingface_hub's constants.py, llama.cpp's common/hf-cache.cpp and fs_get_cache_directory, LM Studio's
     and Ollama's documentation.
@@ -84,14 +88,16 @@ def _candidates(environment: Mapping[str, str], home: Path) -> Iterator[Store]:
 
 
 def models_folder(opened: Iterable[Path], added: Iterable[Path], stores: Iterable[Store]) -> Path | None:
-    """Return the folder in which a file dialog for models begins; None if no candidate exists.
+    """Return the folder in which a file dialog for models starts; None if no candidate exists.
 
-    `opened`: models that people opened, the latest first. `added`: folders that they added to the library.
-    `stores`: folders of other programs. Ollama's are left out: its files have no names that people know.
+    `opened`: paths of opened models, the most recent first.
+    `added`: folders that the user added to the library.
+    `stores`: stores of other programs. Ollama's is skipped, because its files have no names that a user knows.
     """
     named = (store.root for store in stores if store.kind != "ollama")
+    # `Path.is_dir` raises for a path that is too long, which an environment variable may name.
     candidates = (*(path.parent for path in opened), *added, *named)
-    return next((folder for folder in candidates if folder.is_dir()), None)
+    return next((folder for folder in candidates if os.path.isdir(folder)), None)  # noqa: PTH112
 
 
 def _path(text: str | None, home: Path) -> Path | None:

@@ -1,4 +1,4 @@
-"""Walks through folders: links are followed, loops, depth and numbers are bounded, and no file is opened."""
+"""Walks through folders to find model files. Links are followed; depth and numbers are bounded; no file is opened."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ _CONTROL_FILE = ".aria2"
 
 @dataclass(slots=True)
 class Walk:
-    """A walk through one or more roots, with its results.
+    """A walk through the folders below one or more roots, and what it has found.
 
-    `folders`: visited folders, with their modification times (ns).
+    `folders`: paths of the visited folders, with their modification times (ns).
     `problems`: sentences about folders and files that were skipped.
+    `n_files`: number of model files found so far.
     """
 
     folders: dict[str, int] = field(default_factory=dict)
@@ -35,7 +36,10 @@ class Walk:
     _seen: set[tuple[int, int]] = field(default_factory=set)
 
     def files(self, root: Path) -> Iterator[tuple[Path, os.stat_result]]:
-        """Yield path and state of each file of a model below `root`, in a fixed order. A missing root has none."""
+        """Yield path and `stat` result of each model file or side file below `root`, in a fixed order.
+
+        Nothing is yielded if `root` does not exist.
+        """
         pending = [(str(root), 0)]
         while pending:
             folder, depth = pending.pop()
@@ -77,7 +81,10 @@ class Walk:
                     continue  # A link to nowhere, or a file that has just gone: there is no model.
 
     def _enter(self, folder: str) -> bool:
-        """Record `folder`; return False if it was visited by another path, or if there are too many."""
+        """Record `folder` as visited, and return whether to read it.
+
+        False if it cannot be read, was visited by another path, or exceeds `MAX_FOLDERS`.
+        """
         try:
             state = Path(folder).stat()
         except FileNotFoundError:
@@ -115,7 +122,7 @@ class Walk:
 
 
 def is_text(name: str) -> bool:
-    """Return whether a name is valid Unicode. On Linux file names may be any bytes."""
+    """Return whether a file name is valid Unicode. On Linux it may consist of any bytes."""
     return name.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 

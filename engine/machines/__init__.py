@@ -1,1 +1,1 @@
-"""This machine and others as devices: rigs, workers, the tunnel, the examination."""
+"""This machine and others as devices for llama.cpp: rigs, RPC workers, the encrypted tunnel, checks and benchmarks."""

@@ -1,1 +1,1 @@
-"""Child processes: protocol, supervision, probes, sessions, and the model child itself."""
+"""Child processes: protocol, supervision, probes, sessions, and the model child, the process that runs llama.cpp."""

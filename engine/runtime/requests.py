@@ -1,4 +1,4 @@
-"""Makes the requests `Load` and `Probe` from a plan, and the environment of the child that gets them."""
+"""Functions that make the requests `Load` and `Probe` from a plan, and the environment of the child that gets them."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ CUDA_VARIABLE = "CUDA_VISIBLE_DEVICES"
 HIP_VARIABLE = "HIP_VISIBLE_DEVICES"
 VULKAN_VARIABLE = "GGML_VK_VISIBLE_DEVICES"
 NO_DEVICE = "-1"
-"""An entry that names no device: HIP takes an empty variable for one that is not set [unverified on a card]."""
+"""Value of `HIP_VISIBLE_DEVICES` that hides all devices. An empty one counts as not set [unverified on a card]."""
 
 
 def load_request(plan: Plan, *, sequences: Path | None = None) -> Load:
-    """Return the request of a real load.
+    """Return the request that loads the model of a plan.
 
     `sequences`: folder in which the child may save and restore KV states; None if it may not.
 
@@ -59,7 +59,7 @@ def load_request(plan: Plan, *, sequences: Path | None = None) -> Load:
 
 
 def _learned_positions(model: ModelFile) -> int | None:
-    """Return how many positions the model has learned; None if it computes them, as with RoPE.
+    """Return the number of learned position embeddings of the model; None if it has none, as with RoPE.
 
     ggml aborts at a position beyond them (`ggml_get_rows`), and llama.cpp does not check it.
     """
@@ -68,7 +68,7 @@ def _learned_positions(model: ModelFile) -> int | None:
 
 
 def probe_request(plan: Plan) -> Probe:
-    """Return the request of a load without memory (`no_alloc`). Raises as `load_request` does."""
+    """Return the request of a dry run, which is a load without memory (`no_alloc`). Raises as `load_request` does."""
     projector = plan.edit.side_files.projector
     beside = () if projector is None else (projector.path,)
     return Probe(
@@ -83,20 +83,23 @@ def probe_request(plan: Plan) -> Probe:
 
 
 _PROBE_BASE_BYTES = 1 << 30
-"""For graphs of 65,536 nodes, and code that is loaded late."""
+"""Allowance of a probe for graphs of 65,536 nodes and for code that is loaded late."""
 _DRIVER_BYTES = 4 << 30
-"""For contexts of drivers on many cards; the same as for device discovery."""
+"""Allowance of a probe for contexts of drivers on many cards; the same as for device discovery."""
 _TOKEN_BYTES = 1 << 10
-"""A token's text, its entries in the maps of a vocabulary, and its merges. Measured: 380 bytes (BPE, 49,152 tokens)."""
+"""Allowance of a probe for each token: its text, its entries in the maps of the vocabulary, and its merges.
+
+Measured: 380 bytes (BPE, 49,152 tokens).
+"""
 _IMAGE_BYTES = 8 << 30
-"""For the compute buffers of a projector, which are asked for the largest image and may be refused."""
+"""Allowance of a probe for the compute buffers of a projector, which are reserved for the largest image."""
 
 
 def probe_memory_bytes(plan: Plan) -> int:
-    """Return how much private memory a probe may take, by the numbers of the header; in whole GiB.
+    """Return the limit of private memory for a probe in bytes, in whole GiB, from the numbers in the model's header.
 
     A dry run allocates the vocabulary, recurrent state, the output buffer and a projector, but neither weights nor KV
-    cache. A header that makes it take more is damaged.
+    cache. If it needs more than this limit, the header is damaged.
     """
     projector = plan.edit.side_files.projector
     needed = _PROBE_BASE_BYTES + plan.model.n_vocab * _TOKEN_BYTES
@@ -104,14 +107,15 @@ def probe_memory_bytes(plan: Plan) -> int:
     needed += 0 if not plan.rig.devices else _DRIVER_BYTES
     # Its weights are allocated to try whether there is room, and freed before they are loaded.
     needed += 0 if projector is None else 2 * _projector_file(plan, projector).weights_bytes + _IMAGE_BYTES
+    # Rounded up to a whole GiB: a shift to the right rounds down, negative numbers too.
     return -(-needed >> 30) << 30
 
 
 def environment(plan: Plan) -> dict[str, str]:
     """Return environment variables for a child that probes or loads `plan`.
 
-    ggml and CUDA read them at the start and have no other interface for these settings. Asks the driver; may take a
-    moment.
+    ggml and CUDA read them at the start and have no other interface for these settings. Blocks while the driver is
+    asked for its cards.
     """
     tokens = plan.edit.context.op_offload_min_batch
     switches = {} if tokens is None else {OFFLOAD_VARIABLE: str(tokens)}
@@ -119,9 +123,9 @@ def environment(plan: Plan) -> dict[str, str]:
 
 
 def environment_for(rig: Rig, used: Collection[str]) -> dict[str, str]:
-    """Return environment variables for a child that sees no local cards of `rig` but those with the ids in `used`.
+    """Return environment variables that hide the local cards of `rig` from a child, except those with ids in `used`.
 
-    Cards whose order is not certain stay visible. Asks the driver; may take a moment.
+    Cards whose order is not certain stay visible. Blocks while the driver is asked for its cards.
     """
     found = {}
     hip, vulkan = _visible_numbers(rig, used, "HIP", "ROCm"), _visible_numbers(rig, used, "Vulkan", "Vulkan")
@@ -138,10 +142,14 @@ def environment_for(rig: Rig, used: Collection[str]) -> dict[str, str]:
 
 
 def _visible_numbers(rig: Rig, used_ids: Collection[str], backend: str, name: str) -> tuple[str, ...] | None:
-    """Return the entries for the used devices of a backend, or None if they cannot be named.
+    """Return the entries for the used devices in a variable such as `HIP_VISIBLE_DEVICES`; None if it must not be set.
 
-    `name`: ggml's name of a device without its number, which counts the devices that the user's environment leaves.
-    A hidden device changes the numbers of the others, so all need a PCI id by which the child finds them.
+    A hidden device changes ggml's numbers of the others. So the variable is only set if every device has a PCI id, by
+    which the child finds it.
+
+    `backend`: ggml's backend.
+    `name`: ggml's name of a device without its number, such as "ROCm". The number counts the devices that are visible
+    with the user's own environment.
     """
     local = [device for device in rig.devices if device.backend == backend and not device.is_rpc]
     slots = [parse_pci_id(device.pci_bus_id or "") for device in local]
@@ -164,12 +172,12 @@ def _visible_numbers(rig: Rig, used_ids: Collection[str], backend: str, name: st
 
 
 def _visible_cards(rig: Rig, used_ids: Collection[str]) -> tuple[str, ...] | None:
-    """Return the UUIDs of the used CUDA cards, or None if not all cards can be named.
+    """Return the UUIDs of the used CUDA cards for `CUDA_VISIBLE_DEVICES`; None if not all cards can be named.
 
     llama.cpp asks every visible card for its memory, which makes a CUDA context of several hundred MiB on each one
     (`ggml_backend_cuda_device_get_memory`: `cudaSetDevice`, `cudaMemGetInfo`). A card without room for it aborts the
-    process. UUIDs hold whatever CUDA_DEVICE_ORDER and CUDA_VISIBLE_DEVICES of the user say; what the user has hidden is
-    in no plan.
+    process. UUIDs select the right cards whatever CUDA_DEVICE_ORDER and CUDA_VISIBLE_DEVICES the user has set. Cards
+    that the user has hidden are in no plan.
     """
     local = {device.id: parse_pci_id(device.pci_bus_id or "") for device in rig.devices if _is_cuda(device)}
     # None is listed before the search for devices has ended, or if a rig file describes another machine.
@@ -190,8 +198,9 @@ def _is_cuda(device: Device) -> bool:
 
 
 def device_refs(rig: Rig) -> tuple[DeviceRef, ...]:
-    """Return how the child finds each device of the rig. A local device's id is ggml's name, unless a rig file renames
-    it.
+    """Return a reference for each device of the rig except the CPU, by which the child finds the device.
+
+    A local device's id is ggml's name, unless a rig file renames it.
     """
     return tuple(
         DeviceRef(
@@ -216,7 +225,7 @@ def _projector_file(plan: Plan, projector: Projector) -> ProjectorFile:
 
 
 def path_text(path: Path) -> str:
-    """Return a path for a request. Raises `ModelFileError` if it is no UTF-8, because llama.cpp could not open it."""
+    """Return a path as text for a request. Raises `ModelFileError` if it is not UTF-8: llama.cpp could not open it."""
     try:
         str(path).encode()
     except UnicodeEncodeError:

@@ -11,7 +11,7 @@ import json
 import platform
 import sys
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from resources.packs.needs import needed_glibc, needed_libraries
@@ -20,10 +20,12 @@ from resources.packs.recipes import Recipe
 _READ_BYTES = 1 << 20
 
 
-def write_pack(recipe: Recipe, files: Sequence[Path], engine: str, folder: Path) -> Path:
+def write_pack(
+    recipe: Recipe, files: Sequence[Path], engine: str, folder: Path, sign: Callable[[bytes], bytes] = bytes
+) -> Path:
     """Write the pack made of `files`, the backend's library first, into `folder`; return its path.
 
-    `engine` is the version of llama-cpp-python that it was built from.
+    `engine` is the version of llama-cpp-python that it was built from. `sign`: returns the signed manifest (JSON).
     """
     manifest = {
         "version": 1,
@@ -44,7 +46,8 @@ def write_pack(recipe: Recipe, files: Sequence[Path], engine: str, folder: Path)
     archive = folder / f"layerdeck-pack-{recipe.name}-{engine}-{sys.platform}-{platform.machine()}.tar.gz"
     unfinished = archive.with_name(f".{archive.name}.part")
     with tarfile.open(unfinished, "w:gz", compresslevel=6) as tar:
-        _add(tar, f"{recipe.name}/manifest.json", (json.dumps(manifest, indent=2) + "\n").encode(), 0o644)
+        signed = sign((json.dumps(manifest, indent=2) + "\n").encode())
+        _add(tar, f"{recipe.name}/manifest.json", signed, 0o644)
         for file in files:
             _add(tar, f"{recipe.name}/{file.name}", file.read_bytes(), 0o755)
     unfinished.replace(archive)

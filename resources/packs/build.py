@@ -29,9 +29,17 @@ Run = Callable[[Sequence[str], Mapping[str, str]], None]
 
 
 def build_pack(
-    recipe: Recipe, source: Path, engine: str, out: Path, scratch: Path, run: Run, *, architectures: str = ""
+    recipe: Recipe,
+    source: Path,
+    engine: str,
+    out: Path,
+    scratch: Path,
+    run: Run,
+    *,
+    architectures: str = "",
+    sign: Callable[[bytes], bytes] = bytes,
 ) -> Path:
-    """Build the pack in the folder `scratch` and return the archive, which is in `out`."""
+    """Build the pack in the folder `scratch` and return the archive, which is in `out`. `sign`: as in `write_pack`."""
     environ = dict(os.environ)
     nvcc = find_nvcc(environ) if recipe.name == "cuda" else None
     if nvcc is not None:
@@ -48,7 +56,7 @@ def build_pack(
     library = next(scratch.rglob(recipe.library))
     if strip := shutil.which("strip"):
         run([strip, "--strip-unneeded", str(library)], environ)
-    return write_pack(recipe, [library], engine, out)
+    return write_pack(recipe, [library], engine, out, sign)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from resources.packs.build import build_pack
@@ -52,10 +54,19 @@ def run_pack(arguments: Sequence[str]) -> int:
         scratch,
         run,
         architectures=options.architectures,
+        sign=partial(sign_manifest, python),
     )
     shutil.rmtree(scratch)
     say(f"Built {archive.relative_to(ROOT)}. `layerdeck-cli packs install {archive.name}` installs it.")
     return 0
+
+
+def sign_manifest(python: str, manifest: bytes) -> bytes:
+    """Return the manifest signed with the key of this computer. `python` has the program's packages."""
+    done = subprocess.run([python, "-m", "app.packs"], input=manifest, cwd=ROOT, capture_output=True, check=False)
+    if done.returncode:
+        raise SetupError(f"The pack could not be signed: {done.stderr.decode(errors='replace').strip()}", 1)
+    return done.stdout
 
 
 def require_build_tools() -> None:

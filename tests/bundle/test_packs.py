@@ -69,7 +69,7 @@ def test_a_pack_is_installed_checked_used_and_removed(
     assert told(bundle, environment, "devices")["devices"] == []
     said = answer(bundle, environment, model, "CPU")
     assert said
-    (pack,) = told(bundle, environment, "packs", "install", str(archive))["packs"]
+    (pack,) = told(bundle, environment, "packs", "install", str(archive), "--yes")["packs"]
     assert (pack["name"], pack["state"], pack["devices"]) == ("vulkan", "used", ["Vulkan0", "Vulkan1"]), pack["reason"]
     (pack,) = told(bundle, environment, "packs")["packs"]
     assert Path(pack["folder"]).is_relative_to(environment["HOME"])

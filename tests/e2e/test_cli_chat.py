@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ from typing import Any
 import psutil
 import pytest
 
+from app.cli.talk import NOT_STORED, STORED_AGAIN
 from app.paths import APPLICATION
+from engine.base.errors import ChatError
 from engine.chat.conversation import title_of
 from engine.chat.message import Message
 from engine.chat.presets import Preset, write_presets
@@ -94,6 +97,31 @@ class Home:
 @pytest.fixture
 def home(tmp_path: Path) -> Home:
     return Home(tmp_path)
+
+
+def test_text_that_is_not_kept_is_said_to_be_so(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    right, n_written = ChatStore.append, 0
+
+    def append(store: ChatStore, message: str, content: str = "", reasoning: str = "") -> Future[None]:
+        nonlocal n_written
+        n_written += 1
+        written = right(store, message, content, reasoning)
+        if n_written != 1:
+            return written
+        refused: Future[None] = Future()
+        refused.set_exception(ChatError("The disk is full."))
+        return refused
+
+    monkeypatch.setattr(ChatStore, "append", append)
+    answer = run_here(capsys, "chat", model, "--prompt", "Tell a story", "--max-tokens", "40", "--json")
+    events = [json.loads(line) for line in answer.out.splitlines()]
+    told = [event.get("message", "text") for event in events if event["event"] in ("notice", "token")]
+    assert told[0] == f"The disk is full. {NOT_STORED}", "said before the first text that is not kept"
+    assert (told.count("text") > 0, told.count(told[0]), told.count(STORED_AGAIN)) == (True, 1, 1)
 
 
 def of(events: list[Event], kind: str) -> list[Event]:

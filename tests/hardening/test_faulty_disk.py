@@ -32,6 +32,10 @@ from engine.planning.layout.layout import single_device
 from engine.planning.layout.layout_file import LayoutFile, write_layout
 from engine.machines.rigs.self_test import SelfTest, keep_verdict
 from engine.planning.settings.context_settings import ContextSettings
+from engine.devices.packs.signing import PackKeys
+from engine.devices.packs.store import PackBook, write_book
+from engine.machines.doctor.report import Report, write_report
+from engine.machines.rigs.check_results import CheckResults, write_check_results
 from engine.machines.tunnel.pairings import PairingStore, make_pairing
 from engine.runtime.child.generate.saved_kv_state import (
     ModelIdentity, SequenceFileError, SequenceHeader, write_sequence,
@@ -62,6 +66,10 @@ writes = {
     "presets.json": lambda path: write_presets(path, [Preset(name="p")]),
     "pairings.json": lambda path: PairingStore(path)._write([make_pairing("server", "attic", b"certificate")]),
     "c.state": write_state,
+    "packs.json": lambda path: write_book(path, PackBook(off=("vulkan",))),
+    "publishers.json": lambda path: PackKeys(path, path).trust("ed25519:" + "A" * 43 + "=", "Ada"),
+    "checks.json": lambda path: write_check_results(path, CheckResults()),
+    "report.json": lambda path: write_report(path, Report()),
     "layout.json": lambda path: write_layout(path, LayoutFile("m", single_device(4, "CPU"), ContextSettings())),
 }
 said = {}
@@ -83,7 +91,7 @@ print(json.dumps(said))
 
 NAMES = (
     "rig.json", "calibration.json", "speeds.json", "self_test.json", "demo.gguf", "layout.json", "presets.json",
-    "pairings.json", "c.state",
+    "pairings.json", "c.state", "packs.json", "publishers.json", "checks.json", "report.json",
 )  # fmt: skip
 
 
@@ -162,3 +170,98 @@ def test_conversations_survive_a_fault_of_the_disk(tmp_path: Path) -> None:
         assert (notice, kept) == ("", ["after", "amid", "before"]), fault
     assert said["short"] == ["kept", "", ["after", "amid", "before"]]
     assert not list(tmp_path.rglob("*.damaged"))
+
+
+NTH_WRITES = """
+import json, os, sqlite3, sys
+from contextlib import closing
+from pathlib import Path
+from engine.base.errors import EngineError
+from engine.chat.conversation import Conversation
+from engine.chat.store import ChatStore
+from engine.library.downloads.part_file import Origin, PartFile, StorageError, read_journal
+from engine.library.index import LibraryIndex
+
+root, faults = Path(sys.argv[1]), 0
+
+
+def begin(nth):
+    os.environ["FAULTY_DISK_NTH"], os.environ["FAULTY_DISK_FAULT"] = str(nth), "nth"
+
+
+def end():
+    os.environ["FAULTY_DISK_FAULT"] = ""
+
+
+for nth in range(1, int(sys.argv[2])):
+    path = root / f"chats-{nth}" / "chats.sqlite3"
+    with closing(ChatStore(path, makes_copies=False)) as store:
+        store.save(Conversation(id="before", title="Before")).result()
+        begin(nth)
+        kept = ["before"]
+        for number in range(6):
+            try:
+                store.save(Conversation(id=str(number), title="x" * 5000)).result()
+                kept.append(str(number))
+            except EngineError as error:
+                faults += 1
+                assert "cannot be stored" in error.summary(), error.summary()
+        end()
+    with closing(ChatStore(path, makes_copies=False)) as store:
+        assert not store.notice, (nth, store.notice)
+        there = {each.id for each in store.conversations()}
+        assert there >= set(kept), (nth, kept, there)
+
+    target = root / f"part-{nth}" / "m.gguf"
+    done = 0
+    begin(nth)
+    try:
+        part = PartFile(target, Origin(url="https://hub/m", size_bytes=1000), block_bytes=100)
+        try:
+            for at in range(0, 1000, 50):
+                part.write(at, bytes([at // 50]) * 50)
+                part.note()
+                done = at + 50
+        finally:
+            part.close()
+    except StorageError as error:
+        faults += 1
+        assert "cannot be written" in error.summary(), error.summary()
+    end()
+    noted = read_journal(target.with_name("m.gguf.part.json"))
+    for first, last in () if noted is None else noted[1]:
+        data = target.with_name("m.gguf.part").read_bytes()
+        assert data[first:last] == b"".join(bytes([at // 50]) * 50 for at in range(0, 1000, 50))[first:last], nth
+        assert last <= done + 50, (nth, last, done)
+    with closing(PartFile(target, Origin(url="https://hub/m", size_bytes=1000), block_bytes=100)) as part:
+        part.write(0, bytes(1))
+
+    path = root / f"library-{nth}" / "library.sqlite"
+    begin(nth)
+    kept = False
+    try:
+        with closing(LibraryIndex(path)) as index:
+            index.save_folders([root])
+            kept = not index.not_saved
+    except EngineError as error:
+        faults += 1
+    end()
+    with closing(LibraryIndex(path)) as index:
+        assert index.set_aside is None, nth
+        assert not kept or index.folders() == (root,), nth
+print(faults)
+"""
+
+
+@pytest.mark.parametrize("n_writes", [12, pytest.param(60, marks=pytest.mark.exhaustive)])
+def test_whichever_write_fails_what_was_confirmed_is_there(tmp_path: Path, n_writes: int) -> None:
+    faults = {"FAULTY_DISK_FOLDER": str(tmp_path), "LD_PRELOAD": str(build_preload("faulty_disk", tmp_path))}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", NTH_WRITES, str(tmp_path), str(n_writes)],
+        env={**os.environ, "PYTHONPATH": str(ROOT), **faults},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert int(done.stdout) > n_writes // 2

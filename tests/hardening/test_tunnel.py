@@ -100,6 +100,38 @@ def test_a_crowd_of_silent_callers_is_bounded_and_the_next_is_served(
     assert serves(served, laptop)
 
 
+@pytest.mark.parametrize("greeting", [b"", b"LDTP1", Purpose.PAIRING.value.encode()], ids=["silent", "half", "pairing"])
+def test_strangers_at_the_address_of_a_paired_machine_do_not_lock_it_out(
+    served: Attic, laptop: Home, monkeypatch: pytest.MonkeyPatch, greeting: bytes
+) -> None:
+    served.pair(laptop)
+    monkeypatch.setattr(listener, "HELLO_S", DEADLINE_S)
+    monkeypatch.setattr(listener, "PAIRING_S", DEADLINE_S)
+    with ExitStack() as stack:
+        for _ in range(MAX_OF_ONE_ADDRESS):
+            stack.enter_context(call(served)).sendall(greeting)
+        assert serves(served, laptop)
+        assert serves(served, laptop)
+        assert len(served.listener._callers) <= MAX_OF_ONE_ADDRESS
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such limit")
+def test_a_machine_pairs_with_many_files_open(served: Attic, laptop: Home) -> None:
+    """`select` takes no descriptors from 1,024 on."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        served.pair(laptop)
+        assert serves(served, laptop)
+    finally:
+        for each in opened:
+            os.close(each)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
 def test_who_sends_a_byte_now_and_then_has_no_more_time(served: Attic, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener, "HELLO_S", 0.5)
     with call(served) as connection:

@@ -7,14 +7,16 @@ import stat
 import subprocess
 import sys
 import zipfile
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from app.packs import pack_keys
 from engine.base.engine_build import engine_version
 from engine.devices.packs.store import PackStore
 from resources.packs import archive
-from resources.packs.command import run_pack
+from resources.packs.command import run_pack, sign_manifest
 from resources.packs.cuda_parts import missing_parts
 from resources.packs.needs import find_fault, find_nvcc, needed_glibc, needed_libraries
 from resources.packs.recipes import LEFT_OUT, RECIPES, configure_options
@@ -127,6 +129,20 @@ def test_a_pack_that_is_written_is_one_that_is_read(tmp_path: Path) -> None:
     assert pack.manifest.needs.words
     again = archive.write_pack(RECIPES["vulkan"], [library], "0.3.36", tmp_path / "again")
     assert [path.name for path in again.parent.iterdir()] == [again.name]
+
+
+def test_a_pack_that_is_built_here_is_signed_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    library = tmp_path / RECIPES["vulkan"].library
+    library.write_bytes(compiled(IS_NO_BACKEND, tmp_path))
+    written = archive.write_pack(
+        RECIPES["vulkan"],
+        [library],
+        engine_version().removeprefix("llama-cpp-python "),
+        tmp_path / "dist",
+        partial(sign_manifest, sys.executable),
+    )
+    assert PackStore(tmp_path / "packs", keys=pack_keys()).maker_of(written).kind == "here"
 
 
 def test_what_a_library_needs() -> None:

@@ -1,7 +1,7 @@
 /* Preload: a disk with a fault, for files whose path contains FAULTY_DISK_FOLDER. FAULTY_DISK_FAULT says which:
  * "full" (no room after FAULTY_DISK_AFTER bytes), "short" (a write takes one byte less than half), "slow" (a write takes
  * half a millisecond), "readonly" (nothing can be made or opened for writing), "sync" (fsync fails), "rename" (rename fails),
- * "gone" (every write fails). FAULTY_DISK_WHILE: the fault is there as long as this file is.
+ * "gone" (every write fails), "nth" (the write number FAULTY_DISK_NTH fails, counted from when that was set). FAULTY_DISK_WHILE: the fault is there as long as this file is.
  *
  * Build: cc -O1 -shared -fPIC faulty_disk.c -o libfaulty_disk.so -ldl;  use: LD_PRELOAD=./libfaulty_disk.so
  */
@@ -48,6 +48,13 @@ static int refuse(int error) {
 /* How much of a write may be done now; 0 with errno where nothing may. */
 static size_t room_for(size_t size) {
     if (has("gone")) return refuse(EIO), 0;
+    if (has("nth")) {
+        static long begun_for, seen;
+        const char * wanted = getenv("FAULTY_DISK_NTH");
+        long nth = wanted == NULL ? 0 : strtol(wanted, NULL, 10);
+        if (nth != begun_for) begun_for = nth, seen = 0;
+        if (++seen == nth) return refuse(EIO), 0;
+    }
     if (has("slow")) usleep(500);
     if (has("short") && size > 1) return size / 2;
     if (has("full")) {

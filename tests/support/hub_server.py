@@ -27,9 +27,10 @@ COMMIT = "c" * 40
 XET_PATH = "/xet"
 """Where a hub has files in pieces; nothing is there."""
 _LOOK_S = 0.05
+_DRIP_BYTES = 10
 FaultKind = Literal[
     "cut", "stall", "corrupt", "short", "long", "no_ranges", "range_refused", "busy", "broken", "expired", "redirect",
-    "no_length", "web_page",
+    "no_length", "web_page", "drip",
 ]  # fmt: skip
 
 
@@ -38,7 +39,8 @@ class Fault:
     """What happens to a request for bytes, `after_bytes` of it. `target` of a redirect; `wait_s`: Retry-After.
 
     cut: the line ends; stall: nothing more comes; corrupt: a byte is another one; short, long: the length is another
-    one; no_ranges: 200 and everything; range_refused: 416; busy: 429; broken: 503; expired: 403 of a signed link.
+    one; drip: 200 bytes a second; no_ranges: 200 and everything; range_refused: 416; busy: 429; broken: 503;
+    expired: 403 of a signed link.
     """
 
     kind: FaultKind
@@ -312,7 +314,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _send(self, file: str, data: bytes | Path, first: int, end: int, fault: Fault | None) -> None:
         at = first
         stop = end
-        if fault is not None and fault.kind in ("cut", "stall"):
+        if fault is not None and fault.kind in ("cut", "stall", "drip"):
             stop = min(end, first + fault.after_bytes)
         try:
             while at < stop and not self.hub.closing.is_set():
@@ -327,6 +329,14 @@ class _Handler(BaseHTTPRequestHandler):
             self.hub.sent.append((file, first, at))
         if fault is not None and fault.kind == "stall" and at < end:
             self._say_nothing()
+        if fault is not None and fault.kind == "drip":
+            self._drip(_piece(data, at, end))
+
+    def _drip(self, data: bytes) -> None:
+        for at in range(0, len(data), _DRIP_BYTES):
+            if self.hub.closing.wait(_LOOK_S):
+                return
+            self.wfile.write(data[at : at + _DRIP_BYTES])
 
     def _say_nothing(self) -> None:
         """Keep the line open until the other side leaves it, or the server closes."""

@@ -14,8 +14,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from app.paths import pack_book_path, packs_path
+import msgspec
+
+from app.paths import pack_book_path, pack_key_path, pack_publishers_path, packs_path
 from engine.base.engine_build import engine_version
+from engine.devices.packs.manifest import parse_manifest
+from engine.devices.packs.signing import PackKeys
 
 CRASHES = "__attribute__((constructor)) static void begin(void) { __builtin_trap(); }"
 IS_NO_BACKEND = "int nothing;"
@@ -30,7 +34,8 @@ def no_packs() -> Iterator[None]:
 
     def clear() -> None:
         shutil.rmtree(packs_path(), ignore_errors=True)
-        pack_book_path().unlink(missing_ok=True)
+        for path in (pack_book_path(), pack_key_path(), pack_publishers_path()):
+            path.unlink(missing_ok=True)
 
     clear()
     yield
@@ -80,3 +85,13 @@ def write_pack(path: Path, name: str, data: bytes = b"library", **changed: objec
     return write_archive(
         path, [(f"{name}/manifest.json", manifest), *((f"{name}/{file}", each) for file, each in files.items())]
     )
+
+
+def write_signed_pack(
+    path: Path, name: str, keys: PackKeys, data: bytes = b"library", changed: Mapping[str, object] | None = None
+) -> Path:
+    """Write the archive of a pack that `keys` sign; `changed` keys of the manifest are changed after that."""
+    files = {f"libggml-{name}.so": data}
+    manifest = keys.sign(parse_manifest(json.dumps(manifest_of(name, files)).encode()))
+    written = json.dumps({**msgspec.to_builtins(manifest), **(changed or {})}).encode()
+    return write_archive(path, [(f"{name}/manifest.json", written), (f"{name}/libggml-{name}.so", data)])

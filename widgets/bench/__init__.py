@@ -1,1 +1,1 @@
-"""The comparison of layouts by speed: dialog and chart."""
+"""The comparison of layouts by measured speed: dialog and chart."""

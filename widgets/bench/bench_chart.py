@@ -1,4 +1,4 @@
-"""Chart of measured layouts: bars with intervals, or speed over depth if there are several depths."""
+"""Chart of measured layouts: bars with intervals, or lines of speed over depth if there are several depths."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from engine.machines.bench.tables import MEASURE_WORDS, Row
 from widgets.common.palette import DARK, Palette
 
 _BAR = 0.6
-"""Width of a bar; bars are 1 apart."""
+"""Width of a bar, in units of the distance between two bars."""
 _MAX_LABEL = 22
-"""Characters of a layout's name below its bar."""
+"""Maximum number of characters of a layout's name below its bar."""
 
 
 class BenchChart(pg.PlotWidget):  # type: ignore[misc]
-    """Shows one measure of all layouts. Mouse and menus are off: the table beside it has the numbers."""
+    """Shows one measure of all layouts. It ignores the mouse, since the table beside it has the numbers."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent, background=None, enableMenu=False)
@@ -38,13 +38,13 @@ class BenchChart(pg.PlotWidget):  # type: ignore[misc]
         self._measure: Measure = "generation"
         self._legend = self.addLegend(offset=(-8, 8))
         self.bars: tuple[tuple[str, float], ...] = ()
-        """Layouts and heights of the drawn bars, for tests; empty for lines."""
+        """Name and height of each drawn bar, for tests; empty if lines are drawn."""
         self.lines: tuple[str, ...] = ()
-        """Layouts of the drawn lines."""
+        """Names of the layouts whose lines are drawn."""
         self.apply_palette(DARK)
 
     def show_rows(self, rows: Sequence[Row], measure: Measure) -> None:
-        """Draw `measure` of these rows."""
+        """Draw the values of `measure` among these rows."""
         self._rows, self._measure = tuple(rows), measure
         self._draw()
 

@@ -1,4 +1,4 @@
-"""The dialog of Layout > Compare Speed: which layouts, progress, chart and table of the results."""
+"""The dialog of Layout > Compare Speed: choice of layouts, progress, and results as chart and table."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _COLUMNS = (tr("Layout"), tr("Measured"), tr("Median"), tr("Interval"), tr("Comp
 
 
 class CompareDialog(Dialog):
-    """Shows values and reports what is asked for; the presenter starts and stops the comparison."""
+    """Shows given values and emits requests. The presenter starts and stops the comparison."""
 
     compare_requested = Signal()
     cancel_requested = Signal()
@@ -97,7 +97,7 @@ class CompareDialog(Dialog):
     # ------------------------------------------------------------------ what is asked for
 
     def set_layouts(self, names: Sequence[str]) -> None:
-        """Show the layouts that can be compared, all checked; the first is the base."""
+        """Show the layouts that can be compared. All are checked, except those that the user has unchecked before."""
         unchecked = {item.text() for item in self._items() if item.checkState() is Qt.CheckState.Unchecked}
         self.layout_list.clear()
         for name in names:
@@ -119,13 +119,13 @@ class CompareDialog(Dialog):
 
     @property
     def is_automatic(self) -> bool:
-        """Whether automatic layouts are tried, too."""
+        """Whether automatic layouts and settings are tried too."""
         return self.automatic_box.isChecked()
 
     # ------------------------------------------------------------------ what is shown
 
     def show_running(self, running: bool) -> None:
-        """Show whether a comparison runs."""
+        """Show whether a comparison is running."""
         had_focus = self.start_button.hasFocus()
         self._running = running
         self._refresh()
@@ -134,7 +134,10 @@ class CompareDialog(Dialog):
             self.cancel_button.setFocus()
 
     def show_progress(self, words: str, done: int, total: int) -> None:
-        """Show how far the comparison is."""
+        """Show the progress of the comparison: `done` of `total` steps, with the text `words`.
+
+        A `total` of 0 shows a busy bar.
+        """
         # Qt shows the range 0 to 0 as "busy".
         self.progress_bar.setRange(0, total)
         self.progress_bar.setValue(done)
@@ -147,12 +150,12 @@ class CompareDialog(Dialog):
         self.say(tr("Cancelling…"))
 
     def say(self, sentence: str, *, bad: bool = False) -> None:
-        """Show a sentence above the chart."""
+        """Show a sentence above the chart. `bad`: it is an error."""
         self.status_label.setText(sentence)
         set_role(self.status_label, "error" if bad else "strong")
 
     def show_results(self, results: BenchResults | None) -> None:
-        """Show results in chart and table; None: none."""
+        """Show results in chart and table; None: remove them."""
         self._results = results
         rows = () if results is None else rows_of(results)
         self.table.show_rows(
@@ -175,7 +178,7 @@ class CompareDialog(Dialog):
 
     @property
     def results(self) -> BenchResults | None:
-        """The results that are shown."""
+        """The shown results; None if there are none."""
         return self._results
 
     def apply_palette(self, palette: Palette) -> None:
@@ -244,6 +247,6 @@ INTRODUCTION = tr(
 
 
 def _beside(results: BenchResults) -> list[str]:
-    """Return what stands beside the speeds, a line for each layout that tells something."""
+    """Return remarks on measurements other than speed, one line for each layout that has any."""
     lines = [(each.name, "; ".join(side_lines(each))) for each in results.layouts]
     return [f"{name}: {words}" for name, words in lines if words]

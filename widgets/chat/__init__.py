@@ -1,1 +1,1 @@
-"""The conversation with the loaded model."""
+"""Widgets of the chat with the loaded model."""

@@ -1,4 +1,4 @@
-"""The attachments of the next question: a chip for each above the input, with size and tokens."""
+"""The row of attachments of the next question: a chip above the input for each file, with its size and tokens."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ PICTURE_PX = 32
 
 @dataclass(frozen=True, slots=True)
 class AttachedFile:
-    """An attachment.
+    """An attachment of the next question.
 
-    `detail`: size and tokens, or that it is being read.
-    `is_bad`: it is too large for the context.
-    `picture`: the key of an image in the gallery; empty for other files.
+    `detail`: its size and tokens, or a text that says that the file is being read.
+    `is_bad`: the file is too large for the context.
+    `picture`: key of the image in the gallery; empty for other files.
     """
 
     id: str
@@ -36,7 +36,7 @@ class AttachedFile:
 
 
 class AttachmentRow(QWidget):
-    """Chips of attachments, and below them the reason why a file cannot be attached."""
+    """Shows a chip for each attachment, and below the chips the reason why a file cannot be attached."""
 
     removed = Signal(str)
 

@@ -21,12 +21,12 @@ from widgets.common.roles import plain_label
 from widgets.common.wrap_layout import WrapLayout
 
 LEAST_SENTENCE_PX = 220
-"""With less width beside the buttons, a sentence is above them."""
+"""Least width of the sentence in pixels beside the buttons; with less room the buttons are placed below it."""
 LEAST_BAR_PX = 40
 
 
 class Banner(QFrame):
-    """A sentence with a button; hidden at first.
+    """Row with a sentence and a button; hidden at first.
 
     In a narrow panel the buttons are below the sentence: beside it they would make the panel wider.
     """
@@ -49,7 +49,7 @@ class Banner(QFrame):
         self.hide()
 
     def minimumSizeHint(self) -> QSize:
-        """Return room for the widest button."""
+        """Return the minimum size, which is as wide as the widest button."""
         margins = self._row.contentsMargins()
         width = self._flow.minimumSize().width() + margins.left() + margins.right()
         return QSize(width, super().minimumSizeHint().height())
@@ -65,7 +65,7 @@ class Banner(QFrame):
             self.updateGeometry()
 
     def show_words(self, text: str, button: str) -> None:
-        """Set sentence and button."""
+        """Set the sentence, and the label of the button."""
         self.label.setText(text)
         self.button.setText(button)
 
@@ -79,10 +79,10 @@ class Banner(QFrame):
 
 
 class OverflowBanner(Banner):
-    """Asks whether to drop the oldest messages from a full context; hidden while there is no question."""
+    """Banner that asks whether to drop the oldest messages from a full context; hidden while there is no question."""
 
     answered = Signal(bool)
-    """True: drop them. False: do not send the question."""
+    """Emitted with the person's answer. True: drop the oldest messages. False: do not send the question."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__("", tr("Do not send"), parent)
@@ -92,13 +92,13 @@ class OverflowBanner(Banner):
         self.cancel_button.clicked.connect(lambda: self.answered.emit(False))
 
     def ask(self, sentence: str) -> None:
-        """Ask with this sentence; an empty one withdraws the question."""
+        """Show `sentence` as the question; an empty sentence hides the banner."""
         self.label.setText(sentence)
         self.setVisible(bool(sentence))
 
 
 class ReadingRow(QWidget):
-    """Progress of reading a prompt; hidden while nothing is read."""
+    """Progress bar of prompt processing; hidden while no prompt is being processed."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -116,7 +116,10 @@ class ReadingRow(QWidget):
         self.hide()
 
     def show_share(self, share: float | None, words: str) -> None:
-        """Show the part that was read, 0 to 1, with `words`; None: hide the row."""
+        """Show the processed share of the prompt, 0 to 1, with the text `words` beside it.
+
+        `share`: None hides the row.
+        """
         self.setVisible(share is not None)
         self.progress.setValue(round(100 * (share or 0.0)))
         self.label.setText(words)

@@ -24,15 +24,18 @@ Fold = str
 INSET_PX = 10
 GAP_PX = 6
 LEAST_SPEAKER_PX = 84
-"""Least width of the speaker's name in a question; the buttons next to it take the rest."""
+"""Least width of the speaker's name in a question, in pixels; the buttons next to it get the remaining width."""
 BELOW_PX = 10
 BUTTON_INSET_PX = 10
 RESULT_CHARACTERS = 80
-"""Length of the result of a call that is shown while it is folded."""
+"""Number of characters of a tool's result that are shown while the result is folded."""
 
 
 class Bubble(QWidget):
-    """Lays out its parts itself in `fit`, since a Qt layout for each of a thousand messages would be slow."""
+    """Widget of one message.
+
+    `fit` lays out its parts: a Qt layout for each of a thousand messages would be slow.
+    """
 
     acted = Signal(MessageAction)
     height_changed = Signal()
@@ -55,7 +58,7 @@ class Bubble(QWidget):
         self.dots = WaitingDots(typesetter, self)
         self.calls = CallsBox(typesetter, self)
         self.result_button = QToolButton(self)
-        """Unfolds the result of a call."""
+        """Folds and unfolds the result of a tool call."""
         self.result_button.setProperty("role", "quiet")
         self.result_button.setCheckable(True)
         self.result_button.toggled.connect(self._on_result_toggled)
@@ -95,7 +98,7 @@ class Bubble(QWidget):
         return frozenset([*opened, *self.calls.unfolded()])
 
     def unfold(self, parts: Collection[Fold]) -> None:
-        """Open parts that the reader had opened in an earlier bubble of this message."""
+        """Open `parts`, which the reader had opened in an earlier bubble of this message."""
         self.thinking.fold_button.setChecked("thinking" in parts)
         self.result_button.setChecked("result" in parts)
         self.calls.unfold(parts)
@@ -116,7 +119,7 @@ class Bubble(QWidget):
         return self._note.text()
 
     def show_message(self, message: ShownMessage) -> None:
-        """Show another value of the same message."""
+        """Update the bubble to `message`, a new state of the same message."""
         # Setting the same text would parse it again and lose the selection.
         if message.text != self.view.text:
             self.view.set_text(message.text)
@@ -140,7 +143,7 @@ class Bubble(QWidget):
         self.height_changed.emit()
 
     def append(self, text: str, thinking: str = "") -> None:
-        """Add text and thought."""
+        """Append `text` to the answer, and `thinking` to the thought, of a message that is being generated."""
         if thinking:
             self.thinking.append(thinking)
         if text:
@@ -200,7 +203,7 @@ class Bubble(QWidget):
         return top + BELOW_PX
 
     def _fit_part(self, part: ThinkingBox | ImageStrip | CallsBox, top: int, width: int, *, is_shown: bool) -> int:
-        """Place a part if it is shown, and return the height that it takes."""
+        """Move a part to `top` if it is shown, and return the height that it needs, with the gap below it."""
         part.setVisible(is_shown)
         if not is_shown:
             return 0
@@ -209,7 +212,7 @@ class Bubble(QWidget):
         return height + GAP_PX
 
     def _fit_label(self, label: QLabel, top: int, width: int) -> int:
-        """Place a label if it has text, and return the height that it takes."""
+        """Move a label to `top` if it has text, and return the height that it needs, with the gap below it."""
         label.setVisible(bool(label.text()))
         if not label.text():
             return 0
@@ -220,7 +223,7 @@ class Bubble(QWidget):
     # ------------------------------------------------------------------ what people do
 
     def start_editing(self) -> None:
-        """Show an editor for the question."""
+        """Replace the text by an editor, if the message is a question or a tool's result and is complete."""
         # Answers cannot be edited; a message that is being written has no final text.
         if self.edit_box is not None or self.message.role not in ("user", "tool") or self.message.is_open:
             return
@@ -233,7 +236,7 @@ class Bubble(QWidget):
         self.edit_box.edit.setFocus()
 
     def stop_editing(self) -> None:
-        """Close the editor without a change."""
+        """Close the editor and discard its text."""
         if self.edit_box is not None:
             self.edit_box.hide()
             self.edit_box.deleteLater()
@@ -261,7 +264,7 @@ class Bubble(QWidget):
         self._note.setText("\n".join(filter(None, lines)))
 
     def unfold_result(self) -> None:
-        """Unfold the result of a call, which has a match of the search."""
+        """Unfold the result of a tool call, because it contains a match of the search."""
         self.result_button.setChecked(True)
 
     def _show_result_words(self) -> None:
@@ -305,7 +308,7 @@ class Bubble(QWidget):
             super().keyPressEvent(event)
 
     def show_actions(self) -> None:
-        """Show the buttons while the message has pointer or focus, and on the last message."""
+        """Show the action buttons if the message is the last one, or has the pointer or the focus; else hide them."""
         focused = QApplication.focusWidget()
         has_keyboard = focused is not None and (focused is self or self.isAncestorOf(focused))
         is_waiting = self._is_last and not self.message.is_open
@@ -348,7 +351,7 @@ class Bubble(QWidget):
 
 
 def _speaker_words(message: ShownMessage) -> str:
-    """Return who wrote a message, and whether it is pinned or dropped from the prompt."""
+    """Return the speaker's name, with a note if the message is pinned or was dropped from the prompt."""
     if message.is_left_out:
         return tr("{speaker} · dropped from the context", speaker=message.speaker)
     return tr("{speaker} · pinned", speaker=message.speaker) if message.is_pinned else message.speaker

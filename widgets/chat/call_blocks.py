@@ -1,6 +1,6 @@
-"""Calls of tools in a message: folded blocks with the arguments, and a place for the result of each.
+"""Tool calls of a message: a folded block with the arguments of each call, and an input for its result.
 
-Layerdeck runs no tool. A person runs it, or knows its result, and types or pastes that.
+Layerdeck runs no tool. A person runs it, and types or pastes the result.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ ROW_PX = 24
 INSET_PX = 14
 GAP_PX = 6
 DRAFT_INTERVAL_MS = 600
-"""As for drafts of questions."""
+"""Interval in milliseconds at which typed text is reported; it is the same for drafts of questions."""
 
 
 class ResultEdit(QWidget):
-    """The input for the result of a call. Enter sends it; Shift+Enter is a new line."""
+    """The input for the result of a tool call. Enter sends the result; Shift+Enter inserts a line break."""
 
     sent = Signal(str)
     typed = Signal(str)
@@ -53,7 +53,7 @@ class ResultEdit(QWidget):
         self.edit.textChanged.connect(self._on_typed)
 
     def fit(self, width: int) -> int:
-        """Lay out the parts for this width, and return the height. Buttons without room side by side are stacked."""
+        """Lay out the parts for this width, and return the height. Buttons that do not fit side by side are stacked."""
         self.edit.setGeometry(0, 0, width, self.edit.height())
         top, right = self.edit.height() + GAP_PX, width
         for button in (self.send_button, self.skip_button):
@@ -65,7 +65,7 @@ class ResultEdit(QWidget):
         return top + self.send_button.sizeHint().height()
 
     def flush(self) -> None:
-        """Report typed text at once, instead of after a pause."""
+        """Emit `typed` at once if typed text is still waiting for the timer."""
         if self._timer.isActive():
             self._report()
 
@@ -85,7 +85,7 @@ class ResultEdit(QWidget):
 
 
 class CallBlock(QWidget):
-    """One call: a folded line with name and arguments; unfolded, the arguments as JSON and the id."""
+    """Block of one tool call: a folded line with name and arguments; unfolded, the arguments as JSON and the id."""
 
     height_changed = Signal()
 
@@ -112,7 +112,10 @@ class CallBlock(QWidget):
         return self.fold_button.isChecked()
 
     def show_call(self, call: ShownCall) -> None:
-        """Show another value of the same call; typed text stays."""
+        """Update the block to `call`, a new state of the same tool call.
+
+        A typed result is kept while a result is wanted.
+        """
         self.call = call
         arrow = "▾" if self.is_unfolded else "▸"
         self.fold_button.setText(tr("{arrow} Calls {name}", arrow=arrow, name=call.name))
@@ -127,7 +130,7 @@ class CallBlock(QWidget):
             self.result = None
 
     def make_result(self) -> ResultEdit:
-        """Make the input for the result."""
+        """Make the input for the result of this call, and return it."""
         self.result = ResultEdit(self.call.name, self.call.draft, self)
         self.result.height_changed.connect(self.height_changed)
         self.result.show()
@@ -161,14 +164,14 @@ class CallBlock(QWidget):
 
 
 class CallsBox(QWidget):
-    """The calls of one answer."""
+    """The blocks of all tool calls of one answer."""
 
     sent = Signal(str, str)
-    """The id of a call, and its result."""
+    """Emitted with the id of a call and its result."""
     typed = Signal(str, str)
-    """The id of a call, and its result as far as it was typed."""
+    """Emitted with the id of a call and the text of its result so far, while it is being typed."""
     skipped = Signal()
-    """The model should answer without the results that are missing."""
+    """Emitted if the model should answer without the missing results."""
     height_changed = Signal()
 
     def __init__(self, typesetter: Typesetter, parent: QWidget | None = None) -> None:
@@ -178,7 +181,7 @@ class CallsBox(QWidget):
         self.hide()
 
     def show_calls(self, calls: Sequence[ShownCall]) -> None:
-        """Show these calls; blocks of the same calls stay, with typed text."""
+        """Show `calls`. Existing blocks are updated in order, and keep their typed text."""
         while len(self.blocks) > len(calls):
             block = self.blocks.pop()
             block.hide()
@@ -192,16 +195,16 @@ class CallsBox(QWidget):
                 self._add_result(self.blocks[place])
 
     def unfolded(self) -> list[str]:
-        """Return the unfolded blocks, for `unfold`."""
+        """Return the names of the unfolded blocks, such as "call 0"; `unfold` accepts them."""
         return [f"call {place}" for place, block in enumerate(self.blocks) if block.is_unfolded]
 
     def unfold(self, parts: Collection[str]) -> None:
-        """Unfold blocks as they were."""
+        """Unfold the blocks that are named in `parts`, and fold the others."""
         for place, block in enumerate(self.blocks):
             block.fold_button.setChecked(f"call {place}" in parts)
 
     def flush(self) -> None:
-        """Report typed text at once."""
+        """Emit `typed` at once for each result whose text is still waiting for the timer."""
         for block in self.blocks:
             if block.result is not None:
                 block.result.flush()

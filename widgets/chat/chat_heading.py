@@ -1,4 +1,4 @@
-"""The heading of a chat: title, buttons, and how much of the context the conversation takes, part by part."""
+"""The heading of a chat: title, buttons, and a meter of the tokens in the context, part by part."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RESERVE_PATTERN = Qt.BrushStyle.Dense4Pattern
 
 @dataclass(frozen=True, slots=True)
 class ContextPart:
-    """A part of the context meter. `colour`: the name of a field of `Palette`."""
+    """A part of the context that the meter shows. `colour`: the name of a field of `Palette`."""
 
     label: str
     tokens: int
@@ -66,11 +66,11 @@ class ContextMeter(QWidget):
     def show_parts(
         self, parts: Sequence[ContextPart] | None, total: int | None, reserve: int = 0, note: str = ""
     ) -> None:
-        """Show the tokens of each part.
+        """Show the tokens in the context by part.
 
         `parts`: None if they are unknown.
-        `total`: size of the context; without it the meter is hidden.
-        `reserve`: tokens kept free for the answer.
+        `total`: size of the context in tokens; None hides the meter.
+        `reserve`: tokens reserved for the answer.
         `note`: sentence for the tool tip.
         """
         self._counted, self._total, self._reserve = None if parts is None else tuple(parts), total, reserve
@@ -78,7 +78,7 @@ class ContextMeter(QWidget):
         self._show()
 
     def show_pending(self, tokens: int) -> None:
-        """Show the tokens of attachments of the next question."""
+        """Add the tokens of the next question's attachments to the meter; 0 removes them."""
         self._pending = tokens
         self._show()
 
@@ -105,11 +105,11 @@ class ContextMeter(QWidget):
         self.update()
 
     def sizeHint(self) -> QSize:
-        """Room for the numbers."""
+        """Return a size that has room for the whole text."""
         return QSize(max(math.ceil(text_width(self._text, self._font)) + 2, MIN_WIDTH_PX), 26)
 
     def minimumSizeHint(self) -> QSize:
-        """Room for the numbers of a short conversation."""
+        """Return a size that has room for the text of a short conversation."""
         return QSize(MIN_WIDTH_PX, 26)
 
     def paintEvent(self, _event: QPaintEvent) -> None:
@@ -140,14 +140,14 @@ class ContextMeter(QWidget):
 UNTITLED = tr("New conversation")
 MIN_TITLE_PX = 42
 ROOMY_METER_PX, ROOMY_TITLE_PX = 90, 150
-"""If meter or title had less room, the buttons show symbols instead of words."""
+"""Least widths of meter and title in pixels; if there is less, the buttons show symbols instead of words."""
 # U+FE0E asks for the glyph of the text font; without it many systems show a coloured emoji.
 SETTINGS_WORDS, SETTINGS_SIGN = tr("Settings"), "⚙\ufe0e"
 NEW_WORDS, NEW_SIGN = tr("New"), "+"
 
 
 class ChatHeading(QWidget):
-    """Title, context meter and buttons. `ChatPane` connects the buttons."""
+    """Heading with title, context meter and buttons. `ChatPane` connects the buttons."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -187,7 +187,7 @@ class ChatHeading(QWidget):
         self._show_words(self.width() >= self._roomy_px)
 
     def minimumSizeHint(self) -> QSize:
-        """Return room for the symbols, so that words do not keep the panel wide."""
+        """Return the minimum size with symbols on the buttons; the size with words would keep the panel wide."""
         return QSize(self._least_px, super().minimumSizeHint().height())
 
     def _show_words(self, is_roomy: bool) -> None:

@@ -1,4 +1,4 @@
-"""The Qt model of the conversation list, and its values. Texts are made only for visible rows."""
+"""The Qt model of the conversation list, and the values of its rows. Texts are made only for visible rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from widgets.common.tool_tips import plain_tool_tip
 
 @dataclass(frozen=True, slots=True)
 class ListedChat:
-    """A conversation in the list. `folder`: empty if it is in none."""
+    """A conversation in the list. `folder`: name of its folder; empty if it is in no folder."""
 
     id: str
     title: str
@@ -24,10 +24,11 @@ class ListedChat:
 
 @dataclass(frozen=True, slots=True)
 class ListedHit:
-    """A match of a search.
+    """A match of a search over all conversations.
 
-    `message`: its id; empty if the match is in the title.
-    `snippet`: text around the match on one line. `begin`, `end`: place of the match in it.
+    `message`: id of the message; empty if the match is in the title.
+    `snippet`: text around the match, on one line.
+    `begin`, `end`: range of the match in `snippet`.
     """
 
     chat: str
@@ -40,7 +41,7 @@ class ListedHit:
 
 @dataclass(frozen=True, slots=True)
 class ChatPlace:
-    """The target of a row: a conversation, and a message in it. `message`: empty for none."""
+    """The target of a row: a conversation, and a message in it. Both are ids; `message` is empty for none."""
 
     chat: str
     message: str = ""
@@ -48,29 +49,29 @@ class ChatPlace:
 
 @dataclass(frozen=True, slots=True)
 class ChatChange:
-    """A new title or folder for a conversation."""
+    """A requested change of a conversation. `text`: its new title or its new folder, depending on the signal."""
 
     chat: str
     text: str
 
 
 def folders_of(chats: tuple[ListedChat, ...]) -> list[str]:
-    """Return the names of folders in the order of the list."""
+    """Return the names of all folders, sorted without regard to case."""
     return sorted({chat.folder for chat in chats if chat.folder}, key=str.casefold)
 
 
 HIT_ROLE = Qt.ItemDataRole.UserRole
-"""The `ListedHit` of a row; None for other rows."""
+"""Data role for the `ListedHit` of a row; None for other rows."""
 AnyIndex = QModelIndex | QPersistentModelIndex
 Row = ListedChat | ListedHit | str
-"""A plain string is a heading."""
+"""A row of the list; a plain string is a heading."""
 
 
 class ChatListModel(QAbstractListModel):
-    """Conversations, with folders below the others, or the matches of a search."""
+    """List model of the conversations or of the matches of a search. Conversations in folders come after the others."""
 
     renamed = Signal(ChatChange)
-    """A conversation has a new title."""
+    """Emitted when a person has typed a new title for a conversation."""
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -97,7 +98,7 @@ class ChatListModel(QAbstractListModel):
         return self._row_of.get(chat)
 
     def place_at(self, index: AnyIndex) -> ChatPlace | None:
-        """Return the target of a row; None for a heading."""
+        """Return the conversation or message that a row opens; None for a heading."""
         match self._row(index):
             case ListedChat(id=chat):
                 return ChatPlace(chat)
@@ -135,7 +136,7 @@ class ChatListModel(QAbstractListModel):
         return None
 
     def setData(self, index: AnyIndex, value: object, role: int = Qt.ItemDataRole.EditRole) -> bool:
-        """Report a new title. The row changes when the conversation is set again."""
+        """Emit `renamed` with the typed title. The row itself changes with the next `set_chats`."""
         row, title = self._row(index), " ".join(str(value).split())
         if role != Qt.ItemDataRole.EditRole or not isinstance(row, ListedChat) or title in ("", row.title):
             return False

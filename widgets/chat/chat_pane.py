@@ -1,4 +1,4 @@
-"""The chat pane: messages, streaming answers, input, and how much of the context is used.
+"""The chat pane: messages, streaming answers, input, and a meter of the context.
 
 A text stays in the input until it can be sent. A question whose answer failed stays in the conversation, with Retry.
 """
@@ -51,9 +51,9 @@ _NEXT_IS_TYPED = ("edit", "regenerate", "continue", "delete", "answer_now", "ans
 
 
 def chat_start(status: ModelStatus, last_model: str = "") -> ChatStart:
-    """Return title, hint and button of a chat whose model cannot answer yet.
+    """Return title, hint and button for the empty chat of a model that cannot answer yet.
 
-    `last_model`: name of the model that can be loaded again; empty for none.
+    `last_model`: name of the last model, which can be loaded again; empty for none.
     """
     name = status.name
     if not name:
@@ -71,19 +71,19 @@ def chat_start(status: ModelStatus, last_model: str = "") -> ChatStart:
 
 
 class ChatPane(QWidget):
-    """Shows one conversation and reports the actions of people. It has no access to models."""
+    """Widget of one conversation. It emits a signal for each action of a person, and has no access to models."""
 
     send_requested = Signal(str)
     files_given = Signal(object)  # tuple[Path, ...]
     image_given = Signal(bytes)
-    """A pasted image without a file."""
+    """Emitted with the bytes of a pasted image that is not a file."""
     attach_requested = Signal()
     file_removed = Signal(str)
     stop_requested = Signal()
     new_requested = Signal()
     reload_requested = Signal()
     start_requested = Signal()
-    """The model should be loaded; if there is none, one should be opened."""
+    """Requests to load the model, or to open one if none is open."""
     check_requested = Signal()
     list_toggled = Signal()
     settings_made = Signal(SettingsPanel)
@@ -110,7 +110,7 @@ class ChatPane(QWidget):
 
         self.message_list = MessageList(typesetter)
         self.settings_panel: SettingsPanel | None = None
-        """Made when it is first shown, since it has many parts."""
+        """The panel of settings; None until it is first shown, since making it takes time."""
         self._middle = QStackedWidget()
         self._middle.addWidget(self.message_list)
         self.empty = EmptyChat()
@@ -127,9 +127,9 @@ class ChatPane(QWidget):
         self.find_bar = FindBar()
         self._search = MessageSearch(typesetter, self)
         self._match: int | None = None
-        """The current match of the search, counted from 0."""
+        """Number of the current match of the search, counted from 0; None if there is no current match."""
         self._first_place = 0
-        """Messages above this place were above the reader when the search began."""
+        """Index of the first visible message when the search began."""
         self.heading = ChatHeading()
         self.context_meter = self.heading.context_meter
         self.reading = ReadingRow()
@@ -172,7 +172,7 @@ class ChatPane(QWidget):
         self._draft_timer.stop()
 
     def flush(self) -> None:
-        """Report typed text at once, here and in the settings, instead of after a pause."""
+        """Emit pending reports of typed text: of the input, of tool results and of the settings."""
         # The last letters may still wait for the pause.
         if self._draft_timer.isActive():
             self._report_draft()
@@ -185,7 +185,10 @@ class ChatPane(QWidget):
         self.draft_changed.emit(self.prompt_edit.toPlainText())
 
     def show_files(self, files: Sequence[AttachedFile], *, is_reading: bool) -> None:
-        """Show the attachments of the next question. It cannot be sent while a file is being read."""
+        """Show the attachments of the next question.
+
+        `is_reading`: a file is still being read, so nothing can be sent.
+        """
         self._is_reading_files = is_reading
         self.attachments.show_files(files)
         self._refresh()
@@ -201,12 +204,15 @@ class ChatPane(QWidget):
         self._refresh()
 
     def set_last_model(self, name: str) -> None:
-        """Offer to load this model while none is open; empty: there is none."""
+        """Set the name of the last model, which can be loaded again while no model is open; empty: none."""
         self._last_model = name
         self.set_status(self._status)
 
     def set_status(self, status: ModelStatus) -> None:
-        """Show the model's name, or what has to be done first: open a model, or load it (again)."""
+        """Show whether the model is ready.
+
+        If it is not, offer what is needed first: open a model, or load it (again).
+        """
         self._status = status
         start = chat_start(status, self._last_model)
         # Without a model the welcome page or the library panel offers to open one; once is enough.
@@ -215,7 +221,10 @@ class ChatPane(QWidget):
         self._refresh()
 
     def set_answering(self, answering: bool, *, is_lost: bool = False) -> None:
-        """Show whether an answer is being written. `is_lost`: its engine has ended, and the cause is looked for."""
+        """Show whether an answer is being generated.
+
+        `is_lost`: the engine process ended during the answer, and the cause is being determined.
+        """
         self._is_answering, self._is_lost = answering, is_lost
         if not answering:
             self.show_reading(None)
@@ -225,17 +234,20 @@ class ChatPane(QWidget):
     def show_context(
         self, parts: Sequence[ContextPart] | None, total: int | None, reserve: int = 0, note: str = ""
     ) -> None:
-        """Show the tokens of the context by part.
+        """Show the tokens in the context by part.
 
         `parts`: None if they are unknown.
-        `total`: size of the context; None if no model is loaded.
-        `reserve`: tokens kept free for the answer.
+        `total`: size of the context in tokens; None if no model is loaded.
+        `reserve`: tokens reserved for the answer.
         `note`: sentence for the tool tip.
         """
         self.context_meter.show_parts(parts, total, reserve, note)
 
     def show_reading(self, share: float | None, words: str = "") -> None:
-        """Show the part of a long prompt that was read, 0 to 1, with `words`; None: nothing is being read."""
+        """Show the processed share of a prompt, 0 to 1, with the text `words`.
+
+        `share`: None if no prompt is being processed.
+        """
         self.reading.show_share(share, words)
 
     def set_context_full(self, full: bool) -> None:
@@ -280,7 +292,7 @@ class ChatPane(QWidget):
     # ------------------------------------------------------------------ actions of people
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        """Edit the last question if the arrow up is pressed in the empty input."""
+        """Edit the last question if the Up key is pressed in the empty input."""
         if (
             watched is self.prompt_edit
             and isinstance(event, QKeyEvent)
@@ -294,9 +306,9 @@ class ChatPane(QWidget):
         return super().eventFilter(watched, event)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        """Escape stops the answer, unless a child widget, such as the editor of a question, uses the key itself.
+        """Handle Escape: stop the answer, or else move the focus from a message to the input.
 
-        Otherwise it leaves the result of a call for the input, where another question can be asked.
+        A child widget that uses Escape, such as the editor of a question, receives the key first.
         """
         if event.key() == Qt.Key.Key_Escape and not event.modifiers():
             if not self.stop_button.isHidden():
@@ -308,14 +320,14 @@ class ChatPane(QWidget):
         super().keyPressEvent(event)
 
     def dragEnterEvent(self, event: QDragEnterEvent) -> None:
-        """Accept files that can be attached. Others, such as models, are for the window."""
+        """Accept a drag of files that can be attached; the window accepts others, such as models."""
         if files_of(event.mimeData()):
             event.acceptProposedAction()
         else:
             super().dragEnterEvent(event)
 
     def dropEvent(self, event: QDropEvent) -> None:
-        """Report the dropped files."""
+        """Emit `files_given` with the dropped files."""
         event.acceptProposedAction()
         self.files_given.emit(files_of(event.mimeData()))
 
@@ -329,7 +341,7 @@ class ChatPane(QWidget):
         self._report_draft()
 
     def _on_sample_chosen(self, question: str) -> None:
-        """Send the question. If the model cannot answer yet, put it into the input, unless that has text."""
+        """Send a sample question. If the model cannot answer yet, put it into the input, unless the input has text."""
         if self._can_send():
             self._send(question)
         elif not self.prompt_edit.toPlainText().strip():
@@ -352,7 +364,7 @@ class ChatPane(QWidget):
         self.send_requested.emit(text)
 
     def _on_acted(self, action: MessageAction) -> None:
-        """Report the action, and move the focus: the message that had it may be gone."""
+        """Emit `acted`, and move the focus, since the message that had the focus may be removed."""
         place = self.message_list.place_of(action.message)
         self.acted.emit(action)
         if action.kind in _NEXT_IS_TYPED or (action.kind == "result" and not self.message_list.focus_result()):
@@ -386,7 +398,7 @@ class ChatPane(QWidget):
         self._search.start(text, self.message_list.messages)
 
     def _search_again(self) -> None:
-        """Search the messages as they are now; the current match stays, if it is still there."""
+        """Search again after the messages have changed; the current match stays if it still exists."""
         if not self.find_bar.isHidden():
             self._search.start(self._search.query, self.message_list.messages)
 
@@ -407,6 +419,7 @@ class ChatPane(QWidget):
 
     def _step_match(self, step: int) -> None:
         if self._search.matches:
+            # Without a current match, a step forward leads to the first match, and a step back to the last one.
             self._match = ((-1 if step > 0 else 0) if self._match is None else self._match) + step
             # After the last match comes the first one.
             self._match %= len(self._search.matches)
@@ -419,7 +432,7 @@ class ChatPane(QWidget):
         self.message_list.show_matches(match_pattern(query) if query.strip() else None, current)
 
     def close_find(self) -> None:
-        """Close the bar and remove its highlights."""
+        """Close the search bar and remove the highlights of its matches."""
         self.find_bar.hide()
         self._match = None
         self._search.start("", ())

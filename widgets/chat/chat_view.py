@@ -25,13 +25,13 @@ LIST_WIDTH_PX = 240
 class ChatView(QWidget):
     """The list of conversations and the chat panes.
 
-    `panes`: a pane for each model; the current one is shown.
-    `beside`: the pane at the right, of another model.
+    `panes`: one pane for each model; the current pane is shown.
+    `beside`: the panes for a second model, at the right.
     `above`: a layout for widgets above the chat.
     """
 
     beside_chosen = Signal(int)
-    """Index in the list of models: the one to show at the right."""
+    """Emitted with the index, in the names of `show_beside`, of the model that was chosen for the right pane."""
     beside_closed = Signal()
 
     def __init__(self, parent: QWidget | None = None) -> None:
@@ -72,7 +72,12 @@ class ChatView(QWidget):
         self.hide_beside()
 
     def show_beside(self, left: str, names: Sequence[str], chosen: int) -> None:
-        """Show two panes: names of the models at the left and, of these, at the right."""
+        """Show a second pane at the right.
+
+        `left`: name of the model at the left.
+        `names`: names of the models that can be chosen for the right.
+        `chosen`: index in `names` of the model that is shown there.
+        """
         self._left_label.setText(left)
         self.beside_box.clear()
         self.beside_box.addItems(list(names))
@@ -86,7 +91,7 @@ class ChatView(QWidget):
             self._splitter.setSizes([list_px or LIST_WIDTH_PX, sum(rest) // 2, sum(rest) // 2])
 
     def hide_beside(self) -> None:
-        """Show one pane only."""
+        """Show only one pane."""
         self._left_label.hide()
         self._right.hide()
 

@@ -62,7 +62,7 @@ class ConversationList(QWidget):
     """Shows conversations or search results. Enter opens the current row, F2 renames it, Delete deletes it."""
 
     came_into_sight = Signal()
-    """The list has become visible; its owner need not update it before."""
+    """Emitted when the list becomes visible; its owner can delay updates until then."""
 
     opened = Signal(ChatPlace)
     new_requested = Signal()
@@ -74,7 +74,7 @@ class ConversationList(QWidget):
     undo_requested = Signal()
     search_requested = Signal(str)
     folder_requested = Signal(str)
-    """A new folder is requested for this conversation."""
+    """Requests a new folder for the conversation with this id."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -139,7 +139,7 @@ class ConversationList(QWidget):
                 self._fill()
 
     def show_current(self, chat: str) -> None:
-        """Select the row of the shown conversation."""
+        """Select the row of the conversation with the id `chat`."""
         self._current = chat
         self._select_current()
 
@@ -154,7 +154,7 @@ class ConversationList(QWidget):
         self._undo_bar.setVisible(bool(title))
 
     def folders(self) -> list[str]:
-        """Return the names of folders."""
+        """Return the names of all folders, sorted without regard to case."""
         return folders_of(self._chats)
 
     # ------------------------------------------------------------------ the list
@@ -179,7 +179,7 @@ class ConversationList(QWidget):
         self.came_into_sight.emit()
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        """Delete the current conversation on Delete."""
+        """Request the deletion of the current conversation if Delete is pressed."""
         place = self.list_model.place_at(self.list_view.currentIndex())
         if event.key() == Qt.Key.Key_Delete and self.list_view.hasFocus() and place is not None:
             self.delete_requested.emit(place.chat)
@@ -187,7 +187,7 @@ class ConversationList(QWidget):
         super().keyPressEvent(event)
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        """Open the menu of a row for a click on its menu sign, instead of the conversation."""
+        """Open the menu of a row if its menu sign is clicked; such a click does not open the conversation."""
         # The second press of a double click is an event of its own, which the view takes as a wish to open the row.
         kinds = (QEvent.Type.MouseButtonPress, QEvent.Type.MouseButtonDblClick, QEvent.Type.MouseButtonRelease)
         if isinstance(event, QMouseEvent) and event.type() in kinds and event.button() == Qt.MouseButton.LeftButton:
@@ -259,7 +259,7 @@ class ConversationList(QWidget):
 
 SIGN = "⋯"
 SIGN_PX = 28
-"""Width of the menu sign's place at the end of a row."""
+"""Width of the menu sign's area at the end of a row, in pixels."""
 _PADDING_PX = 8
 """Padding of `QListView::item` in the stylesheet, on each side."""
 _IDLE_OPACITY = 0.55
@@ -267,18 +267,18 @@ _IDLE_OPACITY = 0.55
 _LINE_PX = 2
 """Gap between the title of a hit and its snippet, in pixels."""
 LEAD_SHARE = 3
-"""A match begins within the first third of the line, so that the rest of its sentence can be read."""
+"""A match begins within the first 1 / LEAD_SHARE of the line, so that the text after it can be read."""
 
 
 def sign_place(row: QRect, direction: Qt.LayoutDirection) -> QRect:
-    """Return the rectangle of the menu sign in a row."""
+    """Return the rectangle of the menu sign in a row: at its right end, or its left end in a right-to-left layout."""
     place = QRect(row.right() - SIGN_PX + 1, row.top(), SIGN_PX, row.height())
     return QStyle.visualRect(direction, row, place)
 
 
 @dataclass(frozen=True, slots=True)
 class FittedSnippet:
-    """A snippet cut to a width. `begin` and `end`: the place of the match in `text`."""
+    """The snippet of a search match, cut to a width. `begin`, `end`: range of the match in `text`."""
 
     text: str
     begin: int
@@ -286,7 +286,7 @@ class FittedSnippet:
 
 
 def fit_snippet(hit: ListedHit, metrics: QFontMetrics, width: int) -> FittedSnippet:
-    """Cut text before the match of a hit, at a word, until the match begins in the first third of `width` pixels."""
+    """Cut whole words before the match of a hit, until the match begins in the first third of `width` pixels."""
     begin = hit.begin
     # Text after the match is elided at the right, as usual.
     room = width // LEAD_SHARE
@@ -302,7 +302,7 @@ def fit_snippet(hit: ListedHit, metrics: QFontMetrics, width: int) -> FittedSnip
 
 
 class ChatRows(QStyledItemDelegate):
-    """Paints rows as the style does. A conversation has a menu sign at its end; a hit has a line with its match."""
+    """Item delegate of the list. It adds a menu sign to each conversation, and a line with the match to each hit."""
 
     def paint(
         self, painter: QPainter, option: QStyleOptionViewItem, index: QModelIndex | QPersistentModelIndex
@@ -316,7 +316,7 @@ class ChatRows(QStyledItemDelegate):
             super().paint(painter, option, index)
 
     def sizeHint(self, option: QStyleOptionViewItem, index: QModelIndex | QPersistentModelIndex) -> QSize:
-        """Return room for one line; for two, if the row is a hit in a message."""
+        """Return the size of a row: one line, or two lines for a hit in a message."""
         size = super().sizeHint(option, index)
         hit = index.data(HIT_ROLE)
         if isinstance(hit, ListedHit) and hit.message:

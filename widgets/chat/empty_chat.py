@@ -1,4 +1,4 @@
-"""The page of an empty chat: the model's name, or what has to be done first, and sample questions."""
+"""The page of an empty chat: the model's name, or the action that is needed first, and sample questions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MIN_CHARACTERS = 16
 
 
 class SampleQuestions(QWidget):
-    """Buttons with sample questions. Without questions it takes no room."""
+    """Buttons with sample questions. The widget is hidden while there are no questions."""
 
     chosen = Signal(str)
 
@@ -43,7 +43,7 @@ class SampleQuestions(QWidget):
         self.show_while(True)
 
     def show_while(self, is_empty: bool) -> None:
-        """Show the questions, if there are any, while the conversation is empty."""
+        """Show the widget if the conversation is empty and there are questions; else hide it."""
         # Without questions the layout would still keep its spacing around an empty widget.
         self.setVisible(is_empty and bool(self.buttons))
 
@@ -53,7 +53,7 @@ class SampleQuestions(QWidget):
             button.setText(self._words(question))
 
     def _words(self, question: str) -> str:
-        """Return the question wrapped to the width, with its ampersands escaped: Qt takes them for mnemonics."""
+        """Return the question wrapped to the width, with "&" doubled: Qt makes a mnemonic of a single one."""
         widest = max(self.fontMetrics().averageCharWidth(), 1)
         characters = max((self.width() - AROUND_PX) // widest, MIN_CHARACTERS)
         return fill(question, characters).replace("&", "&&")
@@ -74,8 +74,8 @@ MAX_WIDTH_PX = 440
 class ChatStart:
     """Texts of an empty chat.
 
-    `button`: the action that is needed first; empty if the model can answer.
-    `sentence`: the same in one line, for the banner of a conversation that is not empty.
+    `button`: label of the action that is needed first; empty if the model can answer.
+    `sentence`: the same advice in one line, for the banner of a conversation that is not empty.
     """
 
     title: str = ""
@@ -85,7 +85,7 @@ class ChatStart:
 
 
 class EmptyChat(QScrollArea):
-    """Centres the texts, and scrolls if there is little room."""
+    """Page with centred texts and a button for an empty chat; it scrolls if there is little room."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -103,7 +103,7 @@ class EmptyChat(QScrollArea):
         self.show_start(ChatStart())
 
     def show_start(self, start: ChatStart) -> None:
-        """Show these texts, and the button if it has one."""
+        """Show the texts of `start`, and its button if it has one."""
         for label, text in ((self.title_label, start.title), (self.hint_label, start.hint)):
             label.setText(text)
             label.setVisible(bool(text))

@@ -12,7 +12,10 @@ from widgets.common.roles import plain_label, tool_button
 
 
 class FindBar(QFrame):
-    """Enter goes to the next match, Shift+Enter to the previous one, Escape closes the bar."""
+    """Bar with the search text and the number of matches.
+
+    Enter goes to the next match, Shift+Enter to the previous one, Escape closes the bar.
+    """
 
     text_changed = Signal(str)
     next_requested = Signal()
@@ -51,7 +54,11 @@ class FindBar(QFrame):
         self.text_edit.selectAll()
 
     def show_count(self, current: int | None, count: int, *, is_done: bool) -> None:
-        """Show which match is current, counted from 0, and how many there are so far."""
+        """Show the number of the current match, and the number of matches found so far.
+
+        `current`: counted from 0; None if no match is current.
+        `is_done`: the search has ended.
+        """
         for button in (self.previous_button, self.next_button):
             button.setEnabled(count > 0)
         if not self.text_edit.text().strip():

@@ -17,7 +17,7 @@ _CHANNELS = 3
 
 
 class Gallery(QObject):
-    """Thumbnails by key (SHA-256). A missing one is requested once by `wanted`."""
+    """Thumbnails of images by key, which is a SHA-256. A missing thumbnail is requested once by the signal `wanted`."""
 
     wanted = Signal(str)
     arrived = Signal(str)
@@ -29,17 +29,17 @@ class Gallery(QObject):
 
     @property
     def pictures(self) -> Mapping[str, QPixmap]:
-        """The available thumbnails."""
+        """The available thumbnails by key."""
         return self._pictures
 
     def ask(self, name: str) -> None:
-        """Request a thumbnail; `arrived` is emitted when it is available."""
+        """Request the thumbnail with the key `name`; `arrived` is emitted when it is available."""
         if name not in self._pictures and name not in self._asked:
             self._asked.add(name)
             self.wanted.emit(name)
 
     def put(self, name: str, width_px: int, height_px: int, pixels: bytes) -> None:
-        """Add a thumbnail. `pixels`: red, green and blue of each pixel, row by row, one byte each."""
+        """Add a thumbnail under the key `name`. `pixels`: RGB with one byte per channel, row by row without padding."""
         # It may be requested again when the gallery has dropped it.
         self._asked.discard(name)
         # The oldest thumbnails go first; they are requested again when they are needed.
@@ -50,7 +50,7 @@ class Gallery(QObject):
 
 
 def pixmap_of(width_px: int, height_px: int, pixels: bytes) -> QPixmap:
-    """Return RGB pixels as a pixmap."""
+    """Return a pixmap of RGB pixels. `pixels`: one byte per channel, row by row without padding."""
     # The length of a row is given, because Qt assumes rows padded to 4 bytes. `QImage` does not own `pixels`; the
     # pixmap is a copy of them.
     image = QImage(pixels, width_px, height_px, _CHANNELS * width_px, QImage.Format.Format_RGB888)
@@ -62,7 +62,7 @@ GAP_PX = 6
 
 
 class ImageStrip(QWidget):
-    """Paints the images of a message. A missing thumbnail is a box of the same size."""
+    """Paints the images of one message. A missing thumbnail is drawn as a box of the same size."""
 
     def __init__(self, gallery: Gallery, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -105,7 +105,10 @@ class ImageStrip(QWidget):
         return boxes
 
     def _size(self, image: ShownImage) -> QSize:
-        """Return the size of an image's box. It does not need the thumbnail, so nothing moves when that arrives."""
+        """Return the size of an image's box.
+
+        It follows from the image's size, so nothing moves when the thumbnail arrives.
+        """
         size = QSize(max(image.width_px, 1), max(image.height_px, 1))
         return size.scaled(QSize(2 * PICTURE_PX, PICTURE_PX), Qt.AspectRatioMode.KeepAspectRatio)
 

@@ -1,6 +1,6 @@
 """The scrolled list of messages.
 
-Only messages in sight have a widget (`Bubble`) and are laid out; the height of the others is guessed. When a message
+Only visible messages have a widget (`Bubble`) and are laid out; the heights of the others are estimated. When a message
 gets its real height, the first visible one stays in place. If the reader is at the end, the list follows new text.
 """
 
@@ -25,16 +25,16 @@ from widgets.markdown.typesetter import Typesetter
 
 NEAR_END_PX = 8
 MAX_WIDTH_PX = 860
-"""Most width of a message: longer lines are hard to read."""
+"""Maximum width of a message in pixels: longer lines are hard to read."""
 MARGIN_PX = 4
 LINE_PX, CHARACTER_PX, AROUND_PX = 21, 7.5, 68
-"""Line height, mean width of a character and height of the rest, for guessing the height of a message."""
+"""Line height, mean character width and remaining height of a message in pixels, to estimate its height."""
 KEPT_SCREENS = 1.0
-"""Bubbles farther out of sight than this many screens are deleted."""
+"""Bubbles that are farther away from the visible area than this number of screens are deleted."""
 
 
 class MessageList(QAbstractScrollArea):
-    """Shows `ShownMessage` values as bubbles from top to bottom."""
+    """Scroll area that shows each `ShownMessage` as a bubble."""
 
     acted = Signal(MessageAction)
     link_opened = Signal(str)
@@ -44,7 +44,7 @@ class MessageList(QAbstractScrollArea):
         super().__init__(parent)
         self._typesetter = typesetter
         self.gallery = Gallery(self)
-        """Thumbnails of images, provided from outside."""
+        """Thumbnails of the images in messages; its owner adds those that `wanted` requests."""
         self.setAccessibleName(tr("Conversation"))
         self.setFrameShape(QAbstractScrollArea.Shape.NoFrame)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
@@ -54,21 +54,21 @@ class MessageList(QAbstractScrollArea):
         self._messages: list[ShownMessage] = []
         self._places: dict[str, int] = {}
         self._late: dict[str, list[tuple[str, str]]] = {}
-        """Text and thought added to a message since its value was set."""
+        """Pieces (text, thought) that were appended to a message, by its id, since its value was set."""
         self._bubbles: dict[str, Bubble] = {}
         self._unfolded: dict[str, frozenset[Fold]] = {}
-        """What the reader has opened of messages that have no bubble now."""
+        """The parts that the reader has opened, by the id of a message that has no bubble now."""
         self._heights: list[int] = []
         self._measured: set[str] = set()
         self._offsets: list[int] = [0]
         self._follows = True
         self._is_placing = False
         self._pattern: re.Pattern[str] | None = None
-        """The text that is searched for and highlighted."""
+        """Pattern of the search, whose matches are highlighted; None if there is no search."""
         self._match: Match | None = None
         """The current match of the search."""
         self._reveals_match = False
-        """Whether the list still has to scroll to the current match, once its message is drawn."""
+        """Whether the list still has to scroll to the current match, once the bubble of its message is laid out."""
         self._timer = QTimer(self)
         # Started with 0 ms: several bubbles that change their height in one event are laid out once.
         self._timer.setSingleShot(True)
@@ -83,12 +83,12 @@ class MessageList(QAbstractScrollArea):
 
     @property
     def messages(self) -> tuple[ShownMessage, ...]:
-        """The shown messages with all text that was added since."""
+        """The shown messages, including the text that was appended to them."""
         return tuple(self._whole(message) for message in self._messages)
 
     @property
     def has_messages(self) -> bool:
-        """Whether there are messages."""
+        """Whether the list has messages."""
         return bool(self._messages)
 
     def bubbles(self) -> tuple[Bubble, ...]:
@@ -96,11 +96,11 @@ class MessageList(QAbstractScrollArea):
         return tuple(self._bubbles[each.id] for each in self._messages if each.id in self._bubbles)
 
     def bubble(self, message: str) -> Bubble | None:
-        """Return the bubble of a message; None while it is out of sight."""
+        """Return the bubble of the message with this id; None if it is too far away to have one, or unknown."""
         return self._bubbles.get(message)
 
     def set_messages(self, messages: Sequence[ShownMessage]) -> None:
-        """Show `messages`. Messages that were shown before keep their bubbles and the scroll position."""
+        """Show `messages`. The bubbles of messages that were shown before are kept, and so is the scroll position."""
         before = dict(zip((each.id for each in self._messages), self._heights, strict=True))
         wanted = {each.id for each in messages}
         for gone in [each for each in self._bubbles if each not in wanted]:
@@ -121,7 +121,7 @@ class MessageList(QAbstractScrollArea):
         self._place()
 
     def update_message(self, message: ShownMessage) -> None:
-        """Replace the value of a shown message."""
+        """Replace the value of the shown message with the same id. An unknown message is ignored."""
         place = self._places.get(message.id)
         if place is None:
             return
@@ -134,7 +134,7 @@ class MessageList(QAbstractScrollArea):
             self._measured.discard(message.id)
 
     def append(self, message: str, text: str, thinking: str = "") -> None:
-        """Add text and thought to a message."""
+        """Append `text` to the answer, and `thinking` to the thought, of the message with the id `message`."""
         self._late.setdefault(message, []).append((text, thinking))
         bubble = self._bubbles.get(message)
         if bubble is not None:
@@ -144,7 +144,7 @@ class MessageList(QAbstractScrollArea):
                 self._timer.start(0)
 
     def show_message(self, message: str) -> None:
-        """Scroll to a message."""
+        """Scroll to the message with this id, and set the focus to it."""
         place = self._places.get(message)
         if place is not None:
             self._follows = False
@@ -157,7 +157,10 @@ class MessageList(QAbstractScrollArea):
                 bubble.setFocus()
 
     def show_matches(self, pattern: re.Pattern[str] | None, current: Match | None = None) -> None:
-        """Highlight the matches of a search, and scroll to the current one; None: end the search."""
+        """Highlight the matches of `pattern`, and scroll to `current` if it has changed.
+
+        `pattern`: None if the search ended.
+        """
         moved = current is not None and current != self._match
         self._pattern, self._match = pattern, current
         for bubble in self._bubbles.values():
@@ -182,7 +185,7 @@ class MessageList(QAbstractScrollArea):
         bubble.view.show_matches(self._pattern, number)
 
     def _reveal_match(self) -> bool:
-        """Scroll so that the current match is in sight; return whether the list has to be placed again."""
+        """Scroll until the current match is visible; return whether the bubbles must be placed again."""
         match = self._match
         bubble = None if match is None else self._bubbles.get(match.message)
         if match is None or bubble is None:
@@ -199,11 +202,11 @@ class MessageList(QAbstractScrollArea):
         return True
 
     def place_of(self, message: str) -> int | None:
-        """Return the number of messages above this one; None if it is not shown."""
+        """Return the index of the message with this id; None if it is not shown."""
         return self._places.get(message)
 
     def focus_message(self, place: int | None) -> None:
-        """Set the focus to the message at this place, if it is in sight."""
+        """Set the focus to the message with the index `place`, if it has a bubble."""
         if place is not None and place < len(self._messages):
             bubble = self._bubbles.get(self._messages[place].id)
             if bubble is not None:
@@ -211,21 +214,21 @@ class MessageList(QAbstractScrollArea):
 
     @property
     def first_place(self) -> int:
-        """The place of the first message in sight."""
+        """Index of the first visible message."""
         return max(bisect_right(self._offsets, self.verticalScrollBar().value()) - 1, 0)
 
     def scroll_to_end(self) -> None:
-        """Scroll to the end, and follow new text."""
+        """Scroll to the end, and stay at the end while new text is appended."""
         self._follows = True
         self._place()
 
     def flush(self) -> None:
-        """Report typed results of calls at once."""
+        """Emit pending reports of typed results of tool calls."""
         for bubble in self.bubbles():
             bubble.calls.flush()
 
     def focus_result(self) -> bool:
-        """Set the focus to the first input for the result of a call; return whether there is one."""
+        """Set the focus to the first input for the result of a tool call; return whether there is such an input."""
         for bubble in self.bubbles():
             for block in bubble.calls.blocks:
                 if block.result is not None:
@@ -234,7 +237,7 @@ class MessageList(QAbstractScrollArea):
         return False
 
     def edit_last(self) -> bool:
-        """Begin to edit the last question; return whether there is one."""
+        """Start to edit the last question; return whether there is one."""
         last = next((each for each in reversed(self._messages) if each.role == "user"), None)
         if last is None:
             return False
@@ -247,7 +250,7 @@ class MessageList(QAbstractScrollArea):
     # ------------------------------------------------------------------ places
 
     def _place(self) -> None:
-        """Lay out the messages in sight, and move them to their places."""
+        """Lay out the visible messages, and move their bubbles to the current scroll position."""
         # Laying out a bubble emits `height_changed`, which would call this again.
         if self._is_placing:
             return
@@ -280,7 +283,7 @@ class MessageList(QAbstractScrollArea):
         self._move(bar.value(), height)
 
     def _measure(self, top: int, bottom: int) -> bool:
-        """Lay out messages between these heights; return whether the height of one has changed."""
+        """Lay out the messages between the scroll positions `top` and `bottom`; return whether a height has changed."""
         changed = False
         first = max(bisect_right(self._offsets, top) - 1, 0)
         for place in range(first, len(self._messages)):
@@ -310,7 +313,11 @@ class MessageList(QAbstractScrollArea):
             bubble.setVisible(bottom > 0 and top < height)
 
     def _anchor(self, value: int) -> tuple[int, int]:
-        """Return place and offset of the message that stays in place: the first in sight with a known height."""
+        """Return the anchor at the scroll position `value`: index of a message, and distance from its top in pixels.
+
+        The anchor stays in place while heights change. It is the first visible message whose height was measured; if
+        there is none, the first visible one.
+        """
         first = place = max(bisect_right(self._offsets, value) - 1, 0)
         bottom = value + self.viewport().height()
         while place < len(self._messages) and self._messages[place].id not in self._measured:
@@ -391,7 +398,7 @@ class MessageList(QAbstractScrollArea):
         self._place()
 
     def scrollContentsBy(self, _dx: int, _dy: int) -> None:
-        """Do nothing: `_move` moves the bubbles."""
+        """Do nothing: `_move` moves the bubbles, not Qt's scroll area."""
 
     def _on_scrolled(self, value: int) -> None:
         self._follows = value >= self.verticalScrollBar().maximum() - NEAR_END_PX

@@ -1,4 +1,4 @@
-"""Parts of a message: action bar with versions, thought, editor of a question, waiting dots."""
+"""Parts of a message: action bar with versions, thought, editor of a question, dots of a pending answer."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class MessageHead(QWidget):
     """Action bar of a message. Buttons are visible while it is active; actions without room are in a menu."""
 
     chosen = Signal(str)
-    """The chosen `ActionKind`."""
+    """Emitted with the chosen action: an `ActionKind`, or "details"."""
     copy_chosen = Signal()
 
     def __init__(self, parent: QWidget | None = None) -> None:
@@ -83,11 +83,11 @@ class MessageHead(QWidget):
         self.newer_button.clicked.connect(lambda: self.chosen.emit("newer"))
         self._offered: set[str] = set()
         self._rest: tuple[str, ...] = ()
-        """Actions without room for a button."""
+        """Actions that have no room as buttons, and are offered in the menu."""
         self._is_active = False
 
     def show_message(self, message: ShownMessage) -> None:
-        """Show versions and actions of `message`."""
+        """Set the version number and the actions that are offered for `message`."""
         # Below an answer the buttons are left-aligned; next to the name of a question they are right-aligned.
         is_below = message.role == "assistant"
         self._row.setStretch(0, int(not is_below))
@@ -127,7 +127,7 @@ class MessageHead(QWidget):
         self._refresh()
 
     def choose(self, kind: str, _checked: bool = False) -> bool:
-        """Carry out an action, whether its button has room or not; return whether the message has it."""
+        """Do the action `kind`, also if it is only in the menu. Return False if it is not offered for the message."""
         if kind not in self._offered:
             return False
         if kind == "copy":
@@ -139,7 +139,7 @@ class MessageHead(QWidget):
         return True
 
     def more_menu(self) -> QMenu:
-        """Return the menu of actions without room. The caller shows it."""
+        """Return the menu of the actions that have no room as buttons. The caller shows it."""
         menu = QMenu(self)
         for kind in self._rest:
             menu.addAction(self.buttons[kind].text(), partial(self.choose, kind))
@@ -150,11 +150,11 @@ class MessageHead(QWidget):
         self._refresh()
 
     def wanted_width(self) -> int:
-        """Return the width of all actions in pixels."""
+        """Return the width in pixels with a button for each offered action."""
         return self._width_with([self.buttons[kind] for kind in self._offered])
 
     def least_width(self) -> int:
-        """Return the width with all actions in the menu, in pixels."""
+        """Return the width in pixels with all actions in the menu."""
         return self._width_with([self.more_button])
 
     def _width_with(self, buttons: Sequence[QWidget]) -> int:
@@ -177,7 +177,7 @@ class MessageHead(QWidget):
         self.more_button.setVisible(bool(self._rest))
 
     def _fitting(self, offered: list[str]) -> list[str]:
-        """Return the first actions that have room: all of them, or some with a menu button for the rest."""
+        """Return the first actions that fit as buttons: all of them, or fewer, beside a menu button for the rest."""
         others = (self.older_button, self._versions, self.newer_button)
         around = [widget.sizeHint().width() + SPACING_PX for widget in others if not widget.isHidden()]
         room = self.width() - sum(around) - SPACING_PX
@@ -208,7 +208,7 @@ INSET_PX = 14
 
 
 class ThinkingBox(QWidget):
-    """The thought of an answer, folded to one line. While the model thinks it has a button Answer Now."""
+    """The thought of an answer, folded to one line. While the model thinks, there is a button Answer Now."""
 
     answer_now_requested = Signal()
     height_changed = Signal()
@@ -245,7 +245,7 @@ class ThinkingBox(QWidget):
         return self.fold_button.isChecked()
 
     def set_text(self, text: str) -> None:
-        """Show this thought."""
+        """Replace the text of the thought."""
         self._pieces = [text]
         # A folded thought is parsed when it is unfolded.
         if self.is_unfolded:
@@ -253,7 +253,7 @@ class ThinkingBox(QWidget):
         self._refresh()
 
     def append(self, text: str) -> None:
-        """Add text. A folded thought is not parsed."""
+        """Append `text` to the thought. It is parsed only if the thought is unfolded."""
         is_first = not self.text
         self._pieces.append(text)
         # Long thoughts that nobody reads cost no parsing.
@@ -264,7 +264,7 @@ class ThinkingBox(QWidget):
             self.height_changed.emit()
 
     def show_note(self, note: str, *, is_open: bool) -> None:
-        """Show how long the model thought; `is_open`: it still does."""
+        """Show `note`, the duration of the thought, in the heading. `is_open`: the model is still thinking."""
         self._note = note
         self.now_button.setVisible(is_open)
         self._refresh()
@@ -355,7 +355,7 @@ COUNT = 3
 
 
 class WaitingDots(QWidget):
-    """Dots before the first text of an answer. They move only while they are visible."""
+    """Animated dots in place of an answer that has no text yet. The timer runs only while they are visible."""
 
     def __init__(self, typesetter: Typesetter, parent: QWidget | None = None) -> None:
         super().__init__(parent)

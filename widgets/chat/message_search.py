@@ -19,7 +19,7 @@ from widgets.markdown.stream import parse_whole
 from widgets.markdown.typesetter import Typesetter
 
 BATCH_S = 0.02
-"""Seconds of a batch. It is short, because the thread also parses the answer that is being written."""
+"""Duration of a batch in seconds. It is short, because the thread also parses the answer that is being generated."""
 _MARKUP = re.compile(r"[*_`~\\\[\]]")
 """Characters of Markdown that may stand inside a word."""
 _WORD = re.compile(r"[^\W_]+")
@@ -27,10 +27,10 @@ _WORD = re.compile(r"[^\W_]+")
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A match in a message.
+    """A match of the search in a message.
 
     message: id of the message.
-    place: number of messages above it.
+    place: index of the message.
     number: number of the match in the message, counted from 0.
     """
 
@@ -41,7 +41,10 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """The matches of one batch. `begin`: place of the message that the next batch starts with."""
+    """The result of one batch of the search.
+
+    `ticket`: number of the search. `begin`: index of the message with which the next batch starts.
+    """
 
     ticket: int
     begin: int
@@ -49,10 +52,10 @@ class _Batch:
 
 
 class MessageSearch(QObject):
-    """Searches one text at a time; a new search replaces the one before."""
+    """Search in one conversation for one text at a time. A new search replaces the previous one."""
 
     progressed = Signal()
-    """More messages were searched; `matches` and `is_done` have changed."""
+    """Emitted after each batch; `matches` and `is_done` have new values."""
 
     def __init__(self, typesetter: Typesetter, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -60,13 +63,13 @@ class MessageSearch(QObject):
         self._messages: tuple[ShownMessage, ...] = ()
         self._ticket = 0
         self._counts: dict[tuple[str, str], int] = {}
-        """Numbers of matches by id and text of a message, for the text that is searched."""
+        """Number of matches of the current query by (id, text) of a message."""
         self.query = ""
         self.matches: list[Match] = []
         self.is_done = True
 
     def start(self, query: str, messages: Sequence[ShownMessage]) -> None:
-        """Search for `query`, ignoring case; an empty one has no matches."""
+        """Start a search for `query`, ignoring case. An empty query has no matches."""
         if query != self.query:
             self._counts.clear()
         self.query, self._messages = query, tuple(messages)
@@ -100,7 +103,7 @@ class MessageSearch(QObject):
 def _search(
     ticket: int, query: str, messages: Sequence[ShownMessage], begin: int, counts: dict[tuple[str, str], int]
 ) -> _Batch:
-    """Search messages from `begin` on until the time of a batch is over; at least one."""
+    """Search messages from the index `begin` until the time of a batch is over, but at least one message."""
     end_s = time.monotonic() + BATCH_S
     pattern = match_pattern(query)
     # Markup is removed from both sides, since "in**side**" is drawn as "inside".

@@ -1,4 +1,4 @@
-"""The input of the chat: Enter sends, Shift+Enter is a new line, and it grows to a few lines."""
+"""The input of the chat: Enter sends, Shift+Enter inserts a line break, and it grows up to a few lines."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ MODEL_ENDING = ".gguf"
 
 
 def files_of(source: QMimeData) -> tuple[Path, ...]:
-    """Return the files of a drop or clipboard that can be attached; none if one is a model, which the window opens."""
+    """Return the dropped or pasted files that can be attached; none if one is a model, which the window opens."""
     files = tuple(Path(url.toLocalFile()) for url in source.urls() if url.isLocalFile())
     return () if any(file.suffix.lower() == MODEL_ENDING for file in files) else files
 
 
 def image_of(source: QMimeData) -> bytes:
-    """Return the image of a clipboard or a drop as the bytes of a file; empty if there is none.
+    """Return the image of a clipboard or a drop as the bytes of an image file; empty if there is none.
 
     An image file is not decoded here. Plain pixels are encoded as PNG.
     """
@@ -39,13 +39,13 @@ def image_of(source: QMimeData) -> bytes:
 
 
 class PromptEdit(QPlainTextEdit):
-    """Multi-line input. It reports Enter and does not clear itself."""
+    """Multi-line input. Enter emits `submitted`; the text stays until the caller clears it."""
 
     submitted = Signal()
     files_given = Signal(object)  # tuple[Path, ...]
-    """Files were dropped or pasted."""
+    """Emitted with the paths of files that were dropped or pasted."""
     image_given = Signal(bytes)
-    """An image without a file was pasted or dropped."""
+    """Emitted with the bytes of an image that was pasted or dropped and is not a file."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -58,13 +58,13 @@ class PromptEdit(QPlainTextEdit):
         self._fit_height()
 
     def canInsertFromMimeData(self, source: QMimeData) -> bool:
-        """Accept text, files and images. A model file is for the window, though Qt counts its address as text."""
+        """Return whether text, files or an image can be inserted. A model file is refused: the window opens it."""
         if source.hasUrls() and not files_of(source) and any(url.isLocalFile() for url in source.urls()):
             return False
         return bool(files_of(source)) or source.hasImage() or super().canInsertFromMimeData(source)
 
     def insertFromMimeData(self, source: QMimeData) -> None:
-        """Insert text at the cursor; report files and images."""
+        """Insert text at the cursor; emit a signal for files and images."""
         files = files_of(source)
         if files:
             self.files_given.emit(files)
@@ -74,7 +74,7 @@ class PromptEdit(QPlainTextEdit):
             super().insertFromMimeData(source)
 
     def event(self, event: QEvent) -> bool:
-        """Leave Undo and Redo to the window if there is no typed text to undo: then they concern the layout."""
+        """Pass Undo and Redo on to the window, for the layout, if the input itself has nothing to undo or redo."""
         if event.type() == QEvent.Type.ShortcutOverride and isinstance(event, QKeyEvent):
             undoes = event.matches(QKeySequence.StandardKey.Undo) and not self.document().isUndoAvailable()
             if undoes or (event.matches(QKeySequence.StandardKey.Redo) and not self.document().isRedoAvailable()):

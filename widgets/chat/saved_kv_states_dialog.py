@@ -25,7 +25,7 @@ PURPOSE = tr(
 
 
 class SavedKvStatesDialog(Dialog):
-    """Shows use and limit, and reports another limit or a request to remove everything."""
+    """Shows disk use and limit of the saved KV states. It emits a new limit, or a request to remove all states."""
 
     limit_changed = Signal(object)  # int: bytes beyond 2 GiB are no int of Qt's
     empty_requested = Signal()
@@ -55,7 +55,7 @@ class SavedKvStatesDialog(Dialog):
         self.empty_button.clicked.connect(self.empty_requested.emit)
 
     def show_use(self, size_bytes: int, n_conversations: int) -> None:
-        """Show the size of the saved states and the number of their conversations."""
+        """Show the total size of the saved states, and the number of conversations that have one."""
         if n_conversations:
             self.use_label.setText(
                 tr_count(
@@ -70,7 +70,7 @@ class SavedKvStatesDialog(Dialog):
         self.empty_button.setEnabled(n_conversations > 0)
 
     def show_limit(self, limit_bytes: int) -> None:
-        """Show the limit."""
+        """Show the limit of the total size."""
         # `valueChanged` is emitted for `setValue` too, and would be stored as a new limit, rounded to 0.1 GiB.
         blocked = self.limit_box.blockSignals(True)
         self.limit_box.setValue(limit_bytes / GIB)

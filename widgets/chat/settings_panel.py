@@ -35,7 +35,7 @@ AROUND_PX = 20
 
 
 class SamplingField(QWidget):
-    """An input that reports its text when it loses the focus or Enter is pressed."""
+    """An input of one sampling setting. It emits `committed` when it loses the focus or Enter is pressed."""
 
     committed = Signal(str)
 
@@ -66,7 +66,7 @@ class SamplingField(QWidget):
 
     @property
     def text(self) -> str:
-        """The typed text."""
+        """The current text of the control."""
         match self.control:
             case QComboBox():
                 return self.control.currentText()
@@ -76,7 +76,7 @@ class SamplingField(QWidget):
                 return self.control.text()
 
     def show_text(self, text: str) -> None:
-        """Show the current value."""
+        """Show `text` as the current value of the setting."""
         self._shown = text
         if self.text == text:
             return
@@ -89,7 +89,7 @@ class SamplingField(QWidget):
                 self.control.setText(text)
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        """Report a long text when its editor loses the focus."""
+        """Commit a long text when its editor loses the focus."""
         if event.type() is QEvent.Type.FocusOut:
             self._commit()
         return super().eventFilter(watched, event)
@@ -102,7 +102,7 @@ class SamplingField(QWidget):
 
 
 def lines_height(widget: QWidget, lines: int) -> int:
-    """Return the height of a widget around an editor with so many lines.
+    """Return the height in pixels of a widget around an editor with this number of lines.
 
     The stylesheet sets a least height for editors, which a layout would prefer to their size hint.
     """
@@ -118,7 +118,7 @@ class TemplateField(QWidget):
     """A choice of chat templates, with an editor for the chosen one."""
 
     template_changed = Signal(str)
-    """The text; empty: the model's own."""
+    """Emitted with the text of the template; empty: the model's own template."""
 
     def __init__(self, known: Mapping[str, str], parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -147,7 +147,11 @@ class TemplateField(QWidget):
         self.show_template("")
 
     def show_template(self, text: str, *, is_same: bool = False) -> None:
-        """Show the conversation's own template; empty: it has none. `is_same`: it is the conversation shown before."""
+        """Show the conversation's own chat template.
+
+        `text`: empty if the conversation uses the model's template.
+        `is_same`: the conversation is the one that was shown before.
+        """
         names = {template: name for name, template in self._known.items()}
         self._is_showing = True
         # An empty text means the model's own template, except just after "Custom" was chosen and nothing typed yet.
@@ -159,7 +163,7 @@ class TemplateField(QWidget):
         self.text_edit.setVisible(self.choice_box.currentText() != OF_MODEL)
 
     def flush(self) -> None:
-        """Report typed text at once."""
+        """Emit `template_changed` at once if typed text is still waiting for the timer."""
         if self._timer.isActive():
             self._report()
 
@@ -187,7 +191,7 @@ TOOLS_HINT = tr(
 
 
 class ToolsField(QWidget):
-    """The editor of the tools that the model may call, with a sentence about their faults."""
+    """The editor for the tools that the model may call, as JSON, with a sentence about an error in the text."""
 
     tools_changed = Signal(str)
 
@@ -214,7 +218,12 @@ class ToolsField(QWidget):
         self.text_edit.textChanged.connect(self._on_typed)
 
     def show_tools(self, text: str, fault: str, note: str) -> None:
-        """Show the definitions as text, with a sentence about their fault, and one about the model; empty: none."""
+        """Show the tools of the conversation.
+
+        `text`: their definitions as JSON.
+        `fault`: a sentence about an error in them; empty: none.
+        `note`: a sentence if the chat template does not support tools; empty: show a general hint.
+        """
         self._is_showing = True
         if self.text_edit.toPlainText() != text:
             self.text_edit.setPlainText(text)
@@ -224,7 +233,7 @@ class ToolsField(QWidget):
         self.note_label.setText(note or TOOLS_HINT)
 
     def flush(self) -> None:
-        """Report typed text at once."""
+        """Emit `tools_changed` at once if typed text is still waiting for the timer."""
         if self._timer.isActive():
             self._report()
 
@@ -241,12 +250,17 @@ NO_PRESET = tr("No preset")
 SYSTEM_DELAY_MS = 500
 SYSTEM_LINES = 4
 MAX_WIDTH_PX = 868
-"""The width of messages and input."""
+"""Maximum width of the contents in pixels, as for messages and input."""
 
 
 @dataclass(frozen=True, slots=True)
 class SettingRow:
-    """A setting: its value as text, its source as text, and whether the conversation itself sets it."""
+    """Values that the panel shows for a sampling setting.
+
+    `text`: the value.
+    `source`: the origin of the value, as text.
+    `is_own`: the conversation itself sets the value.
+    """
 
     text: str
     source: str
@@ -255,7 +269,7 @@ class SettingRow:
 
 @dataclass(frozen=True, slots=True)
 class SettingChange:
-    """A typed value of a setting. `text`: None to use the value of preset or model."""
+    """A person's change of a sampling setting. `text`: None to use the value of the preset or the model."""
 
     key: str
     text: str | None
@@ -263,7 +277,7 @@ class SettingChange:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """The widgets of a setting. `place`: its number in the grid of its group."""
+    """The widgets of a sampling setting. `place`: its row number in the grid of its group."""
 
     grid: QGridLayout
     place: int
@@ -288,12 +302,12 @@ FIRST_KEYS = ("temperature", "top_p", "top_k", "min_p")
 
 
 def _panel_place(setting: SamplingSetting) -> int:
-    """Return the place of a setting in its group; settings with the same place stay in the order of the table."""
+    """Return the sort key of a setting in its group. Settings with the same key stay in the order of the table."""
     return FIRST_KEYS.index(setting.key) if setting.key in FIRST_KEYS else len(FIRST_KEYS)
 
 
 class SettingsPanel(QScrollArea):
-    """Shows the settings of a conversation and reports changes. The presenter checks them."""
+    """Shows the settings of a conversation, and emits a signal for each change. The presenter checks the values."""
 
     system_changed = Signal(str)
     preset_chosen = Signal(str)
@@ -326,7 +340,7 @@ class SettingsPanel(QScrollArea):
         self._resets: dict[str, QToolButton] = {}
         self._rows: list[_Row] = []
         self._wide_px = 0
-        """Least width at which a setting has all its parts in one row."""
+        """Least width in pixels at which all widgets of a setting fit in one row."""
         self._is_narrow = False
         self._timer = QTimer(self)
         self._timer.setSingleShot(True)
@@ -343,7 +357,10 @@ class SettingsPanel(QScrollArea):
         self.delete_button.clicked.connect(self.preset_delete_requested.emit)
 
     def show_system(self, text: str, inherited: str) -> None:
-        """Show the conversation's own system prompt. `inherited`: that of the preset, used if `text` is empty."""
+        """Show the conversation's own system prompt.
+
+        `inherited`: the preset's prompt, which is used if `text` is empty.
+        """
         self._is_showing = True
         if self.system_edit.toPlainText() != text:
             self.system_edit.setPlainText(text)
@@ -360,7 +377,7 @@ class SettingsPanel(QScrollArea):
         self.delete_button.setEnabled(chosen in names)
 
     def show_values(self, rows: Mapping[str, SettingRow]) -> None:
-        """Show the current values by key."""
+        """Show the values of all settings by the key of the setting."""
         for key, row in rows.items():
             self.fields[key].show_text(row.text)
             self._sources[key].setText(row.source)
@@ -372,7 +389,7 @@ class SettingsPanel(QScrollArea):
         self.fault_label.setVisible(bool(sentence))
 
     def flush(self) -> None:
-        """Report the typed system prompt, template and tools at once."""
+        """Emit pending changes of the system prompt, the template and the tools at once."""
         if self._timer.isActive():
             self._report_system()
         self.template_field.flush()
@@ -436,7 +453,7 @@ class SettingsPanel(QScrollArea):
         self._wide_px = content.minimumSizeHint().width()
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        """Place the label of each setting above its field where both have no room side by side."""
+        """Place the label of each setting above its field if both do not fit side by side."""
         narrow = self.viewport().width() < self._wide_px
         if narrow != self._is_narrow:
             self._is_narrow = narrow

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Role = Literal["user", "assistant", "tool", "note"]
-"""`tool`: the result of a call. `note`: a sentence of the program between messages."""
+"""The author of a message. `tool`: the result of a call. `note`: a sentence of the program between messages."""
 ActionKind = Literal[
     "edit",
     "regenerate",
@@ -26,7 +26,7 @@ ActionKind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class ShownImage:
-    """An image of a message. `picture`: its key in the gallery."""
+    """An image of a message. `picture`: the key of its thumbnail in the gallery."""
 
     picture: str
     name: str
@@ -36,7 +36,12 @@ class ShownImage:
 
 @dataclass(frozen=True, slots=True)
 class ShownCall:
-    """A call of a tool. `arguments`: for people. `wants_result`: a person can give its result; `draft`: as typed."""
+    """A tool call of an answer.
+
+    `arguments`: the arguments as text for people.
+    `wants_result`: a person can type the result of the call.
+    `draft`: the result as far as it was typed.
+    """
 
     id: str
     name: str
@@ -49,19 +54,19 @@ class ShownCall:
 class ShownMessage:
     """A message as the list shows it.
 
-    `thinking_note`: how long the model thought.
+    `thinking_note`: a text about the duration of the thought.
     `note`: the line below the text: an error, or speed and tokens.
-    `details`: the rest of that line, shown on a click.
-    `version` of `versions`: counted from 1.
-    `is_open`: more text is still to come.
-    `can_continue`: the answer stopped before its end, so that Continue can go on.
+    `details`: more about the answer, which is shown after `note` on request.
+    `version`: number of the shown version, counted from 1. `versions`: number of all versions.
+    `is_open`: the message is still being generated.
+    `can_continue`: the answer was cut off, so that Continue can generate the rest.
     `files`: names of the attachments that are not images.
     `is_pinned`: the message stays in the prompt when the context is full.
     `has_choices`: the probabilities of its tokens are stored.
     `is_left_out`: the message is not part of the prompt, because the context is full.
     `calls`: the tools that the model called after the text.
-    `source`: what Copy and Edit take instead of the text; empty: the text.
-    `can_answer`: the conversation ends with this result, and the model has not answered.
+    `source`: the text that Copy and Edit use; empty: the same as `text`.
+    `can_answer`: the message is a tool's result at the end, and the model has not answered to it.
     """
 
     id: str
@@ -91,7 +96,9 @@ class ShownMessage:
 class MessageAction:
     """An action of a person on a message.
 
-    `text`: the new text of an edited question, or the result of a call. `call`: the id of that call.
+    `message`: the id of the message.
+    `text`: the new text of an edited question, or the result of a tool call.
+    `call`: the id of that call.
     """
 
     kind: ActionKind

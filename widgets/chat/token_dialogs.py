@@ -20,11 +20,11 @@ from widgets.common.row_table import RowTable
 from widgets.markdown.blocks import visible
 
 MOST_SHADED = 8000
-"""Up to this number tokens have background shades; longer texts are plain."""
+"""Maximum number of tokens with background shades; a longer text has none."""
 
 
 class TokenText(QPlainTextEdit):
-    """Read-only text of tokens. Qt's signal `cursorPositionChanged` means that another token may be at the cursor."""
+    """Read-only text of tokens. When Qt emits `cursorPositionChanged`, another token may be at the cursor."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -33,7 +33,7 @@ class TokenText(QPlainTextEdit):
         self._ends: list[int] = []
 
     def show_tokens(self, pieces: Sequence[str], shade: Callable[[int], QColor | None]) -> None:
-        """Show tokens. `shade`: returns the background of a token by its place; None: no background."""
+        """Show the texts of tokens. `shade`: returns the background of the token at an index; None: no background."""
         shown = list(map(shown_piece, pieces))
         self._ends = list(accumulate(map(_length, shown)))
         self.setPlainText("")
@@ -45,14 +45,14 @@ class TokenText(QPlainTextEdit):
 
     @property
     def token(self) -> int | None:
-        """The place of the token at the cursor; None if there are no tokens."""
+        """Index of the token at the cursor; None if there are no tokens."""
         if not self._ends:
             return None
         # Ends ascend. `bisect_right`: a cursor between two tokens is at the one that begins there.
         return min(bisect_right(self._ends, self.textCursor().position()), len(self._ends) - 1)
 
     def select(self, token: int) -> None:
-        """Put the cursor at a token."""
+        """Move the cursor to the token with the index `token`."""
         cursor = self.textCursor()
         cursor.setPosition(self._ends[token - 1] if token else 0)
         self.setTextCursor(cursor)
@@ -70,13 +70,13 @@ class TokenText(QPlainTextEdit):
 
 
 def shown_piece(piece: str) -> str:
-    """Return a token as it is shown; a part of a UTF-8 character is a replacement character."""
+    """Return a token's text with control characters escaped; an incomplete UTF-8 character is shown as U+FFFD."""
     # `visible` escapes U+FFFD with its neighbours; the decoder puts it for bytes that are no whole character.
     return visible(piece).replace("\\ufffd", "\N{REPLACEMENT CHARACTER}")
 
 
 def piece_words(piece: str) -> str:
-    """Return a token in quotation marks for use in a line."""
+    """Return a token in quotation marks, with line breaks as arrows, to be part of a line."""
     return "“" + shown_piece(piece).replace("\n", "↵") + "”"
 
 
@@ -89,16 +89,16 @@ def _length(text: str) -> int:
 TABLE_HEIGHT_PX = 210
 _ALIGNMENT = Qt.ItemDataRole.TextAlignmentRole
 MOST_OPAQUE = 100
-"""Alpha of the darkest shade, of 255: text stays readable on it."""
+"""Alpha of the darkest shade, 0 to 255: text stays readable on it."""
 LIKELY = 0.999
-"""From this probability on a token has no shade."""
+"""A token with this probability or a higher one has no shade."""
 HEADINGS = (tr("Token"), tr("Probability"))
 SOURCE = tr("Probabilities before all samplers, at temperature 1. Darker tokens were less probable.")
 
 
 @dataclass(frozen=True, slots=True)
 class ShownChoice:
-    """A chosen token with its probability, and the likeliest tokens at its place, most probable first."""
+    """A chosen token with its probability. `likeliest`: the likeliest tokens at its position, most probable first."""
 
     text: str
     probability: float
@@ -106,14 +106,14 @@ class ShownChoice:
 
 
 class AlternativesTable(RowTable):
-    """Table of the likeliest tokens at a place."""
+    """Table of the likeliest tokens at one position."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(HEADINGS, tr("Alternatives"), parent, wide=0)
         self.setFixedHeight(TABLE_HEIGHT_PX)
 
     def show_choice(self, choice: ShownChoice | None) -> None:
-        """Show the alternatives; None: unknown."""
+        """Show the likeliest tokens of `choice`; None: they are unknown, and the table is empty."""
         rows = () if choice is None else choice.likeliest
         self.show_rows([(piece_words(text), percent(probability)) for text, probability in rows])
         for row in range(len(rows)):
@@ -132,7 +132,7 @@ def doubt_shade(choice: ShownChoice, palette: Palette) -> QColor | None:
 
 
 def percent(probability: float) -> str:
-    """Return a probability in percent, as text."""
+    """Return a probability, 0 to 1, as text in percent."""
     return f"{100 * probability:.2f} %" if probability < 0.1 else f"{100 * probability:.1f} %"
 
 
@@ -140,7 +140,10 @@ SIZE_PX = (760, 620)
 
 
 class TokenDialog(Dialog):
-    """A text of tokens. The line below it names the token at the cursor, the table shows the alternatives there."""
+    """Base of the dialogs with a text of tokens.
+
+    A line names the token at the cursor, and a table shows the alternatives at its position.
+    """
 
     def __init__(self, title: str, name: str, parent: QWidget | None = None) -> None:
         super().__init__(title, parent)
@@ -167,11 +170,11 @@ class TokenDialog(Dialog):
         raise NotImplementedError
 
     def _choice(self, place: int) -> ShownChoice | None:
-        """Return the probabilities at a place; None if they are unknown."""
+        """Return the probabilities at an index of the tokens; None if they are unknown."""
         raise NotImplementedError
 
     def _token_words(self, place: int) -> str:
-        """Return the line that names the token at a place."""
+        """Return the line that names the token at the index `place`."""
         raise NotImplementedError
 
     def _shade(self, place: int) -> QColor | None:
@@ -179,7 +182,7 @@ class TokenDialog(Dialog):
         return None if choice is None else doubt_shade(choice, self._palette)
 
     def _show_tokens(self) -> None:
-        """Show the text from its beginning."""
+        """Show the tokens, with the cursor at the first one."""
         self.text_edit.show_tokens(self._pieces(), self._shade)
         self._show_token()
 
@@ -191,14 +194,14 @@ class TokenDialog(Dialog):
 
 @dataclass(frozen=True, slots=True)
 class ShownPrompt:
-    """A prompt as a model reads it.
+    """A prompt as the model's tokens.
 
     tokens: the id of each token.
     pieces: the text of each token; an image or a sound is one piece.
     n_ctx: the size of the context in tokens; None: unknown.
     note: a remark on the chat template; empty: none.
     n_tokens: the length in tokens, including those of images and sounds; None: as many as `pieces`.
-    choices: probabilities of tokens of earlier answers, by place, if they were stored.
+    choices: stored probabilities of tokens of earlier answers, by the index in `pieces`.
     """
 
     tokens: Sequence[int]
@@ -210,7 +213,7 @@ class ShownPrompt:
 
 
 class PromptDialog(TokenDialog):
-    """Shows the raw prompt. Neighbouring tokens without a known probability alternate in their shade."""
+    """Dialog with the raw prompt. Neighbouring tokens without a known probability have alternating shades."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         self._prompt = ShownPrompt((), ())
@@ -220,7 +223,7 @@ class PromptDialog(TokenDialog):
         self.source_label.hide()
 
     def show_prompt(self, prompt: ShownPrompt) -> None:
-        """Show a prompt from its beginning."""
+        """Show `prompt`, with the cursor at its first token."""
         self._prompt = prompt
         room = "" if prompt.n_ctx is None else tr(" of {n_ctx}", n_ctx=format_count(prompt.n_ctx))
         count = len(prompt.pieces) if prompt.n_tokens is None else prompt.n_tokens
@@ -233,7 +236,7 @@ class PromptDialog(TokenDialog):
         self._show_tokens()
 
     def show_fault(self, sentence: str) -> None:
-        """Show why there is no prompt."""
+        """Show `sentence` as the reason why there is no prompt."""
         self.show_prompt(ShownPrompt((), (), note=sentence))
 
     def _pieces(self) -> Sequence[str]:
@@ -259,14 +262,14 @@ class PromptDialog(TokenDialog):
 
 
 class ChoicesDialog(TokenDialog):
-    """Shows the tokens of an answer, each with a shade for its probability."""
+    """Dialog with the tokens of an answer; the shade of a token shows its probability."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         self._choices: Sequence[ShownChoice] = ()
         super().__init__(tr("Tokens of an answer"), tr("The tokens of the answer"), parent)
 
     def show_choices(self, choices: Sequence[ShownChoice], note: str = "") -> None:
-        """Show the choices of an answer from its beginning; `note`: a remark on them."""
+        """Show the tokens of an answer. `note`: a remark on them; empty: none."""
         self._choices = choices
         count = tr("{count} tokens", count=format_count(len(choices)))
         self.count_label.setText(" · ".join(filter(None, (count, note))))

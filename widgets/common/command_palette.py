@@ -26,7 +26,7 @@ from widgets.common.tool_tips import plain_tool_tip
 WIDTH_PX = 640
 HEIGHT_PX = 420
 MAX_SHOWN = 200
-"""Rows that are made at most: a library can have thousands of models, and nobody reads more."""
+"""Maximum number of rows: a library can have thousands of models, and nobody reads more."""
 _LIST_KEYS = (Qt.Key.Key_Up, Qt.Key.Key_Down, Qt.Key.Key_PageUp, Qt.Key.Key_PageDown)
 
 
@@ -35,7 +35,7 @@ class PaletteEntry:
     """A row of the palette.
 
     `title`: text that is searched and shown.
-    `group`: where the command is in the menus, or "Models" and the like; it is searched too.
+    `group`: menu of the command, or a heading such as "Models"; it is searched too.
     `keys`: shortcut in the notation of the system; empty if there is none.
     `run`: called in the GUI thread, after the palette has closed.
     """
@@ -47,10 +47,10 @@ class PaletteEntry:
 
 
 def matching(entries: Iterable[PaletteEntry], text: str) -> list[PaletteEntry]:
-    """Return the entries in which every word of `text` occurs, the best first; upper and lower case are the same.
+    """Return the entries that contain every word of `text`, ignoring case, best first.
 
-    An entry whose title begins with the text comes first, then those in which each word begins a word of the title,
-    then those whose title has the words, then those that need the group for it. Equal ones keep their order.
+    The order is: the title begins with the text; each word begins a word of the title; the title contains the words;
+    title and group together contain them. Entries of the same rank stay in their order.
     """
     wanted = text.casefold().split()
     ranked = ((rank, entry) for entry in entries if (rank := _rank(entry, wanted)) is not None)
@@ -71,10 +71,10 @@ def _rank(entry: PaletteEntry, wanted: Sequence[str]) -> int | None:
 
 
 class CommandPalette(QFrame):
-    """Lies over the top of its window. It closes when an entry is run, with Escape, and when it loses the focus.
+    """Command palette at the top of a window. It closes when an entry is run, on Escape, and when it loses the focus.
 
-    It is no window of its own: Wayland places windows as it likes. The focus goes back to the widget that had it, so
-    that a command such as Copy finds its text.
+    It is not a window, since applications cannot place windows on Wayland. On closing, the previous widget gets the
+    focus again, so that a command such as Copy finds its text.
     """
 
     closed = Signal()
@@ -124,18 +124,18 @@ class CommandPalette(QFrame):
 
     @property
     def titles(self) -> tuple[str, ...]:
-        """The titles that are shown, from top to bottom."""
+        """The shown titles, from top to bottom."""
         return tuple(entry.title for entry in self._shown)
 
     def add(self, entries: Iterable[PaletteEntry]) -> None:
-        """Add entries below the others, and search again; the selection stays."""
+        """Add entries after the others, and search again; the selected row stays selected."""
         row = self._row
         self._entries = (*self._entries, *entries)
         self._show_matches(self.search_edit.text())
         self._select(row)
 
     def open(self) -> None:
-        """Show the palette below the top of its window, and no wider than it."""
+        """Show the palette at the top of its window, not wider than the window."""
         window = self._window
         width, height = min(WIDTH_PX, window.width() - 32), min(HEIGHT_PX, window.height() - 120)
         self.setGeometry((window.width() - width) // 2, 60, width, height)
@@ -144,7 +144,10 @@ class CommandPalette(QFrame):
         self.search_edit.setFocus()
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        """Move the selection with the arrow keys, and run it with Enter, while the search field has the focus."""
+        """Handle keys of the search field: arrow keys, Enter and Escape.
+
+        Arrow keys move the selection, Enter runs the selected entry, Escape closes the palette.
+        """
         if watched is self.search_edit and event.type() is QEvent.Type.KeyPress and isinstance(event, QKeyEvent):
             if event.key() in _LIST_KEYS:
                 self._move(event.key())
@@ -158,7 +161,7 @@ class CommandPalette(QFrame):
         return super().eventFilter(watched, event)
 
     def closeEvent(self, event: QCloseEvent) -> None:
-        """Give the focus back, unless the user has clicked another widget."""
+        """Return the focus to the widget that had it, unless the user has clicked another one."""
         focused = QApplication.focusWidget()
         if focused is not None and self.isAncestorOf(focused) and self._focused_before is not None:
             self._focused_before.setFocus()
@@ -180,7 +183,7 @@ class CommandPalette(QFrame):
         return self.list_view.currentIndex().row()
 
     def _select(self, row: int) -> None:
-        """Select a row, or the nearest one that is there."""
+        """Select a row; if there is no such row, select the nearest one."""
         last = len(self._shown) - 1
         self.list_view.setCurrentIndex(self.list_view.model().index(min(max(row, 0), last), 0))
 

@@ -6,5 +6,5 @@ SEPARATOR = "\N{NARROW NO-BREAK SPACE}"
 
 
 def format_count(count: int) -> str:
-    """Return `count` with separators for thousands: 16 384."""
+    """Return `count` as text with separators for thousands, such as "16 384"."""
     return f"{count:,}".replace(",", SEPARATOR)

@@ -1,4 +1,4 @@
-"""Base classes of our dialogs: a title, parts one below the other, and a row of buttons at the end."""
+"""Base classes of the dialogs: a title, parts one below the other, and a row of buttons at the end."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ OK_CANCEL = QDialogButtonBox.StandardButton.Ok | QDialogButtonBox.StandardButton
 
 
 class Dialog(QDialog):
-    """A dialog with a button to close it, and others from `add_button`.
+    """A dialog with a button to close it, and further buttons from `add_button`.
 
-    `once`: the dialog is deleted when it closes; otherwise its owner keeps it to show it again.
+    `once`: the dialog is deleted when it closes; otherwise it can be shown again.
     """
 
     def __init__(
@@ -36,16 +36,16 @@ class Dialog(QDialog):
         self.buttons.rejected.connect(self.reject)
 
     def add_button(self, text: str, do: Callable[[], object]) -> QPushButton:
-        """Add a button to the row that does not close the dialog; pressing it calls `do`."""
+        """Add a button that calls `do` and does not close the dialog."""
         button = self.buttons.addButton(text, QDialogButtonBox.ButtonRole.ActionRole)
         # `clicked` passes whether the button is checked, which `do` does not take.
         button.clicked.connect(lambda _checked: do())
         return button
 
     def lay_out(self, *parts: QWidget | QLayout | None) -> None:
-        """Put the parts one below the other, and the row of buttons below them; None takes the room that is left.
+        """Put the parts one below the other, with the row of buttons at the end. None adds a stretch.
 
-        Called once, after all parts are made: Tab goes through widgets in the order in which they join the dialog.
+        It is called once, after all parts are made: Tab follows the order in which widgets join the dialog.
         """
         column = QVBoxLayout(self)
         column.setSpacing(8)
@@ -59,10 +59,10 @@ class Dialog(QDialog):
 
 
 class EntryDialog(Dialog):
-    """A dialog with OK and Cancel. OK closes it if the entry is valid; otherwise `problem_label` says what is wrong."""
+    """A dialog with OK and Cancel. OK closes it if the entry is valid; otherwise `problem_label` shows the error."""
 
     entered = Signal(object)
-    """The valid entry, after the dialog has closed."""
+    """Emitted with the valid entry, after the dialog has closed."""
 
     def __init__(self, title: str, parent: QWidget | None = None, *, once: bool = False) -> None:
         super().__init__(title, parent, standard=OK_CANCEL, once=once)
@@ -70,11 +70,11 @@ class EntryDialog(Dialog):
         self.problem_label.hide()
 
     def lay_out(self, *parts: QWidget | QLayout | None) -> None:
-        """Put the parts one below the other, then the problem and the row of buttons."""
+        """Put the parts one below the other, then the label for an error and the row of buttons."""
         super().lay_out(*parts, self.problem_label)
 
     def entry(self) -> object:
-        """Return the entry.
+        """Return the value that was entered.
 
         Raises:
             ValueError, EngineError: if the entry is not valid, with a sentence for the person.
@@ -82,7 +82,7 @@ class EntryDialog(Dialog):
         raise NotImplementedError
 
     def accept(self) -> None:
-        """Close and report the entry if it is valid, else show what is wrong."""
+        """Close the dialog and emit the entry if it is valid; otherwise show the error."""
         try:
             entry = self.entry()
         except (EngineError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""A label that may be narrower than its text: it elides the text, and the tooltip has all of it."""
+"""A label that may be narrower than its text: the text is elided, and the tooltip shows all of it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ElidedLabel(QLabel):
         self.setText(text)
 
     def shown_text(self) -> str:
-        """Return the text as it fits now."""
+        """Return the text as it is shown, elided to the present width."""
         return self.fontMetrics().elidedText(self.text(), Qt.TextElideMode.ElideRight, self.contentsRect().width())
 
     def setText(self, text: str) -> None:
@@ -32,7 +32,7 @@ class ElidedLabel(QLabel):
         self._update_tool_tip()
 
     def minimumSizeHint(self) -> QSize:
-        """Room for the ellipsis only."""
+        """Return a size with room for an ellipsis only."""
         return QSize(self.fontMetrics().horizontalAdvance("…"), super().minimumSizeHint().height())
 
     def resizeEvent(self, event: QResizeEvent) -> None:

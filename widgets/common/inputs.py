@@ -1,7 +1,7 @@
 """Combo boxes, spin boxes and sliders that the mouse wheel changes only while they have the keyboard focus.
 
-All fields of the window are made of these classes. With Qt's own, scrolling through a form changes each value that
-comes under the pointer: a combo box takes the focus from the wheel, and a spin box or slider needs no focus at all.
+All fields of the window use these classes. With Qt's own classes, scrolling through a form changes each value that
+comes under the pointer: a combo box gets the focus from the wheel, and a spin box or slider needs no focus at all.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class ComboBox(QComboBox):
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
 
     def wheelEvent(self, event: QWheelEvent) -> None:
-        """Choose another entry, or leave the wheel to the area that scrolls around the box."""
+        """Choose another entry if the box has the focus; otherwise let the scroll area around it scroll."""
         if self.hasFocus():
             super().wheelEvent(event)
         else:
@@ -35,7 +35,7 @@ class SpinBox(QSpinBox):
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
 
     def wheelEvent(self, event: QWheelEvent) -> None:
-        """Step, or leave the wheel to the area that scrolls around the box."""
+        """Step if the box has the focus; otherwise let the scroll area around it scroll."""
         if self.hasFocus():
             super().wheelEvent(event)
         else:
@@ -50,7 +50,7 @@ class DoubleSpinBox(QDoubleSpinBox):
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
 
     def wheelEvent(self, event: QWheelEvent) -> None:
-        """Step, or leave the wheel to the area that scrolls around the box."""
+        """Step if the box has the focus; otherwise let the scroll area around it scroll."""
         if self.hasFocus():
             super().wheelEvent(event)
         else:
@@ -65,7 +65,7 @@ class Slider(QSlider):
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
 
     def wheelEvent(self, event: QWheelEvent) -> None:
-        """Step, or leave the wheel to the area that scrolls around the slider."""
+        """Step if the slider has the focus; otherwise let the scroll area around it scroll."""
         if self.hasFocus():
             super().wheelEvent(event)
         else:

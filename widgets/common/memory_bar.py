@@ -20,11 +20,11 @@ from widgets.common.palette import Palette
 PartRole = Literal["weights", "experts", "kv", "compute", "pipeline", "other"]
 """A part of a device's memory, which is also the name of its colour in `Palette`.
 
-Lanes, bars, legend and report take colours of parts by this name, so that one part has one colour everywhere.
+Lanes, bars, legend and report use this name for the colour, so that one part has one colour everywhere.
 """
 
 OVERFLOW_WIDTH = 18.0
-"""Room in pixels right of the bar, for memory beyond the device's end."""
+"""Room in pixels at the right of the bar, for memory that exceeds the device's total."""
 # Below this share of the device's memory a cap becomes the whole length of the bar.
 _SMALL_CAP_SHARE = 0.25
 _MIN_SEGMENT = 1.5
@@ -32,7 +32,7 @@ _MIN_SEGMENT = 1.5
 
 @dataclass(frozen=True, slots=True)
 class BarPart:
-    """One segment of a bar, with its translated name."""
+    """One segment of a memory bar, with its translated name."""
 
     role: PartRole
     label: str
@@ -41,10 +41,10 @@ class BarPart:
 
 @dataclass(frozen=True, slots=True)
 class PlacedWeights:
-    """Weights that a layout puts on one device, by the sizes of its tensors.
+    """Weights that a layout places on one device, by the sizes of its tensors.
 
-    total_bytes: all of them; None if overrides by tensor name leave it unknown.
-    expert_bytes: the experts among them.
+    total_bytes: all weights, in bytes; None if overrides by tensor name leave it unknown.
+    expert_bytes: the part of them that is experts, in bytes.
     """
 
     total_bytes: int | None = None
@@ -56,14 +56,14 @@ UNKNOWN_WEIGHTS = PlacedWeights()
 
 @dataclass(frozen=True, slots=True)
 class MemoryBar:
-    """The values of a bar.
+    """The values of a memory bar.
 
-    span_bytes: bytes of the whole length of the bar.
+    span_bytes: memory that the whole length of the bar stands for.
     other_bytes: memory of other programs; None if it is unknown.
-    mapped_bytes: weights that are read from the mapped file. The system can drop them, so they are never too much.
+    mapped_bytes: weights that are read from the mapped file. The system can drop their pages, so they always fit.
     mapped_expert_bytes: the experts among the mapped weights.
-    line_bytes: the limit with the margin subtracted; parts beyond it do not fit.
-    shortfall_bytes: what is missing; negative if everything fits.
+    line_bytes: the limit after the margin is subtracted; parts beyond it do not fit.
+    shortfall_bytes: missing memory; negative if everything fits.
     """
 
     span_bytes: int
@@ -76,12 +76,12 @@ class MemoryBar:
 
     @property
     def used_bytes(self) -> int:
-        """Memory of other programs and all parts."""
+        """Memory of other programs and of all parts, in bytes."""
         return (self.other_bytes or 0) + sum(part.size_bytes for part in self.parts)
 
 
 def row_parts(row: DeviceRow, placed: PlacedWeights = UNKNOWN_WEIGHTS) -> tuple[BarPart, ...]:
-    """Return the segments of `row`, in the order of the bar, without empty ones."""
+    """Return the segments of a device's memory, in the order of the bar, without empty ones."""
     # `compute_bytes` includes the copies for a pipeline, which are a segment of their own.
     alone_bytes = row.compute_bytes - row.pipeline_bytes
     # Experts that are mapped are not in `weights_bytes`; those are painted with the mapped part.
@@ -97,18 +97,18 @@ def row_parts(row: DeviceRow, placed: PlacedWeights = UNKNOWN_WEIGHTS) -> tuple[
 
 
 def available_bytes(row: DeviceRow) -> int:
-    """Return the memory that may be planned on the device: the smaller of free memory and cap."""
+    """Return the memory that a layout may use on the device: free memory or the cap, whichever is smaller."""
     # The shortfall is signed and is need + margin - available, so this also holds if everything fits.
     return row.need_bytes + row.margin_bytes - row.shortfall_bytes
 
 
 def shortfall_within(row: DeviceRow, room: DeviceRow) -> int:
-    """Return how much memory `row` lacks on the device as it is in `room`; negative if it fits."""
+    """Return how many bytes `row` lacks if the device has the free memory of `room`; negative if it fits."""
     return row.need_bytes + row.margin_bytes - available_bytes(room)
 
 
 def used_mapped_bytes(row: DeviceRow, placed: PlacedWeights) -> int:
-    """Return how much of the mapped file the layout reads on this device.
+    """Return how many bytes of the mapped file the layout reads on this device.
 
     llama.cpp maps the range from the first to the last tensor on the CPU (`llama_model_loader::get_mapping_range`), so
     the experts of three layers can count as almost the whole file. Pages of other tensors in the range are never read.
@@ -119,7 +119,10 @@ def used_mapped_bytes(row: DeviceRow, placed: PlacedWeights) -> int:
 
 
 def bar_of_row(row: DeviceRow, room: DeviceRow | None = None, placed: PlacedWeights = UNKNOWN_WEIGHTS) -> MemoryBar:
-    """Return the bar of `row`. `room`: row with the free memory from before the load, if `row` was measured."""
+    """Return the memory bar of `row`.
+
+    `room`: the row with the free memory from before the load, if `row` was measured after it; None: `row` itself.
+    """
     room = row if room is None else room
     limit_bytes = available_bytes(room)
     # An unknown reading stays None. As 0 it would say that no other program uses the device.
@@ -143,14 +146,17 @@ def bar_of_row(row: DeviceRow, room: DeviceRow | None = None, placed: PlacedWeig
 
 
 def room_text(bar: MemoryBar) -> str:
-    """Return "free 4.10 GiB" or "short 312.0 MiB", after the margin. A device that holds nothing is never short."""
+    """Return the free or missing memory after the margin as text: "free 4.10 GiB" or "short 312.0 MiB".
+
+    A device that has to hold nothing is never short.
+    """
     if bar.shortfall_bytes > 0 and bar.parts:
         return tr("short {size}", size=format_bytes(bar.shortfall_bytes))
     return tr("free {size}", size=format_bytes(max(-bar.shortfall_bytes, 0)))
 
 
 def parts_texts(bar: MemoryBar) -> tuple[str, ...]:
-    """Return "weights 16.9 · KV 1.4 · compute 1.2 GiB" and shorter forms of it, longest first; () when empty."""
+    """Return texts such as "weights 16.9 · KV 1.4 · compute 1.2 GiB", longest first; none if the bar has no parts."""
     named = [(part.label, part.size_bytes) for part in bar.parts]
     if bar.mapped_bytes > 0:
         named.append((tr("mapped"), bar.mapped_bytes))
@@ -169,7 +175,7 @@ def parts_texts(bar: MemoryBar) -> tuple[str, ...]:
 
 
 def bar_tooltip(row: DeviceRow, room: DeviceRow | None = None, placed: PlacedWeights = UNKNOWN_WEIGHTS) -> str:
-    """Return every number of `row`, a line each, for a plain-text tooltip."""
+    """Return a plain text for a tooltip with every number of `row`, one on each line."""
     room = row if room is None else room
     used_bytes = used_mapped_bytes(row, placed)
     # Zeros are left out: most devices have no recurrent state, pipeline or mapped file.
@@ -218,7 +224,7 @@ def part_colour(palette: Palette, role: PartRole) -> str:
 
 
 def paint_bar(painter: QPainter, rect: QRectF, bar: MemoryBar, palette: Palette) -> None:
-    """Paint `bar` into `rect`; its last `OVERFLOW_WIDTH` pixels are for memory beyond the device's end."""
+    """Paint `bar` into `rect`. The last `OVERFLOW_WIDTH` pixels are for memory that exceeds the device's total."""
     body = rect.adjusted(0, 0, -OVERFLOW_WIDTH, 0)
     painter.fillRect(body, mix(palette.panel, palette.line, 0.75))
     scale = body.width() / bar.span_bytes
@@ -264,7 +270,7 @@ def _paint_segment(painter: QPainter, rect: QRectF, name: str) -> None:
 
 
 def _paint_overflow(painter: QPainter, rect: QRectF, line_x: float, end_x: float, palette: Palette) -> None:
-    """Paint memory beyond the limit in red: hatched up to the device's end, then as an arrow."""
+    """Paint memory beyond the limit in red: hatched up to the device's total, then as an arrow."""
     body = rect.adjusted(0, 0, -OVERFLOW_WIDTH, 0)
     end_x = max(end_x, line_x + 3)
     inside = QRectF(line_x, rect.top(), min(end_x, body.right()) - line_x, rect.height())
@@ -290,7 +296,7 @@ def _paint_overflow(painter: QPainter, rect: QRectF, line_x: float, end_x: float
 
 
 def holdings_text(holdings: Iterable[Holding]) -> str:
-    """Return a line for each model that holds memory; "" if there is none."""
+    """Return one line for each model that holds memory of a device; empty if there are none."""
     return "\n".join(
         tr("{model} uses {size}", model=each.model, size=format_bytes(each.size_bytes)) for each in holdings
     )

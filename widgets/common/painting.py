@@ -10,23 +10,24 @@ from PySide6.QtWidgets import QWidget
 
 
 def keep_left_to_right(widget: QWidget) -> None:
-    """Paint `widget` from left to right even in languages that are written from right to left.
+    """Paint `widget` from left to right also in languages that are written from right to left.
 
-    Layers in their order, bars, graphs and names of models with figures are read like numbers and axes everywhere.
+    Layers in their order, bars, graphs and names of models with figures are read like numbers and axes in all
+    languages.
     """
     widget.setLayoutDirection(Qt.LayoutDirection.LeftToRight)
 
 
 @lru_cache(maxsize=256)
 def colour(name: str, opacity: float = 1.0) -> QColor:
-    """Return the colour `#rrggbb` with `opacity` 0..1. The result is shared: do not change it."""
+    """Return the colour `#rrggbb` with `opacity`, 0 to 1. The object is shared: do not change it."""
     result = QColor(name)
     result.setAlphaF(opacity)
     return result
 
 
 def mix(below: str, above: str, share: float) -> QColor:
-    """Return `above` laid over `below` with opacity `share`, as one opaque colour."""
+    """Return the colour of `above` painted over `below` with opacity `share`."""
     first, second = colour(below), colour(above)
     return QColor.fromRgbF(
         first.redF() * (1 - share) + second.redF() * share,
@@ -36,7 +37,7 @@ def mix(below: str, above: str, share: float) -> QColor:
 
 
 def paint_hatch(painter: QPainter, rect: QRectF, line: QColor, *, step: float = 5.0, width: float = 1.5) -> None:
-    """Paint diagonal lines over `rect`, `step` pixels apart, for memory that does not fit or is mapped."""
+    """Paint diagonal lines over `rect`, `step` pixels apart. They mark memory that does not fit or is mapped."""
     painter.save()
     painter.setClipRect(rect)
     painter.setPen(QPen(line, width))

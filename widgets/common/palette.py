@@ -1,4 +1,4 @@
-"""The colours of the window: one accent, six part colours used everywhere for the same thing."""
+"""The colours of the window: one accent, and six colours that stand for the same part of memory everywhere."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from dataclasses import dataclass
 class Palette:
     """Colours as `#rrggbb`, by their use.
 
-    Text colours have a contrast of at least 4.5 to each of `SURFACES`, fill colours one of 3, as WCAG 2 asks for.
+    Text colours have a contrast of at least 4.5 to each of `SURFACES`, and fill colours of at least 3. WCAG 2 requires
+    this.
     """
 
     name: str
@@ -39,7 +40,7 @@ SURFACES = ("background", "panel", "card", "line")
 WORDS = ("text", "dim", "accent", "bad", "good", "experts", "kv", "compute")
 """Text colours. The last three colour source code, and `experts` also marks models that barely fit."""
 FILLED = {"accent": "on_accent", "bad": "on_bad", "good": "on_good"}
-"""Backgrounds of buttons and badges, with the colour of their text."""
+"""Background colours of buttons and badges, with the colour of the text on them."""
 
 DARK = Palette(
     name="dark",

@@ -1,4 +1,4 @@
-"""Labels and small buttons with a role: the dynamic property that the application's stylesheet selects on."""
+"""Labels and small buttons with a role, which is a dynamic property that selectors of the stylesheet use."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from PySide6.QtWidgets import QLabel, QToolButton, QWidget
 
 
 def set_role(widget: QWidget, role: str) -> None:
-    """Set the `role` property and restyle: a stylesheet does not notice a property that changes later."""
+    """Set the `role` property of the stylesheet and restyle: Qt does not notice a property that changes later."""
     if widget.property("role") == role:
         return
     widget.setProperty("role", role)
@@ -19,7 +19,7 @@ def set_role(widget: QWidget, role: str) -> None:
 
 
 def plain_label(text: str = "", role: str = "", *, wrap: bool = False) -> QLabel:
-    """Return a label that shows `text` as it is, never as markup. `role` is a word of the stylesheet."""
+    """Return a label that shows `text` as it is, never as markup. `role`: a role that the stylesheet has."""
     label = QLabel()
     # QLabel detects rich text by default, and names of models and devices come from foreign files.
     label.setTextFormat(Qt.TextFormat.PlainText)
@@ -31,7 +31,7 @@ def plain_label(text: str = "", role: str = "", *, wrap: bool = False) -> QLabel
 
 
 def tool_button(text: str, name: str, role: str = "quiet", *, tip: str = "") -> QToolButton:
-    """Return a small button. `name`: accessible name, and tooltip unless `tip` is given."""
+    """Return a small button. `name`: accessible name, and also the tooltip unless `tip` is given."""
     button = QToolButton()
     button.setText(text)
     button.setAccessibleName(name)

@@ -11,9 +11,9 @@ from widgets.common.tool_tips import plain_tool_tip
 
 
 class RowTable(QTableWidget):
-    """Columns are as wide as their texts; the column `wide` takes the remaining width. `name`: accessible name.
+    """Table whose columns are as wide as their texts; the column with the index `wide` gets the remaining width.
 
-    Tab leaves it; the arrow keys go through the rows.
+    `name`: accessible name. Tab leaves the table; the arrow keys move through the rows.
     """
 
     def __init__(self, headings: Sequence[str], name: str, parent: QWidget | None = None, *, wide: int = -1) -> None:
@@ -34,7 +34,7 @@ class RowTable(QTableWidget):
 
     @property
     def chosen_row(self) -> int | None:
-        """The selected row; None without a selection."""
+        """Index of the selected row; None if no row is selected."""
         rows = self.selectionModel().selectedRows()
         return rows[0].row() if rows else None
 
@@ -43,7 +43,7 @@ class RowTable(QTableWidget):
     ) -> None:
         """Replace the rows. `tips`: the tooltip of each cell; None: the cell's own text.
 
-        Nothing is emitted for `chosen`: it is the row that was chosen before, where it is now.
+        `chosen`: new index of the row that was selected before. It is selected without emitting a signal.
         """
         # Selecting a row again would emit `itemSelectionChanged`, which its listener takes for a choice of the user.
         blocked = self.blockSignals(True)
@@ -58,7 +58,7 @@ class RowTable(QTableWidget):
         self.blockSignals(blocked)
 
     def add_rows(self, rows: Sequence[Sequence[str]], tips: Sequence[Sequence[str]] | None = None) -> None:
-        """Add rows at the end."""
+        """Append rows. `tips`: the tooltip of each cell; None: the cell's own text."""
         first = self.rowCount()
         self.setRowCount(first + len(rows))
         for row, texts in enumerate(rows):

@@ -12,7 +12,7 @@ SMALL_PX = 11
 
 
 class _Zoom:
-    """The zoom of the interface; the application has one."""
+    """The zoom factor of the interface, which the whole application shares."""
 
     factor = 1.0
 
@@ -23,7 +23,7 @@ def set_zoom(factor: float) -> None:
 
 
 def zoom() -> float:
-    """Return the zoom of the interface, 1.0 for its own size."""
+    """Return the zoom factor of the interface; 1.0 is the normal size."""
     return _Zoom.factor
 
 
@@ -41,7 +41,7 @@ def tabular(font: QFont) -> QFont:
 
 
 def ui_font(size_px: int = BODY_PX, *, bold: bool = False) -> QFont:
-    """Return the application's font in `size_px` pixels at a zoom of 1, with tabular figures."""
+    """Return the application's font with tabular figures. `size_px`: size in pixels at a zoom of 1."""
     return _font(zoomed(size_px), bold=bold)
 
 
@@ -54,7 +54,7 @@ def _font(size_px: int, *, bold: bool) -> QFont:
 
 
 def text_width(text: str, font: QFont) -> float:
-    """Return the width of `text` in pixels."""
+    """Return the width of `text` in pixels if it is written in `font`."""
     return QFontMetricsF(font).horizontalAdvance(text)
 
 
@@ -64,7 +64,7 @@ def elide(text: str, font: QFont, width: float) -> str:
 
 
 def fitting(variants: Sequence[str], font: QFont, width: float) -> str:
-    """Return the first of `variants` (longest first) that fits in `width` pixels, else the last one elided."""
+    """Return the first of `variants` (longest first) that fits in `width` pixels; if none fits, the last one elided."""
     metrics = QFontMetricsF(font)
     for text in variants:
         if metrics.horizontalAdvance(text) <= width:

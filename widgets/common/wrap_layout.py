@@ -1,4 +1,4 @@
-"""A layout that puts items side by side and goes on in the next line when a line is full."""
+"""A layout that puts items side by side, and starts another line when a line is full."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from PySide6.QtWidgets import QLayout, QLayoutItem, QStyle, QWidget
 
 
 class WrapLayout(QLayout):
-    """Items keep their size hint, centred in their line; expanding ones fill or shrink to fit."""
+    """Layout in lines.
+
+    Items have the size of their hint, centred in the line; expanding items grow or shrink to fit.
+    """
 
     def __init__(self, parent: QWidget | None = None, *, spacing: int = 8) -> None:
         super().__init__(parent)
@@ -39,14 +42,14 @@ class WrapLayout(QLayout):
         return sum(height for _, height in lines) + self.spacing() * max(len(lines) - 1, 0)
 
     def sizeHint(self) -> QSize:
-        """All items in one line."""
+        """Return the size of all items in one line."""
         sizes = [item.sizeHint() for item in self._visible()]
         width = sum(size.width() for size in sizes) + self.spacing() * max(len(sizes) - 1, 0)
         # A parent asks for this before it knows the width; the height for two lines comes from `heightForWidth`.
         return QSize(width, max((size.height() for size in sizes), default=0))
 
     def minimumSize(self) -> QSize:
-        """The widest item."""
+        """Return the size of the widest and of the highest item."""
         sizes = [item.minimumSize() for item in self._visible()]
         widths, heights = [size.width() for size in sizes], [size.height() for size in sizes]
         return QSize(max(widths, default=0), max(heights, default=0))

@@ -1,1 +1,1 @@
-"""The settings bar: model, split mode, context and the load buttons."""
+"""Widgets of the settings bar, and dialogs for settings, automatic layouts, export and import."""

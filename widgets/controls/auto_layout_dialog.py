@@ -34,7 +34,10 @@ _ROW_GAP_PX = 1
 
 
 class AutoLayoutDialog(Dialog):
-    """Reports each change of an option at once; a search starts with "Find Layout". It stays open for the result."""
+    """Dialog with the options of automatic layouts. Each change is reported at once; "Find Layout" starts a search.
+
+    It stays open to show the explanation of the layout that was found.
+    """
 
     wishes_changed = Signal(AutoWishes)
     layout_requested = Signal()
@@ -128,13 +131,13 @@ class AutoLayoutDialog(Dialog):
         return self._wishes
 
     def set_wishes(self, wishes: AutoWishes) -> None:
-        """Show these options, without reporting them."""
+        """Show these options, without emitting `wishes_changed`."""
         if wishes != self._wishes:
             self._wishes = wishes
             self._fill()
 
     def set_devices(self, devices: Sequence[Device]) -> None:
-        """List these devices. The host takes the layers that remain and is not listed."""
+        """List these devices, but not the host, which always gets the remaining layers."""
         # An "accel" device works together with the CPU (BLAS, AMX; `GGML_BACKEND_DEVICE_TYPE_ACCEL`) and holds no
         # layers.
         shown = tuple(device for device in devices if not device.is_host and device.kind != "accel")
@@ -144,16 +147,16 @@ class AutoLayoutDialog(Dialog):
             self._fill()
 
     def set_pins_text(self, text: str) -> None:
-        """Show the pinned layers; empty if there are none."""
+        """Show which layers are pinned; empty if none are."""
         self.pins_label.setText(text or tr("No layers are pinned. Select some in the editor and press P."))
         self.release_button.setEnabled(bool(text))
 
     def set_ready(self, ready: bool) -> None:
-        """Enable the search, once a model is open."""
+        """Enable or disable the button "Find Layout"; it needs an open model."""
         self.find_button.setEnabled(ready)
 
     def set_explanation(self, text: str, *, bad: bool = False) -> None:
-        """Show the explanation of the layout that was found. `bad`: it does not fit."""
+        """Show the explanation of the layout that was found. `bad`: the layout does not fit."""
         self.explanation_label.setText(text)
         set_role(self.explanation_label, "error" if bad else "dim")
         # Qt does not enlarge a dialog for a wrapped label whose text comes later.
@@ -161,7 +164,7 @@ class AutoLayoutDialog(Dialog):
         self.explanation_label.setMinimumHeight(max(lines_px, self.explanation_label.heightForWidth(self.width() - 40)))
 
     def _fill(self) -> None:
-        """Show the options without reporting them."""
+        """Show the present options and devices, without emitting `wishes_changed`."""
         self._filling = True
         wishes = self._wishes
         self.strategy_box.setCurrentIndex(max(0, self.strategy_box.findData(wishes.strategy)))

@@ -1,4 +1,4 @@
-"""Context length, KV cache types and flash attention of the next load, with what is left open and was decided."""
+"""Context length, KV cache types and flash attention of the next load, with the decisions about automatic values."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ AUTO_PRESET = tr("Auto: as long as useful, up to what fits")
 
 
 class ContextEditor(QObject):
-    """Edits the parts of `ContextSettings` that the bar shows; the rest passes through unchanged.
+    """Edits those fields of `ContextSettings` that the settings bar shows; the others stay unchanged.
 
-    `groups` are the widgets to lay out. Cache types and flash attention are shown only after "Details": people who try
-    a first model need none of them, and the defaults fit.
+    `groups` are the widgets, which the caller lays out. Cache types and flash attention are shown only after "Details":
+    people who try a first model need none of them, and the defaults fit.
     """
 
     context_changed = Signal(ContextSettings)
@@ -91,7 +91,7 @@ class ContextEditor(QObject):
         return (self.n_ctx_box, self.presets_button, *boxes, self.details_button, self.all_button)
 
     def show_details(self, shown: bool) -> None:
-        """Show or hide cache types and flash attention, without a signal."""
+        """Show or hide cache types and flash attention, without emitting a signal."""
         self.details_button.setChecked(shown)
         for group in self._details:
             group.setVisible(shown)
@@ -103,7 +103,11 @@ class ContextEditor(QObject):
     def set_settings(
         self, settings: ContextSettings, n_ctx_train: int | None, decisions: tuple[Decision, ...] = ()
     ) -> None:
-        """Show `settings` and what was decided; `n_ctx_train`: the length trained for, None when unknown."""
+        """Show `settings`.
+
+        `n_ctx_train`: the context length that the model was trained for; None if unknown.
+        `decisions`: the values that were decided for automatic settings.
+        """
         # An automatic length follows free memory, which changes all the time. It must not replace a number being typed.
         keeps_typed = settings == self._settings and is_typed_in(self.n_ctx_box)
         self._settings = settings
@@ -121,7 +125,7 @@ class ContextEditor(QObject):
         self._show_hints()
 
     def _label(self) -> str:
-        """Return the label of the box; with several parallel requests it has their number."""
+        """Return the label of the context box. With several parallel requests it includes their number."""
         count = self._settings.n_seq_max
         name = (
             tr("Context")
@@ -131,7 +135,7 @@ class ContextEditor(QObject):
         return tr("{name} · auto", name=name) if self._settings.n_ctx == AUTO_CONTEXT else name
 
     def _used_n_ctx(self) -> int:
-        """Return the context length of one request in tokens."""
+        """Return the context length of one request in tokens: entered or decided."""
         if self._settings.n_ctx != AUTO_CONTEXT:
             return self._settings.n_ctx_each
         decided = self._decisions.get("n_ctx")

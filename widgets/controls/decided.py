@@ -1,4 +1,4 @@
-"""Decisions in a form: a row for each setting with its control, the value in use and the reason."""
+"""Rows of a form with decisions: for each setting its control, the value in use and the reason."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from widgets.common.roles import plain_label
 from widgets.common.tool_tips import plain_tool_tip
 
 MIN_COUNT = 10_000
-"""Numbers from here on have a separator for thousands."""
+"""Numbers from this one on are shown with a separator for thousands."""
 
 
 def decided_text(decision: Decision) -> str:
-    """Return value and reason in one line; only the reason if the user chose the value."""
+    """Return the decided value and the reason in one line; only the reason if the user chose the value."""
     return decision.reason if decision.overridden else f"{value_text(decision.value)}: {decision.reason}"
 
 
 def value_text(value: str | int | bool) -> str:
-    """Return a decided value as it is shown."""
+    """Return a decided value as text."""
     # First, because `bool` is a subclass of `int`.
     if isinstance(value, bool):
         return tr("on") if value else tr("off")
@@ -30,11 +30,11 @@ def value_text(value: str | int | bool) -> str:
 
 
 TWO_LINES_PX = 34
-"""Least height of a reason in pixels, so that the dialog does not change its height with every reason."""
+"""Least height of a reason in pixels: two lines, so that the dialog does not change its height with every reason."""
 
 
 class DecidedRows:
-    """Lays out settings in three columns: label, controls, and the decision with its reason."""
+    """Lays out settings in three columns: label, control, and the decided value with its reason."""
 
     def __init__(self, grid: QGridLayout) -> None:
         self._grid = grid
@@ -44,7 +44,7 @@ class DecidedRows:
         grid.setColumnStretch(2, 1)
 
     def add_title(self, text: str) -> None:
-        """Begin a group of settings."""
+        """Add a title above the next settings."""
         row = self._grid.rowCount()
         # An empty `QGridLayout` says that it has one row, so the first title is in row 1.
         if row > 1:
@@ -53,7 +53,10 @@ class DecidedRows:
         self._grid.addWidget(plain_label(text, "title"), row, 0, 1, 3)
 
     def add(self, setting: str, label: str, *controls: QWidget, hint: str = "") -> None:
-        """Add the controls of one setting; its line shows what was decided for `setting`, `hint` is its tool tip."""
+        """Add a row for the setting with the key `setting`: label, controls and its decision.
+
+        `hint`: tooltip of the row.
+        """
         row = self._grid.rowCount()
         name = plain_label(label, "dim")
         for widget in (name, *controls):
@@ -66,11 +69,11 @@ class DecidedRows:
         self._grid.addWidget(line, row, 2)
 
     def line(self, setting: str) -> str:
-        """Return the decision shown for a setting."""
+        """Return the text of the decision that is shown for a setting."""
         return self._lines[setting].text()
 
     def show_decisions(self, decisions: Mapping[str, Decision]) -> None:
-        """Show the decision of each setting; settings without one get an empty line."""
+        """Show the decision of each setting by its key; the text of a setting without a decision is empty."""
         for setting, line in self._lines.items():
             decided = decisions.get(setting)
             line.setText("" if decided is None else decided_text(decided))

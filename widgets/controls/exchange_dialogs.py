@@ -1,4 +1,4 @@
-"""Dialogs for layouts of other programs: the text for one of them, and a text to make a layout of."""
+"""Dialogs to exchange layouts with other programs: export as a command or file, and import of such a text."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from widgets.common.dialog import OK_CANCEL, Dialog
 from widgets.common.roles import plain_label
 
 PAUSE_MS = 250
-"""The text is read after a pause of this length, not at each letter."""
+"""Pause in milliseconds after the last typed letter, before the text is read."""
 _NOTES_LINES = 7
 
 
 class _Notes(QPlainTextEdit):
-    """A few sentences, read only."""
+    """A read-only text of a few sentences."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -28,12 +28,12 @@ class _Notes(QPlainTextEdit):
         self.setFixedHeight(self.fontMetrics().lineSpacing() * _NOTES_LINES + 2 * self.frameWidth() + 8)
 
     def show_sentences(self, sentences: Sequence[str]) -> None:
-        """Show each sentence on lines of its own."""
+        """Show the sentences as a list, each on lines of its own."""
         self.setPlainText("\n".join(f"• {sentence}" for sentence in sentences))
 
 
 class _Code(QPlainTextEdit):
-    """Text in a fixed font, with long lines whole."""
+    """Text in a fixed font, without wrapping of long lines."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -44,7 +44,10 @@ class _Code(QPlainTextEdit):
 
 
 class ExportLayoutDialog(Dialog):
-    """Shows the text for another program and what it cannot say. `targets`: (key, title) of each program."""
+    """Shows the layout as a text for another program, and what that text cannot express.
+
+    `targets`: (key, title) of each program.
+    """
 
     target_changed = Signal(str)
     save_requested = Signal()
@@ -77,7 +80,7 @@ class ExportLayoutDialog(Dialog):
         return self.text_view.toPlainText()
 
     def show_text(self, text: str, notes: Sequence[str]) -> None:
-        """Show the text for the chosen program."""
+        """Show the text for the chosen program. `notes`: sentences on what the text cannot express."""
         # Set only if it differs: a new text loses selection and scroll position.
         if text != self.text:
             self.text_view.setPlainText(text)
@@ -87,7 +90,7 @@ class ExportLayoutDialog(Dialog):
         self._enable(bool(text))
 
     def show_fault(self, sentence: str) -> None:
-        """Show why there is no text."""
+        """Show `sentence` as the reason why the layout cannot be exported."""
         self.text_view.setPlainText("")
         self._show_notes(tr("This layout cannot be exported:"), (sentence,))
         self._enable(False)
@@ -106,10 +109,13 @@ class ExportLayoutDialog(Dialog):
 
 
 class ImportLayoutDialog(Dialog):
-    """Takes a text of another program, and shows what is made of it. OK is for the layout that was read last."""
+    """Imports a text of another program, and shows the layout that was read from it.
+
+    OK accepts the layout read last.
+    """
 
     text_changed = Signal()
-    """The text or the chosen model has changed, and a moment has passed."""
+    """Emitted when the text or the chosen model has changed, after a short pause."""
     open_requested = Signal()
 
     def __init__(self, parent: QWidget | None = None) -> None:
@@ -141,22 +147,22 @@ class ImportLayoutDialog(Dialog):
 
     @property
     def text(self) -> str:
-        """The text as it is now."""
+        """The entered text."""
         return self.text_edit.toPlainText()
 
     @property
     def name(self) -> str | None:
-        """The chosen model of a configuration with several; None if there is nothing to choose."""
+        """Name of the chosen model, if the configuration has several; None if there is no choice."""
         return self.name_box.currentText() if self.name_box.count() else None
 
     def clear(self) -> None:
-        """Begin anew, without a text."""
+        """Remove the text, the models and the result."""
         self.text_edit.setPlainText("")
         self.set_names(())
         self.show_fault("")
 
     def set_names(self, names: Sequence[str]) -> None:
-        """Offer the models of a configuration; the chosen one stays if it is among them."""
+        """Offer these models of a configuration. The chosen one stays chosen if it is among them."""
         if list(names) == [self.name_box.itemText(index) for index in range(self.name_box.count())]:
             return
         chosen = self.name_box.currentText()
@@ -166,14 +172,17 @@ class ImportLayoutDialog(Dialog):
         self.name_box.setVisible(bool(names))
 
     def show_result(self, heading: str, notes: Sequence[str]) -> None:
-        """Show what the layout is, and what was left out; OK takes it."""
+        """Show the result of reading the text, and enable OK.
+
+        `heading`: the layout in words. `notes`: what was left out.
+        """
         self.notes_label.setText(heading)
         self.notes_view.show_sentences(notes)
         self.notes_view.setVisible(bool(notes))
         self._ok().setEnabled(True)
 
     def show_fault(self, sentence: str) -> None:
-        """Show why there is no layout."""
+        """Show `sentence` as the reason why there is no layout, and disable OK."""
         self.notes_label.setText(sentence)
         self.notes_view.hide()
         self._ok().setEnabled(False)

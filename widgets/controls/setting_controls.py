@@ -1,4 +1,4 @@
-"""Controls of one setting each, by the kind of its value, and the boxes for numbers that they are made of."""
+"""Controls for one setting each, by the kind of its value, and the number boxes that they consist of."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from widgets.common.tool_tips import plain_tool_tip
 
 
 def show_number(box: QSpinBox, number: int) -> int:
-    """Show `number` without a signal, and return it limited to the range of the box.
+    """Show `number` without emitting a signal, and return it limited to the range of the box.
 
     If the box has that number already, its text stays, because the user may be typing another one.
     """
@@ -35,7 +35,7 @@ def show_number(box: QSpinBox, number: int) -> int:
 
 
 def is_typed_in(box: QSpinBox) -> bool:
-    """Return whether the user has typed a number that is not entered yet."""
+    """Return whether the user is typing a number that is not entered yet."""
     return box.hasFocus() and box.lineEdit().isModified()
 
 
@@ -46,7 +46,7 @@ PADDING = 22
 
 
 class TokenSpinBox(SpinBox):
-    """Reports a value when it is entered, not while it is typed; typed values are rounded up as the engine does."""
+    """Box for a number of tokens. It emits a value when that is entered, and rounds it up to a multiple of 256."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -62,7 +62,7 @@ class TokenSpinBox(SpinBox):
         self.lineEdit().returnPressed.connect(self.clearFocus)
 
     def fit_width(self) -> None:
-        """Make room for the longest usual count in the present font."""
+        """Set the width so that the longest usual count fits in the present font."""
         # The stylesheet sets the font when the widget is polished, which otherwise happens when it is first shown.
         self.ensurePolished()
         self.setFixedWidth(self.fontMetrics().horizontalAdvance(format_count(8 * 131072)) + zoomed(PADDING))
@@ -89,16 +89,19 @@ class TokenSpinBox(SpinBox):
         return QValidator.State.Acceptable, text, position
 
     def fixup(self, text: str) -> str:
-        """Return the text of the present value, for a text that is left and is no count."""
+        """Return the text of the present value, to replace a typed text that is no count."""
         return self.textFromValue(self.value())
 
 
 MOST_SHOWN = 1 << 20
-"""Upper limit of plain number boxes. A larger value from a file stays until the user enters another one."""
+"""Upper limit of plain number boxes. A larger value from a file is kept until the user enters another one."""
 
 
 class SettingControl(QObject):
-    """Shows the value of one setting, and reports when the user changes it. The caller lays out `widgets` in a row."""
+    """The widgets for the value of one setting. `edited` is emitted if the user changes the value.
+
+    The caller lays out `widgets` side by side.
+    """
 
     edited = Signal()
 
@@ -111,15 +114,18 @@ class SettingControl(QObject):
         raise NotImplementedError
 
     def show_value(self, value: Value, decided: Decision | None) -> None:
-        """Show `value`, or the decided value if it is automatic, without a signal."""
+        """Show `value` without emitting a signal; if it is automatic, show the value of `decided`."""
         raise NotImplementedError
 
     def disable_choices(self, refused: Mapping[str, str]) -> None:
-        """Disable values that cannot be used; `refused` has their reasons. Controls without a list do nothing."""
+        """Disable values that cannot be used.
+
+        `refused`: reasons by the text of the value. Controls without a list do nothing.
+        """
 
 
 class ChoiceControl(SettingControl):
-    """A box with the words of a choice or a switch."""
+    """A box with the values of a choice or a switch."""
 
     def __init__(self, name: str, kind: Choice | Switch) -> None:
         self.box = ComboBox()
@@ -136,7 +142,7 @@ class ChoiceControl(SettingControl):
         self.box.setCurrentText(self._kind.text_of(value))
 
     def disable_choices(self, refused: Mapping[str, str]) -> None:
-        """Grey out refused values, with the reason as tooltip. The present value stays enabled."""
+        """Disable refused values, with the reason as tooltip. The present value stays enabled."""
         # A combo box without a model of its own has a `QStandardItemModel`, whose items can be disabled.
         model = cast(QStandardItemModel, self.box.model())
         for index in range(self.box.count()):
@@ -148,7 +154,7 @@ class ChoiceControl(SettingControl):
 
 
 class NumberControl(SettingControl):
-    """A box for a whole number; one that may be left open has "auto" as its least value."""
+    """A box for a whole number. If the setting may be automatic, the lowest value of the box is "auto"."""
 
     def __init__(self, name: str, kind: WholeNumber) -> None:
         self.box = _number_box(name, kind)
@@ -197,7 +203,7 @@ class RealControl(SettingControl):
 
 
 class LengthControl(SettingControl):
-    """A box for a length in tokens with an "Auto" button. While that is on, the box shows the length in use."""
+    """A box for a length in tokens, with a button "Auto". While the button is on, the box shows the length in use."""
 
     def __init__(self, name: str, kind: WholeNumber) -> None:
         self.auto_button = QToolButton()
@@ -233,7 +239,7 @@ class LengthControl(SettingControl):
 
 
 def make_control(setting: Setting) -> SettingControl:
-    """Return the control for the kind of value that `setting` has."""
+    """Return a new control for the kind of value that `setting` has."""
     kind, name = setting.kind, setting.label
     if isinstance(kind, Real):
         return RealControl(name, kind)
@@ -244,7 +250,7 @@ def make_control(setting: Setting) -> SettingControl:
 
 
 def _number_box(name: str, kind: WholeNumber) -> QSpinBox:
-    """Return a box for a number; 0 stands for automatic if the setting allows that."""
+    """Return a box for a whole number; 0 stands for automatic if the setting allows that."""
     box = SpinBox()
     # `setSpecialValueText` is shown for the minimum, which is why 0 stands for automatic.
     box.setRange(kind.low if kind.left_open is None else 0, min(kind.high, MOST_SHOWN))
@@ -257,5 +263,5 @@ def _number_box(name: str, kind: WholeNumber) -> QSpinBox:
 
 
 def _show_value(box: QSpinBox, value: Value) -> int:
-    """Show `value`, or 0 if it is no number, and return it limited to the range of the box."""
+    """Show `value`, or 0 if it is not a number, and return it limited to the range of the box."""
     return show_number(box, value if isinstance(value, int) else 0)

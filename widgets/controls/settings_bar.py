@@ -1,4 +1,4 @@
-"""The settings bar: which model, how it is split, with what context, and the load buttons."""
+"""The settings bar: open model, split mode, context of the next load, and the load buttons."""
 
 from __future__ import annotations
 
@@ -69,13 +69,17 @@ class SettingsBar(QFrame):
         self.load_buttons.unload_requested.connect(self.unload_requested)
 
     def set_model_text(self, name: str, detail: str) -> None:
-        """Show name and details of the open model; an empty name means that none is open."""
+        """Show name and details of the open model; an empty name if no model is open."""
         self.model_button.set_text(name, detail)
 
     def set_context(
         self, settings: ContextSettings, n_ctx_train: int | None = None, decisions: tuple[Decision, ...] = ()
     ) -> None:
-        """Show `settings` and what was decided; `n_ctx_train`: the length trained for, None when unknown."""
+        """Show `settings`.
+
+        `n_ctx_train`: the context length that the model was trained for; None if unknown.
+        `decisions`: the values that were decided for automatic settings.
+        """
         self.context_editor.set_settings(settings, n_ctx_train, decisions)
 
     def show_details(self, shown: bool) -> None:
@@ -84,7 +88,7 @@ class SettingsBar(QFrame):
         self._fit_height()
 
     def set_split_mode(self, mode: SplitMode, disabled: Mapping[SplitMode, str] | None = None) -> None:
-        """Show `mode` as chosen. `disabled`: reasons by mode that cannot be used."""
+        """Show `mode` as chosen. `disabled`: modes that cannot be used, each with the reason."""
         self.split_chooser.set_mode(mode, disabled or {})
 
     def set_status(self, status: ModelStatus) -> None:
@@ -93,7 +97,7 @@ class SettingsBar(QFrame):
         self._fit_height()
 
     def set_progress(self, fraction: float | None, text: str = "") -> None:
-        """Show the progress of a load; None is work of unknown length."""
+        """Show the progress of a load, 0 to 1, with a text on its stage; None if the length of the work is unknown."""
         self.load_buttons.set_progress(fraction, text)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
@@ -101,7 +105,7 @@ class SettingsBar(QFrame):
         self._fit_height()
 
     def apply_zoom(self) -> None:
-        """Use the zoom of the interface for the controls, which all have one height."""
+        """Use the zoom of the interface for the height of all controls."""
         self.context_editor.n_ctx_box.fit_width()
         controls = (
             self.model_button,
@@ -133,7 +137,7 @@ NO_MODEL = tr("Open a model")
 
 
 class ModelButton(QPushButton):
-    """Name in bold, detail dim, both elided."""
+    """Button with the name of the open model in bold and a detail, both elided."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -158,7 +162,7 @@ class ModelButton(QPushButton):
         self.set_text("", "")
 
     def set_text(self, name: str, detail: str) -> None:
-        """Show `name` and `detail`; an empty name means that no model is open."""
+        """Show `name` and `detail`; an empty name if no model is open."""
         self._name.setText(name or NO_MODEL)
         self._detail.setText(detail)
         self._fit()
@@ -198,7 +202,7 @@ LABELS: Mapping[SplitMode, tuple[str, str]] = {
 
 
 class SplitModeChooser(QWidget):
-    """Segments for the split modes; reports the one that was clicked."""
+    """Buttons for the split modes, of which one is checked. A click emits the mode."""
 
     mode_chosen = Signal(SplitModeChoice)
 
@@ -227,7 +231,7 @@ class SplitModeChooser(QWidget):
         self.set_mode("layer", {})
 
     def set_mode(self, mode: SplitMode, disabled: Mapping[SplitMode, str]) -> None:
-        """Show `mode` as chosen and the modes in `disabled` with their reason."""
+        """Check the button of `mode`. `disabled`: modes that cannot be used, each with the reason for its tooltip."""
         for candidate, button in self._buttons.items():
             button.setChecked(candidate == mode)
             button.setEnabled(candidate not in disabled)
@@ -242,7 +246,7 @@ class SplitModeChooser(QWidget):
         return self._buttons["tensor"]
 
     def button(self, mode: SplitMode) -> QToolButton:
-        """Return the segment of `mode`."""
+        """Return the button of `mode`."""
         return self._buttons[mode]
 
 
@@ -251,7 +255,7 @@ PROGRESS_STEPS = 1000
 
 
 def load_words(status: ModelStatus) -> tuple[str, str]:
-    """Return the text of the load button and its tool tip."""
+    """Return the text and the tool tip of the load button."""
     if status.is_loading:
         return tr("Load"), ""
     if status.phase is Phase.STOPPING:
@@ -264,7 +268,7 @@ def load_words(status: ModelStatus) -> tuple[str, str]:
 
 
 class LoadButtons(QWidget):
-    """Load, Cancel and Unload with a progress bar, as the status of the current model allows."""
+    """The buttons Load, Cancel and Unload with a progress bar. The status of the model decides which are shown."""
 
     load_requested = Signal()
     cancel_requested = Signal()
@@ -278,7 +282,7 @@ class LoadButtons(QWidget):
         self.cancel_button.setProperty("role", "primary")
         self.unload_button = QPushButton(tr("Unload"))
         self.buttons = (self.unload_button, self.cancel_button, self.load_button)
-        """In the order of the row."""
+        """The buttons from left to right."""
         self.progress = QProgressBar()
         self.progress.setTextVisible(False)
         self.progress.setAccessibleName(tr("Load progress"))
@@ -307,7 +311,7 @@ class LoadButtons(QWidget):
         self.set_status(ModelStatus())
 
     def set_status(self, status: ModelStatus) -> None:
-        """Enable and show the buttons that `status` allows."""
+        """Show and enable the buttons that `status` allows."""
         text, tool_tip = load_words(status)
         self.load_button.setText(text)
         self.load_button.setEnabled(status.can_load)

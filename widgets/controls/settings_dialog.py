@@ -1,4 +1,4 @@
-"""Dialog with all settings of the next load, and the values that automatic settings get."""
+"""Dialog with all settings of the next load, and the values that were decided for automatic settings."""
 
 from __future__ import annotations
 
@@ -40,7 +40,10 @@ _TITLES: dict[Group, str] = {"Context": tr("Context"), "Batches": tr("Batches"),
 
 
 class SettingsDialog(QDialog):
-    """A row for each setting of the table. The dialog is not modal: changes count at once, and Undo reverts them."""
+    """Dialog with a row for each setting in the table of settings.
+
+    It is not modal: changes are applied at once, and Undo reverts them.
+    """
 
     context_changed = Signal(ContextSettings)
 
@@ -96,7 +99,11 @@ class SettingsDialog(QDialog):
         decisions: tuple[Decision, ...] = (),
         refused: Mapping[str, Mapping[KvType, str]] = NO_REFUSALS,
     ) -> None:
-        """Show `settings` with what was decided; `refused` are cache types by setting, with the reason."""
+        """Show `settings`.
+
+        `decisions`: the values that were decided for automatic settings.
+        `refused`: for each setting, the cache types that cannot be used, with the reason.
+        """
         self._decided = {each.setting: each for each in decisions}
         self._show(settings)
         for key, control in self.controls.items():
@@ -111,11 +118,14 @@ class SettingsDialog(QDialog):
     def set_side_files(
         self, names: SideFileNames, devices: tuple[str, ...], decisions: tuple[Decision, ...] = ()
     ) -> None:
-        """Show the files loaded with the model; `devices`: ids of devices for the projector."""
+        """Show the files that are loaded with the model.
+
+        `devices`: ids of the devices that the projector can be on.
+        """
         self.side_files.set_names(names, devices, {each.setting: each for each in decisions})
 
     def set_loaded(self, text: str) -> None:
-        """Show the settings of the loaded model in a line; empty: hide the line."""
+        """Show a line with the settings of the loaded model; empty: hide the line."""
         self.loaded_label.setText(text)
         self.loaded_label.setVisible(bool(text))
 
@@ -136,19 +146,22 @@ SCALE_STEP = 0.1
 
 @dataclass(frozen=True, slots=True)
 class AdapterScale:
-    """A new scale for the adapter at `index`."""
+    """A new scale for the LoRA adapter at `index` of the list."""
 
     index: int
     scale: float
 
 
 class SideFileForm(QWidget):
-    """Form for projector and LoRA adapters. It reports requests; its owner chooses and reads the files."""
+    """Form for projector and LoRA adapters.
+
+    It emits requests only; its owner opens the file dialogs and reads the files.
+    """
 
     projector_requested = Signal()
     projector_removed = Signal()
     projector_device_chosen = Signal(str)
-    """Id of a device; empty for automatic."""
+    """Emitted with the id of the chosen device; empty for automatic."""
     adapter_requested = Signal()
     adapter_removed = Signal(int)
     adapter_scaled = Signal(AdapterScale)
@@ -185,7 +198,11 @@ class SideFileForm(QWidget):
     def set_names(
         self, names: SideFileNames, devices: tuple[str, ...], decisions: Mapping[str, Decision] | None = None
     ) -> None:
-        """Show the files loaded with the model; `devices`: ids of devices for the projector."""
+        """Show the files that are loaded with the model.
+
+        `devices`: ids of the devices that the projector can be on.
+        `decisions`: decisions on projector and adapters by setting.
+        """
         for setting, line in (("projector", self.projector_line), ("adapters", self.adapters_line)):
             decided = (decisions or {}).get(setting)
             line.setText("" if decided is None else decided_text(decided))
@@ -223,7 +240,7 @@ class SideFileForm(QWidget):
 
 
 class AdapterRow(QWidget):
-    """One adapter: name, scale, and a button to remove it."""
+    """The row of one LoRA adapter: name, scale, and a button to remove it."""
 
     removed = Signal(int)
     scaled = Signal(AdapterScale)
@@ -250,7 +267,7 @@ class AdapterRow(QWidget):
         self.remove_button.clicked.connect(lambda: self.removed.emit(self._index))
 
     def set_adapter(self, adapter: AdapterName) -> None:
-        """Show an adapter."""
+        """Show name and scale of `adapter`."""
         name = Path(adapter.path).name
         self.name_label.setText(name)
         self.name_label.setToolTip(plain_tool_tip(adapter.path))
@@ -271,7 +288,7 @@ def _line(label: str, *widgets: QWidget) -> QHBoxLayout:
 
 
 def _button(text: str) -> QPushButton:
-    """Return a button that Enter in a field of the same dialog does not press."""
+    """Return a button that is not pressed by Enter in a field of the same dialog."""
     button = QPushButton(text)
     button.setAutoDefault(False)
     return button

@@ -1,4 +1,4 @@
-"""The shares of a split inside layers: a slider and a number for every device that can be a member."""
+"""The shares of devices in split mode tensor or row: a slider and a number for each device."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NUMBER_WIDTH_PX = 64
 
 
 class ShareEditor(QFrame):
-    """Shows shares in per cent of their sum. If one changes, the others change in proportion.
+    """Shows shares in percent of their sum. If the user changes one, the others change in proportion.
 
     `moved` is emitted at each step of a slider, `move_finished` when it is released or a number was entered.
     """
@@ -43,11 +43,11 @@ class ShareEditor(QFrame):
 
     @property
     def shares(self) -> tuple[tuple[str, float], ...]:
-        """The shown shares by device, in per cent."""
+        """The shown shares as (device, percent)."""
         return self._shares
 
     def set_shares(self, shares: Sequence[tuple[str, float]]) -> None:
-        """Show devices with their shares, which need not sum to 100. The editor is hidden if there are none."""
+        """Show devices with their shares, which are scaled to a sum of 100. The editor is hidden if there are none."""
         self._shares = percent_shares(shares)
         # Sliders stay while the devices do, because a slider that is dragged must not be replaced.
         if list(self._members) != [device for device, _ in shares]:
@@ -57,7 +57,7 @@ class ShareEditor(QFrame):
         self.setVisible(bool(shares))
 
     def member(self, device: str) -> tuple[QSlider, QSpinBox]:
-        """Return the slider and the number of a device."""
+        """Return the slider and the number box of a device."""
         return self._members[device].slider, self._members[device].number
 
     def _rebuild(self, devices: list[str]) -> None:
@@ -86,7 +86,7 @@ class ShareEditor(QFrame):
 
 
 class _Member(QWidget):
-    """One device."""
+    """The row of one device: its name, a slider and a number box."""
 
     def __init__(self, device: str, parent: QWidget) -> None:
         super().__init__(parent)
@@ -111,7 +111,7 @@ class _Member(QWidget):
         row.addWidget(self.number)
 
     def set_percent(self, percent: int) -> None:
-        """Show a share without a signal."""
+        """Show a share without emitting a signal."""
         blocked = self.slider.blockSignals(True)
         self.slider.setValue(percent)
         self.slider.blockSignals(blocked)
@@ -119,13 +119,13 @@ class _Member(QWidget):
 
 
 def percent_shares(shares: Sequence[tuple[str, float]]) -> tuple[tuple[str, float], ...]:
-    """Return shares in per cent of their sum."""
+    """Return shares scaled to a sum of 100."""
     total = sum(share for _, share in shares)
     return tuple((device, WHOLE * share / total if total > 0 else 0.0) for device, share in shares)
 
 
 def with_percent(shares: Sequence[tuple[str, float]], device: str, percent: float) -> tuple[tuple[str, float], ...]:
-    """Return shares with `percent` for `device`; the others share the rest in their old proportion.
+    """Return shares with `percent` for `device`; the others divide the rest in their old proportion.
 
     A single device always has 100.
     """

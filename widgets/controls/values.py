@@ -1,4 +1,4 @@
-"""Values of the controls: what the settings bar, the settings of a load and automatic layouts show and report."""
+"""Values that the settings bar, the dialog with all settings and automatic layouts show and emit."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from engine.planning.settings.context_settings import KvType
 
 @dataclass(frozen=True, slots=True)
 class SplitModeChoice:
-    """The split mode that was chosen."""
+    """The split mode that a user chose."""
 
     mode: SplitMode
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterName:
-    """A LoRA adapter: its file and its scale."""
+    """A LoRA adapter: path of its file, and its scale."""
 
     path: str
     scale: float
@@ -27,7 +27,7 @@ class AdapterName:
 class SideFileNames:
     """Files that are loaded with the model.
 
-    projector: path, empty for none.
+    projector: path; empty for none.
     device: device of the projector; None if it is decided automatically.
     """
 
@@ -43,7 +43,7 @@ class AutoWishes:
     strategy: name in `STRATEGIES`.
     order: device ids, the preferred one first.
     off: ids of devices that must not be used.
-    kv_types: cache types for the longest context, the preferred one first; empty for those of the settings.
+    kv_types: cache types to try for the longest context, the preferred one first; empty for those of the settings.
     split: use several devices even if one is enough.
     one_backend: use devices of one backend only.
     """
@@ -56,7 +56,7 @@ class AutoWishes:
     one_backend: bool = False
 
     def ordered(self, ids: tuple[str, ...]) -> tuple[str, ...]:
-        """Return `ids` in the preferred order; ids without a preference come last."""
+        """Return `ids` in the preferred order; ids that `order` does not contain come last."""
         asked = [device_id for device_id in dict.fromkeys(self.order) if device_id in ids]
         return (*asked, *(device_id for device_id in ids if device_id not in asked))
 
@@ -65,8 +65,8 @@ class AutoWishes:
 class StrategyWords:
     """Texts of a strategy: name in the code, title, and purpose.
 
-    uses_order: the order of devices matters.
-    uses_kv_types: it may choose cache types.
+    uses_order: the strategy depends on the order of the devices.
+    uses_kv_types: the strategy may choose cache types.
     """
 
     name: str

@@ -1,1 +1,1 @@
-"""Cards with live memory graphs, one per device."""
+"""Widgets of the devices: cards with live memory graphs, details, limits, and cards that are not installed."""

@@ -1,4 +1,4 @@
-"""One device: id, name, used of total, a live graph and a line of readings."""
+"""The card of one device: id, name, used of total memory, a live graph and a line of readings."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ MIN_WIDTH = 160
 
 
 class DeviceCard(QFrame):
-    """Shows samples of one device. A click asks for its details; the context menu also for limits and removal."""
+    """Shows the readings of one device. A click requests its details; its menu can also request limits or removal."""
 
     details_requested = Signal(Device)
     limits_requested = Signal(Device)
@@ -72,12 +72,12 @@ class DeviceCard(QFrame):
 
     @property
     def alert(self) -> CardAlert:
-        """The problem of the device; empty without one."""
+        """The problem of the device that the card shows; an empty alert if there is none."""
         return self._alert
 
     @property
     def used_bytes(self) -> int | None:
-        """Used memory by the last reading; None without a reading."""
+        """Used memory by the last reading; None if there is no reading."""
         return None if self._last is None else self._last.used_bytes
 
     @property
@@ -86,7 +86,7 @@ class DeviceCard(QFrame):
 
     @property
     def used_share(self) -> float | None:
-        """Share of used memory, 0 to 1; None without a reading."""
+        """Share of used memory, 0 to 1; None if there is no reading."""
         used, total = self.used_bytes, self.total_bytes
         return None if used is None or not total else used / total
 
@@ -107,7 +107,7 @@ class DeviceCard(QFrame):
         self.plot.apply_palette(palette)
 
     def set_device(self, device: Device) -> None:
-        """Show `device`, keeping the graph: its id is the same."""
+        """Show `device`, which has the same id as the one before; the graph is kept."""
         self._device = device
         self._id_label.setText(device.id)
         self._name_label.setText(device_subtitle(device))
@@ -123,7 +123,7 @@ class DeviceCard(QFrame):
         self._show_tool_tip()
 
     def add_sample(self, sample: Sample) -> None:
-        """Show the reading and append it to the graph."""
+        """Show the reading, and append it to the graph."""
         self._last = sample
         total_bytes = device_total_bytes(self._device, sample)
         used_bytes = sample.used_bytes
@@ -134,19 +134,19 @@ class DeviceCard(QFrame):
         self._show_total()
 
     def set_row(self, row: DeviceRow | None) -> None:
-        """Show in the tooltip how much the layout needs on this device."""
+        """Set the memory that the layout needs on this device, for the tooltip; None: no layout."""
         self._row = row
         self._show_tool_tip()
 
     def set_link(self, link: Link | None) -> None:
-        """Show round trip and throughput of a worker; None: not measured."""
+        """Show the measured round trip and throughput of a worker; None: not measured."""
         if link != self._link:
             self._link = link
             self._show_status()
             self._show_tool_tip()
 
     def set_alert(self, alert: CardAlert) -> None:
-        """Show a problem in place of the readings; an empty alert shows the readings again."""
+        """Show a problem instead of the readings; an empty alert shows the readings again."""
         if alert == self._alert:
             return
         self._alert = alert
@@ -155,7 +155,7 @@ class DeviceCard(QFrame):
         self._show_tool_tip()
 
     def context_menu(self) -> QMenu:
-        """Return the menu of this device; the caller shows it."""
+        """Return the menu of this device. The caller shows it."""
         menu = QMenu(self)
         # The menu owns its actions: actions of the card would be left over after each time it is opened.
         details = QAction(tr("Details…"), menu)
@@ -231,7 +231,7 @@ class DeviceCard(QFrame):
         self._on_context_menu(self.menu_button.geometry().bottomLeft())
 
     def mouseReleaseEvent(self, event: QMouseEvent) -> None:
-        """Ask for the details if the left button was clicked on the card."""
+        """Request the details if the left button was clicked on the card."""
         if event.button() is Qt.MouseButton.LeftButton and self.rect().contains(event.position().toPoint()):
             event.accept()
             self._on_details()

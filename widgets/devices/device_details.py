@@ -1,4 +1,4 @@
-"""The details of one device: its readings, who holds its memory, and graphs of up to an hour."""
+"""The details of one device: its readings, the holders of its memory, and graphs of up to an hour."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ WIDTH_PX, HEIGHT_PX = 760, 640
 
 @dataclass(frozen=True, slots=True)
 class _Graph:
-    """A graph: its title with the unit, its value in a sample, and the upper end of its axis if that is fixed."""
+    """A graph of the details: title, unit, a function that returns its value in a sample, and its colour.
+
+    `top`: upper end of the axis; None if it follows the values.
+    """
 
     title: str
     unit: str
@@ -60,7 +63,7 @@ _COLUMNS = (
 
 
 def csv_text(samples: Sequence[Sample], marks: Sequence[Mark] = ()) -> str:
-    """Return readings and marks as CSV, by time; an empty field is a value that was not read."""
+    """Return readings and marks as CSV in the order of time. An empty field is a value that was not read."""
     first_s = min([each.time_s for each in samples[:1]] + [each.time_s for each in marks[:1]], default=0.0)
     # `DictWriter` leaves fields empty that a line does not have.
     lines: list[tuple[float, dict[str, object]]] = [(each.time_s, {"mark": each.text}) for each in marks]
@@ -79,7 +82,7 @@ def csv_text(samples: Sequence[Sample], marks: Sequence[Mark] = ()) -> str:
 
 
 def reading_lines(device: Device, sample: Sample | None) -> tuple[tuple[str, str], ...]:
-    """Return the present readings as (name, value); those that the device does not have are left out."""
+    """Return the present readings as (name, value). Readings that the device does not have are left out."""
     if sample is None or sample.used_bytes is None:
         return ((tr("Readings"), (sample.note if sample is not None else "") or NO_READING),)
     total_bytes = sample.total_bytes or device.total_bytes
@@ -114,9 +117,9 @@ def reading_lines(device: Device, sample: Sample | None) -> tuple[tuple[str, str
 
 
 class DeviceDetails(Dialog):
-    """A window of its own, not modal: it can stay open beside the main window.
+    """Window with readings and graphs of one device. It is not modal, so it can stay open beside the main window.
 
-    The owner gives it the history once, and then each new sample.
+    The owner calls `set_history` once, and then `add_sample` for each new sample.
     """
 
     csv_requested = Signal()
@@ -162,12 +165,12 @@ class DeviceDetails(Dialog):
 
     @property
     def reading_text(self) -> str:
-        """The present readings, a line for each."""
+        """The present readings as text, one on each line."""
         return "\n".join(f"{name.text()}: {value.text()}" for name, value in self._labels if name.isVisibleTo(self))
 
     @property
     def pointed_text(self) -> str:
-        """The values at the pointer; empty if it is not over a graph."""
+        """The values at the pointer as text; empty if the pointer is not over a graph."""
         return self._pointed.text()
 
     @property
@@ -176,14 +179,15 @@ class DeviceDetails(Dialog):
         return tuple(graph.title for graph, plot, _curve in self._plots if plot.isVisible())
 
     def set_history(self, samples: Sequence[Sample], marks: Sequence[Mark]) -> None:
-        """Replace all readings and marks."""
+        """Replace all samples and marks, and draw the graphs."""
         self._samples, self._marks = list(samples), list(marks)
         self._show_readings()
         self._draw()
 
     def add_sample(self, sample: Sample) -> None:
-        """Append a reading. While it is paused, the graphs stay, and the readings above them go on."""
+        """Append a reading. If the graphs are paused, only the texts above them are updated."""
         self._samples.append(sample)
+        # Nothing older than the longest span can be shown.
         oldest_s = sample.time_s - 60.0 * SPANS_MIN[-1]
         del self._samples[: bisect_left(self._samples, oldest_s, key=lambda each: each.time_s)]
         self._marks = [mark for mark in self._marks if mark.time_s >= oldest_s]
@@ -192,11 +196,11 @@ class DeviceDetails(Dialog):
             self._draw()
 
     def add_mark(self, mark: Mark) -> None:
-        """Append a mark; it is drawn with the next reading."""
+        """Append a mark. It is drawn with the next reading."""
         self._marks.append(mark)
 
     def set_holders(self, holders: Sequence[Holding]) -> None:
-        """Show who holds the memory."""
+        """Show the programs and models that hold memory of the device."""
         self.holders.show_rows(
             [(each.name, NO_READING if each.held_bytes is None else format_bytes(each.held_bytes)) for each in holders],
             chosen=self.holders.chosen_row,
@@ -207,7 +211,7 @@ class DeviceDetails(Dialog):
         return csv_text(self._samples, self._marks)
 
     def picture(self) -> bytes:
-        """Return the graphs as a PNG."""
+        """Return an image of the graphs as the bytes of a PNG file."""
         image = pg.exporters.ImageExporter(self._view.scene()).export(toBytes=True)
         data = QBuffer()
         data.open(QBuffer.OpenModeFlag.WriteOnly)
@@ -215,7 +219,7 @@ class DeviceDetails(Dialog):
         return bytes(data.data().data())
 
     def point_at(self, seconds_ago: float | None) -> None:
-        """Show the values of the reading nearest to this moment; None: no values."""
+        """Show the values of the reading that is nearest to `seconds_ago` before the last one; None: show no values."""
         for line in self._lines:
             line.setVisible(seconds_ago is not None)
         if seconds_ago is None or not self._samples:

@@ -1,4 +1,4 @@
-"""The strip of device cards, with a trailing card to add more."""
+"""The strip of device cards, with a button at its end to add devices."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QEvent, QObject, QRectF, QSize, Qt, Signal
-from PySide6.QtGui import QColor, QPainter, QPaintEvent, QResizeEvent
+from PySide6.QtGui import QCloseEvent, QColor, QPainter, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import (
     QHBoxLayout,
     QMenu,
@@ -41,7 +41,10 @@ EMPTY_HEIGHT_PX = 128
 
 
 class DeviceStrip(QWidget):
-    """One card per device, scrolled sideways when there are many. Cards keep their graph while their id stays."""
+    """One card for each device; many cards scroll sideways.
+
+    A card and its graph are kept as long as the device's id exists.
+    """
 
     limits_edited = Signal(DeviceLimits)
     details_requested = Signal(Device)
@@ -82,6 +85,7 @@ class DeviceStrip(QWidget):
         self.line = DeviceLine()
         self.line.hide()
         layout.addWidget(self.line)
+        self.on_top = DevicesOnTop(self)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
 
     def cards(self) -> tuple[DeviceCard, ...]:
@@ -89,22 +93,23 @@ class DeviceStrip(QWidget):
         return tuple(self._cards.values())
 
     def card(self, device_id: str) -> DeviceCard | None:
-        """Return the card of this device, None if there is none."""
+        """Return the card of this device; None if there is none."""
         return self._cards.get(device_id)
 
     def scroll_bar(self) -> QScrollBar:
-        """Return the bar that moves the cards sideways."""
+        """Return the horizontal scroll bar of the cards."""
         return self._scroll.horizontalScrollBar()
 
     def apply_palette(self, palette: Palette) -> None:
         """Use the colours of `palette`."""
         self._palette = palette
-        self.line.apply_palette(palette)
+        for line in (self.line, self.on_top.line):
+            line.apply_palette(palette)
         for card in self._cards.values():
             card.apply_palette(palette)
 
     def set_devices(self, devices: Sequence[Device]) -> None:
-        """Show `devices` in this order."""
+        """Show a card for each of `devices`, in this order."""
         # Removed at once from the layout, deleted later: the removal may have been asked for by the card's own menu.
         for device_id in set(self._cards) - {device.id for device in devices}:
             card = self._cards.pop(device_id)
@@ -122,7 +127,7 @@ class DeviceStrip(QWidget):
             self._row.insertWidget(position, card, 1)
         self._cards = ordered
         self._order_stops()
-        self.line.show_cards(self.cards())
+        self._show_lines()
 
     def _order_stops(self) -> None:
         """Put the cards into the Tab order after the button, because they are made later than the rest of the window.
@@ -135,39 +140,42 @@ class DeviceStrip(QWidget):
             before = card.menu_button
 
     def add_samples(self, samples: Sequence[Sample]) -> None:
-        """Append one reading per device; those of devices without a card are ignored (they were just removed)."""
+        """Append a reading to the card of its device.
+
+        Readings of devices without a card, which were just removed, are ignored.
+        """
         for sample in samples:
             card = self._cards.get(sample.device)
             if card is not None:
                 card.add_sample(sample)
-        self.line.show_cards(self.cards())
+        self._show_lines()
 
     def set_rows(self, rows: Sequence[DeviceRow]) -> None:
-        """Show in each card's tooltip how much the layout needs on its device."""
+        """Set the memory that the layout needs on each device, for the tooltips of the cards."""
         by_id = {row.id: row for row in rows}
         for device_id, card in self._cards.items():
             card.set_row(by_id.get(device_id))
 
     def set_links(self, links: Mapping[str, Link]) -> None:
-        """Show round trip and throughput of workers, by device id."""
+        """Show measured round trip and throughput of workers, by device id."""
         self._links = dict(links)
         for device_id, card in self._cards.items():
             card.set_link(self._links.get(device_id))
 
     def set_alerts(self, alerts: Mapping[str, CardAlert]) -> None:
-        """Show these alerts by device id, and none on the other cards."""
+        """Show these alerts by device id; remove the alerts of all other cards."""
         for device_id, card in self._cards.items():
             card.set_alert(alerts.get(device_id, NO_ALERT))
-        self.line.show_cards(self.cards())
+        self._show_lines()
 
     def set_note(self, text: str) -> None:
-        """Show a line below the cards; empty: none."""
+        """Show a line of text below the cards; empty: hide it."""
         self.note_label.setText(text)
         self.note_label.setVisible(bool(text) and self.line.isHidden())
         self._fit_height()
 
     def set_compact(self, compact: bool) -> None:
-        """Hide the graphs if the room is needed below; they keep recording."""
+        """Hide or show the graphs of the cards, to make room below. Hidden graphs keep recording."""
         if compact == self._is_compact:
             return
         self._is_compact = compact
@@ -175,11 +183,16 @@ class DeviceStrip(QWidget):
             card.plot.setVisible(not compact)
 
     def set_line(self, is_line: bool) -> None:
-        """Show all devices in one line instead of a card each."""
+        """Show all devices in one line of text instead of cards, or show the cards again."""
         self.line.setVisible(is_line)
         self._scroll.setVisible(not is_line)
         self.note_label.setVisible(not is_line and bool(self.note_label.text()))
         self._fit_height()
+
+    def show_on_top(self, shown: bool) -> None:
+        """Show or hide all devices in a small window on top of all others."""
+        self.on_top.setVisible(shown)
+        self._show_lines()
 
     def edit_limits(self, device: Device) -> LimitsDialog:
         """Open the dialog for cap and margin of `device`."""
@@ -187,6 +200,10 @@ class DeviceStrip(QWidget):
         dialog.entered.connect(self.limits_edited)
         dialog.open()
         return dialog
+
+    def _show_lines(self) -> None:
+        for line in (self.line, self.on_top.line):
+            line.show_cards(self.cards())
 
     def _make_card(self, device: Device) -> DeviceCard:
         # Imported with the first device: importing pyqtgraph takes longer than showing the window.
@@ -248,10 +265,11 @@ class DeviceStrip(QWidget):
 HEIGHT_PX = 26
 GAP_PX = 20.0
 BAR_WIDTH_PX, BAR_HEIGHT_PX = 72.0, 6.0
+ON_TOP_WIDTH_PX = 560
 
 
 class DeviceLine(QWidget):
-    """All devices in one painted line. Values come from the cards, which record while they are hidden."""
+    """One painted line with all devices. It reads the values of the cards, which record also while they are hidden."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -314,6 +332,29 @@ class DeviceLine(QWidget):
         painter.setPen(QColor(colour))
         painter.drawText(QRectF(left, 0, width + 2, self.height()), Qt.AlignmentFlag.AlignVCenter.value, words)
         return left + width
+
+
+class DevicesOnTop(QWidget):
+    """A small window with all devices in one line, on top of the windows of all programs.
+
+    A Wayland compositor may not let a window stay on top; there it is an ordinary small window.
+    """
+
+    closed = Signal()
+    """Emitted when the user has closed the window."""
+
+    def __init__(self, parent: QWidget) -> None:
+        super().__init__(parent, Qt.WindowType.Tool | Qt.WindowType.WindowStaysOnTopHint)
+        self.setWindowTitle(tr("Devices"))
+        self.line = DeviceLine(self)
+        layout = QHBoxLayout(self)
+        layout.setContentsMargins(6, 2, 6, 2)
+        layout.addWidget(self.line)
+        self.resize(zoomed(ON_TOP_WIDTH_PX), zoomed(HEIGHT_PX) + 4)
+
+    def closeEvent(self, event: QCloseEvent) -> None:
+        super().closeEvent(event)
+        self.closed.emit()
 
 
 def _numbers(card: DeviceCard) -> str:

@@ -1,4 +1,4 @@
-"""Limits of a device: the cap and the margin that a person may set, and the dialog that asks for them."""
+"""Limits of a device: the cap and the margin that a person may set, and the dialog for them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ from widgets.devices.readings import overhead_text
 
 @dataclass(frozen=True, slots=True)
 class DeviceLimits:
-    """Use at most `cap_bytes` on `device` (None: no cap), and leave `margin_bytes` free."""
+    """Limits on the memory of `device` that layouts use.
+
+    `cap_bytes`: the most memory that is used; None: no cap.
+    `margin_bytes`: memory that stays free.
+    """
 
     device: str
     cap_bytes: int | None
@@ -48,7 +52,7 @@ def _size(field: str, text: str) -> int:
 
 
 class LimitsDialog(EntryDialog):
-    """Asks for sizes such as "512MiB"."""
+    """Dialog for cap and margin of a device, entered as sizes such as "512MiB"."""
 
     def __init__(self, device: Device, parent: QWidget | None = None) -> None:
         super().__init__(tr("Limits of {id}", id=device.id), parent, once=True)
@@ -68,7 +72,7 @@ class LimitsDialog(EntryDialog):
         self.setMinimumWidth(360)
 
     def entry(self) -> DeviceLimits:
-        """Return the limits; raises ValueError if they cannot be used."""
+        """Return the entered limits; raises ValueError if they cannot be used."""
         return parse_limits(self._device.id, self.cap_edit.text(), self.margin_edit.text(), self._device.total_bytes)
 
 

@@ -1,4 +1,4 @@
-"""The last minutes of a device's memory as a filled area; a missing reading is a gap."""
+"""The graph of a device's memory over the last minutes, as a filled area; a missing reading is a gap."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from widgets.common.palette import DARK, Palette
 WINDOW_S = 120.0
 """Time span of the graph in seconds."""
 MAX_POINTS = 1200
-"""Most samples that are kept, for sampling faster than once a second."""
+"""Maximum number of samples that are kept, if they come more often than once a second."""
 
 
 class MemoryPlot(pg.GraphicsView):  # type: ignore[misc]
-    """Memory over the last `WINDOW_S` seconds in two areas: other programs, and Layerdeck's children on top.
+    """Memory over the last `WINDOW_S` seconds in two areas: other programs, and above them Layerdeck's children.
 
     A bare `ViewBox` with curves is made in milliseconds. A `PlotWidget` would add axes, menus and mouse handling.
     """
@@ -70,7 +70,7 @@ class MemoryPlot(pg.GraphicsView):  # type: ignore[misc]
             self._limit.setValue(float(limit_bytes))
 
     def add_sample(self, sample: Sample, total_bytes: int) -> None:
-        """Append a reading; the full height stands for `total_bytes`."""
+        """Append a reading. `total_bytes`: memory that the full height of the graph stands for."""
         if sample.used_bytes is None:
             # A missing reading is a gap: pyqtgraph draws no line to NaN with `connect="finite"`.
             self._points.append((sample.time_s, nan, nan))
@@ -88,5 +88,5 @@ class MemoryPlot(pg.GraphicsView):  # type: ignore[misc]
         self._box.setRange(QRectF(-WINDOW_S, 0.0, WINDOW_S, float(self._top_bytes)), padding=0, disableAutoRange=True)
 
     def points(self) -> tuple[tuple[float, float, float], ...]:
-        """Return (seconds, used bytes, bytes of other programs), with NaN for gaps."""
+        """Return the points as (seconds, used bytes, bytes of other programs); a gap has NaN."""
         return tuple(self._points)

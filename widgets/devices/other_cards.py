@@ -1,4 +1,4 @@
-"""A dialog that chooses cards that are not here, and compares a model on the devices with and without them."""
+"""Dialog to choose cards that are not installed, and to compare forecasts of a model with and without them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,16 @@ WIDTH_PX, HEIGHT_PX = 560, 440
 
 
 class OtherCardsDialog(Dialog):
-    """Not modal. `chosen_changed` asks for new figures; `use_requested` asks for the devices in the editor."""
+    """Shows a comparison of the present devices with the chosen cards. It is not modal.
+
+    `chosen_changed` requests new figures; `use_requested` requests a plan with these cards in the editor.
+    """
 
     chosen_changed = Signal(object)  # tuple[str, ...]
     use_requested = Signal(object)  # tuple[str, ...]
 
     def __init__(self, cards: Sequence[str], headings: Sequence[str], parent: QWidget | None = None) -> None:
-        """Offer `cards`; `headings` name the rows of the comparison."""
+        """Offer `cards` by their names. `headings`: names of the rows of the comparison."""
         super().__init__(tr("Plan with Other Cards"), parent, once=True)
         self._headings = tuple(headings)
         self.card_box = ComboBox()
@@ -52,7 +55,7 @@ class OtherCardsDialog(Dialog):
 
     @property
     def chosen(self) -> tuple[str, ...]:
-        """Names of the cards, one for each."""
+        """Names of the chosen cards; a name occurs once for each card."""
         return tuple(self.chosen_list.item(row).text() for row in range(self.chosen_list.count()))
 
     @property
@@ -61,7 +64,7 @@ class OtherCardsDialog(Dialog):
         return self._words.text()
 
     def show_figures(self, here: Sequence[str], there: Sequence[str]) -> None:
-        """Show the figures, a text for each heading."""
+        """Show the figures of the comparison, one text for each heading: without the cards, and with them."""
         self.figures.show_rows(list(zip(self._headings, here, there, strict=True)))
 
     def say(self, sentence: str) -> None:
@@ -69,7 +72,7 @@ class OtherCardsDialog(Dialog):
         self._words.setText(sentence)
 
     def refuse(self, sentence: str) -> None:
-        """Show why the chosen cards cannot be planned with."""
+        """Show `sentence` as the reason why the chosen cards cannot be used, and disable the button for the editor."""
         self.use_button.setEnabled(False)
         self.say(sentence)
 

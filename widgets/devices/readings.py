@@ -1,4 +1,4 @@
-"""Texts of a device card, from plain values."""
+"""Texts of device cards, made of plain values."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NO_ALERT = CardAlert()
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Something that happened on a device at `time_s` (monotonic clock), such as "load Qwen3"."""
+    """An event on a device at `time_s` (monotonic clock), such as "load Qwen3", which graphs show."""
 
     time_s: float
     text: str
@@ -37,21 +37,21 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """A line of the table of memory. `held_bytes`: None if unknown."""
+    """A row of the table of holders: a program or a model. `held_bytes`: the memory that it holds; None if unknown."""
 
     name: str
     held_bytes: int | None
 
 
 def device_total_bytes(device: Device, sample: Sample | None) -> int:
-    """Return the total memory by the last reading, else by the rig."""
+    """Return the total memory of a device by the last reading, or else by the rig."""
     if sample is not None and sample.total_bytes:
         return sample.total_bytes
     return device.total_bytes
 
 
 def device_subtitle(device: Device) -> str:
-    """Return the subtitle of a device, next to its id."""
+    """Return the text beside a device's id: its name, and for a worker also its address and whether it is encrypted."""
     if device.endpoint is None:
         return device.name
     name = "" if device.name in ("", device.endpoint) else device.name
@@ -59,14 +59,14 @@ def device_subtitle(device: Device) -> str:
 
 
 def away_text(device: Device) -> str:
-    """Return a sentence on a device of a paired machine that cannot be used now; empty if it can."""
+    """Return a sentence on a paired machine's device that cannot be used now; empty if the device can be used."""
     if not device.away:
         return ""
     return tr("Cannot be used now ({away}). It comes back by itself.", away=device.away)
 
 
 def simulated_words(ids: Sequence[str]) -> str:
-    """Return a line that explains the devices of a lab rig; empty without one."""
+    """Return a sentence that explains the devices of a lab rig; empty if there are none."""
     if not ids:
         return ""
     if len(ids) == 1:
@@ -80,7 +80,10 @@ def simulated_words(ids: Sequence[str]) -> str:
 
 
 def status_line(sample: Sample | None) -> str:
-    """Return utilisation, temperature and power as far as known, else a note or memory in use, else "idle"."""
+    """Return the line of readings: utilisation, temperature and power, as far as they are known.
+
+    If none is known, it is a note, the memory that Layerdeck uses, or "idle".
+    """
     if sample is None:
         return tr("waiting for a reading")
     if sample.used_bytes is None:
@@ -100,7 +103,7 @@ def status_line(sample: Sample | None) -> str:
 
 
 def row_tool_tip(row: DeviceRow) -> str:
-    """Return the memory that the current layout needs on the device, by part."""
+    """Return text with the memory that the current layout needs on the device, in all and by part."""
     parts = (
         (tr("weights"), row.weights_bytes),
         (tr("KV cache"), row.kv_cache_bytes + row.recurrent_bytes),
@@ -126,7 +129,7 @@ def row_tool_tip(row: DeviceRow) -> str:
 
 
 def link_words(link: Link | None) -> str:
-    """Return measured round trip and throughput of a worker; empty if they were not measured."""
+    """Return the measured round trip and throughput of a worker as short text; empty if they were not measured."""
     if link is None:
         return ""
     per_second = link.bytes_per_second
@@ -141,7 +144,7 @@ def link_words(link: Link | None) -> str:
 
 
 def link_text(device: Device, link: Link | None) -> str:
-    """Return round trip and throughput of a worker as a sentence, or how to measure them; empty for other devices."""
+    """Return a sentence on round trip and throughput of a worker, or how to measure them; empty for other devices."""
     if not device.is_rpc:
         return ""
     if link is None:
@@ -151,12 +154,12 @@ def link_text(device: Device, link: Link | None) -> str:
 
 
 def faults_text(device: Device) -> str:
-    """Return features that are not used on the device because a check found them broken, a line each."""
+    """Return one line for each feature that is not used on the device, because a check found it broken."""
     return "\n".join(tr("Not used here: {reason}", reason=fault.reason) for fault in device.findings.faults)
 
 
 def overhead_text(device: Device) -> str:
-    """Return a sentence on memory that earlier loads used beyond the forecast; empty if none was measured."""
+    """Return a sentence on memory that earlier loads used in addition to the forecast; empty if it was not measured."""
     if device.overhead_bytes is None:
         return ""
     return tr(

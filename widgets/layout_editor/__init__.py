@@ -1,1 +1,1 @@
-"""The layout editor: which layer goes to which device, by mouse and keyboard."""
+"""The layout editor: layers and weights are placed on devices by mouse and keyboard."""

@@ -1,8 +1,8 @@
 """The accessibility tree of the editor: lanes with their layers, the output and the boundaries.
 
-Qt asks for an interface by the class of an object. So everything that is painted has an `EditorPart`, made when it is
-first asked for; `EditorInterface` and `PartInterface` read what the view shows at that moment, so that a drag costs
-nothing.
+Qt makes an accessibility interface for a QObject, by its class. So each painted part has an `EditorPart`, which is made
+when a screen reader first needs it. `EditorInterface` and `PartInterface` read the current state of the view, so a drag
+costs nothing here.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class Kind(StrEnum):
 
 
 Place = tuple[Kind, int]
-"""Kind and index of a part: number of the lane or layer, or boundary i after run i; 0 for the output."""
+"""Kind and index of a part: lane, layer, or i for the boundary after run i; 0 for output and embedding."""
 
 
 class EditorPart(QObject):
-    """A painted object in the accessibility tree. It lives as long as the view; its interface reads the state."""
+    """The QObject of a painted part, for the accessibility tree. It lives as long as the view and holds no state."""
 
     def __init__(self, view: EditorView, place: Place) -> None:
         super().__init__(view)
@@ -56,7 +56,7 @@ class EditorPart(QObject):
 
 
 class Parts:
-    """The parts of one view, made when a screen reader first asks for them."""
+    """The `EditorPart` objects of one view by place, each made when a screen reader first needs it."""
 
     def __init__(self, view: EditorView) -> None:
         self._view = view
@@ -75,7 +75,7 @@ class Parts:
             QAccessible.updateAccessibility(QAccessibleEvent(self[place_of(focus)], QAccessible.Event.Focus))
 
     def tell_change(self, before: Shown | None, after: Shown | None) -> None:
-        """Notify screen readers that the description or the tree has changed."""
+        """Notify screen readers if the summary of the editor or its tree of parts has changed."""
         # A drag comes here for every frame. `isActive` is False until an assistive program connects.
         if not QAccessible.isActive() or after is None:
             return
@@ -87,7 +87,7 @@ class Parts:
 
 
 def place_of(focus: Focus) -> Place:
-    """Return the part that has the keyboard focus."""
+    """Return the place of the part that has the keyboard focus."""
     match focus:
         case BoundaryFocus(index):
             return Kind.BOUNDARY, index
@@ -108,7 +108,7 @@ def children_of_view(shown: Shown | None) -> list[Place]:
 
 
 def children_of_lane(shown: Shown, lane: int) -> list[Place]:
-    """Return the layers of a lane, then the output if the lane has it."""
+    """Return the parts in a lane from left to right: embedding, layers and output, as far as the lane has them."""
     content = shown.contents[lane]
     # Only layers of the lane's own device: a layer whose experts an override puts here has one place in the tree.
     layers = [(Kind.LAYER, layer) for first, last in content.ranges for layer in range(first, last + 1)]
@@ -193,7 +193,7 @@ _ROLES = {
 
 
 class EditorInterface(QAccessibleObject):
-    """The view: a group of lanes and boundaries."""
+    """Accessibility interface of the editor's view: a group of lanes and boundaries."""
 
     def __init__(self, view: EditorView) -> None:
         super().__init__(view)
@@ -241,7 +241,7 @@ class EditorInterface(QAccessibleObject):
 
 
 class PartInterface(QAccessibleObject):
-    """The accessibility interface of a part; reads the current state of the view."""
+    """Accessibility interface of one painted part. It reads the current state of the view."""
 
     def __init__(self, part: EditorPart) -> None:
         super().__init__(part)
@@ -342,7 +342,10 @@ def _index(places: list[Place], child: QAccessibleInterface) -> int:
 
 
 def _interface_of(name: str, thing: QObject) -> QAccessibleInterface | None:
-    """Return the interface of a view or a part. Qt asks by the name of its class, then by those of its bases."""
+    """Return the accessibility interface of an editor's view or part; None for another class.
+
+    Qt calls it with the name of the object's class, then with those of the base classes.
+    """
     if name == "EditorPart" and isinstance(thing, EditorPart):
         return PartInterface(thing)
     return EditorInterface(cast("EditorView", thing)) if name == "EditorView" else None
@@ -350,5 +353,5 @@ def _interface_of(name: str, thing: QObject) -> QAccessibleInterface | None:
 
 @cache
 def install() -> None:
-    """Register the factory of the interfaces with Qt, once for the process."""
+    """Register the factory of the accessibility interfaces with Qt, once in the process."""
     QAccessible.installFactory(_interface_of)

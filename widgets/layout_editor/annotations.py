@@ -1,4 +1,4 @@
-"""Parts around the lanes: the ruler with layer numbers above, notes and the legend below."""
+"""Widgets around the lanes: the ruler with layer numbers above, notes and the legend below."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ _MIN_DISTANCE = 44.0
 
 
 def ruler_step(n_layers: int, width: float, min_distance: float = _MIN_DISTANCE) -> int:
-    """Return the power of two between numbered layers that keeps numbers `min_distance` pixels apart on average."""
+    """Return the step, a power of two, between numbered layers.
+
+    The numbers are then on average at least `min_distance` pixels apart.
+    """
     step = 1
     while step < n_layers and width / max(n_layers, 1) * step < min_distance:
         step *= 2
@@ -30,7 +33,7 @@ def ruler_step(n_layers: int, width: float, min_distance: float = _MIN_DISTANCE)
 
 
 class Ruler(QWidget):
-    """The ruler: layer numbers above the middle of their layers."""
+    """The ruler above the lanes: a layer's number is above the middle of the layer."""
 
     def __init__(self, parent: QWidget) -> None:
         super().__init__(parent)
@@ -39,17 +42,17 @@ class Ruler(QWidget):
         self._palette = DARK
 
     def set_track(self, track: Track | None, palette: Palette) -> None:
-        """Number the layers of `track`."""
+        """Number the layers of `track`; None: show no numbers."""
         if track != self._track or palette is not self._palette:
             self._track, self._palette = track, palette
             self.update()
 
     def sizeHint(self) -> QSize:
-        """One line of small text."""
+        """Return the height of one line of small text."""
         return QSize(0, RULER_HEIGHT)
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        """Paint numbers and ticks; a number that would touch the one before is left out."""
+        """Paint numbers and ticks. A number that would touch the previous one is left out."""
         track = self._track
         if track is None or track.n_layers == 0:
             return
@@ -81,7 +84,7 @@ _SHOW_ALL, _SHOW_LESS = tr("Show All"), tr("Show Less")
 class Notes(QWidget):
     """Warnings and advice below the lanes: up to three elided lines, or all of them in full after "Show All".
 
-    In full they scroll in half of the editor's height, so that the lanes stay in sight.
+    The full text scrolls within half of the editor's height, so that the lanes stay visible.
     """
 
     def __init__(self, parent: QWidget | None = None) -> None:
@@ -119,19 +122,19 @@ class Notes(QWidget):
         self._show()
 
     def set_room(self, height: int) -> None:
-        """Use lines and height that leave the lanes of an editor of this height in sight."""
+        """Limit the notes to a size that leaves lanes visible in an editor of `height` pixels."""
         self._max_lines = _MAX_LINES if height >= _LOW_EDITOR else 1
         self._scroll.setFixedHeight(max(height // 2 - 2 * _LEGEND_LINE, 3 * _LEGEND_LINE))
         self._show()
 
     def set_lines(self, lines: tuple[tuple[str, bool], ...]) -> None:
-        """Show `lines`, each as text and whether it is a warning."""
+        """Show `lines`, each as (text, whether it is a warning)."""
         if lines != self._lines:
             self._lines = lines
             self._show()
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        """Offer to show all if a line is cut at this width."""
+        """Show the button "Show All" if a line is cut at this width."""
         super().resizeEvent(event)
         self.button.setVisible(self._has_more())
 
@@ -174,7 +177,7 @@ _GAP = 20.0
 class LegendEntry:
     """An entry of the legend.
 
-    role: the part that has this colour; None for the line of the limit, whose swatch is a dashed line.
+    role: the part of memory whose colour the swatch has; None for the limit, whose swatch is a dashed line.
     """
 
     text: str
@@ -182,7 +185,11 @@ class LegendEntry:
 
 
 def legend_entries(*, experts: bool, pipeline: bool = False) -> tuple[LegendEntry, ...]:
-    """Return the entries for a model with or without experts, on devices that run as a pipeline or do not."""
+    """Return the entries of the legend.
+
+    experts: the model has experts.
+    pipeline: devices hold copies for pipeline parallelism.
+    """
     return (
         LegendEntry(tr("other programs"), "other"),
         LegendEntry(tr("attention + dense"), "weights"),
@@ -207,7 +214,7 @@ class Legend(QWidget):
         self.setFixedHeight(_LEGEND_LINE)
 
     def set_parts(self, *, experts: bool, pipeline: bool) -> None:
-        """Include or leave out the entries for experts and for copies of a pipeline."""
+        """Set whether the legend has entries for experts and for pipeline copies."""
         entries = legend_entries(experts=experts, pipeline=pipeline)
         if entries != self._entries:
             self._entries = entries
@@ -221,7 +228,7 @@ class Legend(QWidget):
         self.update()
 
     def sizeHint(self) -> QSize:
-        """As many lines as the width needs."""
+        """Return a size with the height of the lines that the present width needs."""
         return QSize(320, self.height())
 
     def resizeEvent(self, event: QResizeEvent) -> None:
@@ -245,7 +252,7 @@ class Legend(QWidget):
         self.setFixedHeight(zoomed(self._places()[-1][2] + _LEGEND_LINE))
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        """Paint swatches and words."""
+        """Paint the swatches and the texts."""
         painter = QPainter(self)
         # A painter begins with the direction of the application, not with that of the widget.
         painter.setLayoutDirection(self.layoutDirection())

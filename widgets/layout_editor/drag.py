@@ -1,4 +1,4 @@
-"""Drags with the mouse: from pointer positions to moves, one for each change of the value. Without Qt."""
+"""Drags with the mouse: pointer positions become moves of the layout, one for each change of the value. Without Qt."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ LaneMove = RangeMove | PartMove | OutputMove | EmbeddingMove
 
 
 def boundary_limits(layout: Layout, index: int) -> tuple[int, int]:
-    """Return the first and last layer before which boundary `index` can be put: each of its runs keeps a layer."""
+    """Return the lowest and the highest layer that can be the first one at the right of boundary `index`.
+
+    Both runs of the boundary keep at least one layer.
+    """
     return layout.runs[index].first + 1, layout.runs[index + 1].last
 
 
@@ -37,7 +40,7 @@ class BoundaryDrag:
         self.layer = self.layout.runs[self.index + 1].first
 
     def move_to(self, x: float, track: Track) -> BoundaryMove | None:
-        """Return the move to the layer edge nearest to `x`, or None if the boundary is there already."""
+        """Return the move to the layer edge nearest to `x`; None if the boundary is already there."""
         low, high = boundary_limits(self.layout, self.index)
         # Without `grab` the boundary would jump to the pointer when a handle is pressed beside its line.
         layer = max(low, min(track.boundary_at(x - self.grab), high))
@@ -50,11 +53,13 @@ class BoundaryDrag:
 
 @dataclass(slots=True)
 class LaneDrag:
-    """A drag of layers (`span`; None: the output), or of a part of them, from `lane` to another lane.
+    """A drag of whole layers, a part of layers, the output or the token embedding to another lane.
 
-    `part`: None for whole layers; "embedding" with a `span` of None: the token embedding.
-
-    It begins once the pointer is `threshold` pixels from where it was pressed, so that a click moves nothing.
+    `span`: the first and last layer; None for the output and the embedding.
+    `lane`: the lane where the dragged object is now.
+    `start`: the point where the button was pressed. `threshold`: pixels from there at which the drag begins.
+    `devices`: the device of each lane; None if nothing can be dropped there.
+    `part`: None for whole layers and the output.
     """
 
     span: tuple[int, int] | None
@@ -66,7 +71,10 @@ class LaneDrag:
     part: MovablePart | Literal["embedding"] | None = None
 
     def move_to(self, x: float, y: float, lanes: Lanes) -> LaneMove | None:
-        """Return the move to the lane at `y`, or None if nothing would change or the device is not in the rig."""
+        """Return the move to the lane at `y`.
+
+        None if the drag has not begun, the object is already in that lane, or the rig lacks the lane's device.
+        """
         if not self.begun:
             # The Manhattan length, which Qt compares with `QApplication.startDragDistance` too.
             distance = abs(x - self.start[0]) + abs(y - self.start[1])
@@ -88,7 +96,7 @@ class LaneDrag:
 
 @dataclass(slots=True)
 class SelectDrag:
-    """A range of layers drawn over the empty part of a lane."""
+    """A drag over an empty part of a lane, which selects a range of layers from the layer `anchor`."""
 
     anchor: int
     start: tuple[float, float]
@@ -96,7 +104,7 @@ class SelectDrag:
     begun: bool = False
 
     def span_to(self, x: float, track: Track) -> tuple[int, int] | None:
-        """Return the layers between the start and `x`, None before the pointer has moved."""
+        """Return the first and last layer between anchor and `x`; None until the pointer moved `threshold` pixels."""
         self.begun = self.begun or abs(x - self.start[0]) >= self.threshold
         if not self.begun:
             return None

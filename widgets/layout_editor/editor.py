@@ -1,4 +1,4 @@
-"""The layout editor: a lane per device, layers as wide as their bytes, and the memory that each device needs."""
+"""The layout editor: a lane for each device with its layers, as wide as their bytes, and the memory that it needs."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ EMPTY_TEXT = tr("Open a model to see its layers")
 
 
 class LayoutEditor(QFrame):
-    """Shows a `Preview`, and reports moves of boundaries, layers and the output.
+    """Shows a `Preview`, and emits moves of boundaries, layers and the output.
 
-    It computes neither layouts nor memory: the listener answers each move with `set_preview`. Moves of a drag refer to
-    the layout at its start, and are sent when their value changes. Then comes `move_finished`, or `move_cancelled`
-    (Escape, a lost grab), even if nothing moved. A key press is one move and `move_finished`. `end_drag`, or a preview
-    of another model or of other devices, ends a drag without a signal.
+    It computes neither layouts nor memory: whoever receives a move calls `set_preview` with the result. The moves of a
+    drag refer to the layout at its start; one is emitted for each change of the value. A drag ends with
+    `move_finished`, or with `move_cancelled` (Escape, a lost mouse grab), even if nothing moved. A key press is one
+    move and `move_finished`. `end_drag`, or a preview of another model or of other devices, ends a drag without a
+    signal.
     """
 
     moved = Signal(Move)
@@ -39,13 +40,13 @@ class LayoutEditor(QFrame):
     pin_toggled = Signal(PinToggle)
     selection_changed = Signal(Selection)
     why_requested = Signal(str)
-    """Asks why layers or the output are on their device; the text names both."""
+    """Requests the reason why layers or the output are on their device; the text names both."""
     experts_requested = Signal(str)
-    """Asks to move the experts of all layers: a key of `EXPERT_TITLES`."""
+    """Requests a move of the experts of all layers. The argument is a key of `EXPERT_TITLES`."""
     expert_outcomes_requested = Signal()
-    """Asks what these moves would change; `show_expert_outcomes` is the answer."""
+    """Requests the effect of each move of all experts, for the open menu; the receiver calls `show_expert_outcomes`."""
     overrides_drop_requested = Signal()
-    """Asks to drop the overrides that the split mode does not allow."""
+    """Requests to drop the overrides that the split mode does not allow."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -58,7 +59,7 @@ class LayoutEditor(QFrame):
         self._summary = ElidedLabel(role="dim")
         self._view = EditorView()
         self.numbers = NumberBar()
-        """Layers and experts as numbers, and a line for shares and options; hidden until it is wanted."""
+        """Number fields for layers and experts, and an input for options; shown while the button Numbers is checked."""
         self.numbers.hide()
         self._numbers_button = tool_button(
             tr("Numbers"), tr("Place layers and experts by numbers, or by a line such as -ngl 40 -ts 24,12")
@@ -119,7 +120,7 @@ class LayoutEditor(QFrame):
 
     @property
     def speed_text(self) -> str:
-        """The speed in the header."""
+        """The text of the speed in the header."""
         return self._speed.text()
 
     @property
@@ -129,7 +130,7 @@ class LayoutEditor(QFrame):
 
     @property
     def view(self) -> EditorView:
-        """The view that takes mouse and keys."""
+        """The graphics view, which handles mouse and keys."""
         return self._view
 
     def set_preview(self, preview: Preview | None) -> None:
@@ -154,7 +155,7 @@ class LayoutEditor(QFrame):
         self._update_header()
 
     def toggle_numbers(self) -> None:
-        """Show the fields for numbers with the keyboard in their line, or hide them."""
+        """Show the fields for numbers and focus their input line, or hide them."""
         self._numbers_button.toggle()
 
     def _show_numbers(self, wanted: bool) -> None:
@@ -164,7 +165,7 @@ class LayoutEditor(QFrame):
             self.numbers.line.setFocus()
 
     def show_while_empty(self, widget: QWidget) -> None:
-        """Show `widget` in place of the invitation while there is no preview."""
+        """Show `widget` instead of the invitation to open a model, while there is no preview."""
         self._pages.addWidget(widget)
         self._pages.removeWidget(self._empty)
         self._empty = widget
@@ -172,7 +173,10 @@ class LayoutEditor(QFrame):
             self._pages.setCurrentWidget(widget)
 
     def set_loaded(self, loaded: LoadedLayout | None) -> None:
-        """Set what is loaded. If it is the layout of the preview, measured bytes are shown next to the forecast."""
+        """Set the loaded layout; None: no model is loaded.
+
+        If it is the layout of the preview, measured bytes are shown next to the forecast.
+        """
         self._loaded = loaded
         self._view.set_loaded(loaded)
         self._update_header()
@@ -186,11 +190,11 @@ class LayoutEditor(QFrame):
         self._view.set_pins(pins)
 
     def show_expert_outcomes(self, texts: dict[str, str]) -> None:
-        """Show in the open menu what each of its moves of all experts would change."""
+        """Show in the open menu the effect of each move of all experts. `texts`: by the key in `EXPERT_TITLES`."""
         self._view.show_expert_outcomes(texts)
 
     def toggle_pin(self) -> None:
-        """Report the selected layers or the output as `pin_toggled`, as the key does; nothing without a selection."""
+        """Emit `pin_toggled` for the selected layers or the focused output; do nothing if there are none."""
         if self._view.interaction.wants(Command.PIN):
             self._view.interaction.perform(Command.PIN)
 
@@ -204,11 +208,11 @@ class LayoutEditor(QFrame):
         self._notes.set_room(self.height())
 
     def sizeHint(self) -> QSize:
-        """Room for four lanes."""
+        """Return a size with room for four lanes."""
         return QSize(800, 440)
 
     def minimumSizeHint(self) -> QSize:
-        """Room for one lane and the words around it."""
+        """Return a size with room for one lane and the texts around it."""
         return QSize(400, 200)
 
     def _update_header(self) -> None:

@@ -22,7 +22,7 @@ def _clamp(value: float, low: float, high: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """The three columns of a lane, in scene pixels: labels, layers, memory bar."""
+    """Horizontal geometry of a lane's three columns, in scene pixels: label, track of layers, memory bar."""
 
     label_width: float
     track_left: float
@@ -41,7 +41,10 @@ def columns(width: float) -> Columns:
 
 
 def layer_widths(sizes: Sequence[int], width: float, minimum: float = MIN_LAYER_WIDTH) -> list[float]:
-    """Return widths proportional to `sizes` that add up to `width`, none below `minimum` if they fit."""
+    """Return widths in pixels that are proportional to `sizes` and add up to `width`.
+
+    A width is at least `minimum`, or an equal share of `width` if that is smaller.
+    """
     count = len(sizes)
     if count == 0:
         return []
@@ -69,7 +72,11 @@ Span = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """The layer column. `edges[i]` is the left edge of layer i, `edges[-1]` the right edge of the last one."""
+    """Horizontal geometry of the layer column, in scene pixels.
+
+    `edges[i]`: left edge of layer i; `edges[-1]`: right edge of the last layer.
+    `embedding`, `output`: left and right edge of these blocks.
+    """
 
     left: float
     right: float
@@ -86,19 +93,19 @@ class Track:
         return self.edges[first], self.edges[last + 1]
 
     def layer_at(self, x: float) -> int:
-        """Return the layer at `x`, the nearest one outside."""
+        """Return the layer at `x`; the first or last layer if `x` is outside."""
         # Edges ascend, because no layer has a width of 0. `bisect_right`: a layer begins at its left edge.
         return int(_clamp(bisect_right(self.edges, x) - 1, 0, self.n_layers - 1))
 
     def boundary_at(self, x: float) -> int:
-        """Return the layer whose left edge is nearest to `x`; `n_layers` for the right edge of the last one."""
+        """Return the layer whose left edge is nearest to `x`; `n_layers` is the right edge of the last layer."""
         right = min(bisect_right(self.edges, x), self.n_layers)
         left = max(right - 1, 0)
         return right if abs(self.edges[right] - x) < abs(x - self.edges[left]) else left
 
 
 def make_track(sizes: Sequence[int], embedding_bytes: int, output_bytes: int, left: float, width: float) -> Track:
-    """Return the track of layers of `sizes` bytes between token embedding and output, snapped to whole pixels."""
+    """Return the track with layers of `sizes` bytes between embedding and output, in whole pixels if there is room."""
     total = max(sum(sizes) + embedding_bytes + output_bytes, 1)
     # The ends are not to scale: a large vocabulary outweighs the layers of a small model (Gemma 3 270M: 170M of its
     # parameters are the token embedding), and only layers can be cut at boundaries.
@@ -124,7 +131,7 @@ def make_track(sizes: Sequence[int], embedding_bytes: int, output_bytes: int, le
 
 @dataclass(frozen=True, slots=True)
 class Strip:
-    """A horizontal strip of a lane: `top` from the lane's track, in pixels."""
+    """A horizontal strip of a lane. `top`: distance in pixels from the top of the lane's track."""
 
     top: float
     height: float
@@ -132,7 +139,11 @@ class Strip:
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
-    """The lanes, one below the other, and the strips in each."""
+    """Vertical geometry of the lanes, in pixels.
+
+    `pitch`: distance between the tops of two lanes.
+    `dense`, `experts`, `kv`: strips in the track of each lane; `experts` is None for a model without experts.
+    """
 
     count: int
     pitch: float
@@ -149,16 +160,16 @@ class Lanes:
         return self.count * self.pitch
 
     def track_top(self, lane: int) -> float:
-        """Return the top of the track of `lane`."""
+        """Return the y coordinate of the top of the track of `lane`."""
         return lane * self.pitch + 10.0
 
     def lane_at(self, y: float) -> int | None:
-        """Return the lane at `y`, None above and below all of them."""
+        """Return the lane at `y`; None above the first lane and below the last one."""
         lane = int(y // self.pitch) if self.pitch else 0
         return lane if 0 <= lane < self.count else None
 
     def nearest_lane(self, y: float) -> int:
-        """Return the lane at `y`, the first or last one outside."""
+        """Return the lane at `y`; the first or last lane if `y` is outside."""
         return int(_clamp(y // self.pitch, 0, self.count - 1))
 
 
@@ -167,6 +178,8 @@ def make_lanes(count: int, height: float, *, experts: bool) -> Lanes:
     # Whole pixels, so that every lane has its lines and strips on the same pixel rows. Below the minimum the view
     # scrolls.
     pitch = float(int(_clamp(height / max(count, 1), MIN_PITCH, MAX_PITCH)))
+    # Room for the strips: the track's height (`track_height`) without its padding, and without the gaps of 2 pixels
+    # between the strips.
     room = pitch - 20.0 - 2 * _TRACK_PADDING - (4.0 if experts else 2.0)
     # Strips are not to scale: the KV cache of a short context would be too thin to see.
     kv = round(room * (0.22 if experts else 0.28))
@@ -180,7 +193,10 @@ def make_lanes(count: int, height: float, *, experts: bool) -> Lanes:
 
 @dataclass(frozen=True, slots=True)
 class HandlePlace:
-    """A boundary's handle: its line from `top` to `bottom` at `x`, its dot at `dot_y`."""
+    """The handle of boundary `index`, in scene pixels: a line from `top` to `bottom` at `x`, with a dot at `dot_y`.
+
+    `layer`: the first layer at the right of the boundary.
+    """
 
     index: int
     layer: int
@@ -195,7 +211,10 @@ _DOT_REACH = 9.0
 
 
 def handle_at(handles: Sequence[HandlePlace], x: float, y: float) -> int | None:
-    """Return the index of the handle at a point: the nearest dot in reach, else the nearest line."""
+    """Return the index of the handle at a point; None if none is near.
+
+    The nearest dot within reach wins, else the nearest line within reach.
+    """
     best: tuple[float, int] | None = None
     for handle in handles:
         distance = abs(x - handle.x)

@@ -1,4 +1,4 @@
-"""The state of mouse and keyboard in the editor: focus, selection and drag. Works in scene coordinates."""
+"""The state of mouse and keyboard in the editor: focus, selection and drag, in scene coordinates."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from widgets.layout_editor.shown import (
 
 
 class Interaction(QObject):
-    """Translates presses, pointer positions and commands into moves.
+    """Converts mouse presses, pointer positions and keyboard commands to moves of the layout.
 
-    A drag sends moves, all relative to the layout at its start, then `move_finished` or `move_cancelled`, even if it
+    A drag emits moves, all relative to the layout at its start, then `move_finished` or `move_cancelled`, even if it
     moved nothing. A keyboard command is one move and `move_finished`. After each call the view must repaint `focus`,
     `drag` and `hover`.
     """
@@ -63,7 +63,10 @@ class Interaction(QObject):
         return Selection(self.focus.span if isinstance(self.focus, LayerFocus) else None)
 
     def set_shown(self, shown: Shown | None, *, same_ground: bool) -> None:
-        """Use what the view shows. `same_ground` False: the model or the devices have changed, which ends a drag."""
+        """Set the preview that the view shows.
+
+        `same_ground`: model and devices are the same as before; else a drag ends.
+        """
         self._shown = shown
         if shown is None or not same_ground:
             self.end_drag()
@@ -74,7 +77,7 @@ class Interaction(QObject):
             self.set_focus(None if _has_no_handle(shown, focus) else focus)
 
     def set_focus(self, focus: Focus | None) -> None:
-        """Set the focus; a focus on layers is the selection."""
+        """Set the keyboard focus. Layers with the focus are the selection."""
         if focus == self.focus:
             return
         before = self.selection
@@ -87,7 +90,8 @@ class Interaction(QObject):
     def press(self, x: float, y: float, *, extend: bool, apart: bool = False) -> None:
         """Start a drag or set the focus, for a press of the left button at a point.
 
-        `apart`: the attention and dense part of a layer is taken without the rest of it.
+        `extend`: extend the selection to the pressed layer.
+        `apart`: drag the attention and dense part of a layer without the rest of the layer.
         """
         shown = self._shown
         if shown is None:
@@ -155,7 +159,7 @@ class Interaction(QObject):
         self.drag = drag
 
     def pointer_moved(self, x: float, y: float) -> None:
-        """Move the drag to the pointer; without a drag, set the target under the pointer."""
+        """Continue the drag to this point; if there is no drag, set `hover` to the part at this point."""
         shown = self._shown
         if shown is None:
             return
@@ -180,7 +184,7 @@ class Interaction(QObject):
         self._send(move)
 
     def release(self) -> None:
-        """Finish the drag."""
+        """End the drag with `move_finished`."""
         # Cleared before the signal: its listener answers with a new preview, in which nothing is dragged any more.
         drag, self.drag = self.drag, None
         if drag is None:
@@ -190,7 +194,7 @@ class Interaction(QObject):
         self.move_finished.emit()
 
     def cancel_drag(self) -> bool:
-        """Cancel the drag and return whether there was one."""
+        """End the drag with `move_cancelled`, and restore the focus; return whether there was a drag."""
         if self.drag is None:
             return False
         self.end_drag()
@@ -199,7 +203,7 @@ class Interaction(QObject):
         return True
 
     def end_drag(self) -> None:
-        """End the drag without a signal: the layout that it started from no longer exists."""
+        """End the drag without a signal, because the layout at its start no longer exists."""
         self.drag = self._clicked = None
 
     def _send(self, move: Move | None) -> None:
@@ -209,9 +213,9 @@ class Interaction(QObject):
     # The context menu
 
     def focus_at(self, x: float, y: float) -> bool:
-        """Set the focus to the layer or output at a point, for its menu; return whether there is one.
+        """Set the focus to the layer, output or embedding at a point, for its menu; return whether there is one.
 
-        A layer of the selection keeps the selection.
+        A selection that contains the layer stays.
         """
         shown = self._shown
         if shown is None or self.drag is not None:
@@ -229,7 +233,7 @@ class Interaction(QObject):
         return True
 
     def destinations(self) -> tuple[str, ...]:
-        """Return the devices that the focused layers, output or embedding can be moved to."""
+        """Return the devices to which the focused layers, output or embedding can be moved."""
         shown, focus = self._shown, self.focus
         if shown is None or not isinstance(focus, LayerFocus | OutputFocus | EmbeddingFocus):
             return ()
@@ -252,7 +256,7 @@ class Interaction(QObject):
             self.move_finished.emit()
 
     def part_destinations(self, part: MovablePart) -> tuple[str, ...]:
-        """Return the devices that a part of the focused layers can be moved to; none if they lack the part."""
+        """Return the devices to which a part of the focused layers can be moved; none if the layers lack the part."""
         shown, focus = self._shown, self.focus
         if shown is None or not isinstance(focus, LayerFocus) or not shown.has_part(part, *focus.span):
             return ()
@@ -269,7 +273,7 @@ class Interaction(QObject):
     # The keyboard
 
     def step_stop(self, step: int) -> bool:
-        """Go to the next or previous stop of the Tab key; return False past the ends."""
+        """Move the focus to the next (`step` 1) or previous (-1) Tab stop; return False if there is none."""
         if self._shown is None or self.drag is not None:
             return False
         preview = self._shown.preview
@@ -282,7 +286,7 @@ class Interaction(QObject):
         return stop is not None
 
     def wants(self, command: Command) -> bool:
-        """Return whether `command` would do something now."""
+        """Return whether `command` would have an effect now."""
         if command is Command.CLEAR:
             return self.drag is not None or self.focus is not None
         if command is Command.PIN:
@@ -295,7 +299,7 @@ class Interaction(QObject):
         return self._shown is not None and self.drag is None
 
     def perform(self, command: Command) -> None:
-        """Perform the command of a key."""
+        """Carry out a keyboard command."""
         shown = self._shown
         if command is Command.CLEAR:
             if not self.cancel_drag():
@@ -362,7 +366,7 @@ def _has_no_handle(shown: Shown, focus: Focus | None) -> bool:
 
 
 def _next_device(shown: Shown, lane: int, step: int) -> str | None:
-    """Return the device of the lane above (`step` -1) or below; None past the ends."""
+    """Return the device of the next lane above (`step` -1) or below (1) that accepts layers; None if there is none."""
     devices = shown.drop_devices()
     lane += step
     # Lanes of devices that the rig does not have are passed over; they show only where a layout wants them.

@@ -1,6 +1,6 @@
-"""The keyboard in the editor: commands of keys, the focus, and how keys move it.
+"""The keyboard in the editor: keys and their commands, the focus, and how keys move the focus.
 
-The focus is inside the editor: a boundary, layers or the output. Focused layers are the selection.
+A boundary, layers, the output or the embedding can have the focus. Focused layers are the selection.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from engine.planning.layout.layout import Layout
 
 
 class Command(StrEnum):
-    """A command of the keyboard."""
+    """A command of the editor that is bound to a key."""
 
     PREVIOUS_LAYER = "previous layer"
     NEXT_LAYER = "next layer"
@@ -48,7 +48,7 @@ KEYS: dict[str, str] = {
     tr("P"): tr("pin or unpin the selected layers, or the output: automatic layouts leave them there"),
     tr("Escape"): tr("cancel a drag; clear the selection"),
 }
-"""Keys and what they do, for the help text."""
+"""Keys and their effects, for the help text."""
 
 _Key = Qt.Key
 _PLAIN = {
@@ -90,14 +90,14 @@ def command_of(key: int, modifiers: Qt.KeyboardModifier) -> Command | None:
 
 @dataclass(frozen=True, slots=True)
 class BoundaryFocus:
-    """The boundary between runs `index` and `index + 1`."""
+    """Keyboard focus on the boundary between runs `index` and `index + 1`."""
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class LayerFocus:
-    """A layer; the selection reaches from `anchor` to it."""
+    """Keyboard focus on a layer. The selection reaches from `anchor` to `layer`."""
 
     layer: int
     anchor: int
@@ -109,12 +109,12 @@ class LayerFocus:
 
 @dataclass(frozen=True, slots=True)
 class OutputFocus:
-    """The output block."""
+    """Keyboard focus on the output block."""
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingFocus:
-    """The token embedding."""
+    """Keyboard focus on the token embedding."""
 
 
 Focus = BoundaryFocus | LayerFocus | OutputFocus | EmbeddingFocus
@@ -122,7 +122,7 @@ Focus = BoundaryFocus | LayerFocus | OutputFocus | EmbeddingFocus
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Selected layers `(first, last)`, both included; None without a selection."""
+    """Selected layers `(first, last)`, both included; None if no layer is selected."""
 
     layers: tuple[int, int] | None = None
 
@@ -154,7 +154,7 @@ def next_stop(layout: Layout, focus: Focus | None, step: int, *, embedding: bool
 
 
 def next_layer(layout: Layout, focus: Focus | None, step: int, *, extend: bool) -> LayerFocus:
-    """Return the layer left (`step` -1) or right (1) of the focus. `extend`: the anchor of the selection stays."""
+    """Return the layer left (`step` -1) or right (1) of the focus. `extend`: keep the anchor of the selection."""
     last = layout.n_layers - 1
     if isinstance(focus, LayerFocus):
         layer = max(0, min(focus.layer + step, last))
@@ -169,7 +169,10 @@ def next_layer(layout: Layout, focus: Focus | None, step: int, *, extend: bool) 
 
 
 def kept_focus(layout: Layout, focus: Focus | None) -> Focus | None:
-    """Return `focus` if `layout` still has it, else the nearest boundary, or None."""
+    """Return `focus` if `layout` still contains its object.
+
+    A boundary that no longer exists is replaced by the nearest one; other focus becomes None.
+    """
     if isinstance(focus, BoundaryFocus):
         count = len(layout.runs) - 1
         return BoundaryFocus(min(focus.index, count - 1)) if count else None

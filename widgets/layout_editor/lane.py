@@ -1,4 +1,7 @@
-"""A lane: the name of its device, its layers and its memory bar. The picture is cached until its values change."""
+"""A lane: the name of its device, its layers and its memory bar.
+
+The painted image is cached until its values change.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ _RADIUS = 1.5
 
 
 def strip_of(key: StripKey, lanes: Lanes) -> Strip:
-    """Return the strip that parts named `key` are drawn in."""
+    """Return the strip of a lane in which the parts named `key` are drawn."""
     if key == "kv":
         return lanes.kv
     if key == "experts" and lanes.experts is not None:
@@ -52,13 +55,13 @@ def strip_of(key: StripKey, lanes: Lanes) -> Strip:
 
 
 def strip_colour(key: StripKey, palette: Palette) -> str:
-    """Return the colour of the strip, the same that memory bars and legend use."""
+    """Return the colour of a strip's parts, which memory bars and legend use too."""
     role: PartRole = "kv" if key == "kv" else "experts" if key == "experts" else "weights"
     return part_colour(palette, role)
 
 
 def gap_between(width: float) -> float:
-    """Return the gap left after a layer that is `width` pixels wide."""
+    """Return the gap in pixels after a layer that is `width` pixels wide."""
     return 1.0 if width >= 5 else 0.5
 
 
@@ -80,7 +83,7 @@ def layers_path(layers: Iterable[int], track: Track, top: float, height: float) 
 def slices_paths(
     slices: SliceBlocks, track: Track, lanes: Lanes, top: float
 ) -> tuple[tuple[StripKey, QPainterPath], ...]:
-    """Return a path per strip of the slices of layers; `top` is the top of the lane's track."""
+    """Return one path for each strip, with the slices of its layers. `top`: the top of the lane's track."""
     found: list[tuple[StripKey, QPainterPath]] = []
     for key, layers in slices:
         strip, path = strip_of(key, lanes), QPainterPath()
@@ -94,7 +97,7 @@ def slices_paths(
 
 
 def blocks_paths(blocks: Blocks, track: Track, lanes: Lanes, top: float) -> tuple[tuple[StripKey, QPainterPath], ...]:
-    """Return a path per strip; `top` is the top of the lane's track."""
+    """Return one path for each strip, with its layers. `top`: the top of the lane's track."""
     result: list[tuple[StripKey, QPainterPath]] = []
     for key, layers in blocks:
         strip = strip_of(key, lanes)
@@ -106,7 +109,10 @@ _BAR_HEIGHT = 14.0
 
 
 def time_beside(device_id: str, time: str, fonts: Fonts, width: float) -> str:
-    """Return `time` if it has room beside the whole id, else an empty text: ids often differ in their end only."""
+    """Return `time` if there is room for it beside the whole device id; else an empty text.
+
+    The id is not shortened for it, since ids often differ only at their end.
+    """
     return time if text_width(device_id, fonts.bold) + 8 + text_width(time, fonts.small) <= width else ""
 
 
@@ -116,14 +122,14 @@ _GHOST_OPACITY = 0.22
 
 @dataclass(frozen=True, slots=True)
 class LaneValues:
-    """The values of a lane.
+    """The values that a lane shows.
 
     row: memory of the device, forecast or measured; None if nothing is known.
-    forecast: the forecast of the load that `row` was measured after, else None.
-    room: the device as it is now, for a row that was measured some time ago.
+    forecast: the forecast made for the load after which `row` was measured; None if `row` was not measured.
+    room: memory of the device by its latest reading; a measured `row` is as old as the load.
     holdings: memory of other loaded models.
-    time: the device's part of a token's time, in words.
-    placed: weights that the layout puts on the device.
+    time: the device's share of the time for a token, as text.
+    placed: weights that the layout places on the device.
     """
 
     content: LaneContent
@@ -137,7 +143,7 @@ class LaneValues:
 
 @dataclass(frozen=True, slots=True)
 class LanePlace:
-    """Geometry of a lane, in scene pixels. Columns and track are shared by all lanes."""
+    """Geometry of a lane, in scene pixels. All lanes share columns and track."""
 
     columns: Columns
     lanes: Lanes
@@ -146,7 +152,10 @@ class LanePlace:
 
 
 class LaneItem(QGraphicsItem):
-    """One lane, at its own origin; the track's horizontal coordinates are the scene's."""
+    """Graphics item of one lane.
+
+    Its origin is the lane's top left corner; x coordinates are the same as in the scene.
+    """
 
     def __init__(self, fonts: Fonts) -> None:
         super().__init__()
@@ -161,7 +170,7 @@ class LaneItem(QGraphicsItem):
         self.setCacheMode(QGraphicsItem.CacheMode.DeviceCoordinateCache)
 
     def set_values(self, values: LaneValues, place: LanePlace, palette: Palette) -> bool:
-        """Show `values`; return whether the lane is painted again."""
+        """Set values, geometry and colours; return False if all are as before, so that the cached image is used."""
         same_place = place == self._place
         # In a drag most lanes stay as they are; their cached pictures are drawn again without painting.
         if same_place and values == self._values and palette is self._palette:
@@ -195,7 +204,7 @@ class LaneItem(QGraphicsItem):
         return QRectF(0, 0, self._place.width, self._place.lanes.pitch)
 
     def paint(self, painter: QPainter, option: QStyleOptionGraphicsItem, widget: QWidget | None = None) -> None:
-        """Paint the three columns."""
+        """Paint the label, the track of layers and the memory bar."""
         if self._values is None or self._place is None or self._palette is None:
             return
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)

@@ -1,4 +1,4 @@
-"""Items painted over the lanes: boundary handles, selection, focus ring, pins, drop target, the label of a drag."""
+"""Graphics items over the lanes: boundary handles, selection, focus ring, pins, drop target, the label of a drag."""
 
 from __future__ import annotations
 
@@ -50,7 +50,11 @@ _PIN_HEAD = 4.0
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """Rectangles in scene coordinates."""
+    """Rectangles of the marks over the lanes, in scene coordinates.
+
+    `target`: lane in which a drag would drop.
+    `elsewhere`: layers, KV caches and output that are on another device than the layout asks for.
+    """
 
     selected: tuple[QRectF, ...] = ()
     hovered: QRectF | None = None
@@ -61,7 +65,7 @@ class Marks:
 
 
 class OverlayItem(QGraphicsItem):
-    """Paints `Marks` above the lanes and below the handles."""
+    """Graphics item that paints `Marks` above the lanes and below the handles."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,7 +75,7 @@ class OverlayItem(QGraphicsItem):
         self.setZValue(1)
 
     def set_marks(self, marks: Marks, bounds: QRectF, palette: Palette) -> None:
-        """Show `marks` inside the scene's `bounds`."""
+        """Set the marks. `bounds`: rectangle of the scene."""
         if bounds != self._bounds:
             self.prepareGeometryChange()
             self._bounds = bounds
@@ -80,7 +84,7 @@ class OverlayItem(QGraphicsItem):
             self.update()
 
     def boundingRect(self) -> QRectF:
-        """Return the whole scene."""
+        """Return the rectangle of the whole scene."""
         return self._bounds
 
     def paint(self, painter: QPainter, option: QStyleOptionGraphicsItem, widget: QWidget | None = None) -> None:
@@ -116,7 +120,7 @@ class OverlayItem(QGraphicsItem):
 
 
 class PillItem(QGraphicsItem):
-    """A label near the pointer, above everything else, with the effect of the drag."""
+    """Label near the pointer, above all other items, that shows the effect of the drag."""
 
     def __init__(self, fonts: Fonts) -> None:
         super().__init__()
@@ -128,7 +132,10 @@ class PillItem(QGraphicsItem):
         self.hide()
 
     def set_text(self, text: str, at: QPointF, bounds: QRectF, palette: Palette) -> None:
-        """Show `text` above the point `at`, or below it if there is no room inside `bounds`; "" hides the label."""
+        """Show `text` above the point `at`, or below it if there is no room inside `bounds`.
+
+        An empty text hides the label.
+        """
         self.setVisible(bool(text))
         if not text:
             return
@@ -142,12 +149,12 @@ class PillItem(QGraphicsItem):
         self.update()
 
     def boundingRect(self) -> QRectF:
-        """Return the pill's rectangle in scene coordinates."""
+        """Return the rectangle of the label in scene coordinates."""
         # Antialiased edges reach into the pixels around the rectangle.
         return self._rect.adjusted(-1, -1, 1, 1)
 
     def paint(self, painter: QPainter, option: QStyleOptionGraphicsItem, widget: QWidget | None = None) -> None:
-        """Paint the pill with the colours of text inverted."""
+        """Paint the label with text and background colours exchanged."""
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         painter.setPen(Qt.PenStyle.NoPen)
         painter.setBrush(colour(self._palette.text))
@@ -166,7 +173,8 @@ _HANDLE_OVERHANG = 5.0
 def handle_places(layout: Layout, lane_of: dict[str, int], track: Track, lanes: Lanes) -> tuple[HandlePlace, ...]:
     """Return the handle of every boundary: its line spans the lanes of both runs, its dot is in the left run's lane.
 
-    In modes tensor and row every member has a slice of each layer, so only CPU layers at the front have a boundary.
+    In split modes tensor and row each device has a slice of every split layer, so only CPU layers at the front have a
+    boundary.
     """
     places = []
     inside = layout.split_mode in ("tensor", "row")
@@ -190,7 +198,7 @@ def handle_places(layout: Layout, lane_of: dict[str, int], track: Track, lanes: 
 
 
 class HandleItem(QGraphicsItem):
-    """The handle of one boundary, drawn larger while it is hovered, dragged or focused."""
+    """Graphics item of one boundary's handle, drawn larger while it is hovered, dragged or focused."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -201,7 +209,7 @@ class HandleItem(QGraphicsItem):
         self.setZValue(2)
 
     def set_place(self, place: HandlePlace, palette: Palette) -> None:
-        """Move to `place`."""
+        """Move the handle to `place`."""
         if place == self._place and palette is self._palette:
             return
         self.prepareGeometryChange()
@@ -209,7 +217,7 @@ class HandleItem(QGraphicsItem):
         self.update()
 
     def set_marks(self, *, active: bool, focused: bool) -> None:
-        """Show that the handle is hovered or dragged (`active`), or has the keyboard (`focused`)."""
+        """Set whether the handle is hovered or dragged (`active`), or has the keyboard focus (`focused`)."""
         if (active, focused) != (self._active, self._focused):
             self._active, self._focused = active, focused
             # Above its neighbours: with narrow runs the dots of handles overlap.
@@ -217,14 +225,14 @@ class HandleItem(QGraphicsItem):
             self.update()
 
     def boundingRect(self) -> QRectF:
-        """Return the line and the largest dot, in scene coordinates."""
+        """Return the rectangle of the handle's line and its largest dot, in scene coordinates."""
         if self._place is None:
             return QRectF()
         place = self._place
         return QRectF(place.x - _HANDLE_REACH, place.top, 2 * _HANDLE_REACH, place.bottom - place.top)
 
     def paint(self, painter: QPainter, option: QStyleOptionGraphicsItem, widget: QWidget | None = None) -> None:
-        """Paint line and dot; the ring is for the keyboard."""
+        """Paint the line and the dot, with a ring if the handle has the keyboard focus."""
         if self._place is None:
             return
         place, palette = self._place, self._palette
@@ -252,7 +260,10 @@ def marks_of(
     *,
     has_keyboard: bool,
 ) -> Marks:
-    """Return the marks for focus, drag, hover and pins; the focus ring only if the editor has the keyboard."""
+    """Return the marks for focus, drag, hover and pins.
+
+    The focus ring is included only if the editor `has_keyboard` focus.
+    """
     ring: QRectF | None = None
     if has_keyboard and drag is None:
         if isinstance(focus, OutputFocus):
@@ -272,7 +283,10 @@ def marks_of(
 
 
 def elsewhere_rect(shown: Shown, difference: PlaceDifference) -> QRectF:
-    """Return the rectangle of what is on another device than it was asked for, in the lane that was asked for."""
+    """Return the rectangle of an object that the engine placed on another device than the layout asks for.
+
+    The object is a layer, its KV cache or the output. The rectangle is in the lane of the requested device.
+    """
     if difference.part == "output":
         return shown.output_rect()
     lane, layer = shown.lane_of_layer(difference.layer), difference.layer
@@ -294,7 +308,7 @@ def _hovered_rect(shown: Shown, hover: Target | None) -> QRectF | None:
 
 
 def pill_text(drag: Drag | None) -> str:
-    """Return the effect of the drag, as if it ended now; "" without a drag."""
+    """Return a text for the effect of the drag if it ended now; empty if there is no drag."""
     if isinstance(drag, BoundaryDrag):
         # The layout at the start of the drag, cut at the layer where the boundary is now. The preview may be a frame
         # late.
@@ -319,7 +333,7 @@ def pill_text(drag: Drag | None) -> str:
 
 
 def cursor_of(drag: Drag | None, hover: Target | None) -> Qt.CursorShape:
-    """Return the pointer's shape."""
+    """Return the shape of the mouse cursor during `drag`, or over the part `hover`."""
     if isinstance(drag, BoundaryDrag) or (drag is None and isinstance(hover, HandleTarget)):
         return Qt.CursorShape.SplitHCursor
     if isinstance(drag, LaneDrag):
@@ -330,7 +344,7 @@ def cursor_of(drag: Drag | None, hover: Target | None) -> Qt.CursorShape:
 
 
 def tooltip_of(shown: Shown, target: Target | None, pins: Pins = NO_PINS) -> str:
-    """Return the tooltip of the target under the pointer: its numbers and whether it is pinned, in plain lines."""
+    """Return the tooltip of the part under the pointer as lines of plain text: its numbers, and its pin if any."""
     return "\n".join(
         filter(
             None, (_numbers_of(shown, target), difference_words(_elsewhere_at(shown, target)), pin_text(pins, target))
@@ -348,7 +362,10 @@ def _elsewhere_at(shown: Shown, target: Target | None) -> tuple[PlaceDifference,
 
 
 def elsewhere_of(shown: Shown, layer: int) -> tuple[PlaceDifference, ...]:
-    """Return what of a layer is on another device; `n_layers` is the output layer."""
+    """Return the parts of a layer that the engine placed on another device.
+
+    `layer` is `n_layers` for the output layer.
+    """
     return tuple(each for each in shown.elsewhere if each.layer == layer)
 
 
@@ -374,7 +391,7 @@ def _numbers_of(shown: Shown, target: Target | None) -> str:
 
 
 def pin_rects(shown: Shown, pins: Pins) -> tuple[QRectF, ...]:
-    """Return a rectangle for each pinned range in the lane that it is pinned to, in scene coordinates."""
+    """Return a rectangle in scene coordinates for each pinned range, in the lane of the device it is pinned to."""
     lane_of = shown.lane_of
     last = len(shown.preview.layers) - 1
     # A pin may name a device that the rig no longer has: it is kept, but there is no lane to paint it in.
@@ -396,14 +413,14 @@ def pin_rects(shown: Shown, pins: Pins) -> tuple[QRectF, ...]:
 
 
 def focus_device(pins: Pins, focus: Focus | None) -> str | None:
-    """Return the device that the focused layer or output is pinned to, None if it is free."""
+    """Return the device to which the focused layer or output is pinned; None if it is not pinned."""
     if isinstance(focus, LayerFocus):
         return pins.device_of(focus.layer)
     return pins.output if isinstance(focus, OutputFocus) else None
 
 
 def pin_text(pins: Pins, target: Target | None) -> str:
-    """Return a sentence on the pin under the pointer, "" if there is none."""
+    """Return a sentence on the pin of the part under the pointer; empty if it is not pinned."""
     match target:
         case LayerTarget(layer, _):
             device = pins.device_of(layer)

@@ -1,4 +1,4 @@
-"""Numbers above the lanes: layers and experts of each device as fields, and a line for what people paste."""
+"""Number fields above the lanes for layers and experts of each device, and an input for options of llama.cpp."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from engine.planning.layout.moves import CountMove, Move
 from engine.planning.plan.preview import Preview
 from widgets.common.inputs import SpinBox
 from widgets.common.roles import plain_label, set_role
+from widgets.common.tool_tips import plain_tool_tip
 from widgets.common.wrap_layout import WrapLayout
 
 MAX_LINE = 4000
-"""Characters of a line: a command with many overrides has some hundred."""
+"""Maximum length of the input line in characters; a command with many overrides has some hundred."""
 _NUMBER_WIDTH_PX = 56
 _LINE_WIDTH_PX = 260
 EXAMPLE = tr("3,1,2  or  -ngl 40 -ts 24,12  or  --n-cpu-moe 12")
@@ -26,14 +27,14 @@ EXAMPLE = tr("3,1,2  or  -ngl 40 -ts 24,12  or  --n-cpu-moe 12")
 
 @dataclass(frozen=True, slots=True)
 class ExpertCount:
-    """The experts of `count` layers are to be on `device`."""
+    """A request to place the experts of `count` layers on `device`."""
 
     device: str
     count: int
 
 
 class NumberBar(QFrame):
-    """Shows the numbers of a preview. A changed number of layers is one finished move."""
+    """Shows the numbers of a preview. A changed number of layers is emitted as one finished move."""
 
     moved = Signal(Move)
     move_finished = Signal()
@@ -66,15 +67,15 @@ class NumberBar(QFrame):
 
     @property
     def answer(self) -> str:
-        """The sentence below the line."""
+        """The sentence below the input line; empty if it is hidden."""
         return self._answer.text() if not self._answer.isHidden() else ""
 
     def fields(self, device: str) -> tuple[SpinBox, SpinBox]:
-        """Return the fields of a device: layers, and experts."""
+        """Return the two number fields of a device: layers, and layers whose experts are there."""
         return self._lanes[device].layers, self._lanes[device].experts
 
     def set_preview(self, preview: Preview | None) -> None:
-        """Show the numbers of `preview`."""
+        """Show the numbers of `preview`; None: remove the fields of all devices."""
         devices = [] if preview is None else [each.id for each in preview.rig.all_devices if each.kind != "accel"]
         # Fields stay while the devices do: one that has the keyboard must not be replaced.
         if list(self._lanes) != devices:
@@ -95,13 +96,13 @@ class NumberBar(QFrame):
             lane.show_experts(held, len(with_experts), least=min(own, held))
 
     def show_answer(self, text: str, *, bad: bool = False) -> None:
-        """Show what came of the line, below it; "" hides the sentence."""
+        """Show `text`, the result of the entered line, below it; empty: hide it. `bad`: it is an error."""
         self._answer.setText(text)
         set_role(self._answer, "error" if bad else "dim")
         self._answer.setVisible(bool(text))
 
     def clear_line(self) -> None:
-        """Empty the line, because it was taken."""
+        """Clear the input line after its text was applied."""
         self.line.clear()
 
     def _on_line(self) -> None:
@@ -132,7 +133,7 @@ class NumberBar(QFrame):
 
 
 class _LaneNumbers(QWidget):
-    """The fields of one device."""
+    """The number fields of one device: its layers, and the layers whose experts are there."""
 
     def __init__(
         self, device: str, count: Callable[[str, int], None], place: Callable[[str, int], None], parent: QWidget
@@ -152,11 +153,14 @@ class _LaneNumbers(QWidget):
             row.addWidget(widget)
 
     def show_layers(self, count: int, most: int, *, least: int) -> None:
-        """Show the number of layers without a signal."""
+        """Show the number of layers without emitting a signal. `least`, `most`: the range of the field."""
         _show(self.layers, count, most, least)
 
     def show_experts(self, count: int, most: int, *, least: int) -> None:
-        """Show the number of layers whose experts are here; hidden if the model has none."""
+        """Show the number of layers whose experts are on the device; hide the field if the model has no experts.
+
+        `least`, `most`: the range of the field.
+        """
         _show(self.experts, count, most, least)
         self.experts.setVisible(most > 0)
         self._words.setText(tr("layers, experts of") if most else tr("layers"))
@@ -169,7 +173,7 @@ def _number(name: str) -> SpinBox:
     # With tracking, "12" would be reported as 1 and as 12.
     field.setKeyboardTracking(False)
     field.setAccessibleName(name)
-    field.setToolTip(name)
+    field.setToolTip(plain_tool_tip(name))
     return field
 
 

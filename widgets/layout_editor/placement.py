@@ -1,4 +1,4 @@
-"""Content of the lanes: the parts of layers that are drawn in each, from a layout and its overrides; and pins."""
+"""The content of the lanes by layout and overrides: the parts of layers that each lane draws; and pinned layers."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ StripKey = Literal["dense", "attention", "ffn", "experts", "kv"]
 """`attention` and `ffn` are the halves of the `dense` strip, used if an override puts them on different devices."""
 
 Blocks = tuple[tuple[StripKey, tuple[int, ...]], ...]
-"""Layers by strip."""
+"""Indices of layers by strip."""
 
 
 SliceBlocks = tuple[tuple[StripKey, tuple[tuple[int, float, float], ...]], ...]
-"""Slices by strip: layer, and where its slice begins and ends, from 0 to 1 of the layer."""
+"""Slices of layers by strip, as (layer, begin, end). Begin and end are fractions of the layer's width, 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaneDevice:
     """The device of a lane.
 
-    `present`: False if the layout names a device that the rig does not have. `state`: why nothing can be placed there
-    at present ("in use", "stopped"), shown in place of the free memory; empty if something can.
+    `present`: False if the layout names a device that the rig does not have.
+    `state`: the reason why nothing can be placed on the device now ("in use", "stopped"), shown instead of its free
+    memory; empty if it is usable.
     """
 
     id: str
@@ -45,10 +46,10 @@ class LaneContent:
     """Content of the track of one lane.
 
     ranges: layers `(first, last)` of the device, both included.
-    blocks: layers by strip whose parts are on the device.
-    ghosts: layers of the device by strip whose parts an override puts on another one.
-    slices: in modes tensor and row, the slices of layers that are drawn in place of `blocks`.
-    share: the device's mean share of a split layer, None if it is no member.
+    blocks: for each strip, the layers of which this part is on the device.
+    ghosts: for each strip, the layers of the device of which an override places this part on another device.
+    slices: in split modes tensor and row, the slices of layers, drawn instead of `blocks`.
+    share: the device's mean share of a split layer; None if the device takes no part in the split.
     """
 
     device: LaneDevice
@@ -66,7 +67,7 @@ class LaneContent:
 
 
 def lane_devices(rig: Rig, layout: Layout) -> tuple[LaneDevice, ...]:
-    """Return a lane for each device of the rig, the host last, then for devices that only the layout names."""
+    """Return the devices of the lanes: those of the rig with the host last, then those that only the layout names."""
     known = set(rig.ids)
     named = [run.device for run in layout.runs] + [layout.output_device] + [item.device for item in layout.overrides]
     missing = [device_id for device_id in dict.fromkeys(named) if device_id not in known]
@@ -127,7 +128,7 @@ def _freeze(found: defaultdict[StripKey, list[int]]) -> Blocks:
 
 
 def lane_contents(preview: Preview) -> tuple[LaneContent, ...]:
-    """Return what each lane of `preview` holds, in the order of the lanes."""
+    """Return the content of each lane of `preview`, from top to bottom."""
     layout = preview.layout
     # An override with a pattern of its own has no part: which tensors it matches is not known here.
     overrides = tuple(item for item in layout.overrides if item.part is not None)
@@ -161,7 +162,7 @@ def lane_contents(preview: Preview) -> tuple[LaneContent, ...]:
 
 
 def _sliced(preview: Preview, overrides: Sequence[Override]) -> tuple[dict[str, SliceBlocks], dict[str, float]]:
-    """Return the slices and the mean share of each member of modes tensor and row."""
+    """Return the slices and the mean share of each device that takes part in split mode tensor or row."""
     if preview.slices is None:
         return {}, {}
     members = preview.slices.members
@@ -185,11 +186,11 @@ def _sliced(preview: Preview, overrides: Sequence[Override]) -> tuple[dict[str, 
 
 
 def placed_weights(preview: Preview, content: LaneContent, row: DeviceRow | None) -> PlacedWeights:
-    """Return the weights of a lane, by the sizes of its tensors.
+    """Return the bytes of weights that the layout places on the device of a lane, by the sizes of the tensors.
 
     In split modes "tensor" and "row" a device holds a share of every split layer, and llama.cpp decides the rounding.
-    So the experts get the same share of the forecast weights that they have of the whole model. The host has what no
-    other device has.
+    So the experts are taken to be the same fraction of the forecast weights as of the whole model. The host holds the
+    weights that no other device holds.
     """
     layers = preview.layers
     is_split = preview.layout.split_mode in ("tensor", "row")
@@ -224,13 +225,13 @@ def placed_weights(preview: Preview, content: LaneContent, row: DeviceRow | None
 
 
 def unknown_patterns(layout: Layout) -> int:
-    """Return the number of overrides by a pattern that may match any tensor, so that the lanes do not show them."""
+    """Return the number of overrides whose pattern may match any tensor. The lanes do not show these."""
     return sum(1 for item in layout.overrides if item.part is None and item.pattern != EMBEDDING_PATTERN)
 
 
 @dataclass(frozen=True, slots=True)
 class PinnedLayers:
-    """Layers `first` to `last`, both included, that stay on `device`."""
+    """A pin: layers `first` to `last`, both included, stay on `device` in automatic layouts."""
 
     device: str
     first: int
@@ -239,7 +240,7 @@ class PinnedLayers:
 
 @dataclass(frozen=True, slots=True)
 class PinnedPart:
-    """A part of layers `first` to `last`, both included, that stays on `device`."""
+    """A pin: a part of layers `first` to `last`, both included, stays on `device` in automatic layouts."""
 
     device: str
     part: MovablePart
@@ -249,18 +250,23 @@ class PinnedPart:
 
 @dataclass(frozen=True, slots=True)
 class Pins:
-    """Pinned layers, the device of the output layer if that is pinned, and pinned parts of layers."""
+    """All pins of a layout.
+
+    `layers`: pinned ranges of layers.
+    `output`: the device of the output layer; None if it is not pinned.
+    `parts`: pinned parts of layers.
+    """
 
     layers: tuple[PinnedLayers, ...] = ()
     output: str | None = None
     parts: tuple[PinnedPart, ...] = ()
 
     def device_of(self, layer: int) -> str | None:
-        """Return the device that a layer is pinned to, None if it is not pinned."""
+        """Return the device to which a layer is pinned; None if it is not pinned."""
         return next((pin.device for pin in self.layers if pin.first <= layer <= pin.last), None)
 
     def part_device_of(self, part: MovablePart, layer: int) -> str | None:
-        """Return the device that a part of a layer is pinned to, None if it is not pinned."""
+        """Return the device to which a part of a layer is pinned; None if it is not pinned."""
         return next((pin.device for pin in self.parts if pin.part == part and pin.first <= layer <= pin.last), None)
 
 
@@ -269,7 +275,10 @@ NO_PINS = Pins()
 
 @dataclass(frozen=True, slots=True)
 class PinToggle:
-    """Pin or unpin layers `(first, last)`, both included, or a part of them; None: the output layer."""
+    """A request to pin or unpin layers `(first, last)`, both included, or a part of them.
+
+    `layers`: None for the output layer.
+    """
 
     layers: tuple[int, int] | None
     part: MovablePart | None = None

@@ -1,4 +1,4 @@
-"""The scene of the editor: lanes, handles and marks for one preview, updated in place."""
+"""The graphics scene of the editor: lanes, handles and marks for one preview, updated in place."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from widgets.layout_editor.texts import LOADED, lane_speed_text, loaded_words
 
 
 class EditorScene(QGraphicsScene):
-    """Holds the items, and updates them in place with each preview."""
+    """Holds the graphics items of lanes, handles and marks, and updates them in place with each preview."""
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -41,7 +41,10 @@ class EditorScene(QGraphicsScene):
         self.setItemIndexMethod(QGraphicsScene.ItemIndexMethod.NoIndex)
 
     def show_preview(self, preview: Preview, loaded: LoadedLayout | None, width: float, view_height: float) -> Shown:
-        """Show `preview` in lanes `width` pixels wide, which fill `view_height` if their limits allow it."""
+        """Show `preview` in lanes that are `width` pixels wide, and return it with its geometry.
+
+        The lanes fill `view_height` pixels as far as the limits of a lane's height allow.
+        """
         contents = lane_contents(preview)
         experts = any(layer.expert_bytes for layer in preview.layers)
         lanes = make_lanes(len(contents), view_height, experts=experts)
@@ -62,13 +65,17 @@ class EditorScene(QGraphicsScene):
         return self.shown
 
     def set_marks(self, marks: Marks, *, active: int | None, focused: int | None) -> None:
-        """Show the marks over the lanes, and which handle the pointer and the keyboard have."""
+        """Show `marks` over the lanes.
+
+        `active`: index of the handle that is hovered or dragged; None: no handle.
+        `focused`: index of the handle with the keyboard focus; None: no handle.
+        """
         self._overlay.set_marks(marks, self.sceneRect(), self.palette_used)
         for index, item in enumerate(self._handles):
             item.set_marks(active=index == active, focused=index == focused)
 
     def set_pill(self, text: str, at: QPointF, visible: QRectF) -> None:
-        """Show `text` near the point `at`, inside the visible part of the scene."""
+        """Show `text` near the point `at`, inside the visible part of the scene. An empty text hides the label."""
         self._pill.set_text(text, at, visible, self.palette_used)
 
     def _track_of(self, preview: Preview, places: Columns) -> Track:

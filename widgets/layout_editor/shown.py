@@ -1,4 +1,4 @@
-"""A preview with the places of all its parts in the scene, and the search for the part at a point."""
+"""A preview with the geometry of all its parts in the scene, and the search for the part at a point."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from widgets.layout_editor.texts import LoadedWords
 
 @dataclass(frozen=True, slots=True)
 class HandleTarget:
-    """The handle of boundary `index`."""
+    """Pointer target: the handle of boundary `index`."""
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class LayerTarget:
-    """A layer in the lane of its own device."""
+    """Pointer target: a layer in the lane of its own device."""
 
     layer: int
     lane: int
@@ -33,7 +33,10 @@ class LayerTarget:
 
 @dataclass(frozen=True, slots=True)
 class PartTarget:
-    """A part of a layer that can be moved by itself: its experts, or a dense part in another lane than the layer's."""
+    """Pointer target: a part of a layer that can be moved alone.
+
+    The part is the layer's experts, or its dense part if an override puts that on another device than the layer.
+    """
 
     layer: int
     lane: int
@@ -42,20 +45,21 @@ class PartTarget:
 
 @dataclass(frozen=True, slots=True)
 class OutputTarget:
-    """The output block."""
+    """Pointer target: the output block."""
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingTarget:
-    """The token embedding, if it can be moved."""
+    """Pointer target: the token embedding, if it can be moved."""
 
 
 @dataclass(frozen=True, slots=True)
 class EmptyTarget:
-    """An empty place in the track of `lane`.
+    """Pointer target: a point in the track of `lane` where nothing can be dragged.
 
-    part_layer: layer of another device whose overridden parts are drawn there; None if there is none.
-    embedding: the place is at the token embedding.
+    part_layer: layer of another device whose overridden parts are drawn in the lane at this point; None if there is
+    none.
+    embedding: the point is at the token embedding.
     """
 
     lane: int
@@ -65,7 +69,7 @@ class EmptyTarget:
 
 @dataclass(frozen=True, slots=True)
 class BarTarget:
-    """The memory bar of `lane`, or its label."""
+    """Pointer target: the memory bar of `lane`, or its label."""
 
     lane: int
 
@@ -75,9 +79,10 @@ Target = HandleTarget | LayerTarget | PartTarget | OutputTarget | EmbeddingTarge
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A preview with the places of its lanes, layers and handles, in scene coordinates.
+    """A preview with the geometry of its lanes, layers and handles, in scene coordinates.
 
-    `elsewhere`: if the preview is loaded, what is on another device than it asks for.
+    `elsewhere`: layers, KV caches and output that are on another device than the layout asks for, if the preview is
+    loaded.
     """
 
     preview: Preview
@@ -99,11 +104,11 @@ class Shown:
         return next(run for run in self.preview.layout.runs if run.first <= layer <= run.last)
 
     def lane_of_layer(self, layer: int) -> int:
-        """Return the lane of the device that holds `layer`."""
+        """Return the index of the lane of the device that holds `layer`."""
         return self.lane_of[self.run_at(layer).device]
 
     def drop_devices(self) -> tuple[str | None, ...]:
-        """Return the device of each lane; None for lanes that take no layers, because the rig lacks the device."""
+        """Return the device of each lane; None for a lane that accepts no layers, because the rig lacks its device."""
         return tuple(content.device.id if content.device.present else None for content in self.contents)
 
     def block_rect(self, lane: int, first: int, last: int) -> QRectF:
@@ -112,7 +117,7 @@ class Shown:
         return QRectF(left - 1, self.lanes.track_top(lane) + 1, right - left + 1, self.lanes.track_height - 2)
 
     def span_rects(self, first: int, last: int) -> tuple[QRectF, ...]:
-        """Return a rectangle for each run that has layers of `first` to `last`."""
+        """Return one rectangle for each run that holds some of layers `first` to `last`, in scene coordinates."""
         lane_of = self.lane_of
         return tuple(
             self.block_rect(lane_of[run.device], max(run.first, first), min(run.last, last))
@@ -122,24 +127,24 @@ class Shown:
 
     @property
     def embedding_lane(self) -> int:
-        """The lane of the token embedding."""
+        """Index of the lane that holds the token embedding."""
         return next(lane for lane, content in enumerate(self.contents) if content.has_embedding)
 
     def embedding_rect(self) -> QRectF:
-        """Return the rectangle of the token embedding."""
+        """Return the rectangle of the token embedding, in scene coordinates."""
         left, right = self.track.embedding
         top = self.lanes.track_top(self.embedding_lane)
         return QRectF(left, top + 3, right - left, self.lanes.track_height - 6)
 
     def has_part(self, part: MovablePart, first: int, last: int) -> bool:
-        """Return whether any of these layers has bytes in the part."""
+        """Return whether any of layers `first` to `last` has weights in the part."""
         layers = self.preview.layers[first : last + 1]
         if part == "experts":
             return any(layer.expert_bytes for layer in layers)
         return any(layer.attention_bytes + layer.ffn_bytes for layer in layers)
 
     def part_lane(self, part: MovablePart, layer: int) -> int:
-        """Return the lane in which a part of a layer is drawn; that of the layer if it has none."""
+        """Return the index of the lane in which a part of a layer is drawn; the layer's lane if it lacks the part."""
         keys = _KEYS[part]
         return next(
             (
@@ -157,18 +162,18 @@ class Shown:
         return QRectF(left - 1, self.lanes.track_top(lane) + strip.top, right - left + 1, strip.height)
 
     def track_rect(self, lane: int) -> QRectF:
-        """Return the whole track of `lane`."""
+        """Return the rectangle of the whole track of `lane`, in scene coordinates."""
         track = self.track
         return QRectF(track.left, self.lanes.track_top(lane), track.right - track.left, self.lanes.track_height)
 
     def output_rect(self) -> QRectF:
-        """Return the rectangle of the output block."""
+        """Return the rectangle of the output block, in scene coordinates."""
         left, right = self.track.output
         lane = self.lane_of[self.preview.layout.output_device]
         return QRectF(left, self.lanes.track_top(lane) + 3, right - left, self.lanes.track_height - 6)
 
     def target_at(self, x: float, y: float) -> Target | None:
-        """Return the part at a point of the scene, None outside of all lanes."""
+        """Return the part of the editor at a point of the scene; None outside of all lanes."""
         # Handles come first: they overlap the layers at both sides.
         index = handle_at(self.handles, x, y)
         if index is not None:
@@ -198,7 +203,7 @@ class Shown:
         return EmptyTarget(lane, None, embedding=embedding)
 
     def _part_at(self, layer: int, lane: int, height: float) -> MovablePart | None:
-        """Return the part at a height in the track that is drawn there and moves by itself."""
+        """Return the part of `layer` that is drawn `height` pixels below the track's top, if it can be moved alone."""
         content = self.contents[lane]
         is_home = any(first <= layer <= last for first, last in content.ranges)
         for key, layers in content.blocks:

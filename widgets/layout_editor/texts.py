@@ -35,7 +35,7 @@ from widgets.layout_editor.placement import LaneContent, unknown_patterns
 
 @dataclass(frozen=True, slots=True)
 class LoadedWords:
-    """The state of the shown layout: a sign, and the same in words."""
+    """The state of the shown layout (not loaded, loaded, edited) as a sign and as text."""
 
     sign: str
     text: str
@@ -47,24 +47,27 @@ EDITED = LoadedWords("◐", tr("edited, not loaded"))
 
 
 def loaded_words(preview: Preview, loaded: LoadedLayout | None) -> LoadedWords:
-    """Return whether the edit of `preview`, side files included, is loaded."""
+    """Return the state of the preview: its edit is loaded, was changed after the load, or is not loaded.
+
+    Side files are part of the edit.
+    """
     if loaded is None:
         return NOT_LOADED
     return EDITED if loaded.differs_from(preview.edit) else LOADED
 
 
 def range_text(first: int, last: int) -> str:
-    """Return "5" or "5–9"."""
+    """Return a range of layers as text, such as "5" or "5–9"."""
     return str(first) if first == last else f"{first}–{last}"
 
 
 def layers_text(first: int, last: int) -> str:
-    """Return "layer 5" or "layers 5–9"."""
+    """Return a range of layers as text, such as "layer 5" or "layers 5–9"."""
     return tr("layer {first}", first=first) if first == last else tr("layers {first}–{last}", first=first, last=last)
 
 
 def ranges_text(ranges: Iterable[tuple[int, int]]) -> str:
-    """Return "layer 5" or "layers 0–15, 20"."""
+    """Return ranges of layers as text, such as "layer 5" or "layers 0–15, 20"."""
     spans = tuple(ranges)
     texts = ", ".join(range_text(first, last) for first, last in spans)
     single = len(spans) == 1 and spans[0][0] == spans[0][1]
@@ -72,7 +75,7 @@ def ranges_text(ranges: Iterable[tuple[int, int]]) -> str:
 
 
 def lane_texts(content: LaneContent) -> tuple[str, ...]:
-    """Return the content of a lane in words, longest form first."""
+    """Return texts for the content of a lane, the longest first, so that a label can show the first that fits."""
     if content.share is not None:
         percent = f"{100 * content.share:.1f}"
         return tr("{percent} % of the layers", percent=percent), tr("{percent} %", percent=percent)
@@ -100,7 +103,7 @@ def lane_texts(content: LaneContent) -> tuple[str, ...]:
 
 
 def layer_tooltip(layer: LayerBytes, layout: Layout) -> str:
-    """Return the device of a layer and the bytes of its parts, a line each."""
+    """Return the tooltip of a layer: its device and the bytes of its parts, one line each."""
     lines = [
         tr("layer {index} on {device}", index=layer.index, device=layout.device_of(layer.index)),
         tr("weights: {weights}", weights=format_bytes(layer.weights_bytes)),
@@ -120,7 +123,7 @@ def layer_tooltip(layer: LayerBytes, layout: Layout) -> str:
 
 
 def part_tooltip(preview: Preview, layer: int, part: MovablePart) -> str:
-    """Return the device and the bytes of a part of a layer, and what the device of another part costs."""
+    """Return the tooltip of a part of a layer: device, bytes, and the cost if the layer itself is on another device."""
     values, layout = preview.layers[layer], preview.layout
     size = values.expert_bytes if part == "experts" else values.attention_bytes + values.ffn_bytes
     device = part_device(layout, MOVABLE_PARTS[part][0], layer)
@@ -145,7 +148,7 @@ def part_tooltip(preview: Preview, layer: int, part: MovablePart) -> str:
 
 
 def boundary_cost(preview: Preview, index: int) -> str:
-    """Return what a boundary costs each token; "" if it is unknown."""
+    """Return a sentence on the bytes and the time that a boundary costs each token; empty if they are unknown."""
     if preview.hops is None:
         return ""
     left, right = preview.layout.runs[index : index + 2]
@@ -159,7 +162,7 @@ def boundary_cost(preview: Preview, index: int) -> str:
 
 
 def pipeline_cost(preview: Preview) -> str:
-    """Return how much of the prompt speed overrides cost because they end the pipeline; "" if they cost nothing."""
+    """Return a sentence on prompt speed that is lost, because overrides end the pipeline; empty if none is lost."""
     prompt = None if preview.speed is None else preview.speed.prompt
     if prompt is None or all(each.rule != "override_stops_pipeline" for each in preview.report.advice):
         return ""
@@ -175,7 +178,7 @@ def pipeline_cost(preview: Preview) -> str:
 
 
 def parts_elsewhere(layout: Layout, layer: LayerBytes) -> tuple[tuple[MovablePart, str], ...]:
-    """Return the parts of a layer that are on another device than the layer, with that device."""
+    """Return the parts of a layer that are on another device than the layer itself, each with its device."""
     found: list[tuple[MovablePart, str]] = []
     home = layout.device_of(layer.index)
     for part, names in MOVABLE_PARTS.items():
@@ -188,7 +191,7 @@ def parts_elsewhere(layout: Layout, layer: LayerBytes) -> tuple[tuple[MovablePar
 
 
 def output_tooltip(preview: Preview) -> str:
-    """Return the device and the bytes of the output layer."""
+    """Return the tooltip of the output layer: its device and its bytes."""
     size = format_bytes(preview.output_weights_bytes)
     return tr(
         "output layer on {output_device}\nweights: {size}\nDrag it to another lane to move it.",
@@ -198,7 +201,7 @@ def output_tooltip(preview: Preview) -> str:
 
 
 def embedding_tooltip(preview: Preview) -> str:
-    """Return the device and the bytes of the token embedding, and whether it can be moved."""
+    """Return the tooltip of the token embedding: its device, its bytes, and whether it can be moved."""
     if preview.embedding_moves:
         return tr(
             "token embedding on {device}: {token_embedding}\nDrag it to another lane to move it.",
@@ -212,14 +215,14 @@ def embedding_tooltip(preview: Preview) -> str:
 
 
 def boundary_text(layout: Layout, index: int) -> str:
-    """Return the runs on both sides of a boundary: "CUDA0 0–18 | CUDA1 19–31"."""
+    """Return the runs on both sides of a boundary as text, such as "CUDA0 0–18 | CUDA1 19–31"."""
     left, right = layout.runs[index], layout.runs[index + 1]
     left_text, right_text = range_text(left.first, left.last), range_text(right.first, right.last)
     return f"{left.device} {left_text} | {right.device} {right_text}"
 
 
 def focus_text(layout: Layout, focus: Focus | None) -> str:
-    """Return the focused boundary, layers or output in words; "" without a focus."""
+    """Return the focused boundary, layers, output or embedding as text; empty if there is no focus."""
     match focus:
         case BoundaryFocus(index):
             return tr("boundary {boundary}", boundary=boundary_text(layout, index))
@@ -233,7 +236,7 @@ def focus_text(layout: Layout, focus: Focus | None) -> str:
 
 
 def summary_text(preview: Preview, selection: Selection) -> str:
-    """Return the size of the selected layers with their KV cache, or of the whole model without a selection."""
+    """Return as text the size of the selected layers with KV cache; if none is selected, the size of the model."""
     if selection.layers is not None:
         first, last = selection.layers
         size = sum(layer.weights_bytes + layer.kv_bytes for layer in preview.layers[first : last + 1])
@@ -244,7 +247,7 @@ def summary_text(preview: Preview, selection: Selection) -> str:
 
 
 def measured_texts(row: DeviceRow, forecast: DeviceRow) -> tuple[str, ...]:
-    """Return measured and forecast memory, longest form first; () if both are zero."""
+    """Return texts for measured and forecast memory of a device, the longest first; none if both are zero."""
     measured, expected = format_bytes(row.need_bytes), format_bytes(forecast.need_bytes)
     if row.need_bytes == 0 and forecast.need_bytes == 0:
         return ()
@@ -256,7 +259,7 @@ def measured_texts(row: DeviceRow, forecast: DeviceRow) -> tuple[str, ...]:
 
 
 def held_texts(holdings: Sequence[Holding]) -> tuple[str, ...]:
-    """Return other loaded models with memory on the device, longest form first."""
+    """Return texts for the memory of other loaded models on a device, the longest first; none without models."""
     if not holdings:
         return ()
     names = ", ".join(each.model for each in holdings)
@@ -289,7 +292,7 @@ def note_lines(preview: Preview) -> tuple[tuple[str, bool], ...]:
 
 
 def lane_sentence(content: LaneContent, row: DeviceRow | None) -> str:
-    """Return the content of a lane and its free memory, as a sentence."""
+    """Return a sentence with the content of a lane and the free memory of its device."""
     holds = lane_texts(content)[0] if not content.is_empty else tr("empty")
     if row is None:
         return f"{content.device.id}: {holds}."
@@ -305,7 +308,7 @@ def lane_sentence(content: LaneContent, row: DeviceRow | None) -> str:
 
 
 def accessible_summary(preview: Preview, lanes: Sequence[LaneContent], state: LoadedWords) -> str:
-    """Return model, lanes, output and notes as sentences."""
+    """Return the summary for screen readers: model, lanes, output and notes as sentences."""
     rows = {row.id: row for row in preview.report.rows}
     sentences = [
         tr(
@@ -322,22 +325,24 @@ def accessible_summary(preview: Preview, lanes: Sequence[LaneContent], state: Lo
 
 
 def is_short(row: DeviceRow, room: DeviceRow | None = None) -> bool:
-    """Return whether the device lacks memory. A device that holds nothing is never short."""
+    """Return whether the device lacks memory. A device that has to hold nothing is never short.
+
+    `room`: the device's row by its latest reading; None: `row` is the latest.
+    """
     return row.need_bytes > 0 and shortfall_within(row, room or row) > 0
 
 
 _TOLD_BESIDE_S, _TOLD_BELOW_S = 1.0, 5.0
-"""Least time of sending weights, in seconds, that the tooltip and the notes mention."""
+"""Least time in seconds for sending weights that is mentioned in the tooltip, and in the notes."""
 _ALIKE = 1.1
-"""Largest ratio of two speeds that are told as one."""
+"""Two speeds are shown as one if their ratio is at most this."""
 REMEDY = tr("Devices > Measure Speeds makes this exact; each answer improves it too.")
 
 
 def speed_text(preview: Preview) -> str:
-    """Return the speed of the edited layout: of its last answer, if it gave one, else as predicted.
+    """Return the speed of the edited layout as text: measured in its last answer, or else predicted.
 
-    If the usual number of tokens in the context makes a difference to the last answer, that speed is added.
-
+    A predicted speed at the usual number of tokens in the context is added if it differs from the measured one.
     A prediction from typical devices of a kind, without a measurement, is marked as rough.
     """
     speed = preview.speed
@@ -368,7 +373,7 @@ def _prompt_text(prompt: SpeedForecast) -> str:
 
 
 def speed_tool_tip(preview: Preview) -> str:
-    """Return the predicted speed, then a line for each device with its time and the source of that."""
+    """Return the tooltip of the speed: the predicted speed, then each device's time and the source of that time."""
     speed = preview.speed
     if speed is None:
         return "\n".join(_sending_lines(preview))
@@ -406,7 +411,7 @@ def _guess_words(speed: SpeedForecast) -> str:
 
 
 def _sending_lines(preview: Preview, least_s: float = _TOLD_BESIDE_S) -> list[str]:
-    """Return how long a load sends weights, a line for each worker to which it takes `least_s` or more."""
+    """Return a line on sending weights for each worker to which a load sends them for `least_s` seconds or more."""
     return [
         tr(
             "Loading sends {size} to {id}, which takes about {seconds:.0f} s, or less if the worker has cached "
@@ -421,12 +426,12 @@ def _sending_lines(preview: Preview, least_s: float = _TOLD_BESIDE_S) -> list[st
 
 
 def sending_notes(preview: Preview) -> list[str]:
-    """Return how long a load sends weights to workers, if it takes 5 s or more."""
+    """Return a line on sending weights for each worker to which a load sends them for 5 s or more."""
     return _sending_lines(preview, _TOLD_BELOW_S)
 
 
 def lane_speed_text(time: DeviceTime | None) -> str:
-    """Return a device's part of the time for a token, with "~" if it is a guess; empty for None."""
+    """Return a device's share of the time for a token as text, with "~" if it is a guess; empty for None."""
     if time is None:
         return ""
     about = "~" if time.source == "guess" else ""
@@ -434,6 +439,6 @@ def lane_speed_text(time: DeviceTime | None) -> str:
 
 
 def milliseconds_text(seconds: float) -> str:
-    """Return "12 ms", "1.2 ms" or "0.12 ms"."""
+    """Return a duration as text with two digits or more, such as "12 ms", "1.2 ms" or "0.12 ms"."""
     value = seconds * 1e3
     return f"{value:.0f} ms" if value >= 10 else f"{value:.1f} ms" if value >= 1 else f"{value:.2f} ms"

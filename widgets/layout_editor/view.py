@@ -1,4 +1,4 @@
-"""The view of the editor: lanes under a ruler. It passes mouse and keys to `Interaction` in scene coordinates."""
+"""The view of the editor: lanes under a ruler. It passes mouse and key events to `Interaction` in scene coordinates."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _SCROLL_INTERVAL_MS = 16
 
 
 def _same_ground(before: Preview, after: Preview) -> bool:
-    """Return whether model and devices are the same, so that a drag and a selection keep their meaning."""
+    """Return whether both previews have the same model and devices, so that a drag and a selection remain valid."""
     return (
         before.model_name == after.model_name
         and len(before.layers) == len(after.layers)
@@ -65,14 +65,14 @@ def _same_ground(before: Preview, after: Preview) -> bool:
 
 
 class EditorView(QGraphicsView):
-    """Shows a preview; `interaction` reports what the user wants."""
+    """Graphics view of a preview. Its `interaction` emits the moves and the selection."""
 
     why_requested = Signal(str)
-    """Asks why layers or the output are on their device; the text names both."""
+    """Requests the reason why layers or the output are on their device; the text names both."""
     experts_requested = Signal(str)
-    """Asks to move the experts of all layers: a key of `EXPERT_TITLES`."""
+    """Requests a move of the experts of all layers. The argument is a key of `EXPERT_TITLES`."""
     expert_outcomes_requested = Signal()
-    """Asks what these moves would change; `show_expert_outcomes` is the answer."""
+    """Requests the effect of each move of all experts, for the open menu; the receiver calls `show_expert_outcomes`."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -83,7 +83,7 @@ class EditorView(QGraphicsView):
         self._loaded: LoadedLayout | None = None
         self._pins = NO_PINS
         self.expert_actions: dict[str, QAction] = {}
-        """Actions of the open menu that move the experts of all layers."""
+        """Actions of the open menu that move the experts of all layers, by the key in `EXPERT_TITLES`."""
         self._pointer = QPoint()
         # A pointer that rests at the edge sends no events, so a timer goes on with the scrolling.
         self._scroll_timer = QTimer(self)
@@ -115,7 +115,7 @@ class EditorView(QGraphicsView):
         return self._scene.shown
 
     def set_preview(self, preview: Preview | None) -> None:
-        """Show `preview`. A drag continues, unless the model or the devices have changed."""
+        """Show `preview`; None: show nothing. A drag continues, unless the model or the devices have changed."""
         before = self._scene.shown
         if preview is None:
             self._scene.shown = None
@@ -130,13 +130,16 @@ class EditorView(QGraphicsView):
         self._update_marks()
 
     def set_loaded(self, loaded: LoadedLayout | None) -> None:
-        """Compare the preview with what is loaded."""
+        """Set the loaded layout, with which the preview is compared; None: no model is loaded."""
         self._loaded = loaded
         self._show_again()
 
     @property
     def summary(self) -> str:
-        """The layout in sentences, for screen readers. Computed on request, because a drag need not pay for it."""
+        """The layout in sentences, for screen readers.
+
+        It is computed on request, so that a drag does not compute it.
+        """
         shown = self._scene.shown
         return "" if shown is None else accessible_summary(shown.preview, shown.contents, shown.state)
 
@@ -190,13 +193,13 @@ class EditorView(QGraphicsView):
     # Events
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        """Fit the lanes to the width, and the ruler above them."""
+        """Fit lanes and ruler to the new size."""
         super().resizeEvent(event)
         self._ruler.setGeometry(0, 0, self.viewport().width(), zoomed(RULER_HEIGHT))
         self._show_again()
 
     def mousePressEvent(self, event: QMouseEvent) -> None:
-        """Begin a drag or choose a layer."""
+        """Begin a drag, or set the focus to the part under the pointer."""
         if event.button() is not Qt.MouseButton.LeftButton or self.interaction.drag is not None:
             return
         QToolTip.hideText()
@@ -208,7 +211,7 @@ class EditorView(QGraphicsView):
         self._update_marks()
 
     def mouseMoveEvent(self, event: QMouseEvent) -> None:
-        """Drag, or show what is under the pointer."""
+        """Continue the drag, or highlight the part under the pointer."""
         self._pointer = event.position().toPoint()
         if self.interaction.drag is not None and not event.buttons() & Qt.MouseButton.LeftButton:
             # The release went elsewhere: the grab was lost.
@@ -233,7 +236,7 @@ class EditorView(QGraphicsView):
         self.mousePressEvent(event)
 
     def contextMenuEvent(self, event: QContextMenuEvent) -> None:
-        """Show the menu of the layers or the output under the pointer; a key shows that of the focused ones."""
+        """Show the menu of the part under the pointer; the menu key shows the menu of the focused part."""
         state = self.interaction
         if event.reason() is QContextMenuEvent.Reason.Keyboard:
             has_target = isinstance(state.focus, LayerFocus | OutputFocus | EmbeddingFocus) and state.drag is None
@@ -248,7 +251,7 @@ class EditorView(QGraphicsView):
             menu.popup(event.globalPos())
 
     def context_menu(self) -> QMenu:
-        """Return the menu of the focused layers or output; the caller shows it."""
+        """Return the menu of the focused layers, output or embedding. The caller shows it."""
         shown, state = self._scene.shown, self.interaction
         assert shown is not None
         words = focus_text(shown.preview.layout, state.focus)
@@ -274,7 +277,7 @@ class EditorView(QGraphicsView):
         return menu
 
     def _add_parts(self, menu: QMenu, shown: Shown) -> None:
-        """Add what can be done with the parts of the focused layers."""
+        """Add the actions that move or pin parts of the focused layers."""
         state = self.interaction
         assert isinstance(state.focus, LayerFocus)
         has_experts = shown.has_part("experts", *state.focus.span)
@@ -308,7 +311,7 @@ class EditorView(QGraphicsView):
             self.expert_actions = {}
 
     def show_expert_outcomes(self, texts: dict[str, str]) -> None:
-        """Show what each action of the open menu would change; a text of "" means that it changes nothing."""
+        """Show the effect of each move of all experts in the open menu; an empty text disables the action."""
         for kind, action in self.expert_actions.items():
             text = texts.get(kind, "")
             action.setText(f"{EXPERT_TITLES[kind]}  ({text})" if text else EXPERT_TITLES[kind])
@@ -319,13 +322,13 @@ class EditorView(QGraphicsView):
         self._update_marks()
 
     def wheelEvent(self, event: QWheelEvent) -> None:
-        """Scroll, and let the drag follow."""
+        """Scroll, and continue a drag at the new place under the pointer."""
         # The lanes move under a pointer that rests, and no mouse event tells so.
         super().wheelEvent(event)
         self._follow_pointer()
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        """Perform the key's command; other keys scroll."""
+        """Carry out the command of the key; a key without a command scrolls."""
         command = command_of(event.key(), event.modifiers())
         if command is None or not self.interaction.wants(command):
             super().keyPressEvent(event)
@@ -337,7 +340,7 @@ class EditorView(QGraphicsView):
         self._show_focus()
 
     def focusNextPrevChild(self, forward: bool) -> bool:
-        """Step through boundaries and output with Tab, and leave the editor past them."""
+        """Move the focus through boundaries, output and embedding on Tab; leave the editor after the last."""
         # `QWidget.event` calls this for Tab before `keyPressEvent`, which gets the key only if this returns False.
         if self.interaction.step_stop(1 if forward else -1):
             self._update_marks()
@@ -346,7 +349,7 @@ class EditorView(QGraphicsView):
         return super().focusNextPrevChild(forward)
 
     def focusInEvent(self, event: QFocusEvent) -> None:
-        """Show the focus ring; Tab enters at the first stop, Shift+Tab at the last."""
+        """Show the focus ring. Tab sets the focus to the first stop, Shift+Tab to the last."""
         super().focusInEvent(event)
         if event.reason() is Qt.FocusReason.TabFocusReason:
             self.interaction.set_focus(None)
@@ -357,7 +360,7 @@ class EditorView(QGraphicsView):
         self._update_marks()
 
     def focusOutEvent(self, event: QFocusEvent) -> None:
-        """Hide the focus ring. Another window taking over ends a drag."""
+        """Hide the focus ring. Cancel a drag if another window became active."""
         super().focusOutEvent(event)
         # Another window may take the release of the button, and the drag would go on without it.
         if event.reason() is Qt.FocusReason.ActiveWindowFocusReason:
@@ -365,12 +368,12 @@ class EditorView(QGraphicsView):
         self._update_marks()
 
     def hideEvent(self, event: QHideEvent) -> None:
-        """End a drag in a hidden editor."""
+        """Cancel a drag when the editor is hidden."""
         super().hideEvent(event)
         self._cancel_drag()
 
     def event(self, event: QEvent) -> bool:
-        """Claim the editor's keys before they trigger shortcuts of the window."""
+        """Claim the editor's keys, so that they do not trigger shortcuts of the window."""
         # Qt offers each key to the focused widget in this way first. Accepted, it comes to `keyPressEvent` as an
         # ordinary key.
         if isinstance(event, QKeyEvent) and event.type() is QEvent.Type.ShortcutOverride:
@@ -407,7 +410,7 @@ class EditorView(QGraphicsView):
         self._update_marks()
 
     def end_drag(self) -> None:
-        """End the drag without a signal."""
+        """End the drag without a signal, because the layout at its start no longer exists."""
         self._scroll_timer.stop()
         self.interaction.end_drag()
         self._update_marks()

@@ -1,4 +1,4 @@
-"""Shows a model card. The text is untrusted: no HTML, no remote content, links open on a click only."""
+"""The widget for a model card. Its text is untrusted: no HTML, no remote content, and links open on a click only."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _READING = tr("Reading the model card…")
 
 
 class CardView(QScrollArea):
-    """Shows one model card, or that it is being read (`clear`)."""
+    """Scroll area with one model card. `clear` shows that a card is being read."""
 
     link_opened = Signal(str)
     # Text of a code block, and its language.
@@ -56,7 +56,7 @@ class CardView(QScrollArea):
         self.show_card(ShownCard("", (), "", _READING))
 
     def show_card(self, card: ShownCard) -> None:
-        """Show `card`, scrolled to the start."""
+        """Show the facts, the note and the text of `card`, scrolled to the start."""
         # `removeRow` also deletes the widgets of the row; `takeRow` would leave them.
         while self.facts.rowCount():
             self.facts.removeRow(0)

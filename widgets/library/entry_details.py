@@ -33,7 +33,7 @@ from widgets.library.entry_words import fact_rows, fit_of, fit_sentence, place_l
 
 @dataclass(frozen=True, slots=True)
 class OpenRequest:
-    """Request to open the model at `path`. `projector`: a projector to use, None for the saved choice."""
+    """A request to open the model at `path`. `projector`: path of a projector to use; None: use the saved choice."""
 
     path: Path
     projector: Path | None = None
@@ -41,7 +41,7 @@ class OpenRequest:
 
 @dataclass(frozen=True, slots=True)
 class RemovalRequest:
-    """Request to move a copy of a quantisation to the trash."""
+    """A request to move a copy of a quantisation to the trash."""
 
     entry: Entry
     quantisation: Quantisation
@@ -72,7 +72,7 @@ _BADGES = {"good": "badge-good", "bad": "badge-bad"}
 
 
 class EntryDetails(QScrollArea):
-    """Shows one model, and reports requests to open, change or remove it."""
+    """Shows the details of one model, and emits requests to open, change or remove it."""
 
     open_requested = Signal(OpenRequest)
     removal_requested = Signal(RemovalRequest)
@@ -110,7 +110,7 @@ class EntryDetails(QScrollArea):
         return self.quantisations.current
 
     def show_model(self, model: Listed | None) -> None:
-        """Show `model`. Text that is being typed about the same model stays."""
+        """Show `model`; None: show nothing. Text that is being typed is kept if it is the same model."""
         if model is not None and model == self._model:
             return
         # By key: a scan, a forecast or a saved note gives a new value of the same model.
@@ -142,7 +142,7 @@ class EntryDetails(QScrollArea):
         self._on_chosen()
 
     def save_notes(self) -> None:
-        """Report notes that were typed and not reported yet."""
+        """Emit `notes_changed` for typed notes that were not reported yet."""
         self._save_notes()
 
     def _set_notes(self, model: Listed) -> None:
@@ -180,7 +180,7 @@ class EntryDetails(QScrollArea):
 
     @property
     def open_request(self) -> OpenRequest | None:
-        """The request that "Open" sends; None if the selected quantisation cannot be opened."""
+        """The request that the button Open emits; None if the selected quantisation cannot be opened."""
         model, each = self._model, self.quantisation
         if model is None or each is None or not self.open_button.isEnabled():
             return None
@@ -194,14 +194,14 @@ class EntryDetails(QScrollArea):
             self.open_requested.emit(request)
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        """Save notes when their field loses the focus."""
+        """Report changed notes when their field loses the focus."""
         # `QPlainTextEdit` has no `editingFinished` as the field for tags has.
         if watched is self.notes_edit and event.type() is QEvent.Type.FocusOut:
             self._save_notes()
         return super().eventFilter(watched, event)
 
     def toggle_favourite(self) -> None:
-        """Request to add or remove the favourite mark."""
+        """Request that the favourite mark of the model is added or removed."""
         if self._model is not None and self.favourite_button.isEnabled():
             self.notes_changed.emit(NotesChange(self._model, is_favourite=not self._model.notes.is_favourite))
 
@@ -220,7 +220,7 @@ class EntryDetails(QScrollArea):
             self.removal_requested.emit(RemovalRequest(model.entry, each, each.copy))
 
     def show_layouts(self, documents: Sequence[SavedDocument]) -> None:
-        """Show the saved layouts of this model."""
+        """Show the saved layouts among `documents`, which belong to this model."""
         self.layouts.show_layouts(documents)
 
     def _save_notes(self) -> None:
@@ -283,7 +283,7 @@ class EntryDetails(QScrollArea):
 
 
 def _row(*widgets: QWidget | None, stretch: int | None = None) -> QLayout:
-    """Return a row of widgets. None is a gap; the widget at `stretch` takes the free space."""
+    """Return a row of widgets. None adds a gap; the widget at the index `stretch` gets the free space."""
     row = QHBoxLayout()
     row.setSpacing(8)
     for index, widget in enumerate(widgets):

@@ -36,7 +36,7 @@ ROW_HEIGHT = 26
 
 
 class QuantisationList(QTreeWidget):
-    """List of quantisations. A click selects, a double click or Enter opens."""
+    """List of a model's quantisations. A click selects one; a double click or Enter opens it."""
 
     chosen = Signal()
     open_requested = Signal()
@@ -70,7 +70,7 @@ class QuantisationList(QTreeWidget):
         self._paint()
 
     def show_model(self, model: Listed, *, keep: bool) -> None:
-        """List the quantisations of `model`. `keep`: keep the selection, else select the proposed one."""
+        """List the quantisations of `model`. `keep`: keep the selection; else select the proposed quantisation."""
         before = self.current
         # By label and not by row: a download or a scan can add quantisations in between.
         wanted = before.label if keep and before is not None else model.chosen.label
@@ -113,7 +113,7 @@ MAX_NAME = 80
 
 
 class SavedLayouts(QWidget):
-    """List of saved layouts. If the model is open, its layout can be saved under a name."""
+    """List of the saved layouts of a model. If the model is open, its present layout can be saved under a name."""
 
     use_requested = Signal(object)  # SavedDocument
     forget_requested = Signal(object)  # SavedDocument
@@ -138,12 +138,12 @@ class SavedLayouts(QWidget):
         self.set_can_save(False)
 
     def set_can_save(self, can: bool) -> None:
-        """Set whether the shown model is the open one, so that its layout can be saved."""
+        """Set whether the present layout can be saved, which needs the shown model to be the open one."""
         self.name_edit.setVisible(can)
         self._heading.setVisible(can or self._rows.count() > 0)
 
     def show_layouts(self, documents: Sequence[SavedDocument]) -> None:
-        """List the layouts among `documents`."""
+        """List those of `documents` that are layouts."""
         while (item := self._rows.takeAt(0)) is not None:
             widget = item.widget()
             if widget is not None:
@@ -178,7 +178,7 @@ _NONE = tr("No preset")
 
 
 class PresetBox(ComboBox):
-    """Choice of a preset. A chosen preset that was removed stays listed while it is chosen."""
+    """Choice of the preset for new conversations. A removed preset stays in the list while it is chosen."""
 
     # Name of the chosen preset, empty for none.
     preset_chosen = Signal(str)
@@ -204,13 +204,13 @@ class PresetBox(ComboBox):
         self._fill()
 
     def show_chosen(self, name: str) -> None:
-        """Show the chosen preset, empty for none."""
+        """Show the preset `name` as the chosen one; empty for none."""
         if name != self._chosen:
             self._chosen = name
             self._fill()
 
     def wheelEvent(self, event: QWheelEvent) -> None:
-        """Leave the wheel to the scroll area: nobody means to choose with it."""
+        """Ignore the wheel, so that the scroll area scrolls and the choice does not change by accident."""
         event.ignore()
 
     def _choose(self, name: str) -> None:

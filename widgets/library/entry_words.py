@@ -30,8 +30,9 @@ _SIDE_WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class RowWords:
-    """The texts of a row of the list.
+    """The texts of a row of the list of models.
 
+    `fit`: whether the model fits this rig.
     `fit_colour`: name of a colour of the palette.
     `searched`: words of the search in lower case, which are highlighted.
     """
@@ -47,7 +48,7 @@ class RowWords:
 
     @property
     def spoken(self) -> str:
-        """The texts in one line, for screen readers."""
+        """All texts of the row in one line, for screen readers."""
         favourite = tr("favourite") if self.is_favourite else ""
         return ", ".join(
             part for part in (self.title, favourite, self.detail, *self.badges, self.fit, self.speed) if part
@@ -55,7 +56,10 @@ class RowWords:
 
 
 def row_words(model: Listed, searched: Sequence[str] = ()) -> RowWords:
-    """Return the row of `model`. It shows where each of the `searched` words (lower case) was found."""
+    """Return the texts of the row of `model`.
+
+    `searched`: words of the search in lower case; the row shows where they match.
+    """
     entry, chosen, facts = model.entry, model.chosen, model.entry.facts
     said = []
     if facts is not None:
@@ -83,7 +87,7 @@ def row_words(model: Listed, searched: Sequence[str] = ()) -> RowWords:
 
 
 def _hidden_hits(model: Listed, searched: Sequence[str]) -> list[str]:
-    """Return the texts that a row does not show otherwise and in which the `searched` words were found."""
+    """Return texts of `model` in which `searched` words were found, and which its row does not show otherwise."""
     entry, facts = model.entry, model.entry.facts
     copies = [copy.first for each in entry.quantisations for copy in each.copies]
     texts = [
@@ -114,13 +118,13 @@ def _excerpt(text: str, word: str) -> str:
 
 
 def owner_words(model: Listed) -> tuple[str, ...]:
-    """Return the owners of the stores of a model, or the names of the folders."""
+    """Return the owners of a model's stores as short texts; a folder is shortened to its last name."""
     # Not `Path.name`: an owner may be a name of the hub, or a folder in the spelling of Windows.
     return tuple(owner.rstrip("/\\").replace("\\", "/").rpartition("/")[2] for owner in model.entry.owners)
 
 
 def fit_of(model: Listed, quantisation: Quantisation) -> tuple[str, str]:
-    """Return a short text on how a quantisation fits, and the name of its colour."""
+    """Return a short text on whether a quantisation fits this rig, and the name of its colour in the palette."""
     if quantisation.fault:
         if quantisation.copy.is_missing:
             return tr("missing"), _BAD
@@ -130,7 +134,7 @@ def fit_of(model: Listed, quantisation: Quantisation) -> tuple[str, str]:
 
 
 def speed_of(model: Listed) -> str:
-    """Return the speed that was measured on the layout of the forecast, else the predicted one."""
+    """Return the speed of a model as text: measured with the layout of the forecast, or else predicted."""
     # Only one on the layout of the forecast counts (`measured_of`): another layout can be several times as fast.
     measured = model.measured_of(model.chosen)
     if measured:
@@ -139,7 +143,7 @@ def speed_of(model: Listed) -> str:
 
 
 def short_speed(model: Listed, quantisation: Quantisation) -> str:
-    """Return the speed of a quantisation for a column of tokens per second: measured, else predicted."""
+    """Return the speed of a quantisation for a column of tokens per second: measured, or else predicted."""
     measured, fit = model.measured_of(quantisation), model.fit_of(quantisation)
     if quantisation.fault:
         return ""
@@ -152,7 +156,7 @@ def short_speed(model: Listed, quantisation: Quantisation) -> str:
 
 
 def answer_sentence(notes: Notes) -> str:
-    """Return the speed of the last answer, which had another layout than the forecast; empty if there was none."""
+    """Return a sentence on the speed of the last answer, given with another layout than the forecast's; or ""."""
     if not notes.measured:
         return ""
     rate = rate_text(notes.measured)
@@ -175,7 +179,7 @@ def parameter_words(n_parameters: int | None) -> str:
 
 
 def fact_rows(model: Listed) -> tuple[tuple[str, str], ...]:
-    """Return label and value of the facts from the header."""
+    """Return the facts from the header of the model file as (label, value)."""
     facts = model.entry.facts
     if facts is None:
         return ()
@@ -205,7 +209,7 @@ def fact_rows(model: Listed) -> tuple[tuple[str, str], ...]:
 
 
 def fit_sentence(model: Listed, quantisation: Quantisation) -> str:
-    """Return the forecast of a quantisation and its measured speed, in full."""
+    """Return sentences with the whole forecast of a quantisation and its measured speed."""
     fit, measured = model.fit_of(quantisation), model.measured_of(quantisation)
     answer = "" if measured else answer_sentence(model.notes_of(quantisation))
     if fit is None:
@@ -230,7 +234,7 @@ def fit_sentence(model: Listed, quantisation: Quantisation) -> str:
 
 
 def place_lines(model: Listed, quantisation: Quantisation) -> tuple[str, ...]:
-    """Return a line for each copy of a quantisation: owner, path, and number of further parts."""
+    """Return one line for each copy of a quantisation: owner, path, and number of further parts of a split file."""
     lines = []
     for copy in quantisation.copies:
         owner = f"{copy.first.store.label}: " if copy.first.store.label else ""
@@ -240,7 +244,7 @@ def place_lines(model: Listed, quantisation: Quantisation) -> tuple[str, ...]:
 
 
 def side_lines(model: Listed) -> tuple[str, ...]:
-    """Return a line for each related file: role, name, and size."""
+    """Return one line for each related file, such as a projector: role, name and size."""
     return tuple(
         f"{_SIDE_WORDS.get(side.role, side.role)}: {side.file.path.name} ({format_bytes(side.file.size_bytes)})"
         for side in model.entry.side_files

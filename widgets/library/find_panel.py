@@ -38,7 +38,7 @@ _STEPS = 1000
 
 
 class DownloadRow(QWidget):
-    """The row of one download. It stays the same widget while the download is listed."""
+    """The row of one download. The same widget is used as long as the download is listed."""
 
     def __init__(self, rows: DownloadRows, job_id: str) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class DownloadRow(QWidget):
             row.addWidget(button)
 
     def show_job(self, job: JobRow) -> None:
-        """Show the progress of the download."""
+        """Show the state and the progress of the download."""
         self._restarts = job.must_restart
         self.title_label.setText(job.title)
         self.words_label.setText(job.words)
@@ -141,7 +141,10 @@ _TO_CARD, _TO_FILES = tr("Model card"), tr("Quantisations")
 
 
 class FindPanel(QWidget):
-    """Shows search results, a repository and downloads, and reports requests. It sends nothing to a server."""
+    """Shows search results, a repository and downloads, and emits the requests of the user.
+
+    It sends nothing to a server.
+    """
 
     search_requested = Signal(SearchRequest)
     repo_chosen = Signal(str)
@@ -182,7 +185,10 @@ class FindPanel(QWidget):
         self._paint()
 
     def begin(self, text: str = "") -> None:
-        """Focus the search field. With `text`, search for it."""
+        """Focus the search field, and search for `text`.
+
+        If `text` is empty, search only if there are no results yet.
+        """
         self.search_edit.setFocus(Qt.FocusReason.OtherFocusReason)
         if text:
             self.search_edit.setText(text)
@@ -191,7 +197,7 @@ class FindPanel(QWidget):
             self._search()
 
     def show_message(self, text: str) -> None:
-        """Show what is running or has failed; empty for nothing."""
+        """Show a message about a request that is running or has failed; empty: hide it."""
         self.message_label.setText(text)
         self.message_label.setVisible(bool(text))
 
@@ -206,7 +212,7 @@ class FindPanel(QWidget):
             self.results.addTopLevelItem(item)
 
     def show_repo(self, repo: ShownRepo | None) -> None:
-        """Show the quantisations of a repository."""
+        """Show the quantisations of a repository; None: no repository is selected."""
         self._repo = repo
         self.repo_label.setText("" if repo is None else repo.repo)
         self.why_label.setText(tr("Choose a repository to see how its models fit.") if repo is None else repo.why)
@@ -231,13 +237,13 @@ class FindPanel(QWidget):
         self._paint()
 
     def set_card(self, card: QWidget) -> None:
-        """Set the widget that shows model cards, in place of the quantisations."""
+        """Set the widget for model cards, which can be shown instead of the quantisations."""
         self._card = card
         self._side.addWidget(card)
         self._side.setCurrentIndex(self.card_button.isChecked())
 
     def set_folders(self, folders: Sequence[Path]) -> None:
-        """Set the folders to download into, besides the cache."""
+        """Set the folders that a download can go to, in addition to the Hugging Face cache."""
         chosen = self.folder_box.currentData()
         self.folder_box.clear()
         self.folder_box.addItem(tr("To the {cache}", cache=_CACHE), None)
@@ -322,7 +328,7 @@ class FindPanel(QWidget):
         self.message_label.hide()
 
     def _build_side(self) -> QWidget:
-        """Return the widget of the selected repository."""
+        """Return the widget at the right, which shows the selected repository."""
         side = QWidget()
         column = QVBoxLayout(side)
         column.setContentsMargins(16, 0, 0, 0)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class FoundRepo:
-    """A search result as texts."""
+    """A repository found by a search, as texts."""
 
     repo: str
     size: str
@@ -19,7 +19,7 @@ class FoundRepo:
 
 @dataclass(frozen=True, slots=True)
 class OfferedRow:
-    """A quantisation in a repository as texts. `fit_colour`: name of a colour of the palette."""
+    """A quantisation that a repository offers, as texts. `fit_colour`: name of a colour of the palette."""
 
     name: str
     label: str
@@ -33,7 +33,7 @@ class OfferedRow:
 
 @dataclass(frozen=True, slots=True)
 class ShownRepo:
-    """A repository with its quantisations. `why`: reason of the proposal, or why there is no forecast."""
+    """A repository with its quantisations. `why`: reason of the proposal, or the reason why there is no forecast."""
 
     repo: str
     why: str
@@ -42,7 +42,7 @@ class ShownRepo:
 
 @dataclass(frozen=True, slots=True)
 class ShownCard:
-    """A model card: a table of facts, Markdown, and a note, such as why there is no text."""
+    """A model card: facts as (name, value), text as Markdown, and a note, such as the reason why there is no text."""
 
     repo: str
     facts: tuple[tuple[str, str], ...]
@@ -52,7 +52,13 @@ class ShownCard:
 
 @dataclass(frozen=True, slots=True)
 class JobRow:
-    """A download as texts. `fraction`: 0 to 1, None if unknown. The flags enable pause, resume and restart."""
+    """A download as texts.
+
+    `words`: its state.
+    `fraction`: downloaded part, 0 to 1; None if unknown.
+    `is_bad`: the download has failed.
+    `may_pause`, `may_resume`, `must_restart`: which of these buttons is shown.
+    """
 
     id: str
     title: str
@@ -67,7 +73,10 @@ class JobRow:
 
 @dataclass(frozen=True, slots=True)
 class SearchRequest:
-    """Search for a text, or show the repository at an address."""
+    """A request to search the hub for `text`, or to show the repository if `text` is an address.
+
+    `order`: sort order.
+    """
 
     text: str
     order: str
@@ -75,7 +84,7 @@ class SearchRequest:
 
 @dataclass(frozen=True, slots=True)
 class DownloadChoice:
-    """Download a quantisation. `folder`: target folder, None for the Hugging Face cache."""
+    """A request to download a quantisation. `folder`: target folder; None for the Hugging Face cache."""
 
     repo: str
     name: str

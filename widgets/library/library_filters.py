@@ -1,4 +1,4 @@
-"""Search field, sort order and filters of the library, reported as one `ListFilter`."""
+"""Search field, sort order and filters of the library, reported together as one `ListFilter`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SIZES = (
 
 
 class SearchEdit(QLineEdit):
-    """Search field. Down goes to the list; Escape clears the text, then leaves the page."""
+    """Search field. Down moves the focus to the list. Escape clears the text; in an empty field it closes the page."""
 
     left_down = Signal()
     left = Signal()
@@ -47,7 +47,7 @@ class SearchEdit(QLineEdit):
 
 
 class LibraryFilters(QWidget):
-    """Reports the filter at every change."""
+    """Search field, sort order and filters. Each change emits the whole filter."""
 
     filter_changed = Signal(ListFilter)
 
@@ -77,7 +77,7 @@ class LibraryFilters(QWidget):
             button.toggled.connect(lambda _on: self._change(capabilities=self._capabilities()))
 
     def set_tags(self, tags: tuple[str, ...]) -> None:
-        """Set the tags to choose from. The box is hidden if there are none."""
+        """Set the tags of the box to filter by tag. The box is hidden if there are no tags."""
         shown = [self.tag_box.itemText(at) for at in range(1, self.tag_box.count())]
         # Tags are set after every scan; an unchanged box keeps its open list.
         if shown != list(tags):

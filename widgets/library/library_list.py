@@ -21,7 +21,7 @@ WORDS_ROLE = Qt.ItemDataRole.UserRole + 1
 
 
 class LibraryListModel(QAbstractListModel):
-    """Qt model of the list. Texts of a row are made when it is first painted."""
+    """Qt model of the list of models. The texts of a row are made when it is first painted."""
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -34,7 +34,7 @@ class LibraryListModel(QAbstractListModel):
         return self._models
 
     def set_models(self, models: Sequence[Listed], searched: Sequence[str] = ()) -> bool:
-        """Replace the list; return whether rows changed places, so that a selection has to be found again.
+        """Replace the models; return False if the rows hold the same models as before, so the selection is valid.
 
         `searched`: words of the search in lower case.
         """
@@ -52,11 +52,11 @@ class LibraryListModel(QAbstractListModel):
         return True
 
     def model_at(self, index: AnyIndex) -> Listed | None:
-        """Return the model in this row."""
+        """Return the model in the row of `index`; None if the index is not valid."""
         return self._models[index.row()] if index.isValid() and index.row() < len(self._models) else None
 
     def row_of(self, key: str) -> int | None:
-        """Return the row of the entry with this key."""
+        """Return the row of the entry with this key; None if it is not listed."""
         return next((row for row, model in enumerate(self._models) if model.entry.key == key), None)
 
     def rowCount(self, parent: AnyIndex = QModelIndex()) -> int:  # noqa: B008 - Qt's signature
@@ -98,14 +98,14 @@ HIGHLIGHT_ALPHA = 90
 
 
 class EntryDelegate(QStyledItemDelegate):
-    """Paints a row: name and badges, details, forecast and speed. All rows have the same height."""
+    """Paints a row of the list of models: name, badges, details, forecast and speed. All rows have the same height."""
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self._palette = DARK
 
     def set_palette(self, palette: Palette) -> None:
-        """Set the colours of the next paint."""
+        """Set the palette for the next painting."""
         self._palette = palette
 
     def sizeHint(self, option: QStyleOptionViewItem, index: AnyIndex) -> QSize:
@@ -146,7 +146,7 @@ class EntryDelegate(QStyledItemDelegate):
         painter.drawRoundedRect(option.rect.adjusted(1, 1, -1, -1), RADIUS, RADIUS)
 
     def _draw_title(self, painter: QPainter, place: QRect, font: QFont, words: RowWords) -> None:
-        """Draw the name, and the badges that have room."""
+        """Draw the name, and as many badges as fit."""
         bold = QFont(font)
         bold.setBold(True)
         left = place.left()
@@ -208,7 +208,7 @@ class EntryDelegate(QStyledItemDelegate):
 
 
 def word_places(text: str, searched: Sequence[str]) -> list[tuple[int, int]]:
-    """Return the first place of each searched word (lower case) in `text`: its begin and its end."""
+    """Return begin and end of the first occurrence of each searched word (in lower case) in `text`."""
     folded = text.casefold()
     if len(folded) != len(text):
         return []  # "ß" is folded to "ss", and so on: places would be wrong.
@@ -217,7 +217,7 @@ def word_places(text: str, searched: Sequence[str]) -> list[tuple[int, int]]:
 
 
 class LibraryListView(QListView):
-    """View of the list. It keeps the selection when the models change."""
+    """View of the list of models. It keeps the selected model when the list changes."""
 
     selected = Signal(object)  # Listed | None
     open_requested = Signal()
@@ -246,7 +246,7 @@ class LibraryListView(QListView):
         return self.rows.model_at(self.currentIndex())
 
     def show_models(self, models: tuple[Listed, ...], searched: Sequence[str] = ()) -> None:
-        """List `models`; the selected one stays selected if it is still listed, else the first one is.
+        """List `models`. The selected model stays selected if it is still listed; else the first one is selected.
 
         `searched`: words of the search in lower case, which are highlighted.
         """
@@ -260,7 +260,7 @@ class LibraryListView(QListView):
         self._tell()
 
     def select(self, row: int) -> None:
-        """Select a row."""
+        """Select the row with this number."""
         self.selectionModel().setCurrentIndex(self.rows.index(row), QItemSelectionModel.SelectionFlag.ClearAndSelect)
 
     def currentChanged(self, current: QModelIndex, previous: QModelIndex) -> None:  # type: ignore[override]

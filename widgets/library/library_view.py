@@ -1,4 +1,4 @@
-"""The library page: filters, list and details; without models, suggestions to begin with."""
+"""The library page: filters, list and details; for an empty library, suggestions of models to download."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ DETAILS_WIDTH = 420
 
 
 class LibraryView(QWidget):
-    """The library page with its two tabs. It shows values, reads no files, and decides nothing about models."""
+    """The library page with its two tabs, Models and Find. It shows given values only, and reads no files."""
 
     closed = Signal()
     add_folder_requested = Signal()
@@ -161,7 +161,11 @@ class LibraryView(QWidget):
         self.find_panel.apply_palette(palette)
 
     def show_models(self, models: Sequence[Listed], problems: Sequence[str] = (), *, is_looked: bool = True) -> None:
-        """Show the library. `is_looked`: all stores were scanned, so an empty library is really empty."""
+        """Show the models of the library.
+
+        `problems`: sentences that are shown as errors.
+        `is_looked`: all stores were scanned, so that no models means an empty library.
+        """
         self._models = tuple(models)
         self._is_looked = is_looked
         # Before `_arrange`: a tag that no model has any more is taken out of the filter here.
@@ -171,7 +175,7 @@ class LibraryView(QWidget):
         self._arrange()
 
     def show_progress(self, text: str) -> None:
-        """Show the progress; empty for none."""
+        """Show a text on the progress of work on the library; empty for none."""
         self.progress_label.setText(text)
 
     def show_starters(self, starters: Sequence[Starter]) -> None:
@@ -179,7 +183,7 @@ class LibraryView(QWidget):
         self.starters.show_starters(starters)
 
     def begin(self) -> None:
-        """Focus the search field."""
+        """Focus the search field of the visible tab."""
         if self._tabs.currentWidget() is self.find_panel:
             self.find_panel.search_edit.setFocus(Qt.FocusReason.OtherFocusReason)
             return
@@ -187,7 +191,7 @@ class LibraryView(QWidget):
         self.filters.search_edit.selectAll()
 
     def show_find(self, text: str = "") -> None:
-        """Show the Find tab. With `text`, search for it."""
+        """Show the Find tab, and search for `text` if it is not empty."""
         self._tabs.setCurrentWidget(self.find_panel)
         self.find_tab.setChecked(True)
         self.find_panel.begin(text)
@@ -199,11 +203,11 @@ class LibraryView(QWidget):
         self.begin()
 
     def visible_titles(self) -> tuple[str, ...]:
-        """Return the titles of the listed models."""
+        """Return the titles of the listed models, from top to bottom."""
         return tuple(model.entry.title for model in self.list_view.rows.models)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        """Escape leaves the page."""
+        """Emit `closed` if Escape is pressed."""
         if event.key() == Qt.Key.Key_Escape:
             self.closed.emit()
             return

@@ -1,4 +1,4 @@
-"""The question bar above the editor, shown if a model does not fit, alone or next to others."""
+"""The question bar above the editor, shown if a model does not fit alone or beside the loaded models."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from widgets.common.tool_tips import plain_tool_tip
 
 
 class LoadAnswer(StrEnum):
-    """Answer to the question: what happens to loaded models and to the layout. The value is saved in the settings.
+    """An answer to the question what to do about a model that does not fit. Its value is saved in the settings.
 
-    BESIDE: load the layout as it is. PROPOSAL: load the proposed layout instead.
+    UNLOAD: unload loaded models, then load. BESIDE: load the layout as it is. PROPOSAL: load the proposed layout
+    instead.
     """
 
     UNLOAD = "unload"
@@ -28,7 +29,10 @@ class LoadAnswer(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LoadQuestion:
-    """The text of the question and of the buttons. A button without a text is hidden."""
+    """The texts of the question bar and of its buttons. A button with an empty text is hidden.
+
+    `can_remember`: whether "Do not ask again" is offered.
+    """
 
     text: str
     unload_text: str
@@ -48,7 +52,7 @@ class LoadChoice:
 
 
 class LoadQuestionBar(QFrame):
-    """The question bar, hidden if there is no question."""
+    """The question bar; hidden while there is no question."""
 
     answered = Signal(LoadChoice)
 
@@ -111,7 +115,7 @@ class LoadQuestionBar(QFrame):
         self.show()
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        """Escape cancels the question."""
+        """Cancel the question if Escape is pressed."""
         # Buttons do not use Escape, so it arrives here from whichever has the focus.
         if event.key() == Qt.Key.Key_Escape:
             self._answer(LoadAnswer.CANCEL)

@@ -1,4 +1,4 @@
-"""List of loaded models above the recent ones: state, keep-alive time, and a button to unload."""
+"""List of loaded models above the recent ones: state, keep-alive time, and a button to unload each."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ class LoadedEntry:
 
     `number`: number of the model in this window.
     `state`: text such as "idle for 3 min".
-    `end_text`: text of the button that ends it, "Unload" or "Cancel".
+    `end_text`: label of the button that unloads the model or cancels its load.
+    `may_end`: whether that button is enabled.
     """
 
     number: int
@@ -61,7 +62,7 @@ class LoadedEntry:
 
 @dataclass(frozen=True, slots=True)
 class KeepAliveChoice:
-    """Set the keep-alive time of the model with this number."""
+    """A request to set the keep-alive time, in seconds, of the model with this number."""
 
     number: int
     keep_alive_s: float
@@ -93,7 +94,7 @@ class LoadedRow(QPushButton):
         return self._entry
 
     def set_entry(self, entry: LoadedEntry) -> None:
-        """Show `entry`."""
+        """Update the row to `entry`."""
         self._entry = entry
         self._title.setText(entry.title)
         self._detail.setText(entry.detail)
@@ -110,7 +111,7 @@ class LoadedRow(QPushButton):
         )
 
     def keep_menu(self) -> QMenu:
-        """Return the menu of keep-alive times, to be shown by the caller."""
+        """Return the menu of keep-alive times. The caller shows it."""
         menu = QMenu(self)
         group = QActionGroup(menu)
         for seconds, _, words in KEEP_ALIVES:
@@ -123,14 +124,14 @@ class LoadedRow(QPushButton):
         return menu
 
     def sizeHint(self) -> QSize:
-        """Height of the labels: a button's own hint ignores the widgets on it."""
+        """Return the size of the labels: a button's own size hint ignores the widgets on it."""
         return self._grid.sizeHint()
 
     def minimumSizeHint(self) -> QSize:
         return self._grid.minimumSize()
 
     def nextCheckState(self) -> None:
-        """Ignore the click: the current row is set from outside."""
+        """Do nothing, so that a click does not check the row: `set_entry` marks the current one."""
 
     def _build(self) -> None:
         for label in (self._title, self._detail, self._state):
@@ -168,7 +169,7 @@ SPACING = 4
 
 
 class LoadedList(QWidget):
-    """List of loaded models, hidden if there are none."""
+    """List of loaded models; hidden if there are none."""
 
     chosen = Signal(int)  # an entry's number
     end_requested = Signal(int)
@@ -202,7 +203,7 @@ class LoadedList(QWidget):
         return tuple(self._rows.values())
 
     def set_entries(self, entries: Sequence[LoadedEntry]) -> None:
-        """Show `entries` in this order. A model keeps its row, and so the focus in it."""
+        """Show `entries` in this order. The row of a model stays the same widget, and so keeps the focus."""
         # Hidden at once, deleted later: the click that unloaded a model may come from its own row.
         for number in set(self._rows) - {entry.number for entry in entries}:
             row = self._rows.pop(number)

@@ -23,7 +23,7 @@ from widgets.library.welcome_panel import StartPanel
 
 
 class ModelPanel(QWidget):
-    """Lists loaded and recent models, and reports which one to open. It reads no files."""
+    """Lists loaded and recent models, and emits a request to open one. It reads no files."""
 
     model_chosen = Signal(ModelChoice)
     open_requested = Signal()
@@ -58,7 +58,7 @@ class ModelPanel(QWidget):
         self.list_view.viewport().update()
 
     def set_recent(self, models: Sequence[RecentModel]) -> None:
-        """List the recent models in this order. Without any, show `StartPanel`."""
+        """List the recent models in this order; if there are none, show `StartPanel` instead."""
         self._model.set_models(models)
         self._pages.setCurrentIndex(0 if models else 1)
         for widget in (self.search_edit, self.open_button, self.demo_button):
@@ -69,7 +69,7 @@ class ModelPanel(QWidget):
         self._model.set_current(path)
 
     def visible_titles(self) -> tuple[str, ...]:
-        """Return the titles of the listed models."""
+        """Return the titles of the listed recent models, from top to bottom."""
         return tuple(str(self._filtered.index(row, 0).data()) for row in range(self._filtered.rowCount()))
 
     def _build(self) -> None:

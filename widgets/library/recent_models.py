@@ -17,7 +17,7 @@ from widgets.common.tool_tips import plain_tool_tip
 
 @dataclass(frozen=True, slots=True)
 class RecentModel:
-    """A recently opened model. `detail`: a line such as `Q4_K_M · 17.3 GiB`."""
+    """A recently opened model. `detail`: the second line of its row, such as `Q4_K_M · 17.3 GiB`."""
 
     path: Path
     title: str
@@ -26,7 +26,7 @@ class RecentModel:
 
 @dataclass(frozen=True, slots=True)
 class ModelChoice:
-    """Request to open a model."""
+    """A request to open the model at `path`."""
 
     path: Path
 
@@ -46,7 +46,7 @@ class RecentListModel(QAbstractListModel):
         self._current: Path | None = None
 
     def set_models(self, models: Sequence[RecentModel]) -> None:
-        """Replace the list."""
+        """Replace all rows by `models`."""
         self.beginResetModel()
         self._models = tuple(models)
         self.endResetModel()
@@ -59,7 +59,7 @@ class RecentListModel(QAbstractListModel):
             self.dataChanged.emit(self.index(0), self.index(len(self._models) - 1), [CURRENT_ROLE])
 
     def model_at(self, index: AnyIndex) -> RecentModel:
-        """Return the model in this row."""
+        """Return the model in the row of `index`."""
         return self._models[index.row()]
 
     def rowCount(self, parent: AnyIndex = QModelIndex()) -> int:  # noqa: B008 - Qt's signature
@@ -91,14 +91,14 @@ RADIUS = 6
 
 
 class ModelDelegate(QStyledItemDelegate):
-    """Paints a row: title and details, elided."""
+    """Paints a row of the recent models: title and detail, elided."""
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self._palette = DARK
 
     def set_palette(self, palette: Palette) -> None:
-        """Set the colours of the next paint."""
+        """Set the palette for the next painting."""
         self._palette = palette
 
     def sizeHint(self, option: QStyleOptionViewItem, index: AnyIndex) -> QSize:
@@ -134,7 +134,7 @@ class ModelDelegate(QStyledItemDelegate):
 class RecentListView(QListView):
     """List of recent models.
 
-    Enter counts as a click, and a double click as one, so that a model is not opened twice.
+    Enter emits `clicked`. A double click emits it only once, so that a model is not opened twice.
     """
 
     def __init__(self, parent: QWidget | None = None) -> None:
@@ -143,7 +143,7 @@ class RecentListView(QListView):
         keep_left_to_right(self)
 
     def focusInEvent(self, event: QFocusEvent) -> None:
-        """Select a row, because the delegate draws the focus frame there."""
+        """Select the first row if Tab enters the list, because the focus frame is drawn on the selected row."""
         super().focusInEvent(event)
         # A click selects its own row.
         by_key = event.reason() in (Qt.FocusReason.TabFocusReason, Qt.FocusReason.BacktabFocusReason)

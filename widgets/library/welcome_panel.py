@@ -77,7 +77,7 @@ class WelcomePanel(QScrollArea):
 
     @property
     def text(self) -> str:
-        """The texts, a line for each label."""
+        """All texts of the page, one line for each label."""
         return "\n".join(label.text() for label in (self._machine, self._demo, self._places))
 
     def show_machine(self, lines: Sequence[str]) -> None:
@@ -85,7 +85,10 @@ class WelcomePanel(QScrollArea):
         self._machine.setText("\n".join(lines))
 
     def show_demo(self, *, speaks: bool) -> None:
-        """Show what the first button opens. `speaks`: a model that answers, not the made-up one."""
+        """Show which demo model the first button opens.
+
+        `speaks`: it gives real answers; else it is the made-up model.
+        """
         self.talk_button.setText(tr("Chat with a small model") if speaks else tr("Try the made-up model"))
         self._demo.setText(_TALKS if speaks else _BABBLES)
 

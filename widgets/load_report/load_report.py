@@ -45,7 +45,7 @@ MIN_DETAILS_HEIGHT_PX = 24
 
 
 class LoadReport(QWidget):
-    """Shows progress and endings; "Copy" puts the report on the clipboard as text.
+    """Shows progress and outcome of a load. "Copy" puts the report on the clipboard as text.
 
     The table of bytes is shown only after "Details". The sentence above it says what most people want to know.
     """
@@ -53,9 +53,9 @@ class LoadReport(QWidget):
     check_requested = Signal()
     proposal_chosen = Signal(int)  # the place of the proposal among those shown
     restart_requested = Signal()
-    """Asks to restart the stopped lab workers."""
+    """Requests a restart of the stopped lab workers."""
     lay_out_requested = Signal()
-    """Asks for a layout without the stopped lab workers."""
+    """Requests a layout that does not use the stopped lab workers."""
     details_toggled = Signal(bool)
 
     def __init__(self, parent: QWidget | None = None) -> None:
@@ -104,7 +104,7 @@ class LoadReport(QWidget):
 
     @property
     def attempts(self) -> tuple[str, ...]:
-        """The layouts that the last load tried, in words; one alone is not shown."""
+        """The layouts that the last load tried, as texts. They are shown only if there are several."""
         return self._attempts
 
     def apply_palette(self, palette: Palette) -> None:
@@ -115,11 +115,11 @@ class LoadReport(QWidget):
 
     @property
     def has_table(self) -> bool:
-        """Whether the report has a table, shown or not."""
+        """Whether the report has a table, also if it is hidden."""
         return self._table is not None
 
     def show_details(self, shown: bool) -> None:
-        """Show or hide the table and the layouts that were tried, without a signal."""
+        """Show or hide the table and the layouts that were tried, without emitting a signal."""
         self._shows_details = shown
         self.details_button.setChecked(shown)
         self._fit_details()
@@ -142,7 +142,11 @@ class LoadReport(QWidget):
         self._show(None, IDLE_SENTENCE)
 
     def show_progress(self, stage: Stage, fraction: float | None = None, device: str | None = None) -> None:
-        """Show the stage of the load. `fraction`: 0 to 1, None for work of unknown length."""
+        """Show the stage of a load.
+
+        `fraction`: progress of the stage, 0 to 1; None if its length is unknown.
+        `device`: id of the device that is being filled; None if unknown.
+        """
         if self._outcome is not None:
             self._show_attempts(())  # Those of the load before.
         self._show(None, f"{progress_words(stage, device, fraction)}…")
@@ -152,11 +156,11 @@ class LoadReport(QWidget):
         self._progress.show()
 
     def show_attempt(self, event: Attempt) -> None:
-        """Add a layout that is tried. The first attempt of a load replaces those of the load before."""
+        """Add a layout that the load tries. The first attempt of a load removes the attempts of the previous load."""
         self._show_attempts((*(self._attempts if event.number > 1 else ()), attempt_words(event)))
 
     def show_loaded(self, event: Loaded) -> None:
-        """Show measured memory with the forecast."""
+        """Show the measured memory of a successful load, with the forecast."""
         self._show_outcome(loaded_outcome(event))
 
     def show_out_of_memory(
@@ -166,18 +170,24 @@ class LoadReport(QWidget):
         proposals: Sequence[ProposalWords] = (),
         short_bytes: int = 0,
     ) -> None:
-        """Show which device refused how many bytes, and proposals. Arguments are those of `out_of_memory_outcome`."""
+        """Show which device refused how many bytes, and proposals.
+
+        The arguments are those of `out_of_memory_outcome`.
+        """
         self._show_outcome(out_of_memory_outcome(event, names or {}, proposals, short_bytes))
 
     def show_failed(self, event: Failed) -> None:
-        """Show why the load was refused or failed, with the remedies if lab workers stopped."""
+        """Show the reason why the load was refused or failed, and remedies if lab workers have stopped."""
         self._show_outcome(failed_outcome(event))
         # After `_show_outcome`, which resets it for every ending.
         self._is_unreachable = event.kind == "unreachable"
         self._show_remedies()
 
     def set_stopped_workers(self, names: tuple[str, ...]) -> None:
-        """Offer to restart the lab workers `names`, or to lay out without them, if the report shows their failure."""
+        """Set the names of stopped lab workers.
+
+        If a load failed because of them, offer a restart or a layout without them.
+        """
         self._stopped = names
         self._show_remedies()
 
@@ -191,7 +201,7 @@ class LoadReport(QWidget):
             button.setVisible(is_offered)
 
     def show_crashed(self, event: Crashed) -> None:
-        """Show how the model child ended, and offer to check the machine."""
+        """Show how the model child process ended, and offer to check the machine."""
         self._show_outcome(crashed_outcome(event))
         self.check_button.show()
 
@@ -200,7 +210,7 @@ class LoadReport(QWidget):
         self._show_outcome(cancelled_outcome(event))
 
     def plain_text(self) -> str:
-        """Return the report as it is copied."""
+        """Return the report as plain text, for the clipboard."""
         return f"{self.sentence}\n" if self._outcome is None else plain_report(self._outcome)
 
     def copy(self) -> None:
@@ -312,7 +322,7 @@ class LoadReport(QWidget):
 
 
 class ProposalList(QWidget):
-    """Rows in the order given, least harmful first."""
+    """The proposals after a load that failed, each with a button to apply it; the least harmful is the first."""
 
     chosen = Signal(int)  # the place of the proposal in the list
 

@@ -1,4 +1,4 @@
-"""Outcome of a load in words and numbers: pure functions from events to a value that is shown and copied."""
+"""The outcome of a load as text and numbers. Pure functions derive it from the event that ends the load."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Tone = Literal["good", "bad", "dim"]
 
 @dataclass(frozen=True, slots=True)
 class ProposalWords:
-    """A proposal after a load ran out of memory: a sentence, and its effect on the devices."""
+    """Texts of a proposal after a load ran out of memory. `text`: the change. `detail`: its effect on the devices."""
 
     text: str
     detail: str = ""
@@ -36,13 +36,14 @@ class ProposalWords:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The end of a load.
+    """The outcome of a load, as the report shows it.
 
     badge: one or two words in capitals.
+    tone: the kind of outcome, which determines the colour of the badge.
     sentence: the result in one sentence.
-    detail: further sentences, empty if there are none.
-    rows: measured memory by device; `forecast` has the forecast for the same devices.
-    attempts: layouts that were tried, in words; empty if there was only one.
+    detail: further sentences; empty if there are none.
+    rows: measured memory by device. forecast: the forecast for the same devices.
+    attempts: layouts that were tried, as texts; empty if there was only one.
     """
 
     badge: str
@@ -57,7 +58,7 @@ class Outcome:
 
 
 def loaded_outcome(event: Loaded) -> Outcome:
-    """Return the outcome of a successful load; its sentence has the error of the forecast."""
+    """Return the outcome of a successful load. Its sentence includes the error of the forecast."""
     rows = used_rows(event.devices)
     # llama.cpp reports its buffers only, so the overhead of the process is left out of what they are compared with.
     forecast = tuple(row.without_overhead() for row in event.forecast)
@@ -84,10 +85,10 @@ def out_of_memory_outcome(
     """Return the outcome of a load that ran out of memory.
 
     names: names of devices by id.
-    proposals: proposals with their effects; without them the sentences of the event are used.
-    short_bytes: memory that the whole layout lacks on this device by its forecast, as on its lane; 0 if unknown.
+    proposals: proposals with their effects; if there are none, the sentences of the event are used.
+    short_bytes: memory that the whole layout lacks on this device by its forecast; 0 if unknown.
 
-    The event's message says when it happened, since memory can also run out while generating.
+    The event's message says when memory ran out, since that can also happen during an answer.
     """
     sentence = _refusal(event, device_words(event.device, names), short_bytes)
     rows = used_rows(event.allocated)
@@ -143,7 +144,10 @@ def _holder_sentence(event: OutOfMemory) -> str:
 
 
 def attempt_words(event: Attempt) -> str:
-    """Return "2. layers 0-3 on CPU, layers 4-7 on RPC0", with why it was tried on a second line."""
+    """Return the number, the layout and, on a second line, the reason of an attempt.
+
+    The first line is such as "2. layers 0-3 on CPU, layers 4-7 on RPC0".
+    """
     return f"{event.number}. {event.layout}\n    {event.reason}"
 
 
@@ -153,7 +157,7 @@ def failed_outcome(event: Failed) -> Outcome:
 
 
 def crashed_outcome(event: Crashed) -> Outcome:
-    """Return the outcome of a model child that ended without a last message."""
+    """Return the outcome of a load whose model child process ended without a last message."""
     return Outcome(
         badge=tr("CRASHED"),
         tone="bad",
@@ -171,19 +175,19 @@ def cancelled_outcome(event: Cancelled) -> Outcome:
 
 
 def used_rows(rows: Sequence[DeviceRow]) -> tuple[DeviceRow, ...]:
-    """Return the rows of devices that have memory of the model."""
+    """Return the rows of those devices that hold memory of the model."""
     # Mapped weights count, too: a host that only reads the file has no buffer of its own.
     return tuple(row for row in rows if row.need_bytes or row.mapped_bytes)
 
 
 def device_words(device_id: str, names: Mapping[str, str]) -> str:
-    """Return `RPC0 (attic)`, or the id alone when it has no other name."""
+    """Return a device's id with its name, such as `RPC0 (attic)`; only the id if it has no other name."""
     name = names.get(device_id, "")
     return f"{device_id} ({name})" if name and name != device_id else device_id
 
 
 def format_difference(difference_bytes: int) -> str:
-    """Return a signed size, `0 B` for none."""
+    """Return a difference of sizes as text with its sign; `0 B` for no difference."""
     return f"+{format_bytes(difference_bytes)}" if difference_bytes > 0 else format_bytes(difference_bytes)
 
 
@@ -211,7 +215,7 @@ def _mapped_words(rows: Sequence[DeviceRow]) -> str:
 
 
 def time_words(seconds: Mapping[Stage, float]) -> str:
-    """Return how long a load took, in all and by stage; "" if nothing was timed."""
+    """Return a sentence on the duration of a load, in all and by stage; empty if nothing was timed."""
     whole_s = sum(seconds.values())
     if not seconds:
         return ""
@@ -226,7 +230,7 @@ def time_words(seconds: Mapping[Stage, float]) -> str:
 
 
 def progress_words(stage: Stage, device: str | None, fraction: float | None = None) -> str:
-    """Return "Reading the weights on RPC0 45 %"."""
+    """Return the progress of a load as text, such as "Reading the weights on RPC0 45 %"."""
     words = STAGE_WORDS[stage]
     place = "" if device is None else tr(" on {device}", device=device)
     percent = "" if fraction is None else f" {round(fraction * 100)} %"

@@ -1,4 +1,4 @@
-"""The table of a load report: a line for each device, a column for each part of memory; as widget and as text."""
+"""The table of a load report, as widget and as text: a row for each device, a column for each part of memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from widgets.load_report.outcome import Outcome, ProposalWords, format_differenc
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of the table: a part of the memory, or the sum (`role` None)."""
+    """A column of the table: a part of the memory, or the total if `role` is None."""
 
     title: str
     size_bytes: Callable[[DeviceRow], int]
@@ -45,7 +45,7 @@ DIFFERENCE_TITLE = tr("Difference")
 
 @dataclass(frozen=True, slots=True)
 class TableLine:
-    """The cells of a device. `forecast`: as many cells as `measured`; empty if there was no forecast."""
+    """The cells of one device. `forecast`: as many cells as `measured`; empty if there was no forecast."""
 
     device: str
     measured: tuple[str, ...]
@@ -54,7 +54,7 @@ class TableLine:
 
 
 def visible_columns(rows: Sequence[DeviceRow]) -> tuple[Column, ...]:
-    """Return the columns to show: rare parts only if a device has them."""
+    """Return the columns to show. Columns of rare parts are shown only if a device has such memory."""
     return tuple(
         column
         for column in ALL_COLUMNS
@@ -63,7 +63,7 @@ def visible_columns(rows: Sequence[DeviceRow]) -> tuple[Column, ...]:
 
 
 def table_lines(outcome: Outcome) -> tuple[TableLine, ...]:
-    """Return the cells of the outcome's table."""
+    """Return the cells of the outcome's table, for each device."""
     columns = visible_columns(outcome.rows)
     forecast = {row.id: row for row in outcome.forecast}
     return tuple(_line(row, forecast.get(row.id), columns) for row in outcome.rows)
@@ -86,7 +86,7 @@ SWATCH_PX = 9
 
 
 class ReportTable(QWidget):
-    """Shows the rows of one outcome. Another outcome gets another table."""
+    """The table of one outcome. It is not updated: another outcome needs another table."""
 
     def __init__(self, outcome: Outcome, palette: Palette = DARK, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -146,7 +146,7 @@ ATTEMPTS_TITLE = tr("Layouts tried")
 
 
 def plain_report(outcome: Outcome) -> str:
-    """Return the whole report, the table in columns of spaces."""
+    """Return the whole report as plain text, with the table aligned by spaces."""
     paragraphs = [f"{outcome.badge}: {outcome.sentence}"]
     if outcome.rows:
         paragraphs.append("\n".join(line for line in (outcome.rows_title, _table(outcome)) if line))

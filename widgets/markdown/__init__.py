@@ -1,1 +1,1 @@
-"""Markdown of strangers as Qt documents, while it streams: nothing is fetched, nothing is run, nothing freezes."""
+"""Untrusted Markdown as Qt documents, also while it streams. Long texts are parsed outside of the GUI thread."""

@@ -1,4 +1,4 @@
-"""Values between Markdown and document: lines and tables of styled runs, limits for them, and escaped characters."""
+"""Blocks, which the parser makes and the document shows: lines and tables of runs, limits, and escaped characters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ Alignment = Literal["left", "center", "right"]
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Text in one format. `formula`: kind of a formula, whose LaTeX source is `text`. `token`: kind of a code token."""
+    """Text in one format.
+
+    `formula`: kind of a formula, whose LaTeX source is `text`; empty for other text.
+    `token`: kind of a token in highlighted code; empty for other text.
+    `link`: address of a link; empty for none.
+    """
 
     text: str
     bold: bool = False
@@ -28,12 +33,13 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One paragraph, heading, rule or line of code.
+    """One paragraph, heading, horizontal rule or line of code.
 
-    `marker`: text before it: a bullet, a number or a check box.
-    `indent`, `quote`: levels of lists and quotes.
-    `begins`, `ends`: first and last line of code.
-    `joins`: the line continues the one before, which was too long.
+    `level`: level of a heading.
+    `marker`: text before a list item: a bullet, a number or a check box.
+    `indent`, `quote`: levels of lists and quotes around the line.
+    `begins`, `ends`: the line is the first or last line of a code block.
+    `joins`: the line of code continues the previous line, which was too long.
     """
 
     kind: LineKind
@@ -54,7 +60,7 @@ class Line:
 
     @property
     def text(self) -> str:
-        """The text without formats."""
+        """The text of the line without formats."""
         return "".join(run.text for run in self.runs)
 
 
@@ -69,7 +75,7 @@ class Table:
 
     @property
     def all_runs(self) -> tuple[Run, ...]:
-        """The runs of all cells."""
+        """The runs of all cells, row by row."""
         return tuple(run for row in self.rows for cell in row for run in cell)
 
 
@@ -77,22 +83,29 @@ Block = Line | Table
 
 
 MAX_PIECES = 10_000
-"""Most lines and table cells of a message; Qt needs about a second for 10,000."""
+"""Maximum number of lines and table cells of a message; Qt needs about a second for 10,000."""
 MAX_FORMULAS = 200
-"""Most formulas of a message; later ones stay text. It must be less than the cache of formulas holds, or they would be
-rendered again and again."""
+"""Maximum number of formulas of a message; further ones stay text. The cache of formulas must hold more than these, or
+they would be rendered again and again.
+"""
 
 
 @dataclass(slots=True)
 class Room:
-    """The remaining limits of a message. `left_out`: characters of blocks beyond them."""
+    """The limits that remain for the rest of a message.
+
+    `left_out`: characters of the blocks that exceeded the limits.
+    """
 
     pieces: int = MAX_PIECES
     formulas: int = MAX_FORMULAS
     left_out: int = 0
 
     def take(self, blocks: Iterable[Block]) -> list[Block]:
-        """Return the blocks within the limits. Code that is cut off gets an end."""
+        """Return those of `blocks` that the limits allow, and reduce the limits.
+
+        If a code block is cut off, its last line is marked as its end.
+        """
         taken: list[Block] = []
         for block in blocks:
             pieces = len(block.rows) * len(block.alignments) if isinstance(block, Table) else 1
@@ -141,7 +154,7 @@ _HIDDEN = re.compile(
 
 
 def visible(text: str) -> str:
-    """Return `text` with hidden characters escaped, and with line feeds as line ends."""
+    """Return `text` with hidden characters escaped, and with each line end as one line feed."""
     if "\r" in text:
         text = text.replace("\r\n", "\n").replace("\r", "\n")
     return _HIDDEN.sub(_escape, text)

@@ -16,13 +16,17 @@ from widgets.markdown.styles import EDGE, Styles
 OBJECT = "\N{OBJECT REPLACEMENT CHARACTER}"
 LINE_BREAK = "\N{LINE SEPARATOR}"
 EDGE_TEXT = "\N{NO-BREAK SPACE}"
-"""Qt gives an empty line after a table no height."""
+"""Text of the empty lines in a code frame: Qt gives an empty line after a table no height."""
 DOCUMENT_MARGIN = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class CodePlace:
-    """Place of code: the numbers of the text blocks before and after it, counted from 0."""
+    """The place of a code block in the document.
+
+    `first`, `last`: numbers, counted from 0, of the text blocks above and below the code, which belong to its frame.
+    `lines`: the lines of the code.
+    """
 
     first: int
     last: int
@@ -31,14 +35,18 @@ class CodePlace:
 
     @property
     def text(self) -> str:
-        """The source of the code, with cut lines joined."""
+        """The source of the code. Lines that were cut because of their length are joined."""
         parts = [("" if line.joins or number == 0 else "\n") + line.text for number, line in enumerate(self.lines)]
         return "".join(parts)
 
 
 @dataclass(frozen=True, slots=True)
 class QuotePlace:
-    """A quoted line: number of the text block, and levels of lists and quotes around it."""
+    """The place of a quoted line in the document.
+
+    `block`: number of its text block, counted from 0.
+    `indent`, `levels`: levels of lists and quotes around it.
+    """
 
     block: int
     indent: int
@@ -47,7 +55,10 @@ class QuotePlace:
 
 @dataclass(frozen=True, slots=True)
 class Decorations:
-    """Places that the view paints besides text. `rules`: numbers of text blocks that are horizontal rules."""
+    """Places of code, quotes and rules, which the view paints itself.
+
+    `rules`: numbers of the text blocks that are horizontal rules.
+    """
 
     code: tuple[CodePlace, ...] = ()
     quotes: tuple[QuotePlace, ...] = ()
@@ -58,7 +69,7 @@ class Decorations:
 
 
 class MarkdownDocument(QTextDocument):
-    """Markdown blocks as selectable text. It loads no resources."""
+    """A `QTextDocument` that shows Markdown blocks as selectable text. It loads no resources."""
 
     def __init__(self, styles: Styles, formulas: Formulas, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -74,19 +85,19 @@ class MarkdownDocument(QTextDocument):
         self._open_end: tuple[Block, ...] = ()
         self._finished_decorations = Decorations()
         self._starts: list[int] = []
-        """Position of the first character of each block."""
+        """Character position at which each block begins, in the order of the blocks."""
 
     @property
     def blocks(self) -> tuple[Block, ...]:
-        """All drawn blocks."""
+        """All blocks of the document: the finished ones and the open end."""
         return (*self._finished, *self._open_end)
 
     def loadResource(self, _kind: int, _name: QUrl | str) -> Any:
-        """Load nothing: blocks have no resources, and a message must not make Qt open files."""
+        """Return nothing: blocks have no resources, and a message must not make Qt open files."""
         return None
 
     def restyle(self, styles: Styles) -> None:
-        """Write the document again with other formats."""
+        """Write the whole document again with the formats of `styles`."""
         self._styles = styles
         blocks, count = self.blocks, len(self._finished)
         self._write(0, blocks)
@@ -99,7 +110,7 @@ class MarkdownDocument(QTextDocument):
         self._finished_decorations = Decorations()
 
     def update_blocks(self, finished: Sequence[Block], open_end: Sequence[Block]) -> None:
-        """Replace the open end by new `finished` blocks and a new open end."""
+        """Add `finished` blocks, which are final, and replace the open end after them, which may change again."""
         before, kept = self._open_end, len(self._finished)
         wanted = (*finished, *open_end)
         # Most updates add to the last block; blocks before it are not written again.
@@ -115,7 +126,7 @@ class MarkdownDocument(QTextDocument):
 
     @property
     def decorations(self) -> Decorations:
-        """Places of code, quotes and rules."""
+        """Places of code, quotes and rules in the document."""
         return self._finished_decorations + self._decorations(len(self._finished), self._open_end)
 
     def _decorations(self, place: int, blocks: Sequence[Block]) -> Decorations:
@@ -138,7 +149,7 @@ class MarkdownDocument(QTextDocument):
         return Decorations(tuple(code), tuple(quotes), tuple(rules))
 
     def text_between(self, first: int, last: int) -> str:
-        """Return the text between two positions, with the source of formulas."""
+        """Return the text between two character positions, with the LaTeX source of formulas."""
         parts: list[str] = []
         block = self.findBlock(first)
         while block.isValid() and block.position() <= last:
@@ -163,7 +174,7 @@ class MarkdownDocument(QTextDocument):
         return isinstance(self._finished[place] if place < kept else self._open_end[place - kept], Table)
 
     def _write(self, place: int, blocks: Sequence[Block]) -> None:
-        """Replace all blocks from the one at `place` on."""
+        """Replace all blocks from the index `place` on by `blocks`."""
         cursor = QTextCursor(self)
         # Layout happens once, at the end of the edit block.
         cursor.beginEditBlock()
@@ -185,7 +196,7 @@ class MarkdownDocument(QTextDocument):
         cursor.endEditBlock()
 
     def _write_block(self, cursor: QTextCursor, block: Block, *, fresh: bool) -> bool:
-        """Write one block at the end; return whether an empty text block for the next one follows."""
+        """Write one block at the end; return whether an empty text block follows, which the next block can use."""
         # Qt puts a text block before each table.
         if isinstance(block, Table):
             first = _EMPTY_LINE
@@ -234,7 +245,7 @@ class MarkdownDocument(QTextDocument):
                 self._write_runs(inside, runs, bold=row == 0)
 
     def _lay_out_formula(self, key: FormulaKey) -> None:
-        """Lay out the blocks with this formula again: the picture has another size than its source."""
+        """Lay out the blocks with this formula again, because its rendered image has another size than its source."""
         for number, block in enumerate(self.blocks):
             if any(run.formula and run.text == key.source for run in block.all_runs):
                 start = self._starts[number]
@@ -250,7 +261,7 @@ def _cell_format(alignment: str) -> QTextBlockFormat:
 
 
 def _empty_line() -> QTextBlockFormat:
-    """Return the format of the text block that Qt needs before a table: as low as possible."""
+    """Return the format of the text block that Qt needs before a table. It is as low as possible."""
     result = QTextBlockFormat()
     result.setLineHeight(1, QTextBlockFormat.LineHeightTypes.FixedHeight.value)
     return result

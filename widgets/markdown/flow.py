@@ -1,4 +1,4 @@
-"""Turns the nested tokens of markdown-it into a flat list of blocks."""
+"""Converts the nested tokens of markdown-it to a flat list of blocks."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from widgets.markdown.blocks import Alignment, Block, Line, Run, Table, visible
 from widgets.markdown.highlight import MAX_LINE_CHARACTERS, highlight
 
 MAX_INDENT = 8
-"""Most levels of lists and quotes that are indented."""
+"""Maximum number of levels of lists and quotes that are indented."""
 MAX_CELLS = 2_000
 """A table with more cells is shown as lines of text."""
 MAX_FORMULA_CHARACTERS = 1_000
-"""A longer one stays text."""
+"""A longer formula stays text."""
 BULLETS = ("•", "◦", "▪")
 MAX_TEXT_CHARACTERS = 4_000
 
@@ -26,11 +26,11 @@ MAX_TEXT_CHARACTERS = 4_000
 @dataclass(slots=True)
 class _List:
     next_number: int | None
-    """None: bullets."""
+    """The number of the next item; None for a list with bullets."""
 
 
 class Flow:
-    """Converts tokens to blocks in one pass."""
+    """Converts the tokens of one text to blocks, in one pass."""
 
     def __init__(self, tokens: Sequence[Token]) -> None:
         self._tokens = tokens
@@ -92,7 +92,7 @@ class Flow:
         return f"{current.next_number - 1}."
 
     def _flush_marker(self) -> None:
-        """Add a line for a list item without text, so that its marker is shown."""
+        """Add an empty line for a list item without text, so that its marker is shown."""
         if self._marker:
             self._add_line(Line("text"))
 
@@ -165,7 +165,7 @@ class Flow:
 
 
 def inline_runs(children: Sequence[Token]) -> tuple[Run, ...]:
-    """Return the inline tokens of a paragraph as runs."""
+    """Return the inline tokens of a paragraph as runs, with formats, links and formulas."""
     runs: list[Run] = []
     bold = italic = struck = 0
     link, link_from = "", 0
@@ -201,7 +201,7 @@ def inline_runs(children: Sequence[Token]) -> tuple[Run, ...]:
 
 
 def _append(runs: list[Run], run: Run) -> None:
-    """Append a run, joined with the one before if it has the same format: fewer runs are drawn faster."""
+    """Append a run. It is joined with the previous one if both have the same format: fewer runs are drawn faster."""
     # Line breaks stay runs of their own, because `_bounded` cuts there.
     if runs and runs[-1].text != "\n" and replace(runs[-1], text=run.text) == run:
         run = replace(run, text=runs.pop().text + run.text)
@@ -209,10 +209,10 @@ def _append(runs: list[Run], run: Run) -> None:
 
 
 def _address_beside(link: str, words: str) -> list[Run]:
-    """Return the host of a link as a dim run, or the whole address if it has no host; nothing if its text shows it.
+    """Return the host of a link, or the whole address if it has no host, as a dim run to show after the link's text.
 
-    The text must be an address with the same host. A host anywhere in the text proves nothing:
-    "https://bank.example/?evil.example" looks like another one, and so does text before an @.
+    Nothing is returned if the text `words` is itself an address with the same host. A host anywhere in the text proves
+    nothing: "https://bank.example/?evil.example" looks like another one, and so does text before an @.
     """
     host = _host(link)
     # Text without spaces and @ may itself be an address.
@@ -233,7 +233,7 @@ def _host(address: str) -> str:
 
 
 def _picture_words(token: Token) -> list[Run]:
-    """Return a placeholder with text and address of an image, which is never fetched."""
+    """Return a placeholder for an image, which is never fetched: its text and its address."""
     words = visible(token.content) or "picture"
     address = visible(str(token.attrs.get("src", "")))
     return [Run(tr("[picture: {words}]", words=words), link=address), Run(f" ({address})", dim=True)]

@@ -1,4 +1,4 @@
-"""Formulas as SVG pictures: rendered in the background, cached, and drawn by Qt as part of the text."""
+"""Formulas as SVG images: rendered in another thread, cached, and drawn by Qt as part of the text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from PySide6.QtGui import QFontMetricsF, QPainter, QPyTextObject, QTextDocument,
 from PySide6.QtSvg import QSvgRenderer
 
 Submit = Callable[[Callable[[], None]], None]
-"""Runs a function in another thread; functions run in the order of the calls."""
+"""Runs a function in another thread. Functions run one after the other, in the order of the calls."""
 
 FORMULA_TYPE = QTextFormat.ObjectTypes.UserObject.value + 1
 SOURCE = QTextFormat.Property.UserProperty.value + 1
@@ -23,7 +23,7 @@ MAX_KEPT = 1_000
 
 @dataclass(frozen=True, slots=True)
 class FormulaKey:
-    """The cache key of a formula. `source`: LaTeX. `colour`: `#rrggbb`."""
+    """The cache key of a formula. `source`: LaTeX. `is_display`: it stands alone. `colour`: `#rrggbb`."""
 
     source: str
     is_display: bool
@@ -32,7 +32,7 @@ class FormulaKey:
 
 @dataclass(frozen=True, slots=True)
 class Formula:
-    """A rendered formula. Sizes are in pixels; `depth`: height below the baseline."""
+    """A rendered formula. Sizes are in pixels; `depth` is the height below the baseline."""
 
     svg: bytes
     width: float
@@ -41,14 +41,14 @@ class Formula:
 
 
 DrawFormula = Callable[[FormulaKey], Formula | None]
-"""Renders a formula, which takes a moment; None if the source is not valid."""
+"""Renders a formula, in the thread for formulas since it takes time. None if the source is not valid."""
 
 
 class Formulas(QObject):
-    """Cache of rendered formulas. A missing one is rendered in another thread."""
+    """Cache of rendered formulas. A formula that is not in it is rendered in another thread."""
 
     drawn = Signal(FormulaKey)
-    """A requested formula was rendered, or cannot be."""
+    """Emitted when a requested formula was rendered, or when that failed."""
 
     _made = Signal(object)
 
@@ -62,7 +62,7 @@ class Formulas(QObject):
         self._made.connect(self._on_made, Qt.ConnectionType.QueuedConnection)
 
     def get(self, key: FormulaKey) -> Formula | None:
-        """Return a formula; None if it is being rendered, or cannot be rendered."""
+        """Return a rendered formula; None while it is being rendered, or if it cannot be rendered."""
         if key in self._kept:
             self._kept.move_to_end(key)
             return self._kept[key]
@@ -72,7 +72,7 @@ class Formulas(QObject):
         return None
 
     def renderer(self, key: FormulaKey, formula: Formula) -> QSvgRenderer:
-        """Return the renderer of a formula."""
+        """Return the SVG renderer of a formula; it is made once."""
         if key not in self._renderers:
             self._renderers[key] = QSvgRenderer(QByteArray(formula.svg))
         return self._renderers[key]
@@ -104,7 +104,7 @@ def key_of(character_format: QTextFormat) -> FormulaKey:
 
 
 class FormulaObject(QPyTextObject):
-    """Qt text object that draws a formula: its picture, or its source until that is rendered."""
+    """Qt text object that draws a formula: its SVG image, or its source until that is rendered."""
 
     def __init__(self, formulas: Formulas, parent: QObject) -> None:
         super().__init__(parent)

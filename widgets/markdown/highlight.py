@@ -1,4 +1,4 @@
-"""Syntax highlighting of code by Pygments, limited in time."""
+"""Syntax highlighting of code by Pygments, with limits of length and time."""
 
 from __future__ import annotations
 
@@ -14,17 +14,21 @@ from pygments.util import ClassNotFound
 from widgets.markdown.blocks import Run
 
 SEGMENT_LINES = 80
-"""Lines that are highlighted together, once: then the end of streamed code costs as little as its beginning. A token
-that spans two segments may get a wrong colour."""
+"""Number of lines that are highlighted together, and only once: so the end of long streamed code costs as little as its
+beginning. A token that spans two segments may get a wrong colour.
+"""
 MAX_CODE_CHARACTERS = 200_000
-"""Longer code has one colour."""
+"""Longer code is not highlighted."""
 MAX_LINE_CHARACTERS = 2_000
-"""Longer lines of code are cut into several."""
+"""A longer line of code is cut into several lines."""
 MAX_COLOURED_CHARACTERS = 400
 """A segment with a longer line is not highlighted. Lexers are regular expressions with backtracking: their time may
 grow with the square of a line's length, or faster, and nothing can interrupt them."""
 MAX_SEGMENT_S = 0.5
-"""Limit of processor time. After a segment that took longer, its language is not highlighted any more."""
+"""Limit of processor time for a segment, in seconds.
+
+If a segment takes longer, its language is not highlighted any more.
+"""
 LANGUAGES = frozenset({
     "asm", "bash", "bat", "c", "c#", "clojure", "cmake", "common-lisp", "console", "cpp", "css", "cuda", "dart",
     "diff", "docker", "elixir", "erlang", "fortran", "glsl", "go", "graphql", "groovy", "haskell", "html", "http",
@@ -34,8 +38,9 @@ LANGUAGES = frozenset({
     "sql", "swift", "systemverilog", "tcl", "terraform", "toml", "tsx", "typescript", "verilog", "vhdl", "vim",
     "xml", "yaml", "zig",
 })  # fmt: skip
-"""Languages with a lexer that may be used: the model chooses both text and language. `tests/hardening` tries these with
-inputs for which other lexers take minutes."""
+"""Languages whose lexers may be used: the model chooses both text and language. `tests/hardening` runs these lexers on
+inputs for which other lexers take minutes.
+"""
 
 _KINDS: tuple[tuple[_TokenType, str], ...] = (
     (Comment, "comment"),
@@ -57,7 +62,7 @@ _KINDS: tuple[tuple[_TokenType, str], ...] = (
 
 
 def highlight(lines: Sequence[str], language: str) -> Iterator[tuple[Run, ...]]:
-    """Yield the runs of each line of code."""
+    """Yield the runs of each line of code. The runs have token kinds if the code is highlighted."""
     coloured = bool(language) and sum(map(len, lines)) <= MAX_CODE_CHARACTERS and _lexer(language) is not None
     for start in range(0, len(lines), SEGMENT_LINES):
         segment = lines[start : start + SEGMENT_LINES]
@@ -68,7 +73,7 @@ def highlight(lines: Sequence[str], language: str) -> Iterator[tuple[Run, ...]]:
 
 
 _slow: set[str] = set()
-"""Languages with a segment that took too long, until the program ends."""
+"""Languages of which a segment took too long. They are not highlighted until the program ends."""
 
 
 @lru_cache(maxsize=64)

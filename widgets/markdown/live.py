@@ -1,4 +1,4 @@
-"""A document that follows streamed text: parsed in another thread, and drawn at most every 50 ms."""
+"""A document that follows streamed text: parsed in another thread, and updated at most every 50 ms."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from widgets.markdown.typesetter import Typesetter
 
 DRAW_INTERVAL_MS = 50
 PARSE_SHARE = 3
-"""The pause after parsing is this multiple of its time, so that parsing takes a quarter of a thread at most."""
+"""The pause after parsing, as a multiple of its duration: so parsing takes at most a quarter of a thread."""
 AT_ONCE_CHARACTERS = 1_500
 """A shorter text is parsed at once in the GUI thread, before it is first painted."""
 
@@ -26,7 +26,7 @@ class _Answer:
 
 
 class LiveMarkdown(QObject):
-    """Keeps a document up to date with a text. `text`: the complete source at any time."""
+    """Keeps a Markdown document up to date with a text that may be streamed. `text`: the source so far."""
 
     drawn = Signal()
 
@@ -52,11 +52,11 @@ class LiveMarkdown(QObject):
 
     @property
     def is_drawn(self) -> bool:
-        """Whether the document shows all of the text."""
+        """Whether the document shows the whole text."""
         return not self._waiting and not self._is_parsing
 
     def set_text(self, text: str) -> None:
-        """Show another text."""
+        """Replace the text and the contents of the document."""
         # A new stream: results of the old one are recognised and dropped in `_on_parsed`.
         self._stream = MarkdownStream()
         self._is_parsing = False
@@ -71,14 +71,14 @@ class LiveMarkdown(QObject):
             self._parse()
 
     def append(self, text: str) -> None:
-        """Add to the text."""
+        """Append a piece of streamed text."""
         self._pieces.append(text)
         self._waiting.append(text)
         if not self._is_parsing and not self._timer.isActive():
             self._timer.start(DRAW_INTERVAL_MS)
 
     def finish(self) -> None:
-        """Parse the rest now, without waiting for more text."""
+        """Parse the remaining text now, since no more text follows."""
         if self._waiting and not self._is_parsing:
             self._timer.stop()
             self._parse()

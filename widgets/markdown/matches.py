@@ -1,6 +1,6 @@
-"""Matches of a search in Markdown as it is drawn: in parsed blocks, and in the document made of them.
+"""Matches of a search in Markdown as it is drawn: in parsed blocks, and in the document made of these blocks.
 
-Both give the same matches in the same order, so that a match is found again in a document that is drawn later.
+Both searches give the same matches in the same order, so a match found in the blocks is found again in the document.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _SPACES = str.maketrans({"\n": " ", LINE_BREAK: " ", NO_BREAK_SPACE: " ", "\t": 
 
 
 def match_pattern(query: str) -> re.Pattern[str]:
-    """Return the pattern of a text: case is ignored, and a line break inside a paragraph counts as a space."""
+    """Return the pattern for `query`: case is ignored, and a line break inside a paragraph counts as a space."""
     return re.compile(re.escape(query.translate(_SPACES)), re.IGNORECASE)
 
 
@@ -33,7 +33,7 @@ def drawn_lines(blocks: Iterable[Block]) -> Iterator[str]:
 
 
 def find_matches(document: QTextDocument, pattern: re.Pattern[str]) -> Iterator[QTextCursor]:
-    """Yield a selection for each match in a document."""
+    """Yield a cursor that selects the match, for each match in a document."""
     # Not `QTextDocument.find`: counting in parsed blocks and highlighting must follow the same rules.
     block = document.begin()
     while block.isValid():

@@ -1,4 +1,4 @@
-"""Parses Markdown to tokens. Text that is too long or nested too deeply stays plain."""
+"""Parses Markdown to tokens. Text that is too long or nested too deeply is shown as plain text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CLOSING = {"\\(": "\\)", "\\[": "\\]"}
 
 
 def bracket_math(parser: MarkdownIt) -> None:
-    """Add LaTeX's brackets for formulas to `parser`. They give the same tokens as the plugin for dollars."""
+    """Add LaTeX's bracket delimiters of formulas to `parser`. Their tokens are the same as those of dollar signs."""
     parser.inline.ruler.before("escape", "bracket_math", _inline)
     parser.block.ruler.before("fence", "bracket_math_block", _block)
 
@@ -43,7 +43,10 @@ def _inline(state: StateInline, silent: bool) -> bool:
 
 
 def _block(state: StateBlock, start_line: int, end_line: int, silent: bool) -> bool:
-    r"""Parse a formula from a line that begins with `\[` to one that ends with `\]`, without blank lines between."""
+    r"""Parse a formula between a line that begins with `\[` and one that ends with `\]`; return whether there is one.
+
+    It contains no blank lines. This is a block rule of markdown-it.
+    """
     begin = state.bMarks[start_line] + state.tShift[start_line]
     if state.is_code_block(start_line) or not state.src.startswith("\\[", begin):
         return False
@@ -70,11 +73,11 @@ def _block(state: StateBlock, start_line: int, end_line: int, silent: bool) -> b
 
 
 MAX_NESTING = 100
-"""Levels of quotes and lists. The parser would drop deeper text."""
+"""Maximum number of levels of quotes and lists. The parser drops deeper text."""
 MAX_INLINE_CHARACTERS = 5_000
-"""Longest paragraph in which inline Markdown is parsed."""
+"""Maximum length of a paragraph in which inline Markdown is parsed, in characters."""
 MAX_LINE_CHARACTERS = 4_000
-"""A longer line is laid out as several."""
+"""A longer line of plain text is cut into several lines."""
 LINK_SCHEMES = ("http", "https", "mailto")
 
 
@@ -97,7 +100,7 @@ def _parser() -> MarkdownIt:
 
 
 def is_safe_link(address: str) -> bool:
-    """Return whether a click on `address` may open it."""
+    """Return whether a click on a link to `address` may open it: only http, https and mailto."""
     try:
         return urlsplit(address.strip()).scheme.lower() in LINK_SCHEMES
     except ValueError:
@@ -115,7 +118,7 @@ def parse_tokens(source: str) -> list[Token] | None:
 
 
 def plain_blocks(text: str) -> list[Block]:
-    """Return `text` as plain lines."""
+    """Return `text` as plain lines, without parsing it."""
     return [
         Line("text", (Run(part),) if part else ())
         for line in text.split("\n")
@@ -124,13 +127,13 @@ def plain_blocks(text: str) -> list[Block]:
 
 
 def cut_line(line: str, size: int) -> Iterator[str]:
-    """Yield `line` in parts of at most `size` characters; an empty one for an empty line."""
+    """Yield `line` in parts of at most `size` characters; an empty line gives one empty part."""
     for start in range(0, max(len(line), 1), size):
         yield line[start : start + size]
 
 
 def _bounded_inline(state: StateCore) -> None:
-    """Parse inline Markdown like markdown-it's own rule, except in paragraphs that are too long."""
+    """Parse inline Markdown as markdown-it's own rule does. The text of too long paragraphs stays plain."""
     for token in state.tokens:
         if token.type != "inline":
             continue

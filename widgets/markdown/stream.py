@@ -1,7 +1,8 @@
-"""Parses streamed Markdown: finished blocks are parsed once, only the end is parsed again.
+"""Parses streamed Markdown: finished blocks are parsed once, and only the end is parsed again.
 
-The blocks do not depend on how the text was cut. A block is finished when an empty line and a complete line of another
-block follow. Later text cannot change it, since reference definitions are disabled and formulas contain no empty lines.
+The blocks do not depend on the division of the text into pieces. A block is finished if an empty line and a complete
+line of another block follow. Later text cannot change it, since reference definitions are disabled and formulas contain
+no empty lines.
 """
 
 from __future__ import annotations
@@ -14,32 +15,36 @@ from widgets.markdown.flow import Flow
 from widgets.markdown.parse import parse_tokens, plain_blocks
 
 MAX_SHOWN_CHARACTERS = 200_000
-"""Longer text is stored and copied, but not drawn."""
+"""Maximum number of characters that are drawn; the rest is stored and copied, but not drawn."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """New blocks: those `finished` since the last call, and the open end, which replaces the last one."""
+    """The result of parsing.
+
+    `finished`: blocks that became final since the last call.
+    `open_end`: blocks that may still change; they replace the open end of the last call.
+    """
 
     finished: tuple[Block, ...]
     open_end: tuple[Block, ...]
 
 
 class MarkdownStream:
-    """Parses a text that comes in pieces. For one thread at a time."""
+    """Parses a text that is appended in pieces. Only one thread may use it at a time."""
 
     def __init__(self) -> None:
         self._tail = ""
-        """The unfinished text, with hidden characters escaped."""
+        """The text of the blocks that are not finished, with hidden characters escaped."""
         self._held = ""
-        """A carriage return at the end, which may be half of a line end."""
+        """A carriage return at the end of the last piece, which may be the first half of a line end."""
         self._taken = 0
         self._left_out = 0
         self._room = Room()
-        """The limits that finished blocks leave."""
+        """The limits that remain after the finished blocks."""
 
     def append(self, text: str) -> None:
-        """Add text."""
+        """Append a piece of the text."""
         text = self._held + text
         # \r\n may be cut between two pieces.
         self._held = "\r" if text.endswith("\r") else ""
@@ -51,7 +56,7 @@ class MarkdownStream:
         self._tail += visible(text[:room])
 
     def parse(self) -> Parsed:
-        """Return the new blocks since the last call."""
+        """Parse the text so far, and return its new blocks since the last call."""
         tokens = parse_tokens(self._tail)
         if tokens is None:
             return Parsed((), self._end(plain_blocks(self._tail)))

@@ -1,4 +1,4 @@
-"""Text formats of blocks for Qt documents, in the colours of a palette."""
+"""Formats of blocks and runs for Qt documents, in the colours of a palette."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ INDENT_PX = 22.0
 QUOTE_PX = 14.0
 CODE_INSET_PX = 12.0
 CODE_HEAD_PX = 30.0
-"""Height above code, for its language and buttons."""
+"""Height of the line above code, which has the language and the buttons."""
 CODE_FOOT_PX = 10.0
 RULE_PX = 9.0
 MARKER_PX = -18.0
-"""Text indent of a list item: its marker is left of the text, and a tab of the same width follows it."""
+"""Text indent of a list item: its marker is left of the text, followed by a tab of the same width."""
 LINE_DISTANCE_PX = 4.0
 EDGE = QTextFormat.Property.UserProperty.value + 4
 """Property of empty lines that are part of a code frame, not of the text."""
@@ -44,7 +44,7 @@ ITEM_GAP_PX = 3.0
 
 @dataclass(frozen=True, slots=True)
 class TokenColours:
-    """Colours of the kinds of tokens in code."""
+    """Colours of code by the kind of token."""
 
     keyword: str
     string: str
@@ -68,7 +68,7 @@ def _token_colours(palette: Palette) -> TokenColours:
 
 
 class Styles:
-    """The formats for one palette, cached."""
+    """The text formats for one palette, cached."""
 
     def __init__(self, palette: Palette) -> None:
         self.palette = palette
@@ -81,14 +81,17 @@ class Styles:
         self._code_font = code_font
 
     def character(self, run: Run, level: int = 0) -> QTextCharFormat:
-        """Return the format of `run` in a heading of `level`, in code (-1), elsewhere (0). Shared: do not change it."""
+        """Return the character format of `run`. The object is shared: do not change it.
+
+        `level`: level of the heading that contains the run; -1 in code, 0 elsewhere.
+        """
         key = (_look(run), level)
         if key not in self._characters:
             self._characters[key] = self._make_character(run, level)
         return self._characters[key]
 
     def formula(self, run: Run) -> QTextCharFormat:
-        """Return the format of the object character of a formula."""
+        """Return the format of the object character that stands for a formula."""
         result = QTextCharFormat(self.character(Run("", code=True, token="comment"), -1))
         result.setObjectType(FORMULA_TYPE)
         result.setVerticalAlignment(QTextCharFormat.VerticalAlignment.AlignMiddle)
@@ -98,7 +101,7 @@ class Styles:
         return result
 
     def block(self, line: Line) -> QTextBlockFormat:
-        """Return the format of a line. Shared: do not change it."""
+        """Return the block format of a line. The object is shared: do not change it."""
         # All markers have the same format, so one cached format serves them.
         marker = "•" if line.marker else ""
         key = Line(line.kind, (), line.level, line.indent, line.quote, marker, centred=line.centred)
@@ -149,7 +152,7 @@ class Styles:
         return result
 
     def code_edge(self, line: Line, *, is_head: bool) -> QTextBlockFormat:
-        """Return the format of the empty line above code, which has the buttons, or of the one below it."""
+        """Return the format of an empty line in a code frame: the one above the code (`is_head`), or the one below."""
         result = QTextBlockFormat(self.block(replace(line, begins=False, ends=False)))
         result.setTopMargin(BLOCK_GAP_PX if is_head else 0)
         result.setBottomMargin(0 if is_head else BLOCK_GAP_PX)
@@ -183,5 +186,5 @@ class Styles:
 
 
 def _look(run: Run) -> Run:
-    """Return a run with only those fields that determine its format, as key of the cache."""
+    """Return a run with only those fields that determine its format, to be the key of the cache."""
     return Run("", run.bold, run.italic, run.struck, run.code, run.dim, run.link, "", run.token)

@@ -18,7 +18,7 @@ _T = TypeVar("_T")
 
 
 class Typesetter(QObject):
-    """Makes documents, and runs work in other threads.
+    """Makes Markdown documents, and runs work for them in other threads.
 
     `parse`, `draw`: run a function in the thread for Markdown, or in the one for formulas.
     `draw_formula`: renders a formula; None: formulas are shown as their source.
@@ -42,14 +42,14 @@ class Typesetter(QObject):
         self._palette = DARK
 
     def warm_up(self) -> None:
-        """Import the parser in its thread, before the first message needs it."""
+        """Import the Markdown parser in its thread, before the first message needs it."""
         self._submit(_parse_something)
 
     def parse(self, work: Callable[[], _T], then: Callable[[_T], None]) -> None:
-        """Call `work` in the parsing thread, and `then` with its result in the GUI thread.
+        """Call `work` in the parsing thread, then `then` with its result in the GUI thread.
 
-        The result is a signal of this object, which lives as long as the window: a message may be deleted while the
-        other thread works for it.
+        The result comes by a signal of this object, which lives as long as the window: a message may be deleted while
+        the other thread works for it.
         """
         ticket = next(self._tickets)
         # Only the number goes through the other thread. The callback, often a method of a widget, stays in the GUI
@@ -75,7 +75,7 @@ class Typesetter(QObject):
 
     @property
     def styles(self) -> Styles:
-        """The text formats. They are made on first use, since fonts need a `QApplication`."""
+        """The text formats of the palette. They are made on first use, since fonts need a `QApplication`."""
         if self._styles is None:
             self._styles = Styles(self._palette)
         return self._styles

@@ -32,18 +32,18 @@ from widgets.markdown.styles import CODE_FOOT_PX, CODE_HEAD_PX, CODE_INSET_PX, E
 from widgets.markdown.typesetter import Typesetter
 
 MAX_CODE_HEADS = 60
-"""Most code blocks of a message with buttons; each needs a widget."""
+"""Maximum number of code blocks of a message that have buttons; each needs a widget."""
 MAX_HIGHLIGHTS = 500
-"""Matches of a search that one message highlights: Qt goes through all of them for each line that it draws."""
+"""Maximum number of search matches that a message highlights: Qt goes through all of them for each line it draws."""
 
 
 class MarkdownView(QTextEdit):
-    """Shows a Markdown text in full height: the list around it scrolls. It loads and opens nothing by itself."""
+    """Shows a Markdown text at its full height: the list around it scrolls. It loads and opens nothing by itself."""
 
     link_opened = Signal(str)
-    """The address of a clicked link that may be opened."""
+    """Emitted with the address of a clicked link, if it may be opened."""
     save_requested = Signal(str, str)
-    """Code and the name of its language."""
+    """Emitted with the text of a code block and the name of its language."""
     height_changed = Signal()
 
     def __init__(self, typesetter: Typesetter, parent: QWidget | None = None) -> None:
@@ -75,7 +75,7 @@ class MarkdownView(QTextEdit):
     # ------------------------------------------------------------------ text
 
     def set_text(self, text: str) -> None:
-        """Show `text`."""
+        """Replace the Markdown text."""
         self.live.set_text(text)
 
     @property
@@ -84,7 +84,7 @@ class MarkdownView(QTextEdit):
         return self.live.text
 
     def createMimeDataFromSelection(self) -> QMimeData:
-        """Copy plain text without formats, with the source of formulas."""
+        """Return the selection as plain text, with the LaTeX source of formulas."""
         result = QMimeData()
         cursor = self.textCursor()
         result.setText(self.live.document.text_between(cursor.selectionStart(), cursor.selectionEnd()))
@@ -93,14 +93,14 @@ class MarkdownView(QTextEdit):
     # ------------------------------------------------------------------ search
 
     def show_matches(self, pattern: re.Pattern[str] | None, current: int | None = None) -> None:
-        """Highlight the matches of a search; None: of none. `current`: the number of the match that stands out."""
+        """Highlight the matches of `pattern`; None: remove the highlights. `current`: number of the current match."""
         if pattern is None and self._pattern is None:
             return
         self._pattern, self._current_match = pattern, current
         self._highlight()
 
     def match_rect(self, number: int) -> QRect | None:
-        """Return the place of a match in this widget; None while the text is not drawn as far as there."""
+        """Return the rectangle of a match in this widget; None if the text is not drawn that far yet."""
         cursor = next(islice(self._matches(), number, None), None)
         if cursor is None:
             return None
@@ -241,7 +241,7 @@ class MarkdownView(QTextEdit):
             self.link_opened.emit(pressed)
 
     def wheelEvent(self, event: QWheelEvent) -> None:
-        """Ignore the wheel: the list scrolls."""
+        """Ignore the wheel, so that the list around the message scrolls."""
         event.ignore()
 
     def contextMenuEvent(self, event: QContextMenuEvent) -> None:
@@ -250,7 +250,7 @@ class MarkdownView(QTextEdit):
         menu.popup(event.globalPos())
 
     def context_menu(self, link: str = "") -> QMenu:
-        """Return the context menu. The caller shows it."""
+        """Return the context menu. `link`: address of the link under the pointer. The caller shows the menu."""
         menu = QMenu(self)
         copy: Callable[[str], None] = QGuiApplication.clipboard().setText
         menu.addAction(tr("Copy message"), lambda: copy(self.text))
@@ -269,7 +269,7 @@ COPIED_MS = 1500
 
 
 class CodeHead(QWidget):
-    """Language and buttons of a code block, over the empty line above it."""
+    """Bar with the language and the buttons of a code block, placed over the empty line above the code."""
 
     copy_requested = Signal()
     save_requested = Signal()

@@ -1,4 +1,4 @@
-"""The table of requests to the API server. A model and a view: only rows in sight are painted."""
+"""The table of requests to the API server, as Qt model and view, so that only visible rows are painted."""
 
 from __future__ import annotations
 
@@ -28,12 +28,17 @@ _NUMBERS = frozenset({3, 4, 5, 6})
 """Columns that are aligned at the right."""
 _MODEL = 2
 _PADDING = 13
-"""Beside the text of a cell, in pixels; a little more than in the stylesheet."""
+"""Padding beside the text of a cell in pixels, a little more than in the stylesheet."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestRow:
-    """One request. `number`: unique. `texts`: one for each of `HEADINGS`. `tool_tip`: all of it in words."""
+    """A row of the table of requests.
+
+    `number`: unique number of the request.
+    `texts`: one text for each of `HEADINGS`.
+    `tool_tip`: the whole row as sentences; empty: the text of the cell.
+    """
 
     number: int
     texts: tuple[str, ...]
@@ -41,16 +46,21 @@ class RequestRow:
 
 
 class RequestModel(QAbstractTableModel):
-    """The requests, the newest first."""
+    """Table model of the requests, newest first."""
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.rows: tuple[RequestRow, ...] = ()
 
     def set_rows(self, rows: Sequence[RequestRow]) -> None:
-        """Replace the rows. What stays keeps its selection, and is painted only if it has changed."""
+        """Replace the rows.
+
+        Requests that remain keep their selection, and are painted again only if they have changed.
+        """
         fresh, before = tuple(rows), self.rows
         known = {row.number for row in before}
+        # The newest request is first: new rows come at the front and old ones leave at the end. Only these changes are
+        # reported to the view, since a reset would lose the selection.
         n_added = next((place for place, row in enumerate(fresh) if row.number in known), len(fresh))
         kept = fresh[n_added:]
         if tuple(row.number for row in kept) != tuple(row.number for row in before[: len(kept)]):
@@ -104,7 +114,7 @@ class RequestModel(QAbstractTableModel):
 
 
 class RequestTable(QTableView):
-    """Shows the requests; Tab leaves it, the arrow keys go through the rows."""
+    """Table of the requests. Tab leaves it; the arrow keys move through the rows."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -127,7 +137,7 @@ class RequestTable(QTableView):
         header.setMinimumSectionSize(24)
 
     def showEvent(self, event: QShowEvent) -> None:
-        """Fit the columns: the stylesheet has set the fonts by now."""
+        """Fit the widths of the columns, now that the stylesheet has set the fonts."""
         super().showEvent(event)
         self._fit()
 
@@ -142,6 +152,6 @@ class RequestTable(QTableView):
 
     @property
     def chosen(self) -> int | None:
-        """Number of the selected request; None without a selection."""
+        """Number of the selected request; None if none is selected."""
         rows = self.selectionModel().selectedRows()
         return self.requests.rows[rows[0].row()].number if rows else None

@@ -1,4 +1,4 @@
-"""The panel of the API server: on and off, its requests, address and key, and snippets for other programs."""
+"""The panel of the API server: start and stop, requests, address and key, and snippets for other programs."""
 
 from __future__ import annotations
 
@@ -30,14 +30,18 @@ from widgets.serve.request_table import RequestRow, RequestTable
 from widgets.serve.snippets import PROGRAMS, snippet
 
 MASK = "•" * 12
-"""Shown in place of the key."""
+"""Text that is shown instead of the key."""
 EXAMPLE_MODEL = "MODEL"
-"""Name in snippets while no model is loaded."""
+"""Name of the model in snippets while no model is loaded."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServeSettings:
-    """Settings of the next start, and whether the server starts with the window."""
+    """Settings of the API server for its next start.
+
+    `allows_plain`: requests without TLS are accepted also from other computers.
+    `starts_with_window`: the server starts together with the window.
+    """
 
     host: str
     port: int
@@ -48,10 +52,12 @@ class ServeSettings:
 
 @dataclass(frozen=True, slots=True)
 class ServeStatus:
-    """`is_on`, `is_busy`: whether it runs, and whether it starts or stops.
+    """The state of the API server.
 
-    `url`: its address while it runs. `fault`: why it does not run, with a remedy; empty: nothing is wrong.
-    `key`: its key; empty if it is not known yet.
+    `is_on`: it runs. `is_busy`: it is starting or stopping.
+    `url`: its address while it runs.
+    `fault`: the reason why it does not run, with a remedy; empty if there is no error.
+    `key`: its key; empty if the key has not been read yet.
     """
 
     is_on: bool = False
@@ -62,13 +68,13 @@ class ServeStatus:
 
 
 class ServePane(QWidget):
-    """Shows the state of the server, and reports what people want of it."""
+    """Shows the state of the API server, and emits what people request of it."""
 
     start_requested = Signal()
     stop_requested = Signal()
     settings_changed = Signal(ServeSettings)
     key_requested = Signal()
-    """The key is to be shown or copied, and is not known yet."""
+    """Requests that the key is read, so that it can be shown or copied."""
     new_key_requested = Signal()
     texts_toggled = Signal(bool)
     request_chosen = Signal()
@@ -78,7 +84,7 @@ class ServePane(QWidget):
         self._status = ServeStatus()
         self._model, self._n_ctx = "", 0
         self._copy_with_key: Callable[[str], str] | None = None
-        """Returns the text with the key, which is copied as soon as the key is known; None: nothing is to be copied."""
+        """Returns, for a key, the text to copy as soon as the key has been read; None if nothing is to be copied."""
         self.switch_button = QPushButton()
         self.state_label = ElidedLabel("", "strong")
         self.copy_url_button = QPushButton(tr("Copy address"))
@@ -238,7 +244,7 @@ class ServePane(QWidget):
 
     @property
     def settings(self) -> ServeSettings:
-        """The settings as they are in the fields."""
+        """The settings that the fields have now."""
         return ServeSettings(
             self.host_edit.text().strip(),
             self.port_box.value(),
@@ -248,7 +254,7 @@ class ServePane(QWidget):
         )
 
     def show_status(self, status: ServeStatus) -> None:
-        """Show the state of the server."""
+        """Show the state of the server. If a text waits for the key, copy it now."""
         self._status = status
         if status.key or status.fault:
             made, self._copy_with_key = self._copy_with_key, None
@@ -257,13 +263,16 @@ class ServePane(QWidget):
         self._refresh()
 
     def show_model(self, name: str, n_ctx: int) -> None:
-        """Use this model in the snippets; empty: none is loaded. `n_ctx`: tokens of one request."""
+        """Set the model for the snippets; an empty name if none is loaded.
+
+        `n_ctx`: context of one request, in tokens.
+        """
         if (name, n_ctx) != (self._model, self._n_ctx):
             self._model, self._n_ctx = name, n_ctx
             self._show_snippet()
 
     def show_starts(self, starts: bool) -> None:
-        """Show whether the server starts with the window, which is a preference too."""
+        """Show whether the server starts with the window; that setting can also be changed elsewhere."""
         self.start_box.setChecked(starts)
 
     def show_text(self, text: str) -> None:
@@ -272,7 +281,7 @@ class ServePane(QWidget):
             self.text_edit.setPlainText(text)
 
     def show_requests(self, rows: Sequence[RequestRow]) -> None:
-        """Show the requests, the newest first."""
+        """Show the requests, newest first."""
         self.table.requests.set_rows(rows)
         self._stack.setCurrentWidget(self.table if rows else self.empty_label)
 
@@ -344,7 +353,7 @@ class ServePane(QWidget):
             _copy(self._snippet(""))
 
     def _copy_when_known(self, made: Callable[[str], str]) -> None:
-        """Copy the text that `made` returns for the key, which may have to be read first."""
+        """Copy the text that `made` returns for the key. If the key is not known yet, request it first."""
         if self._status.key:
             _copy(made(self._status.key))
         else:

@@ -1,4 +1,4 @@
-"""Commands and settings with which other programs use the server, to be copied."""
+"""Commands and settings for other programs that use the API server, to be copied."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ import shlex
 PROGRAMS = ("curl", "Python", "Open WebUI", "Continue", "Zed")
 """Names of programs, in the order of the list."""
 NO_KEY = "none"
-"""What programs get that refuse an empty key."""
+"""Key for programs that refuse an empty one, if the server needs no key."""
 
 
 def snippet(program: str, url: str, key: str, model: str, n_ctx: int) -> str:
-    """Return the text for one of `PROGRAMS`. `key`: empty if none is needed. `n_ctx`: tokens of one request."""
+    """Return the snippet for one of `PROGRAMS`.
+
+    `key`: empty if the server needs none.
+    `n_ctx`: context of one request, in tokens.
+    """
     base, known = f"{url}/v1", key or NO_KEY
     match program:
         case "curl":

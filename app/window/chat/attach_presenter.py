@@ -1,4 +1,4 @@
-"""Presenter of the attachments of a chat: added by dialog, drop or paste, shown as chips, removed."""
+"""The presenter of a chat's attachments: added by a dialog, drop or paste, shown as chips, and removed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ATTACH_FILTER = tr("Text, code, PDF, images and sound (*)")
 
 
 class AttachPresenter(QObject):
-    """Shows the attachments of one model's next question, and adds and removes files."""
+    """Shows the attachments of one model's next question as chips, and adds and removes files."""
 
     def __init__(
         self, model: OpenModel, storage: ChatStorage, background: Background, pane: ChatPane, window: QWidget
@@ -61,7 +61,10 @@ class AttachPresenter(QObject):
 
 
 def shown_file(file: Attached, room: int | None) -> AttachedFile:
-    """Return a file as a chip. `room`: tokens of the context; None if no model is loaded."""
+    """Return an attachment as the values of its chip.
+
+    `room`: size of the context in tokens; None if no model is loaded.
+    """
     if file.attachment is None:
         return AttachedFile(file.id, file.name, tr("reading…"))
     attachment = file.attachment
@@ -73,7 +76,7 @@ def shown_file(file: Attached, room: int | None) -> AttachedFile:
     words = tr("{size}, {tokens} tokens", size=size, tokens=format_count(file.tokens))
     if room is not None and file.tokens > room:
         words = tr(
-            "{tokens} tokens, but only {room} are left in the context",
+            "{tokens} tokens, but the context has {room}",
             tokens=format_count(file.tokens),
             room=format_count(room),
         )

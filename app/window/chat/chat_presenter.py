@@ -1,4 +1,4 @@
-"""Presenter of one model's chat: messages, questions, reading progress, context meter and the model's status."""
+"""The presenter of one model's chat: messages, questions, reading progress, context meter and status."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ from widgets.common.counts import format_count
 
 _log = logging.getLogger("layerdeck.chat")
 _ASKING = ("edit", "regenerate", "continue", "answer")
-"""Actions on a message that ask the model."""
+"""Actions on a message that send a request to the model."""
 
 
 class ChatPresenter(QObject):
-    """Passes values between a model's conversation and its chat pane.
+    """Connects a model's conversation with its chat pane.
 
-    It works while another model is current, too: an answer streams into its own pane. Send is connected here; the
-    question takes the attached files with it.
+    It works also while another model is current: an answer is streamed into its own pane. A question is sent with the
+    attached files, so Send is connected here.
     """
 
     def __init__(
@@ -73,17 +73,17 @@ class ChatPresenter(QObject):
         self._status_line = status_line
         self._files = AttachPresenter(model, archive, background, pane, window)
         self._file: ModelFile | None = None
-        """The model file of the shown sample questions."""
+        """The model file for which sample questions are shown; None before the first."""
         self._shown_chat = ""
         self._context_used = 0
-        """Tokens in the context of the running answer: the part of the prompt read so far, later also the answer."""
+        """Tokens in the context during an answer: the part of the prompt read so far, then also the answer."""
         self._cut: Cut | None = None
-        """The context cut by which the shown messages are marked as dropped."""
+        """The cut of the context by which shown messages are marked as dropped."""
         self._pace = ReadingPace()
         self._logged = ""
-        """The last log message about a chat template that is not used."""
+        """The last logged message about a chat template that cannot be used."""
         self._before_delete: MessageTree | None = None
-        """The messages before a deletion, for Undo; None if the messages have changed since."""
+        """The messages before a deletion, for Undo; None if there is no deletion that can be undone."""
         self._after_delete = MessageTree()
         loading, conversation = model.loading, model.conversation
         self._conversation = conversation
@@ -184,7 +184,10 @@ class ChatPresenter(QObject):
             self._context_used = event.context_used
 
     def _on_answer_changed(self, run: AnswerRun) -> None:
-        """Mark the messages that a full context has just dropped. Most changes are text: those cost nothing here."""
+        """Mark the messages that were just dropped from a full context.
+
+        Most changes of an answer are text only; these return at once.
+        """
         if run.message.cut != self._cut and self._conversation.open_message is not None:
             self._cut = run.message.cut
             self._pane.show_messages(self._shown(), at_end=False)
@@ -194,7 +197,7 @@ class ChatPresenter(QObject):
             self._pane.show_remark(sentence)
 
     def _show_growing(self) -> None:
-        """Show the tokens in the context while a prompt is read or an answer is written."""
+        """Show the number of tokens in the context while a prompt is read or an answer is written."""
         total = self._model.loading.snapshot.context_size
         if self._conversation.open_message is not None and total is not None:
             self._pane.show_context([_history(self._context_used)], total)
@@ -213,7 +216,7 @@ class ChatPresenter(QObject):
             pane.set_sample_questions(() if file is None else sample_questions(file))
 
     def _on_reading(self, event: Reading) -> None:
-        """Show how much of the prompt was read, and the remaining time, in the pane and on the status line."""
+        """Show how much of the prompt is read, and the remaining time, in the pane and on the status line."""
         left = left_words(self._pace.left_s(event))
         # An event of a request that was stopped or lost meanwhile comes too late.
         if event.prompt_tokens and event.request in self._being_read():
@@ -243,7 +246,10 @@ class ChatPresenter(QObject):
             self._show_answering()
 
     def _answered_requests(self) -> list[int]:
-        """Return requests with text already: `Reading` is repeated as a sign of life in the middle of an answer."""
+        """Return the numbers of requests whose answer has begun.
+
+        During an answer `Reading` events are only signs of life.
+        """
         return [run.id for run in self._model.loading.snapshot.requests if run.state is RequestState.ANSWERING]
 
     def _being_read(self) -> list[int]:
@@ -253,7 +259,7 @@ class ChatPresenter(QObject):
         self._status_line.set_busy(f"reading {self._model.number}", text)
 
     def _on_answer_ended(self) -> None:
-        """Show that an answer has ended, complete or not: a failed one may change neither messages nor status."""
+        """Show that an answer has ended. A failed answer may change neither the messages nor the status."""
         self._show_answering()
 
     def _on_answer_finished(self, event: Done) -> None:
@@ -275,7 +281,7 @@ class ChatPresenter(QObject):
         self._pane.show_remark(words)
 
     def _on_context_use(self, use: ContextFill) -> None:
-        """Show the number of tokens at once. The parts follow when they are counted."""
+        """Show the number of tokens at once; its parts are shown when they have been counted."""
         self._pane.show_context(None if use.used is None else [_history(use.used)], use.total)
         # A load with another context may let the model see messages that the one before had no room for.
         marked = {message.id for message in self._pane.message_list.messages if message.is_left_out}
@@ -285,7 +291,7 @@ class ChatPresenter(QObject):
             self._counter.count(self._conversation.counted_chat())
 
     def _count_unloaded(self) -> None:
-        """Count the conversation with its draft and attachments, if no model is loaded that counts it."""
+        """Count the conversation with its draft and attachments, unless the model is loaded and its child counts."""
         if not self._unloaded.is_wanted:
             self._unloaded.forget()
             return
@@ -318,7 +324,7 @@ class ChatPresenter(QObject):
             self._conversation.send(text, self._files.attacher.take())
 
     def _on_start(self) -> None:
-        """Open a model, or load the model of this chat."""
+        """Load the model of this chat, or open a model if the chat has none."""
         if self._model.file is None:
             self._open_file()
             return
@@ -363,7 +369,7 @@ class ChatPresenter(QObject):
                 self._pane.offer_undo(before is not None)
 
     def _on_result(self, action: MessageAction) -> None:
-        """Carry out an action on the result of a call."""
+        """Carry out an action on the result of a tool call."""
         conversation = self._conversation
         match action.kind:
             case "type_result":
@@ -376,7 +382,7 @@ class ChatPresenter(QObject):
                 conversation.answer_results()
 
     def _refuse(self, action: MessageAction) -> None:
-        """Show why the model cannot be asked. The text of an edited question is put into the input."""
+        """Show why the model cannot be asked. The text of an edited question is put into the input field."""
         if action.kind == "edit" and not self._pane.prompt_edit.toPlainText().strip():
             self._pane.prompt_edit.setPlainText(action.text)
         busy = tr("An answer is being written. Wait for its end, or stop it.")

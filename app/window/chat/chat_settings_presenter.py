@@ -1,4 +1,4 @@
-"""Presenter of a conversation's settings: system prompt, preset, samplers, chat template and tools."""
+"""The presenter of a conversation's settings: system prompt, preset, samplers, chat template and tools."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ from widgets.chat.settings_panel import SettingChange, SettingRow, SettingsPanel
 
 
 class ChatSettingsPresenter(QObject):
-    """Passes settings between one model's conversation and its panel. Invalid input shows an error and is ignored."""
+    """Connects the settings of one model's conversation with their panel.
+
+    Invalid input shows an error and is not stored.
+    """
 
     def __init__(self, model: OpenModel, presets: PresetStore, pane: ChatPane, window: QWidget) -> None:
         super().__init__(window)
@@ -88,7 +91,7 @@ class ChatSettingsPresenter(QObject):
             self._conversation.change_chat(msgspec.structs.replace(chat, tools=text))
 
     def _tools_note(self) -> str:
-        """Return a sentence about a chat template that knows no tools; empty if it knows them, or is not known."""
+        """Return a sentence if the chat template does not support tools; empty if it does, or if no model is loaded."""
         tools = self._conversation.tools
         if self._loading.model is None or not tools.tools or tools.knows_tools:
             return ""
@@ -122,7 +125,7 @@ class ChatSettingsPresenter(QObject):
             self._conversation.change_chat(msgspec.structs.replace(chat, settings=settings))
 
     def _shift_fault(self, settings: Mapping[str, object]) -> str:
-        """Return why the loaded model cannot shift its context as these settings ask for; empty if it may."""
+        """Return the reason why the loaded model cannot shift its context as `settings` demand; empty if it can."""
         loaded = self._loading.snapshot.loaded
         mode = settings.get("full_context", "end")
         if loaded is None or mode != "shift":

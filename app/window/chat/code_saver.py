@@ -1,4 +1,4 @@
-"""Saves code of an answer to a file."""
+"""Code blocks of an answer, saved as files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from engine.base.language import tr
 
 
 class CodeSaver(QObject):
-    """Asks for a file, and writes it in the background."""
+    """Asks for a file name, and writes code to the file in the background."""
 
     def __init__(self, window: QWidget, background: Background, notices: Notices) -> None:
         super().__init__(window)
@@ -25,7 +25,7 @@ class CodeSaver(QObject):
         self._notices = notices
 
     def save(self, code: str, language: str) -> None:
-        """Ask for a file for `code`. Nothing is written without an answer."""
+        """Ask for a file name, and write `code` to it. `language`: language of the code, for the proposed name."""
         dialog = QFileDialog(self._window, tr("Save code"))
         dialog.setAcceptMode(QFileDialog.AcceptMode.AcceptSave)
         dialog.selectFile(suggested_name(language))
@@ -42,12 +42,15 @@ class CodeSaver(QObject):
 
 
 def code_bytes(code: str) -> bytes:
-    """Return `code` as the bytes of a file. Models may generate lone surrogates, which UTF-8 cannot encode."""
+    """Return `code` as the bytes of a file. Lone surrogates, which models may generate, are replaced:
+
+    UTF-8 has none.
+    """
     return f"{code}\n".encode("utf-8", "replace")
 
 
 def suggested_name(language: str) -> str:
-    """Return a file name for code in this language."""
+    """Return a file name for code in `language`, with the extension of that language or `.txt`."""
     try:
         pattern = next(iter(get_lexer_by_name(language).filenames), "") if language else ""
     except ClassNotFound:

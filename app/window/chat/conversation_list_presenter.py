@@ -25,7 +25,7 @@ MAX_NAME_CHARACTERS = 60
 
 
 class ConversationListPresenter(QObject):
-    """Shows the conversations of the archive in the list, and forwards the user's actions there. One per window."""
+    """Shows the conversations of the archive in the list, and carries out the user's actions there. One per window."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class ConversationListPresenter(QObject):
 
 
 class TransferPresenter(QObject):
-    """Asks for files to export to or import from. Nothing is written or read without an answer."""
+    """Asks for files for export and import of conversations. A cancelled dialog does nothing."""
 
     def __init__(
         self, transfer: ChatTransfer, archive: ChatArchive, current: Callable[[], str], window: QWidget
@@ -133,21 +133,21 @@ class TransferPresenter(QObject):
         self._window = window
 
     def export(self, chat: str) -> None:
-        """Export one conversation."""
+        """Ask for a file name, and export the conversation with the id `chat`."""
         known = self._archive.chat(chat)
         self._ask((chat,), file_name("" if known is None else known.title), FORMS)
 
     def export_current(self) -> None:
-        """Export the conversation that is shown."""
+        """Ask for a file name, and export the conversation that is shown."""
         self.export(self._current())
 
     def export_all(self) -> None:
-        """Export all conversations into one file."""
+        """Ask for a file name, and export all conversations into one file."""
         many = tuple(form for form in FORMS if form.holds_many)
         self._ask(tuple(chat.id for chat in self._archive.chats), "conversations", many)
 
     def import_file(self) -> None:
-        """Import conversations."""
+        """Ask for a file, and import its conversations."""
         dialog = QFileDialog(self._window, tr("Import conversations"), "", READABLE)
         # `open` and signals instead of `exec`: no nested event loop.
         dialog.setFileMode(QFileDialog.FileMode.ExistingFile)
@@ -176,7 +176,7 @@ def file_name(title: str) -> str:
 
 
 class SavedKvStatesPresenter(OneDialog[SavedKvStatesDialog]):
-    """Shows the disk space of saved KV states, and its limit."""
+    """Shows a dialog with the disk space of saved KV states, and its limit."""
 
     def __init__(self, vault: KvStateRepository, window: QWidget) -> None:
         super().__init__(self._make_dialog, lambda _dialog: self._measure(), window)

@@ -1,4 +1,4 @@
-"""Presenters of tokens: the raw prompt of the current conversation, and the token probabilities of an answer."""
+"""Presenters of dialogs about tokens: the raw prompt of a conversation, and the token probabilities of an answer."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from widgets.common.counts import format_count
 
 
 def shown_choice(choice: TokenChoice) -> ShownChoice:
-    """Return a token choice as the value that widgets show."""
+    """Return a token with its probability and alternatives as the value that widgets show."""
     return ShownChoice(choice.text, choice.probability, choice.likeliest)
 
 
 class ChoicesPresenter(OneDialog[ChoicesDialog]):
-    """Shows the probabilities of the tokens of an answer."""
+    """Shows a dialog with the probabilities of the tokens of an answer."""
 
     def __init__(self, theme: Theme, window: QWidget) -> None:
         super().__init__(self._make_dialog, lambda _dialog: None, window)
@@ -37,7 +37,7 @@ class ChoicesPresenter(OneDialog[ChoicesDialog]):
         self._window = window
 
     def follow(self, model: OpenModel, pane: ChatPane) -> None:
-        """Open the dialog when a person chooses Tokens in this chat."""
+        """Open the dialog when the user chooses Tokens on a message of this chat."""
         pane.acted.connect(self._shows(model))
 
     def _shows(self, model: OpenModel) -> Callable[[MessageAction], None]:
@@ -48,7 +48,7 @@ class ChoicesPresenter(OneDialog[ChoicesDialog]):
         return show
 
     def show_choices(self, model: OpenModel, message: str) -> None:
-        """Show the token probabilities of a message."""
+        """Show the token probabilities of the answer with the id `message`."""
         known = model.conversation.tree.messages.get(message)
         if known is None:
             return
@@ -67,7 +67,7 @@ class ChoicesPresenter(OneDialog[ChoicesDialog]):
 
 
 class PromptPresenter(OneDialog[PromptDialog]):
-    """Shows the raw prompt of the current conversation, token by token."""
+    """Shows a dialog with the raw prompt of the current conversation, token by token."""
 
     def __init__(self, models: OpenModels, theme: Theme, window: QWidget) -> None:
         super().__init__(self._make_dialog, lambda _dialog: None, window)
@@ -76,10 +76,10 @@ class PromptPresenter(OneDialog[PromptDialog]):
         self._window = window
         self._asked: tuple[OpenModel, int] | None = None
         self._path: tuple[Message, ...] = ()
-        """The messages of the requested prompt."""
+        """The messages of the prompt that was requested."""
 
     def show(self) -> None:
-        """Ask the model for the prompt, and open the dialog."""
+        """Open the dialog, and request the rendered prompt from the model's child."""
         # The answer to an earlier request must not be shown as this prompt.
         self._forget()
         dialog = self.open()

@@ -1,4 +1,4 @@
-"""Two conversations side by side, each with a model of its own, in the arrangement Chat Alone."""
+"""Two conversations side by side, each with its own model, in the arrangement that shows only the chat."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from widgets.chat.chat_view import ChatView
 
 
 class SideBySide(QObject):
-    """Shows a second chat at the right. The model of the chat with the focus is current; both keep their places."""
+    """Shows the chat of a second model at the right. The model of the chat with the keyboard focus is current."""
 
     def __init__(
         self,
@@ -36,9 +36,9 @@ class SideBySide(QObject):
         self._arranger = arranger
         self._notices = notices
         self._others: tuple[OpenModel, ...] = ()
-        """Models that can be chosen at the right, in the order of the list."""
+        """Models that can be chosen for the right side, in the order of the list."""
         self._former: Arrangement | None = None
-        """The arrangement before; None if the chat had the whole window already."""
+        """The arrangement before the second chat was shown; None if the chat was already alone."""
         chat_view.beside_chosen.connect(lambda place: self._show(self._others[place]))
         chat_view.beside_closed.connect(self.close)
         models.current_changed.connect(self._refresh)
@@ -50,7 +50,7 @@ class SideBySide(QObject):
         application.focusChanged.connect(self._on_focus_changed)
 
     def toggle(self) -> None:
-        """Show or hide another open model's conversation at the right."""
+        """Show the chat of another open model at the right, or hide it."""
         if self._views.beside is not None:
             self.close()
             return
@@ -66,7 +66,7 @@ class SideBySide(QObject):
         self._show(next((model for model in others if model.held is not None), others[0]))
 
     def close(self) -> None:
-        """Show only the conversation of the current model, in the arrangement from before."""
+        """Show only the chat of the current model, and restore the arrangement from before."""
         self._show(None)
         former, self._former = self._former, None
         if former is not None and self._arranger.current is Arrangement.CHAT:

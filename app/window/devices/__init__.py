@@ -1,1 +1,1 @@
-"""Devices in the window: cards, lab rig, machines nearby, engine packs, checks of the machine."""
+"""Devices in the window: cards, lab rig, machines nearby, lending, engine packs, and the check of this machine."""

@@ -1,4 +1,4 @@
-"""Opens the details of a device, and keeps them up to date while they are open."""
+"""The presenter of the windows with details of a device, which it updates while they are open."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ HOLDERS_EVERY_MS = 3000
 
 
 class DetailsPresenter(QObject):
-    """One window for each device at most. A second click on the card brings it to the front."""
+    """Shows the details of devices, at most one window for each. A second click on the card brings it to the front."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class DetailsPresenter(QObject):
         strip.details_requested.connect(self.show)
 
     def show(self, device: Device) -> None:
-        """Show the details of a device."""
+        """Open the details of a device, or bring them to the front."""
         details = self._open.get(device.id)
         if details is None:
             # Imported here: importing pyqtgraph takes longer than showing the window.
@@ -98,7 +98,7 @@ class DetailsPresenter(QObject):
             )
 
     def _show_holders(self, device_id: str, holders: tuple[MemoryHolder, ...]) -> None:
-        """Show our models first, by their own reports, then the programs that the system names."""
+        """Show which programs hold memory of a device: first loaded models by their own reports, then processes."""
         details = self._open.get(device_id)
         if details is None:
             return

@@ -1,4 +1,4 @@
-"""The dialog of Help > Check This Machine: progress, results, and a report file to send."""
+"""The dialog of Help > Check This Machine: progress, results, and a report file."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _COLUMNS = (tr("Check"), tr("Device"), "", tr("What was found"))
 
 
 class DoctorDialog(QDialog):
-    """Starts the examination when it opens; closing it cancels a running one."""
+    """Starts an examination of this machine when it opens; closing the dialog cancels it."""
 
     def __init__(self, parent: QWidget, examiner: Examiner) -> None:
         super().__init__(parent)
@@ -57,7 +57,7 @@ class DoctorDialog(QDialog):
         examiner.failed.connect(self._on_failed)
 
     def begin(self) -> None:
-        """Start a new check."""
+        """Start a new examination."""
         self._report = None
         self.table.setRowCount(0)
         self._show_running(True)
@@ -67,14 +67,14 @@ class DoctorDialog(QDialog):
         self._examiner.start()
 
     def done(self, result: int) -> None:
-        """Close the dialog, and cancel a running check."""
+        """Close the dialog, and cancel a running examination."""
         # Accept, reject and the close button of the window all end in `done`.
         self._examiner.cancel()
         super().done(result)
 
     @property
     def text(self) -> str:
-        """The status sentence above the table."""
+        """The sentence above the table that says how the examination goes."""
         return self._words.text()
 
     def _on_progress(self, progress: Progress) -> None:
@@ -110,7 +110,7 @@ class DoctorDialog(QDialog):
             self._examiner.save(path, self._report)
 
     def _show_checks(self, checks: tuple[Check, ...]) -> None:
-        """Add the new rows. A table that was scrolled to its end stays there."""
+        """Add rows for the new results. If the table was scrolled to its end, it stays there."""
         bar = self.table.verticalScrollBar()
         follows = bar.value() == bar.maximum()
         self.table.add_rows(table(checks)[self.table.rowCount() :])
@@ -145,7 +145,7 @@ class DoctorDialog(QDialog):
 
 
 class DoctorPresenter(OneDialog[DoctorDialog]):
-    """Checks this machine when its dialog is opened."""
+    """Opens the dialog that examines this machine, and starts the examination."""
 
     def __init__(self, examiner: Examiner, window: QWidget) -> None:
         super().__init__(lambda: DoctorDialog(window, examiner), DoctorDialog.begin, window)

@@ -1,4 +1,4 @@
-"""Devices > Lend This Computer: what is lent to paired computers, who uses it, and an end to it. Not modal."""
+"""The dialog of Devices > Lend This Computer: which devices paired computers may use, and who uses them. Not modal."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _ALL = "0.0.0.0"
 
 
 class _DeviceRow:
-    """Controls of one device: whether it is lent, how much of it, and who uses it."""
+    """Controls of one device in the dialog: whether it is lent, how much of its memory, and who uses it."""
 
     def __init__(self, device: Device, choice: LendChoice) -> None:
         self.device = device
@@ -46,13 +46,16 @@ class _DeviceRow:
         self.user = plain_label("", "dim")
 
     def cap_bytes(self) -> int | None:
-        """Return the entered limit; None for none. Raises `ValueError` with a sentence."""
+        """Return the entered memory limit in bytes, None for no limit.
+
+        Raises `ValueError` with a sentence for people.
+        """
         text = self.cap_line.text().strip()
         return parse_size(text) if text else None
 
 
 class LendDialog(Dialog):
-    """Shows and changes what the lender does. Closing the dialog changes nothing."""
+    """Starts and stops lending and shows its state. Closing the dialog changes nothing."""
 
     def __init__(self, parent: QWidget, lender: Lender, live: LiveRig) -> None:
         super().__init__(tr("Lend This Computer"), parent, once=True)
@@ -75,11 +78,11 @@ class LendDialog(Dialog):
 
     @property
     def text(self) -> str:
-        """The sentence on the state."""
+        """The sentence about the state of lending."""
         return self.state_label.text()
 
     def show_state(self, state: LendState) -> None:
-        """Show whether devices are lent, and to whom."""
+        """Show whether devices are lent, and who uses them."""
         is_on = bool(state.place) or state.is_starting
         self.state_label.setText(_state_words(state))
         set_role(self.state_label, "error" if state.problem else "strong")
@@ -181,7 +184,7 @@ def _code_words(state: LendState) -> str:
 
 
 class LendPresenter(OneDialog[LendDialog]):
-    """Shows the lender's state while its dialog is open."""
+    """Opens the dialog for lending devices to other computers."""
 
     def __init__(self, lender: Lender, live: LiveRig, window: QWidget) -> None:
         super().__init__(lambda: LendDialog(window, lender, live), lambda _dialog: None, window)

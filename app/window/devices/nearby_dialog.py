@@ -1,4 +1,7 @@
-"""Devices > Find Machines Nearby: lists machines, pairs by code, and adds paired ones. The dialog is not modal."""
+"""The dialog of Devices > Find Machines Nearby: lists machines, pairs them by a code, and adds their devices.
+
+Not modal.
+"""
 
 from __future__ import annotations
 
@@ -23,16 +26,16 @@ from widgets.common.roles import plain_label, set_role
 from widgets.common.row_table import RowTable
 
 INTRODUCTION = tr(
-    "On the other computer run: layerdeck-cli rig serve --secure --announce --host "
-    "ITS-ADDRESS --port 50052. It shows a pairing code; type it here. The connection is encrypted, and only paired "
-    "computers can use the worker. A computer that is not listed can be paired by its address."
+    "On the other computer choose Devices > Lend This Computer…, or run: layerdeck-cli rig serve --announce --host "
+    "ITS-ADDRESS. It shows a pairing code; type it here. The connection is encrypted, and only paired "
+    "computers can use its devices. A computer that is not listed can be paired by its address."
 )
 _COLUMNS = (tr("Machine"), tr("Device"), tr("Memory"), tr("Address"), tr("State"))
 _LOOKING = tr("Searching the local network…")
 
 
 class NearbyDialog(QDialog):
-    """Searches from `begin` until it is closed."""
+    """Lists machines on the local network and paired ones. It searches from `begin` until it is closed."""
 
     def __init__(self, parent: QWidget, peers: Peers) -> None:
         super().__init__(parent)
@@ -62,7 +65,7 @@ class NearbyDialog(QDialog):
         self._enable()
 
     def begin(self) -> None:
-        """Start the search."""
+        """Start the search of the local network for machines."""
         self._peers.start_looking()
 
     def done(self, result: int) -> None:
@@ -72,12 +75,12 @@ class NearbyDialog(QDialog):
 
     @property
     def text(self) -> str:
-        """The status sentence below the list."""
+        """The status sentence below the table."""
         return self._words.text()
 
     @property
     def selected(self) -> Found | None:
-        """The machine selected in the list; None if there is none."""
+        """The machine that is selected in the table; None if there is none."""
         row = self.table.chosen_row
         return None if row is None else self._rows[row]
 
@@ -188,7 +191,7 @@ def _is_code(text: str) -> bool:
 
 
 class NearbyPresenter(OneDialog[NearbyDialog]):
-    """Searches for machines while its dialog is open."""
+    """Opens the dialog for machines nearby, and starts its search."""
 
     def __init__(self, peers: Peers, window: QWidget) -> None:
         super().__init__(lambda: NearbyDialog(window, peers), NearbyDialog.begin, window)

@@ -1,4 +1,7 @@
-"""Devices > Plan with Other Cards: what the current model would gain from cards that are not here."""
+"""The presenter of Devices > Plan with Other Cards.
+
+It compares memory and speed of the current model on this computer and on graphics cards that are not here.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,10 @@ from widgets.devices.other_cards import OtherCardsDialog
 
 
 class OtherCardsPresenter(OneDialog[OtherCardsDialog]):
-    """Computes in the background; the last choice of cards counts."""
+    """Compares the current model on the present devices with chosen cards added.
+
+    A newer choice cancels the computation.
+    """
 
     def __init__(
         self,
@@ -84,7 +90,7 @@ class OtherCardsPresenter(OneDialog[OtherCardsDialog]):
         self._latest.run(tr("Comparing devices"), compute, show, failed)
 
     def _figures(self, plan: Plan, rig: Rig) -> Figures:
-        """Return the figures of the best layout on `rig`. For a background thread."""
+        """Return the figures (memory, speed) of a good layout on `rig`. Blocks: for a background thread."""
         own, edit, speeds = plan.with_own_tables(), plan.edit, self._speeds.known_speeds(rig)
         layout = initial_layout(own.memory, rig, edit.context, edit.side_files, speeds)
         return figures_of(Plan(own.memory, rig, replace(edit, layout=layout)), speeds)

@@ -1,4 +1,4 @@
-"""Devices > Engine Packs: the installed packs, whether each is used, the reason if not, and actions on them."""
+"""The dialog of Devices > Engine Packs: packs of ggml backends, whether each is used or why not, and actions."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import (
     QDialog,
     QHBoxLayout,
+    QMessageBox,
     QPushButton,
     QVBoxLayout,
     QWidget,
 )
 
-from app.rig.pack_controller import PackController, Packs
+from app.rig.pack_controller import PackController, Packs, Unvouched
 from app.window import dialogs
 from app.window.dialogs import OneDialog
 from engine.base.language import tr
@@ -33,7 +34,7 @@ _COLUMNS = (tr("Pack"), tr("Backend"), tr("Size"), tr("State"))
 
 
 class PacksDialog(QDialog):
-    """Shows the packs of the controller, which installs, checks and removes them."""
+    """Shows the engine packs of the controller, which installs, checks, switches and removes them."""
 
     machine_check_requested = Signal()
 
@@ -60,21 +61,22 @@ class PacksDialog(QDialog):
         self.close_button.clicked.connect(self.reject)
         self.table.itemSelectionChanged.connect(self._show_buttons)
         controller.changed.connect(self.show_packs)
+        controller.asked.connect(self._on_asked)
         self.show_packs(controller.packs)
 
     @property
     def text(self) -> str:
-        """The status sentence above the table."""
+        """The sentence above the table about the state of the packs."""
         return self._words.text()
 
     @property
     def current(self) -> ListedPack | None:
-        """The selected pack; None if there is none."""
+        """The pack that is selected in the table; None if there is none."""
         row = self.table.chosen_row
         return None if row is None else self._packs.listed[row]
 
     def show_packs(self, packs: Packs) -> None:
-        """Show `packs`; the selected pack stays selected."""
+        """Show `packs` in the table. The pack that is selected stays selected."""
         before = self.current
         self._packs = packs
         names = [pack.name for pack in packs.listed]
@@ -111,7 +113,20 @@ class PacksDialog(QDialog):
     def _on_install(self) -> None:
         path = dialogs.ask_open(self, tr("Install an Engine Pack"), PACK_FILTER)
         if path is not None:
-            self._controller.install(path)
+            self._controller.inspect(path)
+
+    def _on_asked(self, pack: Unvouched) -> None:
+        """Show the question whether to install an engine pack whose publisher is not trusted."""
+        box = QMessageBox(QMessageBox.Icon.NoIcon, tr("Install an Engine Pack"), pack.path.name, parent=self)
+        box.setTextFormat(Qt.TextFormat.PlainText)
+        box.setInformativeText(
+            tr("{words} A pack is a program that runs with your rights. Install it?", words=pack.words)
+        )
+        box.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        install = box.addButton(tr("Install"), QMessageBox.ButtonRole.DestructiveRole)
+        box.setDefaultButton(box.addButton(QMessageBox.StandardButton.Cancel))
+        install.clicked.connect(lambda: self._controller.install(pack.path))
+        box.open()
 
     def _on_check(self) -> None:
         if self.current is not None:
@@ -142,7 +157,7 @@ class PacksDialog(QDialog):
 
 
 class PacksPresenter(OneDialog[PacksDialog]):
-    """Refreshes the list of packs when its dialog is opened. `check_machine`: opens the check of all devices."""
+    """Opens the dialog of engine packs with an updated list. `check_machine`: opens the examination of this machine."""
 
     def __init__(self, controller: PackController, window: QWidget, check_machine: Callable[[], None]) -> None:
         def make() -> PacksDialog:

@@ -1,4 +1,4 @@
-"""Adding devices: the caps of a lab rig, a remote worker's address, and the warning before the first one."""
+"""Dialogs that add devices: caps of a lab rig, a remote worker's address, and the warning before the first one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ _REMOTE_HELP = tr("On the other computer run: layerdeck-cli rig serve --host ITS
 
 
 class LineDialog(QDialog):
-    """Asks for one line of text, checked before the dialog closes: an invalid value is explained and stays editable."""
+    """Asks for one line of text. The dialog stays open with an error as long as the text is invalid.
+
+    `check`: raises `EngineError` or `ValueError` for an invalid text.
+    """
 
     value_accepted = Signal(str)
 
@@ -57,11 +60,11 @@ class LineDialog(QDialog):
 
     @property
     def problem(self) -> str:
-        """The error about the value; empty before the first try."""
+        """The error that is shown; empty before the first attempt to accept."""
         return self._problem.text()
 
     def accept(self) -> None:
-        """Close with the value, or show the error about it."""
+        """Close the dialog and emit `value_accepted`, or show the error if the text is invalid."""
         value = self.line.text().strip()
         try:
             self._check(value)
@@ -74,10 +77,10 @@ class LineDialog(QDialog):
 
 
 def parse_caps(text: str) -> tuple[int, ...]:
-    """Return the caps in bytes that `text` lists: `"256MiB, 1GiB"`.
+    """Return the memory caps in bytes of a list such as `"256MiB, 1GiB"`.
 
     Raises:
-        ValueError: with a sentence about the first size that is wrong.
+        ValueError: with a sentence for people about the first invalid size, or if there are too many.
     """
     caps = tuple(parse_size(part) for part in text.split(","))
     if any(cap == 0 for cap in caps):
@@ -90,7 +93,7 @@ def parse_caps(text: str) -> tuple[int, ...]:
 
 
 def ask_lab_caps(parent: QWidget, then: Callable[[tuple[int, ...]], None]) -> None:
-    """Ask for the workers of a lab rig; call `then` with their caps in bytes."""
+    """Ask for the memory caps of a lab rig's workers, and call `then` with them, in bytes."""
     dialog = LineDialog(parent, tr("Start a lab rig"), _LAB_HELP, "256MiB, 256MiB, 512MiB", parse_caps)
     dialog.value_accepted.connect(lambda text: then(parse_caps(text)))
     dialog.open()
@@ -101,7 +104,7 @@ def ask_remote_endpoint(
 ) -> None:
     """Ask for a remote worker's address, and call `then` with `host:port`.
 
-    `warn`: show the warning about open networks first. `on_warned`: called when it is accepted.
+    `warn`: show the warning about open networks first. `on_warned`: called when the user accepts it.
     """
 
     def ask() -> None:

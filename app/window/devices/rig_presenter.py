@@ -1,4 +1,4 @@
-"""Presenters of the devices: cards with samples and alerts, changed limits, and weights cached for clients."""
+"""Presenters of devices: cards with memory samples and alerts, changed limits, and weights that workers cache."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _TITLE = tr("Weights Cached by Workers")
 
 
 class RigPresenter(QObject):
-    """Shows the devices on their cards, and forwards limits and removals from there."""
+    """Shows the devices on their cards, and carries out changes of limits and removals from there."""
 
     def __init__(
         self,
@@ -83,14 +83,14 @@ class RigPresenter(QObject):
 
 
 class KeptWeightsPresenter(QObject):
-    """Shows the disk space of weights cached by workers of this computer, and removes them on request."""
+    """Shows the disk space of weights that RPC workers of this computer have cached, and removes them on request."""
 
     def __init__(self, background: Background, notices: Notices, window: QWidget) -> None:
         super().__init__(window)
         self._background, self._notices, self._window = background, notices, window
 
     def show(self) -> None:
-        """Show the size of the cached weights, with a button that removes them."""
+        """Show a message box with the size of the cached weights and a button that removes them."""
         folder = kept_weights_path()
         self._background.run("Counting weights", lambda: kept_bytes(folder), self._ask, _log_error, quiet=True)
 

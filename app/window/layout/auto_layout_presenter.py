@@ -1,4 +1,4 @@
-"""Presenter of automatic layouts: the dialog with their options, the pins in the editor, and the reason of a layout."""
+"""The presenter of automatic layouts: the dialog with their options, pins in the editor, and the reason of a layout."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from widgets.layout_editor.placement import Pins
 
 
 class AutoLayoutPresenter(OneDialog[AutoLayoutDialog]):
-    """Shows the dialog of automatic layouts, the pins in the editor, and the reasons for the places of layers."""
+    """Shows the dialog of automatic layouts, pinned layers in the editor, and why layers are on their device."""
 
     def __init__(
         self,
@@ -42,7 +42,8 @@ class AutoLayoutPresenter(OneDialog[AutoLayoutDialog]):
         self._editor = editor
         self._window = window
         self._found: dict[tuple[Path, Layout], str] = {}
-        """Explanations of found layouts, by model; the newest is last. Undo may bring back each of them."""
+        """Explanations of found layouts by model file and layout, newest last.
+        Undo may restore any of these layouts."""
         editor.pin_toggled.connect(self._layouts.toggle_pin)
         editor.why_requested.connect(self._on_why)
         self._layouts.pins_changed.connect(self._show_pins)
@@ -72,7 +73,10 @@ class AutoLayoutPresenter(OneDialog[AutoLayoutDialog]):
             self.dialog.set_pins_text(_pins_text(pins))
 
     def _on_why(self, words: str) -> None:
-        """Explain the place of layers or the output: by a strategy, by the first proposal, or by hand."""
+        """Show why layers are on their device: because of a strategy, the first proposal, or a change by hand.
+
+        `words`: description of the layers.
+        """
         box = QMessageBox(
             QMessageBox.Icon.NoIcon, tr("Why Here?"), f"{words[:1].upper()}{words[1:]}.", parent=self._window
         )
@@ -113,7 +117,7 @@ class AutoLayoutPresenter(OneDialog[AutoLayoutDialog]):
 
 
 def _pins_text(pins: Pins) -> str:
-    """Return a sentence with the pinned layers and their devices; empty without pins."""
+    """Return a sentence with the pinned layers and their devices; empty if nothing is pinned."""
     parts = [
         tr("{first}-{last} on {device}", first=pin.first, last=pin.last, device=pin.device)
         if pin.last > pin.first

@@ -1,4 +1,4 @@
-"""Presenter of Layout > Compare Speed."""
+"""The presenter of Layout > Compare Speed: it fills the dialog that measures layouts, and carries out its commands."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ CURRENT = tr("current layout")
 
 
 class ComparePresenter(OneDialog[CompareDialog]):
-    """Fills the dialog, and carries out what it asks for. The edited layout is the base of the comparison."""
+    """Fills the dialog for speed comparisons and carries out its commands.
+
+    The edited layout is the base of a comparison.
+    """
 
     def __init__(self, document: LayoutDocument, comparer: LayoutComparer, theme: Theme, window: QWidget) -> None:
         super().__init__(self._make_dialog, lambda _dialog: self._fill(), window)
@@ -137,7 +140,7 @@ class ComparePresenter(OneDialog[CompareDialog]):
         self._show_layouts()
 
     def _keep_winner(self) -> None:
-        """Make the winner the edited layout, as one step of undo."""
+        """Replace the edited layout by the fastest one, as one step of undo."""
         dialog, model = self.dialog, self._document.model
         results = None if dialog is None else dialog.results
         winner = None if results is None else results.layout(results.winner)
@@ -165,5 +168,5 @@ class ComparePresenter(OneDialog[CompareDialog]):
 
 
 def model_facts(model: ModelFile) -> BenchModel:
-    """Return the model as results describe it."""
+    """Return the description of a model that is stored with comparison results."""
     return BenchModel(model.name, model.architecture, model.size_bytes, model.n_layers)

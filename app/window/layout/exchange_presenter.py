@@ -1,4 +1,4 @@
-"""Presenters of Layout > Export and Layout > Import: layouts as text of other programs."""
+"""The presenters of Layout > Export and Layout > Import, which convert layouts to and from texts of other programs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ _MAX_BYTES = 4 * MAX_TEXT
 
 
 class ExportPresenter(OneDialog[ExportLayoutDialog]):
-    """Shows the edited layout as text of another program. The text follows edits while the dialog is open."""
+    """Shows the edited layout as text of another program, such as a command of llama-server.
+
+    It follows edits while it is open.
+    """
 
     def __init__(self, document: LayoutDocument, background: Background, notices: Notices, window: QWidget) -> None:
         super().__init__(self._make_dialog, lambda _dialog: self._refresh(), window)
@@ -92,7 +95,10 @@ class ExportPresenter(OneDialog[ExportLayoutDialog]):
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """What a text was read as. `names`: the models of a configuration, if there are several."""
+    """The result of reading a text. `names`: names of the models in a configuration, empty if it has one.
+
+    `found`: the layout, or None if there is an error. `fault`: the error for people.
+    """
 
     names: tuple[str, ...]
     found: Imported | None
@@ -100,7 +106,10 @@ class _Read:
 
 
 class ImportPresenter(OneDialog[ImportLayoutDialog]):
-    """Makes a layout of a text, as one step of undo. Texts are read in the background; only the last one counts."""
+    """Converts a text of another program into the edited layout, as one step of undo.
+
+    Texts are read in the background.
+    """
 
     def __init__(self, document: LayoutDocument, background: Background, notices: Notices, window: QWidget) -> None:
         super().__init__(self._make_dialog, self._on_open, window)
@@ -111,9 +120,9 @@ class ImportPresenter(OneDialog[ImportLayoutDialog]):
         self._reading = background.latest()
         self._found: tuple[ModelFile, Imported] | None = None
         self._kept_text = ""
-        """A text that could not be used, with which the dialog opens again."""
+        """A text that could not be used, which the dialog shows when it opens again."""
         self._read_for: ModelFile | None = None
-        """The model for which the text was read last."""
+        """The model for which a text was read last."""
         document.preview_changed.connect(lambda _preview: self._on_document_changed())
 
     def _on_open(self, dialog: ImportLayoutDialog) -> None:
@@ -122,7 +131,7 @@ class ImportPresenter(OneDialog[ImportLayoutDialog]):
         dialog.text_edit.setPlainText(kept)
 
     def _on_document_changed(self) -> None:
-        """Read the text anew for another model that is shown while the dialog is open."""
+        """Read the text again if another model is shown while the dialog is open."""
         is_open = self.dialog is not None and self.dialog.isVisible()
         if is_open and self._document.plan is not None and self._document.plan.model is not self._read_for:
             self._read()

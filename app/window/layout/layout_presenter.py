@@ -1,4 +1,4 @@
-"""Presenter of the edited layout: shows its preview in editor, share editor and settings bar, and returns moves."""
+"""The presenter of the edited layout: its preview in editor, share editor and settings bar, and moves from there."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def outcome_text(found: ExpertOutcome) -> str:
-    """Return what a placing of experts changes: bytes, and speed where both are predicted; "" if nothing."""
+    """Return the effect of moving experts as text: bytes, and predicted speed before and after; empty if none move."""
     if not found.n_layers:
         return ""
     size = format_bytes(found.moved_bytes)
@@ -46,7 +46,7 @@ def outcome_text(found: ExpertOutcome) -> str:
 
 
 class LayoutPresenter(QObject):
-    """Connects the editor and the share editor with the document, which owns the drag."""
+    """Connects layout editor, share editor and settings bar with the document, which owns the drag of layers."""
 
     def __init__(
         self,
@@ -94,7 +94,10 @@ class LayoutPresenter(QObject):
         self._share_editor.set_shares(() if preview is None else split_shares(preview.layout, preview.rig))
 
     def _take_line(self, text: str) -> None:
-        """Place the model as a pasted line says, as one step of undo, and say what was left out."""
+        """Replace the layout by that of a pasted line (shares or llama.cpp options), as one step of undo.
+
+        The answer below the line has the result, and options that were ignored.
+        """
         from engine.planning.exchange.typed_line import take_line
 
         plan, numbers = self._document.plan, self._editor.numbers
@@ -124,7 +127,7 @@ class LayoutPresenter(QObject):
             self._document.set_layout(self._in_mode(plan, mode), tr("split mode {mode}", mode=mode))
 
     def _drop_overrides(self) -> None:
-        """Drop the overrides that the split mode does not allow, as one step of undo."""
+        """Remove the overrides that the split mode does not support, as one step of undo."""
         from engine.planning.fit.mode_layouts import without_refused_overrides
 
         plan = self._document.plan
@@ -133,9 +136,10 @@ class LayoutPresenter(QObject):
             self._document.replace(found.edit, found.text)
 
     def _in_mode(self, plan: Plan, mode: SplitMode) -> Layout:
-        """Return the layout in another split mode. Back in mode layer it is the earlier layout, unless it was edited.
+        """Return the layout of `plan` in split mode `mode`.
 
-        The earlier layout is kept while the user goes through other modes.
+        The layout in mode `layer` is kept while the user tries other modes. A return to that mode restores it, unless
+        the layout was edited in another mode.
         """
         # Strategies and forecasts are imported later than the window: see `tests/app/test_opening.py`.
         from engine.planning.fit.mode_layouts import layout_in_split_mode

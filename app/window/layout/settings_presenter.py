@@ -1,4 +1,4 @@
-"""Presenter of the settings dialog: shows requested and decided settings of the next load, and returns changes."""
+"""The presenter of the settings dialog: requested and decided settings of the next load."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from widgets.controls.values import AdapterName, SideFileNames
 
 
 class SettingsPresenter(OneDialog[SettingsDialog]):
-    """Shows the dialog with the settings of the current model."""
+    """Opens the dialog with the settings of the current model, and puts changes into its edit."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class SettingsPresenter(OneDialog[SettingsDialog]):
             self.refresh()
 
     def refresh(self) -> None:
-        """Show the settings of the current model."""
+        """Fill the dialog with the settings of the current model."""
         dialog, plan = self.dialog, self._document.plan
         if dialog is None:
             return
@@ -113,7 +113,7 @@ def _places(rig: Rig) -> tuple[str, ...]:
 def loaded_text(loaded: LoadedLayout | None) -> str:
     """Return a sentence with the settings of the loaded model; empty if none is loaded.
 
-    Flash attention is what llama.cpp reported, since "auto" is decided there.
+    Flash attention is as llama.cpp reported it, since llama.cpp decides `auto`.
     """
     if loaded is None or loaded.used is None:
         return ""

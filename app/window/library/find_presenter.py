@@ -1,4 +1,4 @@
-"""Connects the Find tab to the hub and to the downloads."""
+"""The presenter of the library's Find tab, which searches the Hugging Face hub and shows downloads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from widgets.markdown.typesetter import Typesetter
 
 
 class FindPresenter(QObject):
-    """Connects `FindPanel` to `HubFinder`. The library is scanned after each download."""
+    """Connects the Find tab (`FindPanel`) to `HubFinder`. A scan of the library follows each download."""
 
     def __init__(
         self,

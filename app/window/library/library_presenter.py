@@ -1,4 +1,4 @@
-"""The library page in the main window, and its connection to `Library`."""
+"""The library page in the main window, and the presenter that connects it to `Library`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from widgets.library.library_view import LibraryView
 
 
 class LibraryPage(QObject):
-    """Shows the library page in place of the layout, and hides the docks meanwhile."""
+    """Shows the library page in place of devices and layout, and hides the docks meanwhile."""
 
     shown_changed = Signal(bool)
 
@@ -54,14 +54,14 @@ class LibraryPage(QObject):
         return self._pages.currentWidget() is self.view
 
     def toggle(self) -> None:
-        """Show or hide the library."""
+        """Show the library page, or hide it if it is shown."""
         if self.is_shown:
             self.hide()
         else:
             self.show()
 
     def show(self) -> None:
-        """Show the library."""
+        """Show the library page, and hide the docks."""
         if not self.is_shown:
             self._state = self._main.saveState()
             around = (*self._main.docks.values(), self._main.serve_dock, self._main.settings_bar.parentWidget())
@@ -76,7 +76,7 @@ class LibraryPage(QObject):
         self.view.begin()
 
     def hide(self) -> None:
-        """Hide the library, and restore the panels."""
+        """Hide the library page, and show the docks again as they were."""
         if not self.is_shown:
             return
         # Notes are reported when their field loses the focus; it may still have it.
@@ -95,7 +95,7 @@ _MOST_DUPLICATES = 12
 
 
 class LibraryPresenter(QObject):
-    """Connects the library page to `Library`, and asks before files are removed. `page` shows and hides it."""
+    """Connects the library page to `Library`, and asks before files are removed. `page` shows and hides the page."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class LibraryPresenter(QObject):
         details.layouts.save_requested.connect(self._keep_layout)
 
     def add_folder(self) -> None:
-        """Ask for a folder to add to the library."""
+        """Ask for a folder, and add it to the folders that the library scans."""
         begin = self._library.models_folder(model.path for model in self._settings.recent_models)
         name = QFileDialog.getExistingDirectory(self._main, tr("Add a folder with models"), str(begin or ""))
         if name:
@@ -168,7 +168,7 @@ class LibraryPresenter(QObject):
     # ------------------------------------------------------------------ opening
 
     def _open(self, request: OpenRequest, document: SavedDocument | None = None) -> None:
-        """Open a file of the library. `document`: a layout to apply once it is open."""
+        """Open a model of the library. `document`: a saved layout to use when the model is open, or None."""
 
         def apply() -> None:
             if document is not None:
@@ -259,7 +259,7 @@ class LibraryPresenter(QObject):
     # ------------------------------------------------------------------ folders
 
     def _show_folders(self) -> None:
-        """Show a menu of the added folders, each to be removed from the library."""
+        """Show a menu that adds a folder, starts a scan, or removes one of the added folders from the library."""
         menu = QMenu(self._view)
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         menu.addAction(tr("&Add a Folder…"), self.add_folder)

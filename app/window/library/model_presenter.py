@@ -1,4 +1,4 @@
-"""Shows the current model in the title, the bar and the panel, and lists recent ones."""
+"""The presenter of the current model: its name in title bar, settings bar and panel, and the recent models."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _NEED_A_MODEL = (
 
 
 class ModelPresenter(QObject):
-    """Shows the current model, and enables the actions that need one."""
+    """Shows the current model, lists the recent ones, and enables the actions that need a model."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class ModelPresenter(QObject):
         self._on_model_changed(None)
 
     def show_recent_models(self) -> None:
-        """List the recent models in panel and menu. Their files are not read."""
+        """List the recent models in the panel and the File menu. Their files are not read."""
         recent, menu = self._settings.recent_models, self._recent_menu
         self._panel.set_recent(recent)
         menu.clear()

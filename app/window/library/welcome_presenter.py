@@ -1,4 +1,4 @@
-"""The welcome page: describes this computer, and opens a first model."""
+"""The presenter of the welcome page, which describes this computer and opens a first model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from widgets.library.welcome_panel import WelcomePanel
 
 
 def machine_lines(rig: Rig) -> list[str]:
-    """Return the processor and the GPUs of this computer, a line each."""
+    """Return lines for people about this computer: its processor and memory, and each of its GPUs."""
     lines = [
         tr("This computer: {name}, {total} of memory.", name=rig.host.name, total=format_bytes(rig.host.total_bytes))
     ]
@@ -34,7 +34,7 @@ def machine_lines(rig: Rig) -> list[str]:
 
 
 def places_text(home: Path) -> str:
-    """Return a sentence on the folders of models and conversations."""
+    """Return a text for people about the folders in which models and conversations are stored."""
     kept = str(chats_path().parent).replace(str(home), "~", 1)
     return tr(
         "Models stay where they are. Downloads go to the Hugging Face cache or to a folder of your choice. "
@@ -44,7 +44,7 @@ def places_text(home: Path) -> str:
 
 
 class WelcomePresenter(QObject):
-    """Shows the welcome page in the middle of `main` until a model is opened."""
+    """Shows the welcome page in place of the layout editor until a model is opened."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class WelcomePresenter(QObject):
         self._opener.try_demo(opened=lambda: QTimer.singleShot(0, self._begin))
 
     def _begin(self) -> None:
-        """Load the model, and put the focus into the chat."""
+        """Load the current model, and set the keyboard focus to its chat."""
         self._loader.load()
         chat = self._main.chats.currentWidget()
         if chat is not None and chat.isVisible():

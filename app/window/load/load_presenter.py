@@ -1,4 +1,4 @@
-"""Presenters for loads: the load buttons, the question before a load, the list of loaded models, and load reports."""
+"""Presenters of loads: load buttons, the question before a load, the list of loaded models, and load reports."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from widgets.load_report.outcome import ProposalWords, progress_words
 
 
 class LoadPresenter(QObject):
-    """Shows the status of the current model, and connects Load, Cancel and Unload.
+    """Shows the status of the current model, and connects the commands Load, Cancel and Unload.
 
-    The list of loaded models is refreshed with each telemetry sample, because it shows how long each has been idle.
+    The list of loaded models is updated with each memory sample, because it shows how long each model has been idle.
     """
 
     def __init__(
@@ -128,9 +128,9 @@ class LoadPresenter(QObject):
 
 
 class LoadReportPresenter(QObject):
-    """Shows the loads of one model in its report, on the status line and, while it is current, in the settings bar.
+    """Shows the loads of one model: in its load report, on the status line and, if it is current, in the settings bar.
 
-    If another model is current, the status line names this one.
+    If another model is current, the text on the status line has this model's name in front.
     """
 
     def __init__(
@@ -151,9 +151,9 @@ class LoadReportPresenter(QObject):
         self._model, self._models, self._live = model, models, live
         self._report, self._notices, self._main = report, notices, main
         self._was_loaded = False
-        """Whether the last load had ended well: what fails then is an answer, and not the load."""
+        """Whether the last load was successful. Then a later failure is that of an answer, not of the load."""
         self._made_room = False
-        """Whether the report is higher than before, for proposals."""
+        """Whether the report was made higher, to show proposals."""
         self._fallback = ""
         loading = model.loading
         loading.phase_changed.connect(main.open_report)
@@ -178,7 +178,7 @@ class LoadReportPresenter(QObject):
         return self._models.current is self._model
 
     def _show_details(self) -> None:
-        """Show or hide the table as in the report that was shown before: the choice is one for all models."""
+        """Show or hide the report's table by the stored choice, which holds for the reports of all models."""
         self._report.show_details(self._settings.shows_report_details)
 
     def _keep_details(self, shown: bool) -> None:
@@ -245,7 +245,10 @@ class LoadReportPresenter(QObject):
                 self._notices.say(self._named(tr("Cancelled")))
 
     def _tell_ending(self, short: str, whole: str) -> None:
-        """Refer to the report. If it is closed, or shows another model, put the whole message on the status line."""
+        """Show a failure on the status line: `short` if the load report shows the details, else `whole`.
+
+        The report does not show them if it is hidden or belongs to another model.
+        """
         dock = self._main.docks["report"]
         points_there = dock.isVisible() and self._is_current
         text = (

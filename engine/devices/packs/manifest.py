@@ -1,4 +1,4 @@
-"""The manifest of an engine pack: `manifest.json` in its folder. It is foreign input, so every value is bounded.
+"""The manifest of an engine pack: `manifest.json` in its folder. It may come from strangers, so every value is limited.
 
 `unpack` extracts from a pack's archive only the files that its manifest lists.
 """
@@ -30,31 +30,33 @@ VERSION = 1
 MAX_MANIFEST_BYTES = 1 << 16
 MAX_FILES = 64
 MAX_PACK_BYTES = 4 * GIB
-"""CUDA's kernels for all cards with cuBLAS take 1.5 GiB."""
+"""Largest total size of a pack's files. CUDA's kernels for all cards with cuBLAS take 1.5 GiB."""
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,31}", re.ASCII)
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,127}", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _MAX_WORDS = 200
 RESERVE_BYTES = 256 * MIB
-"""Free space that is left on the disk."""
+"""Free space in bytes that an installation leaves on the disk."""
 _READ_BYTES = 1 << 20
 _SHOWN_NAME = 200
 _HEADER_BYTES = 1 << 16
-"""Bound for archive headers before a file; a longer one would be read into memory whole."""
+"""Largest number of bytes in the archive's headers before a file; tarfile would read longer ones into memory."""
 _BROKEN = (tarfile.TarError, EOFError, zlib.error)
 
 
 class PackFile(msgspec.Struct, frozen=True):
-    """A file of the pack, with its size and hash."""
+    """Size and SHA-256 of one file of a pack."""
 
     bytes: int
     sha256: str
 
 
-class Needs(msgspec.Struct, frozen=True):
-    """Requirements of a pack.
+class Needs(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Requirements of a pack on the system.
 
-    Shared libraries of the system, the minimum C library version ("2.34"; empty for any), and a remark for people.
+    `libraries`: shared libraries that must be installed.
+    `glibc`: oldest version of the C library, such as "2.34"; empty: any.
+    `words`: a remark for people.
     """
 
     libraries: tuple[str, ...] = ()
@@ -62,8 +64,17 @@ class Needs(msgspec.Struct, frozen=True):
     words: str = ""
 
 
-class Manifest(msgspec.Struct, frozen=True):
-    """The manifest. `engine`: name and version of the engine it is for. `library`: the backend, one of `files`."""
+class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The manifest of an engine pack.
+
+    `engine`: name and version of the engine for which it was built.
+    `backend`: name of the ggml backend.
+    `system`, `machine`: `sys.platform` and `platform.machine()` for which it was built.
+    `library`: file of the backend library, one of `files`.
+    `key`, `signature`: those of its maker (`engine/devices/packs/signing.py`); empty: it is not signed.
+
+    Defaults are left out of the JSON, so that the signature of a pack stays valid when a field is added here.
+    """
 
     version: int
     name: str
@@ -74,6 +85,8 @@ class Manifest(msgspec.Struct, frozen=True):
     library: str
     files: dict[str, PackFile]
     needs: Needs = Needs()
+    key: str = ""
+    signature: str = ""
 
     @property
     def total_bytes(self) -> int:
@@ -94,10 +107,10 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 def parse_manifest(data: bytes) -> Manifest:
-    """Return the manifest parsed from `data`.
+    """Return the checked manifest in a JSON document.
 
     Raises:
-        PackError: if it is none, with what is wrong in it.
+        PackError: if it is not a valid manifest; with the fault.
     """
     if len(data) > MAX_MANIFEST_BYTES:
         raise PackError(f"{MANIFEST} is larger than {format_bytes(MAX_MANIFEST_BYTES)}, which no pack needs.")
@@ -126,7 +139,10 @@ def _fault(manifest: Manifest) -> str:
         return f'its library "{manifest.library[:40]}" is not among its files'
     if manifest.total_bytes > MAX_PACK_BYTES:
         return f"its files take {format_bytes(manifest.total_bytes)}, and a pack at most {format_bytes(MAX_PACK_BYTES)}"
-    texts = (manifest.engine, manifest.backend, manifest.system, manifest.machine, manifest.needs.words)
+    texts = (
+        manifest.engine, manifest.backend, manifest.system, manifest.machine, manifest.needs.words, manifest.key,
+        manifest.signature,
+    )  # fmt: skip
     if any(len(text) > _MAX_WORDS for text in texts):
         return f"a text in it is longer than {_MAX_WORDS} characters"
     if not re.fullmatch(r"\d{1,3}(\.\d{1,3}){0,2}|", manifest.needs.glibc, re.ASCII):
@@ -138,7 +154,7 @@ def read_manifest(folder: Path) -> Manifest:
     """Return the manifest of the pack in `folder`.
 
     Raises:
-        PackError: if there is none that can be used.
+        PackError: if there is no valid manifest.
     """
     try:
         data = read_at_most(folder / MANIFEST, MAX_MANIFEST_BYTES + 1)
@@ -148,7 +164,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def find_damage(folder: Path, manifest: Manifest) -> str:
-    """Return a sentence on files that differ from the manifest, empty if all are sound. Reads all files."""
+    """Return a sentence on the first file that differs from the manifest; empty if all are sound. Reads all files."""
     for name, file in manifest.files.items():
         path = folder / name
         try:
@@ -174,14 +190,37 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d{1,9}", version))
 
 
-def unpack(archive: Path, folder: Path, engine: str) -> Manifest:
-    """Extract the pack in `archive` into `folder`.
-
-    The archive is a .tar.gz with the manifest first, then its files, all in one folder. `engine`: the engine that is
-    installed. Files are hashed while they are written, and never exceed their listed size.
+def read_archive_manifest(archive: Path) -> Manifest:
+    """Return the manifest of the pack in `archive`, without reading the files after it.
 
     Raises:
-        PackError: if it is no pack, a damaged one, or one for another engine or computer.
+        PackError: if the archive is not a pack.
+    """
+    shown = show(archive.name, _SHOWN_NAME)
+    try:
+        with (
+            open_regular(archive) as opened,
+            gzip.GzipFile(fileobj=opened) as unzipped,
+            _Metered(unzipped) as metered,
+            tarfile.open(mode="r|", fileobj=metered) as tar,
+        ):
+            return _manifest(tar, metered)
+    except PackError:
+        raise
+    except _BROKEN as error:
+        raise PackError(f"{shown} is no engine pack, or it is damaged ({error}). Fetch it again.") from None
+    except (OSError, ValueError) as error:
+        raise PackError(f"{shown} cannot be unpacked: {getattr(error, 'strerror', None) or error}.") from None
+
+
+def unpack(archive: Path, folder: Path, engine: str) -> Manifest:
+    """Extract the pack in `archive` into `folder`, and return its manifest.
+
+    The archive is a .tar.gz with the manifest first, then its files, all in one folder. Files are hashed while they are
+    written, and never exceed their listed size. `engine`: the installed engine.
+
+    Raises:
+        PackError: if the archive is not a pack, is damaged, or is for another engine or computer.
     """
     shown = show(archive.name, _SHOWN_NAME)
     try:
@@ -218,7 +257,9 @@ def unpack(archive: Path, folder: Path, engine: str) -> Manifest:
 
 
 class _Metered(io.RawIOBase):
-    """The decompressed stream, limited to an allowed number of bytes: a small archive may expand to any size."""
+    """The decompressed archive as a stream with a limit for its bytes, because a small archive may
+    expand to any size.
+    """
 
     def __init__(self, source: gzip.GzipFile) -> None:
         super().__init__()
@@ -226,7 +267,7 @@ class _Metered(io.RawIOBase):
         self._left_bytes = _HEADER_BYTES
 
     def allow(self, size_bytes: int) -> None:
-        """Allow this many more bytes."""
+        """Raise the limit by this many bytes."""
         self._left_bytes += size_bytes
 
     def read(self, size: int = -1) -> bytes:
@@ -238,7 +279,7 @@ class _Metered(io.RawIOBase):
 
 
 def _next(tar: tarfile.TarFile, metered: _Metered) -> tarfile.TarInfo | None:
-    """Return the next archive member that is not a folder."""
+    """Return the next member of the archive that is not a folder; None at the end."""
     for _ in range(MAX_FILES):
         metered.allow(_HEADER_BYTES)
         member = tar.next()
@@ -260,7 +301,7 @@ def _manifest(tar: tarfile.TarFile, metered: _Metered) -> Manifest:
 
 
 def _name(member: tarfile.TarInfo, folder: str) -> str:
-    """Return the name of a file that lies directly in the pack's folder; any other path is refused."""
+    """Return the file name of a member that lies directly in the pack's folder; refuse any other path."""
     head, _, name = member.name.partition("/")
     if head != folder or not name or "/" in name or name in (".", ".."):
         raise PackError(f"It is no engine pack: {member.name[:80]} does not lie in its folder.")

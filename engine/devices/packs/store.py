@@ -1,7 +1,7 @@
-"""Installed packs: their folders, the verdicts of checks, the switched-off ones, and their list for people.
+"""Installed engine packs: their folders, the results of their checks, switched-off packs, and the list for people.
 
-Packs are in the user's folder, to which they are installed, and in the program's own. A verdict holds for one pack, one
-build of the engine and exactly these files. A child loads no pack without one.
+Packs are in the user's folder, where they are installed, and in the program's own folder. A check's result (verdict)
+holds for one pack, one build of the engine and unchanged files. A child loads only packs with a good verdict.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ import msgspec
 from engine.base.errors import PackError
 from engine.base.json_file import read_kept, write_kept
 from engine.base.texts import show
-from engine.devices.packs.manifest import MANIFEST, NAME, Manifest, read_manifest, unpack
+from engine.devices.packs.manifest import MANIFEST, NAME, Manifest, read_archive_manifest, read_manifest, unpack
+from engine.devices.packs.signing import UNSIGNED, Maker, PackKeys
 
 PACKS_VARIABLE = "LAYERDECK_PACKS"
 """Environment variable of children: path of the file of verdicts, or `NO_PACKS`."""
@@ -31,15 +32,30 @@ KEPT_VERDICTS = 64
 
 
 class FileState(msgspec.Struct, frozen=True):
-    """The state of a file when its hash was checked."""
+    """Size, times and inode of a file when its hash was checked. `size`: in bytes; -1: the file is missing.
+
+    A child start compares states instead of hashes, for which up to 4 GiB would have to be read. A program can reset
+    the time of the last change of the content, but not that of the file's status (ctime). Nor can it keep the inode of
+    a file that it replaces. Windows has no ctime; there the inode remains.
+    """
 
     name: str
     size: int
     modified_ns: int
+    changed_ns: int = 0
+    inode: int = 0
+    device: int = 0
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """The result of checking a pack. `reason`: a sentence; the failure, or a remark if the check passed."""
+    """The result of checking a pack.
+
+    `engine`: build of the engine with which it was checked.
+    `library`: file of the backend library.
+    `files`: states of the pack's files at the check.
+    `reason`: a sentence: the failure, or a remark if the check passed; may be empty.
+    `devices`: devices that the pack's backend found.
+    """
 
     name: str
     folder: str
@@ -57,14 +73,14 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 class PackBook(msgspec.Struct, frozen=True):
-    """The file of verdicts, the newest last, with the names of packs that the user switched off."""
+    """The file of verdicts on packs. `verdicts`: newest last. `off`: names of packs that the user switched off."""
 
     version: int = VERSION
     verdicts: tuple[Verdict, ...] = ()
     off: tuple[str, ...] = ()
 
     def verdict_on(self, folder: Path, engine: str) -> Verdict | None:
-        """Return the verdict on the pack in `folder` in its present state, None if it has to be checked."""
+        """Return the verdict on the pack in `folder` with its present files; None if the pack must be checked."""
         found = (each for each in reversed(self.verdicts) if (each.folder, each.engine) == (str(folder), engine))
         verdict = next(found, None)
         return verdict if verdict is not None and verdict.is_current else None
@@ -76,7 +92,7 @@ class PackBook(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, verdicts=(*others, verdict)[-KEPT_VERDICTS:])
 
     def without(self, folder: Path) -> PackBook:
-        """Return a copy without the pack in `folder`."""
+        """Return a copy without the verdicts on the pack in `folder`."""
         return msgspec.structs.replace(self, verdicts=tuple(v for v in self.verdicts if v.folder != str(folder)))
 
     def switched(self, name: str, *, on: bool) -> PackBook:
@@ -85,7 +101,7 @@ class PackBook(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, off=others if on else (*others, name))
 
     def in_use(self, engine: str) -> tuple[Verdict, ...]:
-        """Return the verdicts on the packs for children of this build of the engine to load."""
+        """Return the verdicts on the packs that children with this build of the engine load."""
         # Verdicts are in the order of their checks, so the last one of a name counts.
         newest = {verdict.name: verdict for verdict in self.verdicts if verdict.engine == engine}
         return tuple(each for each in newest.values() if each.ok and each.name not in self.off and each.is_current)
@@ -93,14 +109,17 @@ class PackBook(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class PackLibrary:
-    """A backend library for a child to load."""
+    """A backend library that a child loads. `pack`: name of its pack."""
 
     pack: str
     path: Path
 
 
 def libraries_to_load(environment: Mapping[str, str], engine: Callable[[], str]) -> tuple[PackLibrary, ...]:
-    """Return the libraries for a child to load, by the file that its environment names. `engine`: returns the build."""
+    """Return the libraries that a child must load, from the file of verdicts that its environment names.
+
+    `engine`: returns the build of the engine; called only if there are verdicts.
+    """
     named = environment.get(PACKS_VARIABLE, NO_PACKS)
     if named == NO_PACKS:
         return ()
@@ -111,7 +130,7 @@ def libraries_to_load(environment: Mapping[str, str], engine: Callable[[], str])
 
 
 def file_states(folder: Path, names: Iterable[str]) -> tuple[FileState, ...]:
-    """Return the states of files in `folder`, sorted by name; a missing file has size -1."""
+    """Return the states of these files in `folder`, sorted by name."""
     states = []
     # Sorted, because the states of two checks are compared as a whole.
     for name in sorted(names):
@@ -120,7 +139,9 @@ def file_states(folder: Path, names: Iterable[str]) -> tuple[FileState, ...]:
         except (OSError, ValueError):
             states.append(FileState(name, -1, 0))
         else:
-            states.append(FileState(name, state.st_size, state.st_mtime_ns))
+            # `st_ctime` is the time of creation on Windows, and stays as it is there.
+            times = state.st_mtime_ns, state.st_ctime_ns
+            states.append(FileState(name, state.st_size, *times, state.st_ino, state.st_dev))
     return tuple(states)
 
 
@@ -148,8 +169,15 @@ PackState = Literal["used", "off", "broken", "unchecked"]
 
 @dataclass(frozen=True, slots=True)
 class ListedPack:
-    """A pack in the list. `state`: whether children load it. `reason`: why not, or a remark. `ours`: whether it can be
-    removed."""
+    """A pack in the list for people.
+
+    `state`: `used` by children, switched `off`, `broken`, or `unchecked`.
+    `reason`: why it is not used, or a remark; may be empty.
+    `devices`: devices that its backend found.
+    `needs`: remark on its requirements.
+    `ours`: whether it is in the user's folder and can be removed.
+    `maker`: who signed it.
+    """
 
     name: str
     backend: str
@@ -161,10 +189,11 @@ class ListedPack:
     devices: tuple[str, ...]
     needs: str
     ours: bool
+    maker: Maker = UNSIGNED
 
     @property
     def words(self) -> str:
-        """The remark on the pack, on one line."""
+        """The pack's state and remarks on one line."""
         match self.state:
             case "used":
                 what = f"In use: {', '.join(self.devices)}" if self.devices else "In use"
@@ -174,7 +203,10 @@ class ListedPack:
                 what = "Not used"
             case "unchecked":
                 what = "Not checked yet"
-        return ". ".join(part.removesuffix(".") for part in (what, self.reason, self._needed) if part) + "."
+        # As long as it may be loaded, everyone is told that nobody vouches for it.
+        warning = "" if self.state in ("off", "broken") or self.maker.is_trusted else self.maker.words
+        parts = (what, self.reason, self._needed, warning)
+        return ". ".join(part.removesuffix(".") for part in parts if part) + "."
 
     @property
     def _needed(self) -> str:
@@ -192,6 +224,7 @@ class ListedPack:
             "reason": self.reason,
             "devices": list(self.devices),
             "removable": self.ours,
+            "maker": {"kind": self.maker.kind, "key": self.maker.key, "name": self.maker.name},
         }
 
 
@@ -220,6 +253,7 @@ def _listed(pack: Pack, book: PackBook, engine: str) -> ListedPack:
         devices=() if verdict is None else verdict.devices,
         needs="" if manifest is None else show(manifest.needs.words),
         ours=pack.ours,
+        maker=pack.maker,
     )
 
 
@@ -228,35 +262,48 @@ _UNFINISHED = ".installing-"
 
 @dataclass(frozen=True, slots=True)
 class Pack:
-    """A pack on disk. Without a `manifest` it cannot be used, and `fault` says why. `ours`: in the user's folder."""
+    """An engine pack on disk.
+
+    `manifest`: the pack's manifest; None: the pack cannot be used.
+    `fault`: why it cannot be used; empty: it can.
+    `ours`: whether it is in the user's folder and can be removed.
+    `maker`: who signed it.
+    """
 
     name: str
     folder: Path
     manifest: Manifest | None
     fault: str = ""
     ours: bool = True
+    maker: Maker = UNSIGNED
 
 
 @dataclass(frozen=True, slots=True)
 class PackStore:
-    """Finds, installs and removes packs. `user`: folder of installed packs. `beside`: further folders, read only."""
+    """Finds, installs and removes packs.
+
+    `user`: folder of installed packs.
+    `beside`: further folders, which are only read.
+    `keys`: known keys for the signatures of packs; None: no key is known.
+    """
 
     user: Path
     beside: Sequence[Path] = ()
+    keys: PackKeys | None = None
 
     def packs(self) -> tuple[Pack, ...]:
-        """Return all packs, sorted by name; of two packs with one name the user's counts."""
+        """Return all packs, sorted by name. If two packs have one name, that in the user's folder is returned."""
         found: dict[str, Pack] = {}
         for place in (self.user, *self.beside):
             for folder in _folders(place):
-                found.setdefault(folder.name, _pack(folder, ours=place == self.user))
+                found.setdefault(folder.name, self._pack(folder, ours=place == self.user))
         return tuple(found[name] for name in sorted(found))
 
     def pack(self, name: str) -> Pack:
         """Return the pack called `name`.
 
         Raises:
-            PackError: if there is none.
+            PackError: if there is no such pack.
         """
         packs = self.packs()
         found = next((pack for pack in packs if pack.name == name), None)
@@ -265,8 +312,32 @@ class PackStore:
             raise PackError(f"No engine pack is called {show(name, 40)}; there are: {there}.")
         return found
 
+    def maker_of(self, archive: Path) -> Maker:
+        """Return who signed the pack in an archive.
+
+        Raises:
+            PackError: if the archive is not a pack, or its signature is wrong.
+        """
+        return self._maker(read_archive_manifest(archive))
+
+    def _maker(self, manifest: Manifest) -> Maker:
+        keys = self.keys or PackKeys(self.user / ".no-key", self.user / ".no-keys")
+        return keys.maker(manifest)
+
+    def _pack(self, folder: Path, *, ours: bool) -> Pack:
+        try:
+            manifest = read_manifest(folder)
+            if manifest.name != folder.name:
+                raise PackError(f'It calls itself "{manifest.name}" and lies in a folder of another name.')
+            maker = self._maker(manifest) if ours else Maker("program")
+        except PackError as error:
+            return Pack(folder.name, folder, None, error.summary(), ours)
+        return Pack(folder.name, folder, manifest, "", ours, maker)
+
     def install(self, archive: Path, engine: str) -> Pack:
-        """Install a pack (.tar.gz) for the present engine, replacing one with its name. Whole or not at all.
+        """Install a pack (.tar.gz) for the present engine; replace a pack of the same name.
+
+        After an error nothing has changed.
 
         Raises:
             PackError: as `unpack`, and if the folder cannot be written.
@@ -278,6 +349,7 @@ class PackStore:
                 unfinished, before = Path(scratch, "new"), Path(scratch, "before")
                 unfinished.mkdir()
                 manifest = unpack(archive, unfinished, engine)
+                maker = self._maker(manifest)
                 # Written from what was understood: what else the file had in it is not kept.
                 (unfinished / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2))
                 folder = self.user / manifest.name
@@ -293,13 +365,13 @@ class PackStore:
                     raise
         except OSError as error:
             raise PackError(f"{archive.name} cannot be installed: {error.strerror or error}.") from None
-        return Pack(manifest.name, folder, manifest)
+        return Pack(manifest.name, folder, manifest, maker=maker)
 
     def remove(self, name: str) -> Path:
-        """Remove an installed pack; return the folder that it was in.
+        """Remove an installed pack, and return the folder that it had.
 
         Raises:
-            PackError: if it is not there, not the user's, or cannot be removed.
+            PackError: if it does not exist, came with the program, or cannot be removed.
         """
         pack = self.pack(name)
         if not pack.ours:
@@ -316,7 +388,10 @@ class PackStore:
 
 
 def packs_beside_program() -> tuple[Path, ...]:
-    """Return the folders of packs that came with the program: `packs` next to the bundle's executable."""
+    """Return the folder of the packs that came with the program: `packs` next to the bundled executable.
+
+    Without a bundle there are none.
+    """
     return (Path(sys.executable).parent / "packs",) if getattr(sys, "frozen", False) else ()
 
 
@@ -327,13 +402,3 @@ def _folders(place: Path) -> list[Path]:
             return sorted(Path(entry.path) for entry in entries if NAME.fullmatch(entry.name) and entry.is_dir())
     except OSError:
         return []
-
-
-def _pack(folder: Path, *, ours: bool) -> Pack:
-    try:
-        manifest = read_manifest(folder)
-        if manifest.name != folder.name:
-            raise PackError(f'It calls itself "{manifest.name}" and lies in a folder of another name.')
-    except PackError as error:
-        return Pack(folder.name, folder, None, error.summary(), ours)
-    return Pack(folder.name, folder, manifest, "", ours)

@@ -20,7 +20,10 @@ from engine.runtime.protocol.pipe import Requests, begin_child
 
 
 def main() -> None:
-    """Carry out one order. The process ends with it, with a request to quit, or with the parent."""
+    """Run the child: carry out one download request, then end.
+
+    The process also ends after a request to quit, or when the parent ends.
+    """
     pipe, stop = begin_child(f"layerdeck {_version()}"), threading.Event()
 
     def note(request: DownloadRequest) -> DownloadRequest:
@@ -28,7 +31,7 @@ def main() -> None:
             stop.set()
         return request
 
-    # What was begun is written down before the end: the input does not end this process, but the transfer.
+    # The end of standard input stops the transfer and not the process, so that the journal is written first.
     requests: Requests[DownloadRequest] = Requests(DownloadRequest, pipe, note, lambda _status: stop.set())
     if not requests.read_first():
         return

@@ -1,6 +1,6 @@
-"""Divides a file into spans for its connections, chooses the number of connections, and measures the rate.
+"""Divides a file into spans for its HTTP connections, chooses their number, and measures the transfer rate.
 
-A rate is that of the last ten seconds. The time left is known only if the rate is steady.
+The rate is the mean of the last ten seconds. The time left is known only if the rate is steady.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ _GAIN = 1.15
 
 @dataclass(eq=False)
 class Span:
-    """Bytes that one connection fetches, from `at` to `end`; `end` None is the end of the file.
+    """Byte range of a file that one connection fetches.
 
-    The connection increases `at`. The plan may reduce `end` meanwhile.
+    `at`: offset of the next byte to fetch; the connection increases it.
+    `end`: offset behind the last byte, None for the end of the file. `SpanPlan` may reduce it during the transfer.
     """
 
     at: int
@@ -30,7 +31,10 @@ class Span:
 
 
 class SpanPlan:
-    """Assigns spans near the start of the file first, because the hash is computed in order."""
+    """Assigns spans of a file to connections: the first missing bytes first, because the hash is computed in order.
+
+    `segment_bytes`: longest span if several connections fetch the file.
+    """
 
     def __init__(self, segment_bytes: int) -> None:
         self._segment_bytes = segment_bytes
@@ -41,9 +45,11 @@ class SpanPlan:
         return len(self._taken)
 
     def take(self, done: Ranges, size_bytes: int | None, wanted: int) -> Span | None:
-        """Return a span for one more connection; None if nothing is left for it.
+        """Return a span for one more connection; None if no bytes are left for it.
 
-        `wanted`: number of connections. A single one fetches everything to the end.
+        `done`: byte ranges on the disk.
+        `size_bytes`: size of the file, None if it is unknown. Then a single connection fetches the file to its end.
+        `wanted`: number of connections that are wanted. A single one fetches up to `MAX_SPAN_BYTES`.
         """
         if size_bytes is None:
             return None if self._taken else self._hand_out(done[0][1] if done and done[0][0] == 0 else 0, None)
@@ -51,7 +57,7 @@ class SpanPlan:
             self._shorten()
         covered = done
         for span in self._taken:
-            # What other connections fetch counts as covered.
+            # The spans of other connections count as covered.
             covered = add_range(covered, span.at, size_bytes if span.end is None else span.end)
         gap = first_gap(covered, size_bytes)
         if gap is None:
@@ -60,7 +66,7 @@ class SpanPlan:
         return self._hand_out(first, min(end, first + (MAX_SPAN_BYTES if wanted == 1 else self._segment_bytes)))
 
     def release(self, span: Span) -> None:
-        """Release a span, complete or not."""
+        """Release a span whose connection has ended. If it is incomplete, its missing bytes can be assigned again."""
         self._taken.remove(span)
 
     def _hand_out(self, first: int, end: int | None) -> Span:
@@ -76,9 +82,12 @@ class SpanPlan:
 
 
 class Trial:
-    """Finds a good number of connections: another one is tried, and kept if the rate grows by 15 %.
+    """Finds a good number of connections: one more is tried, and kept if the rate grows by 15 %.
 
-    `trial_s`: seconds for which a rate is measured; 0 uses the largest number from the start.
+    `most`: largest number of connections.
+    `trial_s`: seconds for which each number is measured; if 0, `most` is used from the start.
+    `worth_bytes`: no further connection is tried if fewer bytes are left.
+    `wanted`: the number of connections to use now.
     """
 
     def __init__(self, most: int, trial_s: float, worth_bytes: int = WORTH_BYTES) -> None:
@@ -91,11 +100,16 @@ class Trial:
         self._before: float | None = None
 
     def settle(self) -> None:
-        """Use one connection from now on: the server sends whole files only."""
+        """Use one connection from now on, because the server ignores range requests."""
         self.wanted, self._settled = 1, True
 
     def look(self, now_s: float, fetched_bytes: int, left_bytes: int) -> None:
-        """Measure the rate, and choose the number of connections."""
+        """Update `wanted`, the number of connections, from the rate since the last change.
+
+        `now_s`: time of a monotonic clock.
+        `fetched_bytes`: bytes received in this transfer.
+        `left_bytes`: bytes still missing.
+        """
         if self._settled or left_bytes < self._worth_bytes:
             return
         if self._begun is None:
@@ -107,7 +121,7 @@ class Trial:
             return
         rate = (fetched_bytes - self._begun[1]) / passed_s
         if self._before is not None and rate < self._before * _GAIN:
-            # The last connection did not pay. It ends with its span, and no other one is started in its place.
+            # The last added connection did not raise the rate enough. It ends with its span, and is not replaced.
             self.wanted, self._settled = self.wanted - 1, True
         elif self.wanted == self._most:
             self._settled = True
@@ -123,29 +137,30 @@ _STEADY = 1.5
 
 
 class RateMeter:
-    """Rate of a transfer. Times are seconds of one monotonic clock."""
+    """Transfer rate of a download. Times are seconds of one monotonic clock."""
 
     def __init__(self) -> None:
         self._samples: deque[tuple[float, int]] = deque()
 
     def add(self, now_s: float, done_bytes: int) -> None:
-        """Record the bytes that are done at a moment."""
+        """Record that `done_bytes` bytes of the download are done at the time `now_s`."""
         self._samples.append((now_s, done_bytes))
-        # The second sample decides, so that those that stay span the whole window.
+        # The first sample is dropped only if the second one is old enough, so that the samples still span the whole
+        # window.
         while len(self._samples) > 2 and now_s - self._samples[1][0] >= WINDOW_S:
             self._samples.popleft()
 
     def clear(self) -> None:
-        """Forget all records: the transfer begins again."""
+        """Discard all records, because another stage with another rate begins."""
         self._samples.clear()
 
     @property
     def bytes_per_second(self) -> float | None:
-        """Rate of the last ten seconds; None before there are two records."""
+        """Mean rate of the last ten seconds; None if there are fewer than two records."""
         return _rate(self._samples[0], self._samples[-1]) if len(self._samples) > 1 else None
 
     def left_s(self, left_bytes: int) -> float | None:
-        """Return the seconds that `left_bytes` will take; None if the rate is not steady."""
+        """Return the estimated seconds for `left_bytes` more bytes; None if the rate is not steady."""
         if len(self._samples) < 3 or self._samples[-1][0] - self._samples[0][0] < _LEAST_S:
             return None
         middle_s = (self._samples[0][0] + self._samples[-1][0]) / 2

@@ -1,6 +1,7 @@
-"""Downloads one file: connections that fetch spans of it, retries, verification, and the move to its place.
+"""Downloads one file: HTTP connections for byte ranges, retries, SHA-256 check, and the rename to its final path.
 
-`carry_out` is the work of the child process: the files of a request one after another, then links and refs.
+`carry_out` is the work of the child process: it downloads the files of a request in order, then writes links and refs
+of the Hugging Face cache.
 """
 
 from __future__ import annotations
@@ -59,7 +60,13 @@ _MAGIC = b"GGUF"
 
 @dataclass(frozen=True, slots=True)
 class FileProgress:
-    """Progress of one file. `size_bytes` is None if the server did not state it."""
+    """Progress of one file.
+
+    `done_bytes`: bytes on the disk; in the stage "verify", bytes hashed.
+    `size_bytes`: size of the file, None if the server did not state it.
+    `connections`: number of open connections.
+    `note`: reason of the wait in the stage "wait", else empty.
+    """
 
     stage: DownloadStage
     done_bytes: int
@@ -71,9 +78,12 @@ class FileProgress:
 class FileTransfer:
     """Downloads one file, and resumes an earlier transfer of it. `run` is called once.
 
+    `run` works in the thread of its caller and starts a thread for each connection. A `PartFile` stores the bytes, and
+    a `Hasher` computes the SHA-256 of the bytes that have arrived.
+
     `tell`: called twice a second with the progress while `run` lasts.
     `stop`: set by another thread to end the transfer.
-    `later_bytes`: bytes missing of the files after this one, so that a full disk is reported at the start.
+    `later_bytes`: missing bytes of the request's further files, so that a full disk is reported at the start.
     """
 
     def __init__(
@@ -109,11 +119,11 @@ class FileTransfer:
         return self._fetched_bytes
 
     def run(self) -> DownloadedFile:
-        """Fetch the missing bytes, verify the file and move it to its place.
+        """Fetch the missing bytes, verify the SHA-256 and rename the file to its final path.
 
         Raises:
             EngineError: `HubError` if all retries failed or a retry is pointless, else an error of `part_file`. The
-                bytes fetched so far stay, unless the complete file is wrong.
+                bytes fetched so far stay on the disk, unless the complete file is wrong.
         """
         if self._target.is_file():
             return self._check_what_is_there()
@@ -190,6 +200,8 @@ class FileTransfer:
     def _tell_progress(self, part: PartFile) -> None:
         waits = not self._plan.n_taken
         done_bytes, size_bytes = count_bytes(part.done), part.origin.size_bytes
+        # After the count and before the report, so that reported bytes are kept if the process is killed.
+        part.note()
         self._trial.look(time.monotonic(), self._fetched_bytes, 0 if size_bytes is None else size_bytes - done_bytes)
         self._tell(
             FileProgress(
@@ -211,13 +223,13 @@ class FileTransfer:
         self._giving_up = True
         deadline_s = time.monotonic() + TICK_S
         for thread in self._threads:
-            # One that waits for a silent server ends with the process, or with its own timeout.
+            # A thread that waits for a silent server ends with the process, or with its own time-out.
             thread.join(max(0.0, deadline_s - time.monotonic()))
 
     def _judge_faults(self, now_s: float) -> bool:
-        """Plan a retry after temporary failures; raise permanent ones, and the one after the last retry.
+        """Plan a retry if connections failed for temporary reasons, and return whether any connection failed.
 
-        Return whether there were any failures.
+        Raises the error itself if it is permanent, or if it follows the last retry.
         """
         with self._changed:
             faults, self._faults = self._faults, []
@@ -281,7 +293,7 @@ class FileTransfer:
                 return
             at = response.head.first
             while not self._is_over(span) and (data := response.read_some(self._read_bytes)):
-                # A server that gives whole files only sends what is here once more.
+                # A server without range requests sends the bytes before `span.at` once more; they are skipped.
                 new = data[max(0, span.at - at) :] if at < span.at else data
                 at += len(data)
                 with self._changed:
@@ -304,7 +316,10 @@ class FileTransfer:
                 self._end_early(span, part)
 
     def _is_worth(self, span: Span) -> bool:
-        """Return whether to read the whole file from a server without ranges: only if no other connection does."""
+        """Return whether to read the whole file from a server that ignores range requests.
+
+        It is read by the span at the start of the file, or by the only open connection.
+        """
         with self._changed:
             return not span.at or self._plan.n_taken == 1
 
@@ -313,16 +328,16 @@ class FileTransfer:
 
     def _end_early(self, span: Span, part: PartFile) -> None:
         if span.end is None and part.origin.size_bytes is None:
-            # Nobody said how long it is: the end of the answer is the end of the file.
+            # The server stated no size: the end of the response is the end of the file.
             part.learn(replace(part.origin, size_bytes=span.at))
             return
         raise HubError("unreachable", f"{self._target.name}: the line ended before the file did.")
 
     def _agree(self, head: Head, span: Span, part: PartFile) -> None:
-        """Compare the response with the known facts of the file, and learn new ones.
+        """Compare the response's header with the known facts of the file, and store facts that were unknown.
 
         Raises:
-            ChangedError: if the server has another file by now.
+            ChangedError: if the file on the server has changed.
             HubError: if the response has other bytes than requested.
         """
         origin = part.origin
@@ -354,7 +369,10 @@ class FileTransfer:
             self._require_room(part)
 
     def _require_model(self, start: bytes) -> None:
-        """Raise if the content of a `.gguf` file begins like something else, such as a login page."""
+        """Raise `DamagedError` if the content of a `.gguf` file does not begin with the GGUF magic.
+
+        That happens if a server sends a login page instead. A file with a known SHA-256 is not checked here.
+        """
         if not self._target.name.lower().endswith(".gguf") or self._file.sha256 is not None:
             return
         if not start.startswith(_MAGIC[: len(start)]):
@@ -388,7 +406,11 @@ def done_bytes(file: TransferFile) -> int:
 
 
 def carry_out(order: Download, send: Callable[[Message], None], stop: threading.Event) -> Message:
-    """Carry out a request, reporting progress with `send`, and return the last message."""
+    """Download the files of a request in order, and return the last message: `Downloaded` or `Failure`.
+
+    `send`: called with messages of progress.
+    `stop`: set by another thread to end the transfer.
+    """
     transfers = []
     finished = []
     try:
@@ -412,7 +434,7 @@ def _missing_bytes(file: TransferFile) -> int:
 
 
 class _ProgressReporter:
-    """Reports the progress of all files of a request while one of them is transferred."""
+    """Sends the progress of a whole request: the current file's progress plus the state of the other files."""
 
     def __init__(self, files: tuple[TransferFile, ...], index: int, send: Callable[[Message], None]) -> None:
         others = [file for number, file in enumerate(files) if number != index]

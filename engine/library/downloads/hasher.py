@@ -1,8 +1,8 @@
-"""Computes the SHA-256 of a file while it is downloaded, in order, including bytes of an earlier transfer.
+"""Computes the SHA-256 of a file in order while it is downloaded, including the bytes of an earlier transfer.
 
 During the download the thread has the lowest priority, because hashing takes four times the processor time of fetching.
-When the file is complete, people wait for the hash: a second thread with normal priority finishes it, since a thread
-cannot raise its priority again.
+When the file is complete, the user waits for the hash: a second thread with normal priority computes the rest, since a
+thread cannot raise its priority again.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ _NICENESS = 19
 
 
 class Hasher:
-    """A thread that hashes the bytes before `end()`, until `finish` or `close`.
+    """Hashes a growing file in a thread of its own, from the constructor until `finish` or `close`.
 
-    `read`: returns up to the requested number of bytes at a position. `end`: up to which byte the file is complete.
+    `read`: returns at most a number of bytes at an offset; its arguments are the offset and the number.
+    `end`: returns the length of the complete start of the file, in bytes.
+    `hashed_bytes`: number of bytes hashed so far.
     """
 
     def __init__(self, read: Callable[[int, int], bytes], end: Callable[[], int]) -> None:
@@ -40,12 +42,14 @@ class Hasher:
         self._thread.start()
 
     def wake(self) -> None:
-        """Notify the thread of new bytes."""
+        """Notify the thread that the file has new bytes."""
         with self._condition:
             self._condition.notify()
 
     def finish(self, timeout_s: float) -> str | None:
-        """Wait at most `timeout_s` for the hash of the complete file; return None if it is not done yet.
+        """Return the SHA-256 of the complete file in hexadecimal, or None if it is not done within `timeout_s` seconds.
+
+        May be called again after None.
 
         Raises:
             Exception: the error of reading the file.
@@ -64,7 +68,7 @@ class Hasher:
         return self._hash.hexdigest()
 
     def close(self) -> None:
-        """End the thread."""
+        """Stop hashing, and wait for the thread to end."""
         with self._condition:
             self._closing = True
             self._condition.notify()
@@ -78,7 +82,7 @@ class Hasher:
             self.error = error
 
     def _follow(self) -> None:
-        """Hash new bytes until the file is complete."""
+        """Hash new bytes at low priority until `finish` or `close` is called."""
         _step_behind()
         while True:
             with self._condition:
@@ -88,7 +92,7 @@ class Hasher:
             self._hash_to(self._end(), lambda: self._closing or self._last)
 
     def _finish(self) -> None:
-        """Hash the remaining bytes."""
+        """Hash the remaining bytes at normal priority."""
         # Only one thread at a time may update the hash.
         self._thread.join()
         if self.error is None:
@@ -104,7 +108,7 @@ class Hasher:
 
 
 def _step_behind() -> None:
-    """Give this thread a low priority, if the system has priorities of threads."""
+    """Set the lowest priority (niceness 19) for this thread; on Linux only."""
     if sys.platform == "linux":
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)

@@ -1,4 +1,4 @@
-"""A download, as the queue file stores it and as the window shows it."""
+"""A download: its entry in the queue file (`Job`) and its state for the window (`JobView`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from engine.base.files import hugging_face_cache
+from engine.base.files import require_hugging_face_cache
 from engine.library.downloads.placing import from_web, in_cache, in_folder
 from engine.library.hub.addresses import WebAddress
 from engine.library.hub.listing import HubFile, Quantisation, RepoListing
@@ -24,9 +24,9 @@ class JobState(StrEnum):
     """State of a download.
 
     WAITING: queued. RUNNING: in progress. DONE: complete.
-    PAUSED: paused by the user, or after a temporary failure (`reason`).
+    PAUSED: paused by the user, or after a temporary failure (then the job has a `reason`).
     CHANGED: the file on the server has changed; the user has to restart the download.
-    FAILED: a retry may be pointless.
+    FAILED: stopped by an error for which a retry may be pointless.
     """
 
     WAITING = "waiting"
@@ -39,12 +39,14 @@ class JobState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """A download as it is shown. The fields from `stage` to the rate describe a running one.
+    """State of a download for the window. The fields from `stage` to `left_s` are set only while it runs.
 
-    `note`: reason why it waits.
-    `retry_s`: seconds until a paused job is retried automatically, None if it is not.
-    `left_s`: None while the rate is not steady.
-    `size_bytes`: None if the server did not state it.
+    `size_bytes`: size of all files, None if the server did not state it.
+    `kind`, `reason`: kind and sentence of the error that ended the download, else empty.
+    `note`: reason why a running download waits, else empty.
+    `left_s`: estimated seconds left, None if the rate is not steady.
+    `paths`: paths of the complete files.
+    `retry_s`: seconds until a paused download is retried automatically, None if it is not.
     """
 
     id: str
@@ -72,12 +74,13 @@ def time_words(seconds: float) -> str:
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """A download of all parts of a model and its projector.
+    """A download of all parts of a model and its projector, as stored in the queue file.
 
-    `endpoint`: the hub, "" for any other server.
-    `kind`: kind of the error in `reason` by the contract, "" for none.
-    `paths`: the files, once they are complete.
-    `restart`: whether the bytes of a file that has changed on the server are discarded.
+    `refs`: paths and texts of the refs to write into the Hugging Face cache.
+    `endpoint`: address of the hub, empty for any other server.
+    `kind`: kind of the error in `reason` by `docs/contract.md`, empty for none.
+    `paths`: paths of the files after the download is complete.
+    `restart`: whether to discard the bytes of a file that has changed on the server.
     """
 
     id: str
@@ -96,20 +99,23 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def size_bytes(self) -> int | None:
-        """Size of all files; None if one is unknown."""
+        """Size of all files in bytes; None if the size of one is unknown."""
         sizes = [file.size_bytes for file in self.files]
         return None if None in sizes else sum(size or 0 for size in sizes)
 
 
 class QueueFile(msgspec.Struct, frozen=True, kw_only=True):
-    """The queue as it is stored between two runs."""
+    """The file that stores the download queue between two runs of the program, as JSON."""
 
     version: int = QUEUE_VERSION
     jobs: tuple[Job, ...] = ()
 
 
 def files_of(listing: RepoListing, quantisation: Quantisation, *, projector: bool = True) -> tuple[HubFile, ...]:
-    """Return the files to download: all parts, and the projector if there is one and it is wanted."""
+    """Return the files of a repository to download: all parts, and the projector if there is one.
+
+    `projector`: whether the projector is wanted.
+    """
     beside = listing.projector_of(quantisation) if projector else None
     return (*quantisation.files, *([beside] if beside else []))
 
@@ -117,7 +123,7 @@ def files_of(listing: RepoListing, quantisation: Quantisation, *, projector: boo
 def hub_job(
     job_id: str, listing: RepoListing, quantisation: Quantisation, hub: HubSettings, folder: Path | None = None
 ) -> Job:
-    """Return the download of a quantisation. Without a folder it goes into the Hugging Face cache.
+    """Return the download of a quantisation into `folder`, or into the Hugging Face cache if `folder` is None.
 
     Raises:
         ArgumentError: if a file name is not safe.
@@ -144,5 +150,5 @@ def _placed(
     listing: RepoListing, files: Sequence[HubFile], hub: HubSettings, folder: Path | None
 ) -> tuple[tuple[TransferFile, ...], tuple[tuple[str, str], ...]]:
     if folder is None:
-        return in_cache(listing, files, hub, hugging_face_cache(os.environ))
+        return in_cache(listing, files, hub, require_hugging_face_cache(os.environ))
     return in_folder(listing, files, hub, folder), ()

@@ -1,4 +1,4 @@
-"""An unfinished download next to its final place: the bytes, a journal, and a lock against a second writer.
+"""An unfinished download next to its final path: the bytes (`.part`), a journal (`.part.json`), and a file lock.
 
 The first line of the journal is the origin of the file. Each further line states which bytes are on the disk; the last
 complete line counts. A line is written after its bytes, which is enough if the process is killed. After a power loss
@@ -27,10 +27,14 @@ _CAN_PLACE = hasattr(os, "pwrite")
 
 
 class PartFile:
-    """The bytes of an unfinished file. `write` and `read` may be called in any thread, all else in one thread.
+    """An unfinished download: a file for the bytes, its journal, and a lock against a second process.
 
-    The constructor resumes an unfinished download of the same file. `block_bytes`: most bytes without a line in the
-    journal.
+    The constructor resumes an unfinished download of the same file. `write` and `read` may be called in any thread, the
+    other methods only in one.
+
+    `target`: final path of the file.
+    `block_bytes`: most bytes that are written without a line in the journal.
+    `restart`: whether to discard bytes that belong to another version of the file.
 
     Raises:
         OccupiedError: if another process writes the file.
@@ -68,11 +72,11 @@ class PartFile:
 
     @property
     def done(self) -> Ranges:
-        """The ranges on the disk."""
+        """The byte ranges that are on the disk."""
         return self._done
 
     def learn(self, origin: Origin) -> None:
-        """Record new facts about the file from the server."""
+        """Replace `origin` by one with more facts that the server has stated, and write it into the journal."""
         with self._lock:
             if self._closed:
                 return
@@ -81,7 +85,7 @@ class PartFile:
             self._journal = Journal(self._journal_path, origin, self._done)
 
     def write(self, first: int, data: bytes) -> None:
-        """Write bytes at their position, and count them as done.
+        """Write `data` at the offset `first`, and add its range to `done`.
 
         Raises:
             StorageError: if the disk cannot be written.
@@ -89,7 +93,7 @@ class PartFile:
         with self._lock:
             if self._closed:
                 return  # An abandoned connection received data after the close.
-            # Before the bytes are written, so that at no moment more than a block is here that was not noted.
+            # Before the bytes are written, so that never more than `block_bytes` bytes are on the disk without a line.
             if self._unnoted_bytes + len(data) > self._block_bytes:
                 self._note()
             self._unnoted_bytes += len(data)
@@ -122,15 +126,24 @@ class PartFile:
             raise storage_error(error, self.target) from error
 
     def read(self, first: int, length: int) -> bytes:
-        """Return bytes that are on the disk."""
+        """Return at most `length` bytes at the offset `first`."""
         if _CAN_PLACE:
             return os.pread(self._descriptor, length, first)
         with self._lock:
             os.lseek(self._descriptor, first, os.SEEK_SET)
             return os.read(self._descriptor, length)
 
+    def note(self) -> None:
+        """Write a line into the journal if bytes were written since the last line. Raises `StorageError`."""
+        with self._lock:
+            if self._unnoted_bytes and not self._closed:
+                self._note()
+
     def sync(self) -> None:
-        """Sync the bytes to the disk, and mark that in the journal."""
+        """Sync the bytes to the disk with `fsync`, and write a line into the journal that says so.
+
+        Raises `StorageError`.
+        """
         with self._lock:
             # Read before the sync: bytes that arrive meanwhile may not be on the disk.
             done = self._done
@@ -142,7 +155,10 @@ class PartFile:
             raise storage_error(error, self.target) from error
 
     def close(self) -> None:
-        """Write the journal and close; a later transfer resumes. Later writes are ignored."""
+        """Write the last line of the journal, and close both files.
+
+        They stay on the disk, so that a later transfer resumes. Later calls of `write` are ignored.
+        """
         with self._lock:
             self._closed = True
             # Writes of other threads finish first, because the descriptor is closed below.
@@ -156,23 +172,23 @@ class PartFile:
                 os.close(self._descriptor)
 
     def discard(self) -> None:
-        """Close, and remove the bytes."""
+        """Close and delete the unfinished file and its journal."""
         self.close()
         self.path.unlink(missing_ok=True)
         self._journal_path.unlink(missing_ok=True)
 
     def finish(self) -> None:
-        """Close, and move the complete file to its place atomically.
+        """Sync and close the complete file, and rename it to `target`.
 
         Raises:
-            OccupiedError: if another file is there by now.
-            StorageError: if the system refuses.
+            OccupiedError: if another file has that path by now.
+            StorageError: if the file system refuses.
         """
         try:
             self.sync()
         finally:
             self.close()
-        # A rename would replace it silently on Linux.
+        # On Linux a rename would replace an existing file silently.
         if os.path.lexists(self.target):
             raise OccupiedError(f"{self.target.name} is there by now and is another file; move it away and try again.")
         try:
@@ -220,7 +236,7 @@ class PartFile:
 
 
 def discard_part(target: Path) -> None:
-    """Remove the bytes of an unfinished download that no process writes.
+    """Delete the bytes and the journal of an unfinished download of `target`. No process may be writing it.
 
     Raises:
         StorageError: if a file cannot be removed.
@@ -233,7 +249,10 @@ def discard_part(target: Path) -> None:
 
 
 def bytes_here(target: Path, size_bytes: int | None) -> int:
-    """Return the number of bytes of a file on the disk, complete or not."""
+    """Return the number of bytes that are on the disk: of `target`, or of its unfinished download.
+
+    `size_bytes`: size of the complete file, None if it is unknown.
+    """
     try:
         return target.stat().st_size
     except OSError:
@@ -242,13 +261,13 @@ def bytes_here(target: Path, size_bytes: int | None) -> int:
 
 
 def is_whole(part: PartFile) -> bool:
-    """Return whether the file is complete."""
+    """Return whether all bytes of the file are on the disk."""
     size_bytes = part.origin.size_bytes
     return size_bytes is not None and prefix_end(part.done) >= size_bytes
 
 
 def storage_error(error: OSError, target: Path) -> StorageError:
-    """Return an error that names the file and the reason of the system."""
+    """Return a `StorageError` that names the file and the reason that the system gave."""
     if error.errno in _FULL:
         return StorageError(f"The disk is full: {quote(str(target.parent))} has no room left. Make room, then go on.")
     reason = error.strerror or str(error)
@@ -256,7 +275,7 @@ def storage_error(error: OSError, target: Path) -> StorageError:
 
 
 def _is_same(known: Origin, origin: Origin) -> bool:
-    """Return whether both origins are the same file, by the most reliable value that both have."""
+    """Return whether both origins name the same file, judged by the most reliable value that both have."""
     # The hash of the content decides. Size, etag and address follow, each less certain.
     if known.sha256 and origin.sha256:
         return known.sha256 == origin.sha256
@@ -268,7 +287,10 @@ def _is_same(known: Origin, origin: Origin) -> bool:
 
 
 def _lock_whole(descriptor: int, target: Path) -> None:
-    """Lock the file against a second writer. The system releases the lock when this process ends."""
+    """Lock the unfinished file against a second process; raise `OccupiedError` if another process holds the lock.
+
+    The system releases the lock when this process ends.
+    """
     if not lock_file(descriptor, wait=False):
         raise OccupiedError(f"{target.name} is being downloaded by another program; wait for it to end.")
 
@@ -286,7 +308,7 @@ class ChangedError(EngineError):
 
 
 class DamagedError(EngineError):
-    """The complete file is not the expected one."""
+    """The downloaded file has another SHA-256 than the hub states, or is no GGUF file."""
 
     kind = "model_file"
 
@@ -298,7 +320,7 @@ class OccupiedError(EngineError):
 
 
 class StoppedError(EngineError):
-    """The transfer was stopped. Its bytes stay."""
+    """The transfer was stopped by the user. The bytes fetched so far stay on the disk."""
 
     kind = "cancelled"
 
@@ -307,7 +329,7 @@ Ranges = tuple[tuple[int, int], ...]
 
 
 def add_range(ranges: Ranges, first: int, end: int) -> Ranges:
-    """Return `ranges` with the bytes from `first` to `end` added."""
+    """Return the sorted `ranges` with the bytes from `first` up to, not including, `end` added."""
     if end <= first:
         return ranges
     # Ranges that touch the new one, even without overlap, become part of it.
@@ -319,7 +341,10 @@ def add_range(ranges: Ranges, first: int, end: int) -> Ranges:
 
 
 def merge(pairs: Iterable[tuple[int, int]], size_bytes: int | None) -> Ranges:
-    """Return pairs from a journal, which may be damaged, as ranges within the file."""
+    """Return byte ranges from a journal, sorted, joined, and cut at the size of the file (None: unknown size).
+
+    Invalid ranges of a damaged journal are left out.
+    """
     ranges: Ranges = ()
     for first, end in pairs:
         limit = end if size_bytes is None else min(end, size_bytes)
@@ -329,17 +354,17 @@ def merge(pairs: Iterable[tuple[int, int]], size_bytes: int | None) -> Ranges:
 
 
 def count_bytes(ranges: Ranges) -> int:
-    """Return the number of bytes."""
+    """Return the number of bytes in `ranges`."""
     return sum(end - first for first, end in ranges)
 
 
 def prefix_end(ranges: Ranges) -> int:
-    """Return the length of the complete start of the file."""
+    """Return the number of bytes at the start of the file that are all on the disk."""
     return ranges[0][1] if ranges and ranges[0][0] == 0 else 0
 
 
 def first_gap(ranges: Ranges, size_bytes: int) -> tuple[int, int] | None:
-    """Return the first missing range; None if nothing is missing."""
+    """Return the first byte range of the file that is not in `ranges`; None if no byte is missing."""
     at = 0
     for first, end in ranges:
         if first > at:
@@ -350,11 +375,16 @@ def first_gap(ranges: Ranges, size_bytes: int) -> tuple[int, int] | None:
 
 VERSION = 1
 MAX_BYTES = 64 * 1024 * 1024
+LONGEST_BYTES = 1024 * 1024
+"""Length in bytes from which the journal is replaced by a new one with its last lines only."""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
-    """Identity of a file on its server. A field is None if the server did not state it."""
+    """Identity of a file on its server, the first line of the journal.
+
+    A field is None if the server did not state it.
+    """
 
     url: str
     commit: str = ""
@@ -371,29 +401,53 @@ class _Step(msgspec.Struct, frozen=True):
 
 
 class Journal:
-    """The open journal of one unfinished file. Not thread-safe."""
+    """The open journal of an unfinished download, JSON Lines next to its bytes. Not thread-safe.
+
+    `done`: byte ranges on the disk at the start.
+    """
 
     def __init__(self, path: Path, origin: Origin, done: Ranges) -> None:
         self._path = path
+        self._origin = origin
         self._boot = _boot_id()
         # An empty step claims nothing, so it counts as synced.
-        lines = [origin, _Step(done, synced=not done, boot=self._boot)]
-        write_whole(path, b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | getattr(os, "O_BINARY", 0))
+        self._synced = _Step((), synced=True, boot=self._boot)
+        self._descriptor = self._begin(_Step(done, synced=not done, boot=self._boot))
 
     def note(self, done: Ranges, *, synced: bool = False) -> None:
-        """Write a line. `synced`: its bytes are synced, and the line will be as well."""
-        os.write(self._descriptor, msgspec.json.encode(_Step(done, synced, self._boot)) + b"\n")
+        """Write a line: the byte ranges `done` are on the disk.
+
+        `synced`: whether those bytes were synced; then the line is synced as well.
+        """
+        step = _Step(done, synced, self._boot)
+        if synced:
+            self._synced = step
+        line = msgspec.json.encode(step) + b"\n"
+        if self._size_bytes + len(line) > LONGEST_BYTES:
+            # Otherwise the journal of a download of many days could exceed `MAX_BYTES`, and would not be read.
+            before = self._descriptor
+            self._descriptor = self._begin(step)
+            os.close(before)
+            return
+        self._size_bytes += os.write(self._descriptor, line)
         if synced:
             os.fsync(self._descriptor)
 
+    def _begin(self, step: _Step) -> int:
+        """Replace the journal by one with the origin, the last synced line and `step`; return its file descriptor."""
+        lines = [self._origin, self._synced, step]
+        data = b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
+        write_whole(self._path, data)
+        self._size_bytes = len(data)
+        return os.open(self._path, os.O_WRONLY | os.O_APPEND | getattr(os, "O_BINARY", 0))
+
     def close(self) -> None:
-        """Close the journal, which stays."""
+        """Close the journal's descriptor. The file itself is kept for a resume."""
         os.close(self._descriptor)
 
 
 def read_journal(path: Path) -> tuple[Origin, Ranges] | None:
-    """Return origin and ranges of a journal; None if it is missing or unreadable."""
+    """Return the origin and the byte ranges on the disk that a journal states; None if it is missing or unreadable."""
     try:
         lines = read_at_most(path, MAX_BYTES).split(b"\n")
         origin = msgspec.json.decode(lines[0], type=Origin)
@@ -413,7 +467,7 @@ def read_journal(path: Path) -> tuple[Origin, Ranges] | None:
 
 
 def _boot_id() -> str:
-    """Return a text that differs after each reboot; "" if the system has none."""
+    """Return the boot id of Linux, a text that differs after each reboot; "" on other systems."""
     try:
         return read_at_most(_BOOT_ID, 64).decode("ascii").strip()
     except (OSError, ValueError):

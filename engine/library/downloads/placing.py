@@ -23,7 +23,7 @@ from engine.runtime.protocol.network import TransferFile
 def in_folder(
     listing: RepoListing, files: Sequence[HubFile], hub: HubSettings, folder: Path
 ) -> tuple[TransferFile, ...]:
-    """Return the transfers of `files` into `folder`. Folders of the repository are left out.
+    """Return the transfers of `files` into `folder`. The repository's subfolders are not created.
 
     Raises:
         ArgumentError: if a name is not safe, or if two files have the same name.
@@ -38,7 +38,7 @@ def in_folder(
 def in_cache(
     listing: RepoListing, files: Sequence[HubFile], hub: HubSettings, cache: Path
 ) -> tuple[tuple[TransferFile, ...], tuple[tuple[str, str], ...]]:
-    """Return the transfers of `files` into the Hugging Face cache, and the refs that name their commit.
+    """Return the transfers of `files` into the Hugging Face cache, and its refs as pairs of a path and the commit.
 
     Raises:
         ArgumentError: if a name is not safe.
@@ -55,12 +55,12 @@ def in_cache(
 
 
 def from_web(address: WebAddress, folder: Path) -> TransferFile:
-    """Return the transfer of a file from any server; only its name is known."""
+    """Return the transfer of a file from any server. Its size and hash are unknown."""
     return TransferFile(url=address.url, target=str(_inside(folder, address.name)))
 
 
 def lead_to(link: Path, target: Path) -> None:
-    """Make `link` a relative symbolic link to `target`, else a hard link.
+    """Make `link` a relative symbolic link to `target`, or a hard link if the system refuses symbolic links.
 
     Raises:
         StorageError: if neither is possible.
@@ -82,10 +82,12 @@ def lead_to(link: Path, target: Path) -> None:
 
 
 def write_refs(refs: Iterable[tuple[str, str]]) -> None:
-    """Write refs: small files that name the commit of a revision such as "main".
+    """Write refs of the Hugging Face cache: small files that state the commit of a revision such as "main".
+
+    `refs`: pairs of a path and the text to write.
 
     Raises:
-        StorageError: if one cannot be written.
+        StorageError: if a file cannot be written.
     """
     for path, text in refs:
         target = Path(path)

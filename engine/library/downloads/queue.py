@@ -1,4 +1,4 @@
-"""The queue of downloads: one at a time, in order, saved between runs.
+"""The queue of downloads: one runs at a time, in order. The queue is saved between two runs of the program.
 
 A download that failed for a temporary reason is retried automatically: after growing pauses, and at once when the
 network addresses of this computer change.
@@ -44,15 +44,16 @@ class _Running:
 
 
 class DownloadQueue:
-    """Downloads in order, one of them running.
+    """The downloads in order, one of them running.
 
-    Every method returns at once: a thread of the queue does the work, and it alone touches files and processes.
-    A job that ran when the program ended is resumed when the queue is made again. While a job waits for a retry, others
-    run.
+    Every method returns at once, except `close`: a thread of the queue does the work, and only that thread touches
+    files and processes. A job that ran when the program ended is resumed when the queue is made again. While a job
+    waits for a retry, others run.
 
-    `on_change`: called in that thread with all jobs when one changes, and twice a second while one runs.
-    `token_of`: returns the token for a hub, by its endpoint.
-    `template`: a request with the limits that every request gets.
+    `path`: the queue file.
+    `on_change`: called in the queue's thread with all jobs when one changes, and twice a second while one runs.
+    `token_of`: returns the access token for the hub with a given endpoint.
+    `template`: a request whose limits are used for every request.
     `retries`: schedule of retries, for tests.
     """
 
@@ -82,27 +83,30 @@ class DownloadQueue:
     # ------------------------------------------------------------------ what people do
 
     def add(self, job: Job) -> None:
-        """Append a job. If one with the same files exists, it is resumed instead."""
+        """Append a job. If a job with one of its files exists and is not done, that job is resumed instead."""
         self._work.put(lambda: self._add(job))
 
     def pause(self, job_id: str) -> None:
-        """Pause a job that waits or runs. Its bytes stay."""
+        """Pause a job that is waiting, running or scheduled for a retry. Its bytes stay on the disk."""
         self._work.put(lambda: self._pause(job_id))
 
     def resume(self, job_id: str, *, restart: bool = False) -> None:
-        """Queue a paused or failed job again. `restart`: discard the bytes of a file that has changed."""
+        """Queue a paused or failed job again. `restart`: discard the bytes of a file that has changed on the server."""
         self._work.put(lambda: self._resume(job_id, restart=restart))
 
     def move(self, job_id: str, place: int) -> None:
-        """Move a job to a position, 0 for the first. A running one keeps running."""
+        """Move a job to the position `place` in the queue, 0 for the first. A running job keeps running."""
         self._work.put(lambda: self._move(job_id, place))
 
     def remove(self, job_id: str, *, discard: bool = False) -> None:
-        """Remove a job, and stop it. `discard`: also delete the bytes of unfinished files."""
+        """Remove a job from the queue; a running one is stopped.
+
+        `discard`: also delete the bytes of unfinished files.
+        """
         self._work.put(lambda: self._remove(job_id, discard=discard))
 
     def close(self) -> None:
-        """Stop the running job, to be resumed in the next run, and the thread. Waits for a bounded time."""
+        """Stop the queue's thread and the running job, which is resumed in the next run. Waits for a bounded time."""
         self._work.put(None)
         self._thread.join(_END_S)
 
@@ -134,7 +138,7 @@ class DownloadQueue:
             return self._retry
 
     def _retry(self) -> None:
-        """Retry the jobs that are due, and report how long the others wait."""
+        """Requeue the jobs whose retry is due, and report to `on_change` how long the others still wait."""
         for job_id in self._retries.due():
             self._go_on(job_id)
         self._tell()
@@ -142,7 +146,7 @@ class DownloadQueue:
     def _read(self) -> list[Job]:
         kept = read_kept(self._path, QueueFile, MAX_FILE_BYTES)
         if kept is None or kept.version != QUEUE_VERSION:
-            # What is there may be of a newer program: it is put aside, and unfinished files stay where they are.
+            # The file may be of a newer program, so it is renamed. Unfinished downloads stay where they are.
             with suppress(OSError):
                 if self._path.is_file():
                     self._path.replace(self._path.with_name(f"{self._path.name}.unreadable"))
@@ -261,7 +265,7 @@ class DownloadQueue:
         if self._running is None or self._running.job_id != job_id:
             return None
         transfer, self._running = self._running.transfer, None
-        # Its process may hold the file for a moment yet: nothing is begun before it has gone.
+        # Its process may hold the lock of the file for a moment, so no other job starts before it has ended.
         self._stopping = transfer
         transfer.stop()
         return transfer
@@ -338,7 +342,12 @@ LOOK_EVERY_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """A job to be retried at `due_s`. `n_tries` failed since it had `done_bytes`."""
+    """A scheduled retry of a job.
+
+    `due_s`: time of the retry, in seconds of the schedule's clock.
+    `n_tries`: number of failed retries without progress.
+    `done_bytes`: bytes on the disk at the last failure.
+    """
 
     due_s: float
     n_tries: int
@@ -346,7 +355,11 @@ class Retry:
 
 
 class Retries:
-    """Schedule of retries, for one thread. `network` returns a value that changes with the network."""
+    """Schedule of automatic retries of downloads. Not thread-safe.
+
+    `network`: returns a value that changes when the network addresses of this computer change.
+    `look_every_s`: seconds between two checks of the network.
+    """
 
     def __init__(
         self,
@@ -361,19 +374,22 @@ class Retries:
 
     @property
     def wait_s(self) -> float | None:
-        """Seconds to wait before the next call of `due`; None if no job waits."""
+        """Seconds to wait before the next call of `due`; None if no retry is scheduled."""
         if not self._waiting:
             return None
         first_s = min(each.due_s for each in self._waiting.values())
         return min(max(0.0, first_s - self._clock()), self._look_every_s)
 
     def left_s(self, job_id: str) -> float | None:
-        """Return the seconds until a job is retried; None if it is not."""
+        """Return the seconds until the job is retried; None if no retry is scheduled for it."""
         waiting = self._waiting.get(job_id)
         return None if waiting is None else max(0.0, waiting.due_s - self._clock())
 
     def add(self, job_id: str, done_bytes: int) -> None:
-        """Schedule a retry of a job whose server was not reached; nothing is scheduled after the last pause."""
+        """Schedule a retry of a job whose server was not reached.
+
+        After the last pause of `PAUSES_S` none is scheduled.
+        """
         before = self._tried.get(job_id)
         # Progress since the last try: the pauses begin anew.
         n_tries = 0 if before is None or done_bytes > before.done_bytes else before.n_tries + 1
@@ -385,16 +401,19 @@ class Retries:
         self._waiting[job_id] = self._tried[job_id] = retry
 
     def drop(self, job_id: str) -> None:
-        """Unschedule a job that runs again, was paused or was removed."""
+        """Cancel the scheduled retry of a job, but keep its count of failed retries."""
         self._waiting.pop(job_id, None)
 
     def forget(self, job_id: str) -> None:
-        """Unschedule a job, and begin with the shortest pause the next time."""
+        """Cancel the scheduled retry of a job, and reset its pauses to the shortest."""
         self.drop(job_id)
         self._tried.pop(job_id, None)
 
     def due(self) -> tuple[str, ...]:
-        """Unschedule and return the jobs to retry now: all of them if the network has changed."""
+        """Return the ids of the jobs to retry now, and remove them from the schedule.
+
+        If the network has changed, all are due.
+        """
         if not self._waiting:
             return ()
         seen, now_s = self._network(), self._clock()
@@ -406,7 +425,10 @@ class Retries:
 
 
 def network_state() -> object:
-    """Return the network addresses of this computer, which change with a cable, a network or a VPN."""
+    """Return the network addresses of this computer; None if they cannot be read.
+
+    They change with a cable, a network or a VPN.
+    """
     try:
         return {
             # IPv6 link-local addresses (fe80) exist without any connection.

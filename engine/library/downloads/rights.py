@@ -1,7 +1,7 @@
-"""The rights that a download's process keeps: it writes into the folders of its files, and reads what a program needs.
+"""Restricts the file access of a download's process: it may write only into the folders of its files.
 
-The process handles the answers of strangers' servers. With Landlock (Linux) it can then reach no other file of the
-user, so a flaw in the HTTP or TLS code costs a download and no more.
+The process parses data from untrusted servers. With Landlock (Linux) it can reach no other file of the user, so a flaw
+in the HTTP or TLS code can damage no more than a download.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from engine.runtime.protocol.network import Download
 
 
 def give_up_rights(order: Download) -> bool:
-    """Make the folders of `order`, and give up all files but those; return whether the system can do that.
+    """Restrict this process to the folders of `order`, which are created; return whether the system supports that.
 
-    For a process with a single thread, see `confine`.
+    The process must have a single thread, see `confine`.
 
     Raises:
         StorageError: if a folder cannot be made.
@@ -29,7 +29,9 @@ def give_up_rights(order: Download) -> bool:
 
 
 def writable_folders(order: Download) -> Iterator[Path]:
-    """Yield the folders that `order` writes into, which are made first: a rule needs a folder that exists.
+    """Yield the folders that `order` writes into.
+
+    They are created first, because a Landlock rule needs an existing folder.
 
     Raises:
         StorageError: if a folder cannot be made.
@@ -49,7 +51,7 @@ def writable_folders(order: Download) -> Iterator[Path]:
 
 
 def _existing_folders(folder: Path, root: Path) -> Iterator[Path]:
-    """Yield the folders from `root` down to `folder` that exist. Each may be a link to another disk."""
+    """Yield the folders from `folder` up to `root` that exist. Each may be a link to another disk."""
     for each in (folder, *folder.parents):
         if each.is_dir():
             yield each
@@ -58,7 +60,7 @@ def _existing_folders(folder: Path, root: Path) -> Iterator[Path]:
 
 
 def _network_files() -> Iterator[Path]:
-    """Yield the files outside of the system's folders that name resolution and TLS read."""
+    """Yield the files outside the system's folders that DNS resolution and TLS read."""
     # Under WSL this is a link into /mnt.
     yield Path(os.path.realpath("/etc/resolv.conf"))
     paths = ssl.get_default_verify_paths()

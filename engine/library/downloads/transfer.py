@@ -1,4 +1,4 @@
-"""A download request and the child process that carries it out."""
+"""The messages of a download (`Download` and its answers), and `Transfer`, which runs the child process for one."""
 
 from __future__ import annotations
 
@@ -20,13 +20,17 @@ _ENVIRONMENT = {"MALLOC_ARENA_MAX": "2"}
 
 
 def downloader_argv() -> list[str]:
-    """Return the command of the child."""
+    """Return the command line of the download process."""
     return child_argv("download")
 
 
 @dataclass(frozen=True, slots=True)
 class TransferEnd:
-    """End of a request: the files, or a kind of error of the contract with a sentence."""
+    """Result of a download request: the files, or the kind of error by `docs/contract.md` with a sentence.
+
+    `fetched_bytes`: bytes received in this transfer.
+    `kind`: kind of error, empty if the request succeeded.
+    """
 
     files: tuple[DownloadedFile, ...] = ()
     fetched_bytes: int = 0
@@ -39,11 +43,12 @@ class TransferEnd:
 
 
 class Transfer:
-    """Carries out `order` in a child. Callbacks are called in threads of the child process object.
+    """Carries out the download request `order` in a child process. Callbacks are called in threads of `ChildProcess`.
 
-    Fetched bytes stay, however the transfer ends: another transfer of the same request resumes.
+    Fetched bytes stay on the disk, however the transfer ends. Another transfer of the same request resumes.
 
-    `on_progress`: called with each report. `on_end`: called once, after everything else.
+    `on_progress`: called with each report of progress.
+    `on_end`: called once, after all other callbacks.
     """
 
     def __init__(
@@ -73,7 +78,7 @@ class Transfer:
         return self._child.pid
 
     def start(self) -> None:
-        """Start the child; called once."""
+        """Start the child and send it the request. Called once."""
         self._child.start()
         self._child.send(self._order)
 
@@ -82,7 +87,7 @@ class Transfer:
         self._child.stop(ask_s=_ASK_S)
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait at most `timeout_s`; return whether the transfer has ended."""
+        """Wait at most `timeout_s` seconds for the child to end; return whether it has ended."""
         return self._child.wait(timeout_s) is not None
 
     def _take(self, message: Message) -> None:

@@ -1,1 +1,1 @@
-"""The Hugging Face hub: search, and forecasts before a model is downloaded."""
+"""The Hugging Face hub: search, listings of repositories, and forecasts before a model is downloaded."""

@@ -1,7 +1,7 @@
-"""Parses addresses of models, and checks names for safety.
+"""Parses the addresses of models that users enter, and checks names for safety.
 
-People paste `owner/name:Q4_K_M`, `hf.co/...`, pages of the hub and addresses of files. Names from a server are checked
-before one becomes a file here.
+Users paste `owner/name:Q4_K_M`, `hf.co/...`, pages of the hub and addresses of files. Names from a server are checked
+before they are used as file names here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,13 @@ _REMEDY = tr("write owner/name, owner/name:Q4_K_M, or the https address of a .gg
 
 @dataclass(frozen=True, slots=True)
 class HubAddress:
-    """A repository of the hub. `quantisation`: a tag such as "Q4_K_M". `path`: one file in it."""
+    """A repository of the hub, or one file in it.
+
+    `repo`: the repository as "owner/name".
+    `revision`: branch, tag or commit of the repository.
+    `quantisation`: tag such as "Q4_K_M", None if none was given.
+    `path`: path of one file in the repository, None if none was given.
+    """
 
     repo: str
     revision: str = "main"
@@ -38,7 +44,7 @@ class HubAddress:
 
 @dataclass(frozen=True, slots=True)
 class WebAddress:
-    """A file on any server. `name`: its name on this computer."""
+    """The https address of a model file on any server. `name`: file name on this computer."""
 
     url: str
     name: str
@@ -48,10 +54,12 @@ class WebAddress:
 
 
 def parse_address(text: str, endpoint: str = PUBLIC_ENDPOINT) -> HubAddress | WebAddress:
-    """Return the model that `text` names. Pages of the hub at `endpoint` are accepted like those of the public one.
+    """Return the repository or file that the address `text` names.
+
+    Pages of the hub at `endpoint` are accepted like those of huggingface.co.
 
     Raises:
-        ArgumentError: if it is neither a repository nor a file.
+        ArgumentError: if `text` is the address of neither a repository nor a file.
     """
     address = text.strip()
     if not address or len(address) > MAX_ADDRESS or not address.isprintable():
@@ -131,7 +139,7 @@ FileRole = Literal["model", "projector", "imatrix", "draft", "other"]
 
 
 def is_repo_id(text: str) -> bool:
-    """Return whether `text` is `owner/name` as the hub allows it."""
+    """Return whether `text` is a repository id `owner/name` that the hub allows."""
     owner, slash, name = text.partition("/")
     parts = (owner, name)
     # The hub forbids `--`, `..` and the ending .git (validate_repo_id of huggingface_hub). In its cache `--` stands for
@@ -151,7 +159,7 @@ def is_sha256(text: str) -> bool:
 
 
 def is_safe_name(name: str) -> bool:
-    """Return whether `name` is a valid file name on every system and stays in its folder."""
+    """Return whether `name` is a valid file name on every system and cannot lead out of its folder."""
     return (
         name not in {"", ".", ".."}
         and name.isprintable()
@@ -165,7 +173,7 @@ def is_safe_name(name: str) -> bool:
 
 
 def is_safe_path(path: str) -> bool:
-    """Return whether `path`, with slashes between its parts, stays below its folder on every system."""
+    """Return whether `path`, with "/" between its parts, is valid on every system and cannot lead out of its folder."""
     parts = path.split("/")
     return len(parts) <= MAX_PATH_PARTS and all(map(is_safe_name, parts))
 
@@ -180,5 +188,8 @@ def role_of(path: str) -> FileRole:
 
 
 def tag_of(stem: str, folder: str = "") -> str:
-    """Return the quantisation in a file name (without part number and ending) or in its folder, "" for none."""
+    """Return the quantisation in a file name, else in the name of its folder; "" for none.
+
+    `stem`: file name without part number and ending.
+    """
     return split_tag(stem)[1] or split_tag(folder.rpartition("/")[2])[1]

@@ -1,6 +1,6 @@
-"""Fetches and parses model cards: the README of a repository, and some of its metadata.
+"""Fetches and parses model cards: the README.md of a repository, and some of its YAML metadata.
 
-The text is untrusted. Views show no HTML of it and fetch nothing for it.
+The text is untrusted. Views show no HTML of it and load nothing that it refers to.
 """
 
 from __future__ import annotations
@@ -29,7 +29,12 @@ _SETTINGS = (
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """A model card. `facts`: labels and values from the metadata. `is_cut`: the text continues at the hub."""
+    """A model card of the hub.
+
+    `facts`: labels and values from the YAML metadata.
+    `text`: the Markdown text.
+    `is_cut`: whether the text was cut at `MAX_SHOWN` characters.
+    """
 
     facts: tuple[tuple[str, str], ...]
     text: str
@@ -37,7 +42,7 @@ class ModelCard:
 
 
 def fetch_card(repo: str, hub: HubSettings, token: str | None = None, *, revision: str = "main") -> ModelCard | None:
-    """Return the model card of a repository, None if it has none.
+    """Return the model card of a repository; None if the repository has none. Waits for the network.
 
     Raises:
         HubError: if the hub does not answer properly.
@@ -54,7 +59,7 @@ def fetch_card(repo: str, hub: HubSettings, token: str | None = None, *, revisio
 
 
 def read_card(source: str) -> ModelCard:
-    """Parse a README."""
+    """Return the model card in the text of a README.md."""
     settings, text = split_front_matter(source)
     return ModelCard(_facts(settings), text[:MAX_SHOWN], len(text) > MAX_SHOWN)
 

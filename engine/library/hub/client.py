@@ -1,10 +1,8 @@
-"""The hub's REST API: search, one repository, and the files of a repository at one commit.
+"""Client of the hub's REST API: search, one repository, and the files of a repository at one commit.
 
-Three endpoints are used: `/api/models`, `/api/models/REPO` and `/api/models/REPO/tree/COMMIT`. Answers are bounded
-and become values of ours with names that may be shown; an error is one sentence. Requests go through
-`engine.library.hub.web`, which has a deadline for slow servers, follows redirects to https only and keeps the token
-at its host. Calls share no state, so any number of threads may ask at once. Each call waits for the network, so not
-in the GUI thread.
+Three endpoints are used: `/api/models`, `/api/models/REPO` and `/api/models/REPO/tree/COMMIT`. Answers are bounded and
+parsed into values whose texts are safe to show. Requests go through `engine.library.hub.web`. Calls share no state, so
+several threads may make them. Each call waits for the network, so it must not be made in the GUI thread.
 """
 
 from __future__ import annotations
@@ -55,7 +53,7 @@ _Answer = TypeVar("_Answer")
 
 
 class _Model(msgspec.Struct):
-    """A repository as the API describes it. `gguf` has values from the file's header, which may be of any type."""
+    """A repository in the JSON of the API. `gguf` has values from the file's header, which may be of any type."""
 
     id: str
     sha: str | None = None
@@ -69,13 +67,18 @@ class _Model(msgspec.Struct):
 
 
 class _LargeFile(msgspec.Struct):
-    """Facts about a large file, which is stored outside git. `oid`: its SHA-256."""
+    """Field `lfs` of a file in the JSON of the API: facts about a file in Git LFS. `oid`: its SHA-256."""
 
     oid: str
 
 
 class _Entry(msgspec.Struct):
-    """An entry of a tree. `type` is "file" or "directory"; `oid` is the hash of the git object."""
+    """A file or folder in the JSON of the API's tree.
+
+    `type`: "file" or "directory".
+    `oid`: hash of the git object.
+    `lfs`: facts about a file in Git LFS, None for a small file.
+    """
 
     type: str
     path: str
@@ -85,10 +88,10 @@ class _Entry(msgspec.Struct):
 
 
 def search_models(query: SearchQuery, hub: HubSettings, token: str | None = None) -> tuple[HubModel, ...]:
-    """Return the GGUF repositories that `query` finds, best first.
+    """Return the GGUF repositories that `query` finds, in the sort order of the query.
 
     Raises:
-        HubError: if the hub does not answer as it should.
+        HubError: if the hub does not answer properly.
     """
     limit = min(query.limit, MAX_RESULTS)
     asked = {
@@ -121,12 +124,15 @@ def list_repo(repo: str, hub: HubSettings, token: str | None = None, *, revision
 
 
 def file_url(hub: HubSettings, repo: str, revision: str, path: str) -> str:
-    """Return the address of a file; the hub answers with its bytes or a signed link to them."""
+    """Return the address of a file on the hub. The hub answers with its bytes or a redirect to a signed link."""
     return f"{hub.endpoint}/{repo}/resolve/{quoted(revision, safe='')}/{quoted(path)}"
 
 
 def _items(hub: HubSettings, token: str | None, url: str, kind: type[list[_Answer]], what: str) -> Iterator[_Answer]:
-    """Yield the items of a list, page by page. Number, size and time of all pages together are bounded."""
+    """Yield the items of a list of the API, page by page. Count, bytes and time of all pages are bounded.
+
+    `what`: name of the request in error messages.
+    """
     hub.require_online()
     left_bytes, deadline_s = MAX_LIST_BYTES, time.monotonic() + MAX_LIST_S
     for _ in range(MAX_PAGES):
@@ -152,7 +158,10 @@ def _ask(
     what: str,
     max_bytes: int = MAX_ANSWER_BYTES,
 ) -> tuple[_Answer, str | None, int]:
-    """Return the answer of the API to one request, the address of the next page (None for the last), and its size."""
+    """Send one request to the API and parse its answer.
+
+    Return the answer, the address of the next page (None for the last page), and the size of the answer in bytes.
+    """
     shown = clean(what)
 
     def fault_of_answer(status: int, headers: Message, at: str) -> HubError:
@@ -186,7 +195,10 @@ def _ask(
 
 
 def _fault_of_answer(status: int, headers: Message, url: str, shown: str) -> HubError:
-    """Return the error for a refused request about `shown`. The codes are those of the hub."""
+    """Return the error for a response with the status code `status`, by the hub's header `X-Error-Code`.
+
+    `shown`: name of the repository or search in the message.
+    """
     code = headers.get("X-Error-Code", "")
     if code == "GatedRepo":
         return HubError(

@@ -1,4 +1,4 @@
-"""Forecasts of the quantisations of a repository on a rig, as values with a sentence each."""
+"""Forecasts of the quantisations of a hub repository on a rig, each with a sentence for people."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ from engine.planning.speed.speeds import Source
 
 
 class FitVerdict(StrEnum):
-    """Result of a forecast: on GPUs only, partly on the CPU, on the CPU of a rig without devices, or not at all."""
+    """Result of a forecast.
+
+    CARDS: the whole model on devices. PARTLY: some weights on the CPU. CPU: the whole model on the CPU.
+    NOT: does not fit. UNKNOWN: no forecast is possible.
+    """
 
     CARDS = "cards"
     PARTLY = "partly"
@@ -24,7 +28,10 @@ class FitVerdict(StrEnum):
 
 
 class HeaderGrade(StrEnum):
-    """Source of the tensor sizes: the quantisation's own header, or another header scaled to the size of the files."""
+    """Source of a forecast's tensor sizes.
+
+    HEADER: the quantisation's own header. ESTIMATED: another quantisation's header, scaled to the size of the files.
+    """
 
     HEADER = "header"
     ESTIMATED = "estimated"
@@ -32,18 +39,19 @@ class HeaderGrade(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class QuantisationFit:
-    """The forecast of one quantisation.
+    """The forecast of one quantisation of a repository. Speeds are in tokens per second.
 
-    `sentence`: the verdict for people; if it is unknown, the reason, and there is no layout.
+    `sentence`: the verdict for people; if the verdict is unknown, the reason, and there is no layout.
     `n_layers_on_cpu`: number of layers, of `n_layers`, that are on the CPU.
-    `n_experts_on_cpu`: number of layers of which only the experts are on the CPU.
+    `n_experts_on_cpu`: number of layers that are on a device, with their experts on the CPU.
     `n_ctx`: context length in tokens.
-    `context`: the settings that were asked for.
+    `context`: context settings of the layout, None if there is no layout.
     `rows`: memory of each device, as in a plan.
-    `tokens_per_second`: slowest and fastest predicted speed.
-    `expected_per_second`: speed of an answer of usual length, between those two; 0 if there is no prediction.
-    `projector`: the projector that is counted, None if none is.
-    `speed_source`: the least sure source among the devices that matter for `expected_per_second`.
+    `tokens_per_second`: slowest and fastest predicted speed, None if there is no prediction.
+    `explanation`: text of the strategy on its layout.
+    `expected_per_second`: predicted speed of an answer of usual length, between those two; 0 if there is no prediction.
+    `speed_source`: the least certain source among the devices that matter for `expected_per_second`.
+    `projector`: the projector whose memory is counted, None if none is.
     """
 
     quantisation: Quantisation
@@ -69,15 +77,17 @@ class QuantisationFit:
 
     @property
     def need_bytes(self) -> int:
-        """Bytes needed on all devices together, including the mapped part of the file."""
+        """Bytes needed on all devices together, including weights that are mapped from the file."""
         return sum(row.need_bytes + row.mapped_bytes for row in self.rows)
 
 
 @dataclass(frozen=True, slots=True)
 class RepoFit:
-    """Forecasts of a repository.
+    """Forecasts of all quantisations of a repository.
 
-    `best`: name of the proposed quantisation, None if none fits. `why`: the reason, one sentence.
+    `model`: the header that the forecasts are based on.
+    `best`: name of the proposed quantisation, None if none fits.
+    `why`: reason of the proposal, one sentence.
     """
 
     listing: RepoListing

@@ -43,9 +43,9 @@ _DEFAULTS = ContextSettings()
 
 @dataclass(frozen=True, slots=True)
 class FitOptions:
-    """Conditions of a forecast: rig, strategy, requested context, and limits of the strategy.
+    """Conditions of a forecast: rig, strategy, context settings, and constraints of the strategy.
 
-    `text_only`: do not count the projector that belongs to a quantisation.
+    `text_only`: whether to leave out the memory of the projector that belongs to a quantisation.
     """
 
     rig: Rig
@@ -62,8 +62,10 @@ def forecast_repo(
     options: FitOptions,
     tell: Callable[[int], None] | None = None,
 ) -> RepoFit:
-    """Return the forecasts of all quantisations of `listing`. `model`: the header of the quantisation `read`.
+    """Return the forecasts of all quantisations of `listing`.
 
+    `read`: the quantisation whose header was read.
+    `model`: the model in that header.
     `tell`: called with the number of forecasts done.
 
     Raises:
@@ -89,7 +91,12 @@ def forecast(
     options: FitOptions,
     projector: HubFile | None = None,
 ) -> QuantisationFit:
-    """Return the forecast of one quantisation with `projector`; raises as `forecast_repo`."""
+    """Return the forecast of one quantisation. Raises as `forecast_repo`.
+
+    `model`: header of the quantisation, or a scaled one.
+    `grade`: source of the tensor sizes in `model`.
+    `projector`: the projector whose memory is counted, None for none.
+    """
     memory = ModelMemory(model)
     side_files = options.constraints.side_files if projector is None else SideFiles(_sized_projector(projector))
     constraints = replace(options.constraints, side_files=side_files)
@@ -123,7 +130,7 @@ def forecast(
 
 
 def _sized_projector(file: HubFile) -> Projector:
-    """Return a projector of the size of `file`: nearly all of a projector's file are its tensors.
+    """Return a projector with one tensor of the size of `file`, because nearly all of a projector's file are tensors.
 
     Its header is not read: that would be one more request to the hub for some kilobytes of difference.
     """
@@ -138,7 +145,8 @@ def _projector_sentence(projector: HubFile | None) -> str:
 
 
 def scaled_model(model: ModelFile, quantisation: Quantisation) -> ModelFile:
-    """Return `model` with its quantised tensors scaled to the file size of `quantisation`."""
+    """Return `model` with its quantised tensors scaled so that the sizes add up to the files of `quantisation`."""
+    # File size = overhead (header, alignment) + unscaled tensors + quantised tensors. Only the last part is scaled.
     fixed = sum(tensor.size_bytes for tensor in model.tensors if tensor.type_name in _UNSCALED)
     quantised = sum(tensor.size_bytes for tensor in model.tensors) - fixed
     overhead = max(0, model.size_bytes - fixed - quantised)
@@ -162,10 +170,10 @@ def scaled_model(model: ModelFile, quantisation: Quantisation) -> ModelFile:
 
 
 def propose(fits: list[QuantisationFit]) -> tuple[str | None, str]:
-    """Return the name of the best quantisation, and the reason.
+    """Return the name of the best quantisation, None if none fits, and a sentence with the reason.
 
-    It is the largest one of at most 8 bits that fits on GPUs. Without GPUs, or if only poor ones fit there, it is one
-    of about 4 bits; else the one with the fewest layers on the CPU.
+    The best is the largest of at most 8 bits per weight that fits on GPUs. Without GPUs, or if only those below 4 bits
+    fit there, it is one of at least 4 bits with the fewest layers on the CPU; else the largest that fits.
     """
     sensible = [fit for fit in fits if fit.fits and fit.quantisation.bits <= PLENTY_BITS] or [
         fit for fit in fits if fit.fits
@@ -221,8 +229,8 @@ def _why_none(fits: list[QuantisationFit]) -> str:
 def _verdict(plan: Plan, found: AutoLayout, on_cpu: int, experts: int) -> FitVerdict:
     report = plan.report
     host = report.rows[-1]
-    # Weights on the CPU are mapped from the file and need no memory to load; but read from disk for every token
-    # nobody would call that a fit.
+    # Weights on the CPU are mapped from the file, so they need no memory to load. If they exceed the memory, they are
+    # read from the disk for each token, which does not count as a fit.
     is_short = host.mapped_bytes > 0 and host.shortfall_bytes + host.mapped_bytes > 0
     if not report.fits or not found.fits or is_short:
         return FitVerdict.NOT
@@ -258,7 +266,7 @@ def _on_cpu_words(layers: int, experts: int) -> str:
 
 
 def _experts_on_cpu(layout: Layout) -> int:
-    """Return the number of layers on devices with weights on the CPU by an override."""
+    """Return the number of layers that are on a device, but whose experts an override moves to the CPU."""
     layers: set[int] = set()
     for override in layout.overrides:
         if override.device == CPU_ID:
@@ -274,11 +282,11 @@ def fit_repo(
     options_of: Callable[[ModelFile], FitOptions],
     tell: Callable[[int], None] | None = None,
 ) -> RepoFit:
-    """Return the forecasts of the repository at `address`, from the header of the named quantisation.
+    """Return the forecasts of the repository at `address`. Waits for the network.
 
-    If `address` names none, the header of the preferred one is read.
+    The header of the quantisation that `address` names is read; if it names none, that of the preferred one.
 
-    `options_of`: returns the conditions for a model.
+    `options_of`: returns the conditions of the forecast for a model.
     `tell`: called with the number of forecasts done.
 
     Raises:
@@ -300,7 +308,7 @@ def fit_listing(
     options_of: Callable[[ModelFile], FitOptions],
     tell: Callable[[int], None] | None = None,
 ) -> RepoFit:
-    """Return the forecasts of a repository with a known listing; raises as `fit_repo`."""
+    """Return the forecasts of a repository whose files are listed already. Raises as `fit_repo`."""
     read = listing.find(address.quantisation, address.path)
     model = read_remote_model(listing, read, hub, cache, token)
     return forecast_repo(listing, read, model, options_of(model), tell)

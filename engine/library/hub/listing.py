@@ -1,4 +1,4 @@
-"""Searches and repositories of the hub as values; the files of a repository are grouped by quantisation."""
+"""Repositories and search results of the hub as values. The files of a repository are grouped by quantisation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,12 @@ _ENDING = re.compile(r"\.gguf$", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class HubFile:
-    """A file of a repository. `sha256`: the hub states it for large files only, else None."""
+    """A file of a hub repository.
+
+    `path`: path in the repository.
+    `etag`: the SHA-256 of a large file, else the hash of its git object.
+    `sha256`: None for small files, for which the hub states no SHA-256.
+    """
 
     path: str
     size_bytes: int
@@ -43,7 +48,12 @@ class HubFile:
 
 @dataclass(frozen=True, slots=True)
 class Quantisation:
-    """A quantisation in a repository. `files`: its parts in order. `name`: unique in the repository."""
+    """One quantisation of a model in a hub repository.
+
+    `name`: folder and file name of the model, without part number and ending.
+    `tag`: the quantisation, such as "Q4_K_M"; empty if the names have none.
+    `files`: its parts in order.
+    """
 
     name: str
     tag: str
@@ -59,13 +69,19 @@ class Quantisation:
 
     @property
     def label(self) -> str:
-        """Label for people: the tag, else the name."""
+        """Name of the quantisation for people: the tag, else the name."""
         return self.tag or self.name
 
 
 @dataclass(frozen=True, slots=True)
 class RepoListing:
-    """A repository at one commit. `n_left_out`: number of files with unsafe names."""
+    """The model files of a hub repository at one commit.
+
+    `quantisations`: from the smallest to the largest.
+    `n_left_out`: number of files that were left out because of an unsafe name.
+    `gated`: whether the user must accept terms at the hub before a download.
+    `revision`: branch, tag or commit that was requested.
+    """
 
     repo: str
     commit: str
@@ -76,10 +92,10 @@ class RepoListing:
     revision: str = "main"
 
     def find(self, tag: str | None, path: str | None = None) -> Quantisation:
-        """Return the quantisation with the tag `tag`, or with the file `path`; without either, the preferred one.
+        """Return the quantisation with the tag `tag` or the file `path`; if both are None, the preferred one.
 
         Raises:
-            ArgumentError: if there is none, naming the available ones.
+            ArgumentError: if there is none; the message names the available ones.
         """
         if path is not None:
             found = [each for each in self.quantisations if any(file.path == path for file in each.files)]
@@ -107,7 +123,10 @@ class RepoListing:
         )
 
     def projector_of(self, quantisation: Quantisation) -> HubFile | None:
-        """Return the best projector for a quantisation: by deepest common folder, then tag, then nearest bits."""
+        """Return the projector that suits a quantisation best; None if the repository has none.
+
+        Criteria, in this order: deepest common folder, same quantisation tag, nearest number of bits per weight.
+        """
 
         def distance(file: HubFile) -> tuple[int, bool, int, str]:
             tag = tag_of(_ENDING.sub("", file.name))
@@ -120,7 +139,10 @@ class RepoListing:
 def make_listing(
     repo: str, commit: str, files: Iterable[HubFile], *, gated: bool = False, revision: str = "main"
 ) -> RepoListing:
-    """Group the files of a repository. Unsafe names, and models with missing parts, are left out."""
+    """Return the listing of a repository: its files grouped by quantisation.
+
+    Files with unsafe names, and models with missing parts, are left out.
+    """
     everything = tuple(files)
     safe = [file for file in everything if is_safe_path(file.path)]
     ordered = sorted(safe, key=lambda file: file.path)
@@ -167,9 +189,11 @@ SEARCH_ORDERS: tuple[SearchOrder, ...] = ("trending", "downloads", "likes", "upd
 
 @dataclass(frozen=True, slots=True)
 class HubModel:
-    """A search result. Fields are None or empty if the hub does not state them.
+    """A repository that a search found. Fields are None or empty if the hub does not state them.
 
-    `updated`: day of the last change (YYYY-MM-DD). `n_parameters`: number of weights.
+    `updated`: date of the last change (YYYY-MM-DD).
+    `task`: the hub's pipeline tag, such as "text-generation".
+    `n_parameters`: number of weights.
     """
 
     repo: str
@@ -187,7 +211,13 @@ class HubModel:
 
 @dataclass(frozen=True, slots=True)
 class SearchQuery:
-    """A search. `text` may be empty. `tags`: tags of the hub, such as "conversational" or "license:mit"."""
+    """A search for repositories at the hub.
+
+    `text`: words to search for, may be empty.
+    `tags`: tags of the hub that a repository must have, such as "conversational" or "license:mit".
+    `task`: pipeline tag of the hub, empty for any.
+    `limit`: largest number of results.
+    """
 
     text: str = ""
     author: str = ""

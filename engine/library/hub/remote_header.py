@@ -1,7 +1,7 @@
-"""Reads headers of remote models by range requests, into the same values as those of local files.
+"""Reads headers of remote GGUF files by HTTP range requests, into the same values as those of local files.
 
-The start of a file is cached by its etag, because several MB of vocabulary come before the interesting part. A cached
-start is parsed like a local file.
+The start of a file is cached by its etag, because several MB of vocabulary come before the tensor table. A cached start
+is parsed like a local file.
 """
 
 from __future__ import annotations
@@ -35,13 +35,16 @@ Fetch = Callable[[int, int], bytes]
 
 
 class HeaderCache:
-    """Cache of file starts by etag, in a folder. The oldest are removed if it exceeds `MAX_KEPT_BYTES`."""
+    """Cache of the starts of remote files, in a folder.
+
+    The files that were not used for the longest time are deleted if the cache exceeds `MAX_KEPT_BYTES`.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def find(self, key: str) -> bytes:
-        """Return the cached start of a file; empty if there is none."""
+        """Return the cached start of the file with the cache key `key`; empty if there is none."""
         path = self._path(key)
         try:
             data = read_at_most(path, MAX_HEADER_BYTES)
@@ -52,7 +55,10 @@ class HeaderCache:
         return data
 
     def keep(self, key: str, start: bytes) -> None:
-        """Cache the start of a file. On a full disk the next read is only slower."""
+        """Store the start of a file under the cache key `key`.
+
+        Errors of the disk are ignored: the next read is only slower.
+        """
         with suppress(OSError):
             self._folder.mkdir(parents=True, exist_ok=True)
             write_whole(self._path(key), start)
@@ -79,13 +85,13 @@ def read_remote_model(
     cache: HeaderCache | None = None,
     token: str | None = None,
 ) -> ModelFile:
-    """Return the model of `quantisation` by the headers of its parts.
+    """Return the model of a remote quantisation, read from the headers of its parts.
 
-    Its paths are those in the repository; no such files exist here.
+    Its paths are those in the repository; no such files exist on this computer. Waits for the network.
 
     Raises:
         HubError: if a header cannot be read.
-        ModelFileError: if it is not a model.
+        ModelFileError: if the file is not a model.
     """
 
     def reader_of(file: HubFile) -> Fetch:
@@ -99,7 +105,11 @@ def read_remote_model(
 
 
 def read_remote_header(file: HubFile, index: int, fetch: Fetch, cache: HeaderCache | None = None) -> FileHeader:
-    """Return the header of part `index` of a model, from `cache` or by ranges; raises as `read_remote_model`."""
+    """Return the header of a remote file, from `cache` or by range requests. Raises as `read_remote_model`.
+
+    `index`: index of the file among the parts of its model, from 0.
+    `fetch`: returns the bytes between two offsets of the file.
+    """
     key = f"{file.etag} {file.size_bytes}"
     known = cache.find(key) if cache else b""
     taken = _Taken(known, fetch, Path(file.path))
@@ -114,7 +124,10 @@ def read_remote_header(file: HubFile, index: int, fetch: Fetch, cache: HeaderCac
 
 
 class _Taken:
-    """The downloaded start of a file. Skipped bytes are downloaded as well, so that it has no holes."""
+    """The downloaded start of a remote file.
+
+    Bytes that the parser skips are downloaded as well, so that it has no gaps.
+    """
 
     def __init__(self, start: bytes, fetch: Fetch, path: Path) -> None:
         self.start = start

@@ -1,4 +1,4 @@
-"""Settings of the hub: its address, offline mode; and the error of all requests to hubs and servers."""
+"""Settings of the Hugging Face hub (endpoint, offline mode), and the error of all its HTTP requests."""
 
 from __future__ import annotations
 
@@ -38,7 +38,11 @@ _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 
 
 class HubError(EngineError):
-    """A failed request to a hub or server. `retry_after_s`: pause that a busy server requested, else None."""
+    """A failed HTTP request to the hub or another server.
+
+    `fault`: the reason.
+    `retry_after_s`: pause in seconds that a busy server requested, None if it requested none.
+    """
 
     def __init__(self, fault: HubFault, message: str, *, retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -47,22 +51,26 @@ class HubError(EngineError):
 
     @property
     def kind(self) -> str:  # type: ignore[override]
-        """Kind of error by the contract: "argument" if another command can avoid it, else "unreachable"."""
+        """Kind of the error by `docs/contract.md`.
+
+        "argument" if the user can avoid it by another command or setting, else "unreachable".
+        """
         return "argument" if self.fault in _OURS_TO_CHANGE else "unreachable"
 
     @property
     def passes(self) -> bool:
-        """Whether a retry may help."""
+        """Whether the reason is temporary, so that a retry makes sense."""
         return self.fault in PASSING
 
 
 @dataclass(frozen=True, slots=True)
 class HubSettings:
-    """The hub to use.
+    """The Hugging Face hub, or a mirror, that requests go to.
 
     `endpoint`: scheme, host and path, without a trailing slash.
     `offline`: whether all requests are refused.
-    `trusted`: whether it is the public hub or that of the environment. Tokens of other programs are sent only there.
+    `trusted`: whether the endpoint is the public hub or that of `HF_ENDPOINT`. The tokens of other programs are sent
+    only to a trusted endpoint.
     """
 
     endpoint: str = PUBLIC_ENDPOINT
@@ -70,7 +78,7 @@ class HubSettings:
     trusted: bool = True
 
     def require_online(self) -> None:
-        """Raise an error in offline mode."""
+        """Raise `HubError` in offline mode."""
         if self.offline:
             raise HubError("offline", tr("Working offline: turn that off, or unset HF_HUB_OFFLINE, to reach the hub."))
 
@@ -78,10 +86,13 @@ class HubSettings:
 def hub_settings(
     mirror: str = "", *, offline: bool = False, environment: Mapping[str, str] | None = None
 ) -> HubSettings:
-    """Return the hub: that of `HF_ENDPOINT`, else `mirror`, else the public one.
+    """Return the settings of the hub. Its endpoint is `HF_ENDPOINT`, else `mirror`, else huggingface.co.
+
+    `offline`: whether the user set offline mode; the environment (`HF_HUB_OFFLINE`) can set it as well.
+    `environment`: environment variables, None for those of this process.
 
     Raises:
-        ArgumentError: if the address is not https (http is allowed for this computer).
+        ArgumentError: if the endpoint is not https (http is allowed for this computer).
     """
     found = os.environ if environment is None else environment
     named = found.get("HF_ENDPOINT", "").strip()
@@ -100,7 +111,7 @@ def hub_settings(
 
 
 def is_loopback(url: str) -> bool:
-    """Return whether `url` is on this computer."""
+    """Return whether the host of `url` is this computer's loopback interface."""
     return _host(url) in _LOOPBACK
 
 

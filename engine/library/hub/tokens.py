@@ -1,6 +1,7 @@
-"""Access tokens: saved in the system's keyring, else kept for this session. They are in no file or log of ours.
+"""Access tokens of the hub, saved in the system's keyring, or kept in memory if there is no keyring.
 
-Tokens of other Hugging Face programs (`HF_TOKEN`, their token file) are read and never written.
+They are written to no file or log. Tokens of other Hugging Face programs (`HF_TOKEN`, their token file) are read and
+never written.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ TokenLocation = Literal["keyring", "session", "environment", "file"]
 
 
 class TokenStore:
-    """Finds and saves tokens, in any thread. The keyring may ask the user, so not in the GUI thread."""
+    """Finds and saves access tokens of hubs.
+
+    May be used in any thread but the GUI thread: a keyring may open a dialog.
+    """
 
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
         self._environment = environment
@@ -30,12 +34,12 @@ class TokenStore:
         self._session: dict[str, str] = {}
 
     def find(self, hub: HubSettings) -> str | None:
-        """Return the token for `hub`; None if there is none."""
+        """Return the access token for `hub`; None if there is none."""
         found = self.locate(hub)
         return found[1] if found else None
 
     def locate(self, hub: HubSettings) -> tuple[TokenLocation, str] | None:
-        """Return the location of the token for `hub`, and the token."""
+        """Return where the access token for `hub` was found, and the token; None if there is none."""
         with self._lock:
             # The token of this session first: the user has just entered it.
             of_session = self._session.get(hub.endpoint)
@@ -53,10 +57,12 @@ class TokenStore:
         return None
 
     def keep(self, hub: HubSettings, token: str) -> TokenLocation:
-        """Save `token` for `hub`, and return the location. Without a keyring it is lost at the end of the session.
+        """Save the access token for `hub`, and return where it is stored.
+
+        If there is no keyring, the token is kept in memory until the program ends.
 
         Raises:
-            ArgumentError: if it is not a valid token.
+            ArgumentError: if `token` is not a valid token.
         """
         checked = _checked(token)
         if checked is None:
@@ -78,7 +84,7 @@ class TokenStore:
         return "keyring"
 
     def forget(self, hub: HubSettings) -> None:
-        """Delete the saved token for `hub`. Tokens of other programs stay."""
+        """Delete the saved access token for `hub`. Tokens of other programs are kept."""
         with self._lock:
             self._session.pop(hub.endpoint, None)
         try:
@@ -92,7 +98,8 @@ class TokenStore:
 def token_file(environment: Mapping[str, str]) -> Path:
     """Return the path of the token file that Hugging Face programs share."""
     if named := environment.get("HF_TOKEN_PATH"):
-        return Path(named).expanduser()
+        # Not `Path.expanduser`, which raises for an unknown user; there is then no such file.
+        return Path(os.path.expanduser(named))  # noqa: PTH111
     return hugging_face_home(environment) / "token"
 
 
@@ -113,7 +120,7 @@ def _from_file(path: Path) -> str | None:
 
 
 def _checked(token: str | None) -> str | None:
-    """Return the stripped token; None if it is empty or not valid in a header."""
+    """Return the token without surrounding spaces; None if it is empty or not valid in an HTTP header."""
     stripped = (token or "").strip()
     is_word = stripped.isascii() and stripped.isprintable() and " " not in stripped
     return stripped if stripped and is_word and len(stripped) <= MAX_TOKEN else None

@@ -1,8 +1,8 @@
-"""HTTP requests to hubs and other servers: deadlines, proxies, redirects to https only, bounded answers.
+"""HTTP requests to hubs and other servers: deadlines, proxies, redirects to https only, answers of bounded size.
 
-Built on the standard library, because the time-outs of HTTP clients never end an answer of a byte now and then. Here
-each read has a deadline, and a minimum rate is required. A token is sent to the requested server, and to none that it
-redirects to.
+Built on the standard library: the time-outs of HTTP clients start again with every byte, so they never end an answer
+that sends a byte now and then. Here each read has a deadline, and a minimum rate is required. A token is sent to the
+requested server only, and not to a server that it redirects to.
 """
 
 from __future__ import annotations
@@ -41,7 +41,10 @@ _REDIRECTS = (301, 302, 303, 307, 308)
 
 
 class Paced(io.RawIOBase):
-    """Raw stream of a connection with a deadline, which answers of a byte now and then cannot extend."""
+    """Raw stream of a socket with a deadline for its reads.
+
+    Unlike a socket's time-out, arriving bytes do not extend it.
+    """
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -120,12 +123,16 @@ FaultOfAnswer = Callable[[int, Message, str], HubError]
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Facts about a file, from the headers of a response.
+    """Facts about a file, from the headers of an HTTP response.
 
-    `url`: address of the final answer, after redirects.
-    `etag`, `size_bytes`: those of the hub if it redirects to its storage; None if not stated.
+    `url`: address of the response, after redirects.
+    `etag`: etag of the file without quotation marks, None if not stated.
+    `size_bytes`: size of the whole file, None if not stated.
     `commit`: commit of the file at the hub, None if not stated.
-    `first`, `end`: range of the bytes that follow. `end` is None if unknown.
+    `first`: offset of the first byte of the response's content in the file.
+    `end`: offset behind its last byte, None if unknown.
+
+    If the hub redirects to its storage, etag and size are those that the hub states.
     """
 
     url: str
@@ -138,7 +145,7 @@ class Head:
 
 
 class Response:
-    """An open response, used as a context manager."""
+    """An open HTTP response with deadlines for its reads; a context manager that closes the connection."""
 
     def __init__(self, head: Head, stream: PacedAnswer, timeout_s: float) -> None:
         self.head = head
@@ -159,7 +166,7 @@ class Response:
         self._stream.close()
 
     def read_some(self, max_bytes: int) -> bytes:
-        """Return the bytes that have arrived, at most `max_bytes`; empty at the end.
+        """Return the bytes that have arrived, at most `max_bytes`; empty at the end of the content.
 
         Raises:
             HubError: if the connection is lost, ends early, or is too slow.
@@ -174,7 +181,7 @@ class Response:
         return part
 
     def read_up_to(self, max_bytes: int) -> bytes:
-        """Return the content, at most `max_bytes` of it. For short answers, which have a deadline as a whole.
+        """Return the content, at most `max_bytes` of it. The whole read has one deadline, so it is for short answers.
 
         Raises:
             HubError: as `read_some`.
@@ -190,10 +197,10 @@ class Response:
         return b"".join(parts)
 
     def read_whole(self, max_bytes: int) -> bytes:
-        """Return the whole content.
+        """Return the whole content of a short answer.
 
         Raises:
-            HubError: as `read_some`, and for more than `max_bytes`.
+            HubError: as `read_some`, and if the content is longer than `max_bytes`.
         """
         data = self.read_up_to(max_bytes + 1)
         if len(data) > max_bytes:
@@ -208,8 +215,10 @@ class Response:
         return data
 
     def _note(self, n_bytes: int, waited_s: float) -> None:
-        """Count received bytes and the time waited for them, and require the minimum rate; time between reads does not
-        count."""
+        """Count the received bytes and the seconds waited for them, and require the minimum rate.
+
+        The time between two reads is not counted.
+        """
         self._came_bytes += n_bytes
         self._waited_s += waited_s
         if self._waited_s < self._timeout_s:
@@ -229,9 +238,12 @@ def open_url(
     timeout_s: float = TIMEOUT_S,
     fault_of_answer: FaultOfAnswer | None = None,
 ) -> Response:
-    """Request `url`, or its bytes from `first` to `end`, and follow redirects.
+    """Send a GET request for `url`, follow redirects, and return the open response. Waits for the network.
 
-    `fault_of_answer`: makes the error of a status other than 200 and 206; None for `fault_of_status`.
+    `token`: access token, sent to the host of `url` only.
+    `first`, `end`: byte range to request, `end` excluded; None for the start and the end of the file.
+    `timeout_s`: seconds to connect, to receive the headers, and for each read.
+    `fault_of_answer`: makes the error for a status other than 200 and 206; None for `fault_of_status`.
 
     Raises:
         HubError: for any status other than 200 and 206, and if the connection fails.
@@ -239,6 +251,7 @@ def open_url(
     # Compressed answers have no byte ranges of the file, so none are accepted.
     headers = {"User-Agent": USER_AGENT, "Accept-Encoding": "identity"}
     if first is not None:
+        # The last byte of a range is inclusive (RFC 9110, section 14.1.2).
         headers["Range"] = f"bytes={first}-{'' if end is None else end - 1}"
     at, linked = url, _Linked()
     for _ in range(_MAX_REDIRECTS):
@@ -257,10 +270,10 @@ def open_url(
 
 
 def open_range(url: str, first: int, end: int, *, token: str | None = None, timeout_s: float = TIMEOUT_S) -> bytes:
-    """Return the bytes from `first` to `end`, or to the end of the file.
+    """Return the bytes of a remote file from the offset `first` up to `end`, or up to the end of a shorter file.
 
     Raises:
-        HubError: as `open_url`, and if the server ignores ranges and too much would have to be read.
+        HubError: as `open_url`, and if the server ignores range requests.
     """
     with open_url(url, token=token, first=first, end=end, timeout_s=timeout_s) as response:
         # A server without ranges answers 200 and starts at byte 0.
@@ -277,7 +290,7 @@ def open_range(url: str, first: int, end: int, *, token: str | None = None, time
 
 @dataclass(frozen=True, slots=True)
 class _Linked:
-    """Headers of the hub about the blob that it redirects to."""
+    """Headers of the hub's redirect about the file that it redirects to."""
 
     etag: str | None = None
     size_bytes: int | None = None
@@ -293,7 +306,7 @@ class _Linked:
 
 
 def plain_etag(value: str | None) -> str | None:
-    """Return an etag without quotation marks and the prefix of a weak one; None for none."""
+    """Return an etag without quotation marks and without the prefix `W/` of a weak etag; None if there is none."""
     bounded = _bounded(value)
     return bounded.removeprefix("W/").strip('"') or None if bounded else None
 
@@ -308,7 +321,7 @@ def _head(url: str, stream: http.client.HTTPResponse, linked: _Linked) -> Head:
         url=url,
         status=stream.status,
         etag=linked.etag or plain_etag(headers.get("ETag")) or _bounded(headers.get("Last-Modified")),
-        # An answer of 200 with the length of a page of a proxy would otherwise pass for the file's.
+        # The length of this response comes first: the page of a proxy then differs in size from the file.
         size_bytes=total if total is not None else linked.size_bytes,
         commit=linked.commit,
         first=first,
@@ -329,6 +342,7 @@ def _content_range(value: str | None, url: str) -> tuple[int, int | None, int | 
                 host=_host(url),
             ),
         )
+    # Content-Range states the last byte (RFC 9110, section 14.4), and `end` is the offset behind it.
     return start, stop + 1, _number(total)
 
 
@@ -350,10 +364,12 @@ def _ask(url: str, headers: dict[str, str], timeout_s: float, fault_of_answer: F
 
 
 def require_safe(url: str, asked: str) -> None:
-    """Refuse a redirect of the server of `asked` that is not https, or that leads to this computer.
+    """Refuse an address that is not https. An address on this computer is accepted if `asked` is on it as well.
+
+    `asked`: address of the original request, whose server may have redirected to `url`.
 
     Raises:
-        HubError: for such an address.
+        HubError: if the address is refused.
     """
     # A server elsewhere must not send us to what listens on this machine.
     if not is_safe_url(url) or (is_loopback(url) and not is_loopback(asked)):
@@ -368,7 +384,7 @@ def require_safe(url: str, asked: str) -> None:
 
 
 def fault_of_status(status: int, headers: Message, url: str) -> HubError:
-    """Return the error for the status of an answer."""
+    """Return the error for the status code and headers of an HTTP response from `url`."""
     host = _host(url)
     code = headers.get("X-Error-Code") or ""
     if code == "GatedRepo" or (status == 403 and "gated" in (headers.get("X-Error-Message") or "").lower()):
@@ -413,7 +429,10 @@ def fault_of_status(status: int, headers: Message, url: str) -> HubError:
 
 
 def retry_after(headers: Message) -> float | None:
-    """Return the pause in seconds that a server requests, at most `MAX_WAIT_S`; None if it requests none."""
+    """Return the pause in seconds that the header `Retry-After` requests, at most `MAX_WAIT_S`.
+
+    None if the server requests no pause.
+    """
     value = headers.get("Retry-After")
     if not value:
         return None
@@ -430,7 +449,7 @@ def retry_after(headers: Message) -> float | None:
 
 
 def fault_of(error: BaseException, url: str) -> HubError:
-    """Return the error for a failed connection."""
+    """Return the error for an exception of a connection to the host of `url`."""
     if isinstance(error, HubError):
         return error
     cause = error.reason if isinstance(error, urllib.error.URLError) else error

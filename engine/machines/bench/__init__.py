@@ -1,1 +1,1 @@
-"""Benchmark of layouts: loads them in turns, measures answers, and compares the speeds with an interval."""
+"""Benchmark of layouts: loads them in turns, measures answers, and compares the speeds with confidence intervals."""

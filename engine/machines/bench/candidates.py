@@ -1,4 +1,7 @@
-"""Layouts that are worth measuring: what strategies find, and other settings of the best one; with predicted times."""
+"""Chooses layouts that are worth measuring: those of the strategies, and the best layout with one setting changed.
+
+The time of an answer on each layout is predicted.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +28,14 @@ from engine.planning.speed.work import Work
 
 MICRO_BATCHES = (128, 256, 1024, 2048)
 BUSY_LOAD = 0.25
-"""Share of the processors that other programs may take for a measurement that is learnt from."""
+"""Largest share of the processors that other programs may use during a measurement that corrects the speed book."""
 OFFLOAD_BATCHES = (8, 128, 1024)
-"""Thresholds of op offload that are tried, in tokens of a micro batch."""
+"""Values of `op_offload_min_batch` that are tried: tokens of a micro batch from which op offload is used."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A layout to measure, and why."""
+    """A layout to measure in a benchmark. `reason`: why it is tried, as a text for people."""
 
     name: str
     plan: Plan
@@ -40,9 +43,12 @@ class Candidate:
 
 
 class Predictor:
-    """Predicts answers with a speed book, and corrects the book by what is measured. For one thread.
+    """Predicts the time of answers with a speed book, and corrects the book by measured speeds.
 
-    It asks drivers for links: not for the GUI thread.
+    It must be used in one thread only, and not in the GUI thread, because it asks drivers for the speed of links.
+
+    `book`: the measured speeds of devices that predictions use.
+    `preset`: lengths of the prompt and the answer to predict.
     """
 
     def __init__(self, book: SpeedBook, preset: Preset) -> None:
@@ -65,10 +71,10 @@ class Predictor:
         return None if found is None else found.tokens_per_second
 
     def learn(self, plan: Plan, measured: Measured) -> None:
-        """Correct the book by the medians of a layout.
+        """Correct the speed book by the median speeds of a measured layout.
 
-        Nothing is learnt from a layout without samples, or while other programs took much of the processors: later
-        predictions are for a machine that is idle otherwise.
+        The book stays as it is if there are no samples, or if other programs used much of the processors: predictions
+        are for a machine that is idle otherwise.
         """
         samples = [each for each in measured.samples if each.depth == 0]
         prompt, generation = measured.middle("prompt"), measured.middle("generation")
@@ -82,10 +88,10 @@ class Predictor:
 
 
 def strategy_candidates(base: Plan, book: SpeedBook, cancel: CancelToken) -> tuple[Candidate, ...]:
-    """Return the layouts that the strategies find for the settings of `base` and that fit, without `base` itself.
+    """Return the layouts that the strategies find with the settings of `base` and that fit, except `base` itself.
 
     Raises:
-        CancelledError: after the cancel.
+        CancelledError: if `cancel` is cancelled.
     """
     rig, edit = base.rig, base.edit
     watch = Watch(cancel)
@@ -106,7 +112,10 @@ def strategy_candidates(base: Plan, book: SpeedBook, cancel: CancelToken) -> tup
 
 
 def settings_candidates(preset: Preset) -> tuple[Callable[[str, Plan], tuple[Candidate, ...]], ...]:
-    """Return functions from the best layout and its name to candidates with another setting, one for each setting."""
+    """Return one function for each setting to try: pipeline, op offload, flash attention and micro batch.
+
+    A function takes the name and the plan of the best layout; it returns candidates that differ in this setting.
+    """
     return (_pipelines, _op_offloads, _flash_attentions, partial(_micro_batches, preset.prompt_tokens))
 
 
@@ -119,7 +128,10 @@ def _pipelines(name: str, plan: Plan) -> tuple[Candidate, ...]:
 
 
 def _op_offloads(name: str, plan: Plan) -> tuple[Candidate, ...]:
-    """Only weights on the CPU can be computed on a card, and only by backends that offer it."""
+    """Return candidates with other thresholds of op offload.
+
+    Only weights on the CPU can be computed on a card, and only by backends that offer op offload.
+    """
     layout, context = plan.edit.layout, plan.settings
     on_host = CPU_ID in layout.devices or any(each.device == CPU_ID for each in layout.overrides)
     used = [device for device in plan.rig.devices if device.id in layout.devices]
@@ -166,5 +178,5 @@ def _with(name: str, plan: Plan, changes: Sequence[tuple[str, dict[str, Any]]]) 
 
 
 def _loadable(candidates: Sequence[Candidate]) -> Iterator[Candidate]:
-    """Yield the candidates that break no rule and are forecast to fit."""
+    """Yield the candidates whose plan violates no rule and is forecast to fit."""
     yield from (each for each in candidates if not each.plan.violations and each.plan.report.fits)

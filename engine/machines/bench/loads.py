@@ -1,4 +1,4 @@
-"""A loaded layout, for a benchmark: loads, tokenises and answers through a `ModelSession`."""
+"""A child process with a loaded layout, for a benchmark: it loads, tokenises and answers through a `ModelSession`."""
 
 from __future__ import annotations
 
@@ -30,11 +30,14 @@ from engine.runtime.session.load_order import LoadOrder
 from engine.runtime.session.session import ModelSession, RequestStream
 
 POLL_S = 0.2
-"""Time of one wait; between waits the cancellation is looked at."""
+"""Seconds of one wait for a message of the child; the cancellation is checked between two waits."""
 
 
 class LoadEndedError(EngineError):
-    """A layout could not be loaded, or was lost. `reason`: the contract's word for it, such as `does_not_fit`."""
+    """A layout could not be loaded, or its process ended.
+
+    `reason`: word of `docs/contract.md`, such as `does_not_fit`.
+    """
 
     def __init__(self, sentence: str, reason: str) -> None:
         super().__init__(sentence)
@@ -43,7 +46,11 @@ class LoadEndedError(EngineError):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A timed answer. `first_token_s`: from the request to the first text; None if there was none."""
+    """A timed answer of a model.
+
+    `done`: the engine's token counts and speeds.
+    `first_token_s`: seconds from the request to the first text, None if the answer was empty.
+    """
 
     done: Done
     text: str
@@ -51,20 +58,28 @@ class Answer:
 
 
 class Subject(Protocol):
-    """A process that holds one layout at a time. Every method may raise `LoadEndedError` and `CancelledError`."""
+    """A process that a benchmark measures. It holds one loaded layout at a time.
+
+    Every method may raise `LoadEndedError` and `CancelledError`.
+    """
 
     def load(self, plan: Plan) -> tuple[Loaded, float]:
-        """Load a plan in place of the loaded one; return the event and the seconds."""
+        """Load a plan in place of the loaded one; return the event and the seconds that the load took."""
 
     def prompt(self, n_tokens: int, seed: int) -> str:
-        """Return a text of about `n_tokens` tokens that begins differently for each `seed`."""
+        """Return a prompt of about `n_tokens` tokens that begins differently for each `seed`."""
 
     def answer(self, prompt: str, max_tokens: int) -> Answer:
-        """Return the greedy answer to a raw prompt."""
+        """Return the greedy answer to a prompt without chat template, of at most `max_tokens` tokens."""
 
 
 class SessionSubject:
-    """A child process of its own, as a context manager. Cancelling stops what runs."""
+    """The child process that a benchmark measures, as a context manager that ends it.
+
+    If `cancel` is cancelled, the running request is stopped and `CancelledError` raised.
+
+    `argv`: command of the child, None for the default one.
+    """
 
     def __init__(self, cancel: CancelToken, argv: Sequence[str] | None = None) -> None:
         self._cancel = cancel
@@ -79,7 +94,10 @@ class SessionSubject:
         self._session.close()
 
     def load(self, plan: Plan) -> tuple[Loaded, float]:
-        """Load a plan in place of the loaded one, with `unload` before, so that each load begins alike."""
+        """Load a plan after unloading the loaded one, so that each load starts from a new child process.
+
+        Return the event and the seconds that the load took.
+        """
         self._check()
         self._session.unload()
         while self._session.snapshot.holds_child:
@@ -97,9 +115,9 @@ class SessionSubject:
                 raise load_ended(news)
 
     def prompt(self, n_tokens: int, seed: int) -> str:
-        """Return a text of about `n_tokens` tokens that begins differently for each `seed`.
+        """Return a prompt of about `n_tokens` tokens that begins differently for each `seed`.
 
-        The beginning differs, since the child does not compute a prefix again that is in its KV cache.
+        With the same beginning the child would take the tokens from its KV cache and not compute them again.
         """
         if len(self._tokens) < n_tokens:
             text = PROSE * (1 + n_tokens // 64)
@@ -115,7 +133,7 @@ class SessionSubject:
         return head + rest.text
 
     def answer(self, prompt: str, max_tokens: int) -> Answer:
-        """Return the greedy answer to a raw prompt."""
+        """Return the greedy answer to a prompt without chat template, of at most `max_tokens` tokens."""
         begun_s = time.perf_counter()
         stream = self._stream(Generate(prompt=prompt, max_tokens=max_tokens, temperature=0.0))
         pieces, first_token_s = [], None
@@ -152,7 +170,7 @@ class SessionSubject:
             raise self._loss() or LoadEndedError(error.summary(), error.kind) from error
 
     def _loss(self) -> LoadEndedError | None:
-        """Return why the model was lost while nothing ran, if that was told."""
+        """Return the reason why the model was lost between two requests; None if the child has reported none."""
         found = None
         while not self._news.empty():
             news = self._news.get()
@@ -179,7 +197,7 @@ class SessionSubject:
 
 
 def load_ended(ending: LoadEnding | RequestEnding) -> LoadEndedError:
-    """Return why a load or an answer ended."""
+    """Return the error for the last message of a load or an answer that failed."""
     match ending:
         case OutOfMemory():
             return LoadEndedError(ending.message, "does_not_fit")
@@ -192,4 +210,4 @@ PROSE = """The keeper of the lighthouse had counted ships for thirty years, and 
 alone. In the winter of the great storm he saw a light that he could not name. It moved slowly against the wind, it \
 vanished behind the waves, and each time it came back a little nearer to the rocks. He lit the second lamp, rang the \
 bell, and wrote the hour into his book, as he had been told to do by the keeper before him. """
-"""Text of prompts. Ordinary prose, which a model continues with more of it."""
+"""Text that prompts are made of: ordinary prose, which a model continues at length."""

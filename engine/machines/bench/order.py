@@ -1,4 +1,4 @@
-"""What a benchmark is asked for, and its start with a real child process, for command line and window."""
+"""A request for a benchmark, and the function that runs it with a real child process, for command line and window."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from engine.planning.fit.speed_book import SpeedBook
 
 @dataclass(frozen=True, slots=True)
 class BenchOrder:
-    """Layouts of one model to compare; the first is the base.
+    """A request for a benchmark: layouts of one model to compare, of which the first is the base.
 
-    `automatic`: also try what the strategies find, and other settings of the fastest layout.
+    `automatic`: whether to try also the layouts of the strategies, and other settings of the fastest layout.
     """
 
     candidates: tuple[Candidate, ...]
@@ -36,9 +36,12 @@ def run_order(
     workers: Mapping[str, WorkerProcess] | None = None,
     argv: Sequence[str] | None = None,
 ) -> tuple[BenchResults, SpeedBook]:
-    """Carry out an order, and return the results and the book with what was learnt.
+    """Run a benchmark, and return the results and the speed book corrected by the measured speeds.
 
-    Blocks for minutes; `cancel` ends it within seconds. `workers`, `argv`: as of `DeviceWatch` and `ModelSession`.
+    Blocks for minutes; `cancel` ends it within seconds.
+
+    `workers`: processes of workers that this program started, by endpoint.
+    `argv`: command of the child process, None for the default one.
 
     Raises:
         CancelledError: it was cancelled before the first load.

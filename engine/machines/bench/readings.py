@@ -1,5 +1,4 @@
-"""What a benchmark reads of devices while they answer: memory, clocks, temperature, power, and the load of other
-programs."""
+"""Reads devices while a benchmark runs: memory, clocks, temperature, power, and the load of other programs."""
 
 from __future__ import annotations
 
@@ -21,16 +20,21 @@ from engine.devices.telemetry.sampler import DeviceReadings, Sampler
 from engine.machines.bench.results import DeviceState
 
 INTERVAL_S = 0.25
-"""Time between two readings: a short answer has some of them."""
+"""Seconds between two readings, so that even a short answer gets some."""
 SLEPT_S = 2.0
-"""Least difference of the clocks that counts as sleep. Time services set the clock by less."""
+"""Least difference in seconds between wall clock and monotonic clock that counts as sleep of the machine.
+
+Time services set the clock by less.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What was read during one answer, or another span. `slept_s`: time that the machine slept, 0 if it did not.
+    """Readings of the devices during one answer or another span of time.
 
-    `other_load`: share of the processors that other programs took; None if unknown.
+    `seconds`: length of the span.
+    `slept_s`: seconds that the machine slept, 0 if it did not.
+    `other_load`: share of the processors, 0 to 1, that other programs used; None if unknown.
     """
 
     samples: tuple[Sample, ...] = ()
@@ -40,7 +44,7 @@ class Window:
 
 
 class Watch(Protocol):
-    """Reads devices between `begin` and `end`. The calls are made in one thread."""
+    """Reads the state of devices between `begin` and `end`. Both are called in the same thread."""
 
     def begin(self) -> None: ...
 
@@ -57,7 +61,10 @@ class _Begun:
 
 
 class Clocks(Protocol):
-    """The clocks: `wall` goes on during sleep, `monotonic` stands still (Linux, macOS) or goes on (Windows)."""
+    """The two clocks of the machine, in seconds.
+
+    `wall` continues during sleep; `monotonic` stops (Linux, macOS) or continues (Windows).
+    """
 
     def wall(self) -> float: ...
 
@@ -75,9 +82,10 @@ class SystemClocks:
 
 
 class DeviceWatch:
-    """Reads the devices of a rig in a thread of its own, as a context manager.
+    """Reads the state of a rig's devices in a thread of its own; a context manager that starts and stops the thread.
 
-    `workers`: processes by endpoint of workers that we started.
+    `workers`: processes of workers that this program started, by endpoint.
+    `clocks`: clocks for tests, None for those of the machine.
     """
 
     def __init__(
@@ -96,13 +104,13 @@ class DeviceWatch:
         self._sampler.stop()
 
     def begin(self) -> None:
-        """Begin a span; what was read before is dropped."""
+        """Begin a span of time. Earlier readings are discarded."""
         busy_s, own_s = processor_seconds()
         with self._lock:
             self._begun = _Begun(self._clocks.wall(), self._clocks.monotonic(), busy_s, own_s)
 
     def end(self) -> Window:
-        """End the span, and return what was read in it."""
+        """End the span of time, and return the readings in it."""
         busy_s, own_s = processor_seconds()
         wall_s, monotonic_s = self._clocks.wall(), self._clocks.monotonic()
         with self._lock:
@@ -110,6 +118,7 @@ class DeviceWatch:
         if begun is None:
             return Window()
         seconds = monotonic_s - begun.monotonic_s
+        # During sleep only the wall clock continues (`Clocks`).
         slept_s = (wall_s - begun.clock_s) - seconds
         others_s = (busy_s - begun.busy_s) - (own_s - begun.own_s)
         return Window(
@@ -126,7 +135,11 @@ class DeviceWatch:
 
 
 def load_share(busy_s: float, seconds: float, n_processors: int) -> float | None:
-    """Return the share of the processors' time, 0 to 1; None for spans that are too short for the system's clock."""
+    """Return the share of the processors' time that was used, 0 to 1; None if the span is too short to measure.
+
+    `busy_s`: processor seconds that were used.
+    `seconds`: length of the span.
+    """
     # The kernel counts processor time in ticks of 10 ms.
     if seconds < 0.1:
         return None
@@ -134,7 +147,7 @@ def load_share(busy_s: float, seconds: float, n_processors: int) -> float | None
 
 
 def processor_seconds() -> tuple[float, float]:
-    """Return the processor time of all programs and of ours since their starts."""
+    """Return the processor seconds of all programs since the system's start, and those of our running processes."""
     times = psutil.cpu_times()
     busy_s = sum(getattr(times, name, 0.0) for name in ("user", "system", "nice", "irq", "softirq", "steal"))
     own_s = 0.0
@@ -147,7 +160,7 @@ def processor_seconds() -> tuple[float, float]:
 
 
 def peak_bytes(windows: Iterable[Window], device: str) -> int | None:
-    """Return the highest memory that our processes held on a device; None if it was not read."""
+    """Return the highest memory in bytes that our processes used on a device; None if there is no reading."""
     sizes = [
         sample.own_bytes
         for window in windows
@@ -158,9 +171,9 @@ def peak_bytes(windows: Iterable[Window], device: str) -> int | None:
 
 
 def device_state(windows: Sequence[tuple[Window, int]], device: Device) -> DeviceState | None:
-    """Return what a device told during answers; None if it told nothing.
+    """Return the state of a device during answers (clock, temperature, power, throttling); None if nothing was read.
 
-    `windows`: each with the number of its generated tokens.
+    `windows`: the readings of each answer with the number of its generated tokens.
     """
     samples = [sample for window, _ in windows for sample in window.samples if sample.device == device.id]
     cards = [each.card for each in samples if each.card is not None]
@@ -181,7 +194,10 @@ def device_state(windows: Sequence[tuple[Window, int]], device: Device) -> Devic
 
 
 def _joules(windows: Sequence[tuple[Window, int]], device_id: str) -> float | None:
-    """Return the energy per generated token: mean power of each answer times its length."""
+    """Return the energy per generated token in joules: mean power of each answer times its seconds, over all tokens.
+
+    None if there are no readings of power.
+    """
     joules = tokens = 0.0
     for window, n_tokens in windows:
         power = [each.power_w for each in window.samples if each.device == device_id and each.power_w is not None]

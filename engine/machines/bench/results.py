@@ -1,4 +1,4 @@
-"""Results of a benchmark, as they are written to a file, and the comparisons that follow from them."""
+"""Results of a benchmark: the format of the file, and the comparisons that are computed from them."""
 
 from __future__ import annotations
 
@@ -21,15 +21,19 @@ FORMAT = "layerdeck-bench"
 VERSION = 1
 MAX_FILE_BYTES = 16 << 20
 Measure = Literal["prompt", "generation", "first_token", "load", "answer"]
-"""Speed of the prompt and of the generation, time to the first token, time of the load, and time of a whole answer."""
+"""What is measured: "prompt" and "generation" are speeds, "first_token", "load" and "answer" are times.
+
+"first_token" is the time to the first token, "answer" the time of prompt and answer together.
+"""
 RATES: tuple[Measure, ...] = ("prompt", "generation")
 """Measures in tokens per second. The others are in seconds."""
 
 
 class Preset(msgspec.Struct, frozen=True):
-    """What is measured. Numbers are tokens; `n_rounds`: turns of each layout.
+    """What a benchmark measures. Lengths are in tokens.
 
-    `depths`: tokens in the context before prompt and answer; -1: as many as the context has room for.
+    `n_rounds`: number of turns of each layout.
+    `depths`: numbers of tokens in the context before the prompt; -1 for as many as the context has room for.
     """
 
     name: str
@@ -52,10 +56,11 @@ PRESETS = {
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """One answer. A speed or time is None if it could not be measured.
+    """The measured speeds of one answer. A speed or time is None if it could not be measured.
 
-    `depth`: tokens in the context before it. `prompt_tokens`: computed ones, without the cached ones of the depth.
-    `other_load`: share of the processors, 0 to 1, that other programs took.
+    `depth`: number of tokens in the context before the prompt.
+    `prompt_tokens`: number of computed prompt tokens, without those from the KV cache.
+    `other_load`: share of the processors, 0 to 1, that other programs used.
     """
 
     round: int
@@ -69,14 +74,19 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TimedLoad(msgspec.Struct, frozen=True):
-    """A load of the layout in a round."""
+    """The time of one load of a layout. `round`: number of the round in which it was loaded."""
 
     round: int
     seconds: float
 
 
 class DeviceMemory(msgspec.Struct, frozen=True):
-    """Memory of a device: forecast, measured buffers after the load, and the highest reading of our processes."""
+    """Memory of a device with a loaded layout; each value is None if it is unknown.
+
+    `forecast_bytes`: bytes by the forecast.
+    `measured_bytes`: bytes of the buffers after the load.
+    `peak_bytes`: highest reading of the memory of our processes.
+    """
 
     device: str
     forecast_bytes: int | None
@@ -85,10 +95,12 @@ class DeviceMemory(msgspec.Struct, frozen=True):
 
 
 class DeviceState(msgspec.Struct, frozen=True, kw_only=True):
-    """What a device told while it answered; None for what it does not tell.
+    """State of a device during answers. A field is None if the device does not report it.
 
-    `clock_mhz`, `power_w`: medians. `temperature_c`: highest. `joules_per_token`: of generated tokens.
-    `throttled`: why its clocks were lowered, empty if they were not.
+    `clock_mhz`, `power_w`: medians of the readings.
+    `temperature_c`: highest reading.
+    `joules_per_token`: energy per generated token.
+    `throttled`: reasons why the driver lowered the clocks, empty if it did not.
     """
 
     device: str
@@ -100,14 +112,15 @@ class DeviceState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """A layout and what was measured of it.
+    """A layout with its measured speeds.
 
-    `layout`: a layout file. `reason`: why it was tried.
-    `against`: the layout that it took turns with; empty for the first one.
-    `predicted_per_second`: generation speed as predicted before it was measured.
-    `answers`: greedy answers by round.
-    `problem`: why it has no further samples, as a sentence; empty if nothing happened.
-    `problem_kind`: the contract's word for it, such as `does_not_fit`.
+    `layout`: content of a layout file.
+    `reason`: why the layout was tried.
+    `against`: name of the layout that it was measured in turns with; empty for the first layout.
+    `predicted_per_second`: predicted speed of the generation before the measurement, in tokens per second.
+    `answers`: texts of the greedy answers, by the number of the round.
+    `problem`: sentence that says why there are no further samples, else empty.
+    `problem_kind`: word of `docs/contract.md` for the problem, such as `does_not_fit`.
     """
 
     name: str
@@ -124,7 +137,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     problem_kind: str = ""
 
     def values(self, measure: Measure, depth: int = 0) -> dict[int, float]:
-        """Return the measured values by round: tokens per second, or seconds."""
+        """Return the values of a measure by the number of the round, in tokens per second or seconds."""
         if measure == "load":
             return {each.round: each.seconds for each in self.loads} if depth == 0 else {}
         found: dict[int, float] = {}
@@ -135,22 +148,22 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
     def middle(self, measure: Measure, depth: int = 0) -> float | None:
-        """Return the median of the rounds; None if nothing was measured."""
+        """Return the median of a measure over the rounds; None if it was not measured."""
         values = self.values(measure, depth)
         return median(values.values()) if values else None
 
     def interval(self, measure: Measure, depth: int = 0) -> tuple[float, float] | None:
-        """Return the interval of the median; None if there are too few rounds."""
+        """Return the confidence interval of a measure's median (95 %); None if there are too few rounds."""
         return median_interval(tuple(self.values(measure, depth).values()))
 
     @property
     def depths(self) -> tuple[int, ...]:
-        """The depths that were measured, in order."""
+        """The depths (tokens before the prompt) with samples, sorted."""
         return tuple(sorted({each.depth for each in self.samples}))
 
     @property
     def other_load(self) -> float | None:
-        """Median share of the processors that other programs took; None if unknown."""
+        """Median share of the processors, 0 to 1, that other programs used; None if unknown."""
         shares = [each.other_load for each in self.samples if each.other_load is not None]
         return median(shares) if shares else None
 
@@ -170,10 +183,11 @@ def value_of(sample: Sample, measure: Measure) -> float | None:
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """One measure of a layout against that of another. `ratio`: how many times as fast as `base`.
+    """Comparison of one measure of two layouts.
 
-    `low`, `high`: interval of 95 %; None with too few rounds. `verdict`: `faster`, `slower`, `same` (no difference
-    seen) or `open` (too few rounds).
+    `ratio`: how many times as fast `name` is as `base`.
+    `low`, `high`: confidence interval of the ratio (95 %), None if there are too few rounds.
+    `verdict`: `faster`, `slower`, `same` (no difference seen) or `open` (too few rounds).
     """
 
     base: str
@@ -188,7 +202,10 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AnswerCheck(msgspec.Struct, frozen=True):
-    """Whether two layouts gave the same greedy answers. `sentence`: the first difference; empty if there is none."""
+    """Whether two layouts gave the same greedy answers.
+
+    `sentence`: describes the first difference, empty if there is none.
+    """
 
     base: str
     name: str
@@ -197,7 +214,7 @@ class AnswerCheck(msgspec.Struct, frozen=True):
 
 
 class MachineDevice(msgspec.Struct, frozen=True):
-    """A device of the machine. `name`: empty for workers, whose names are those of machines."""
+    """A device of the benchmark's machine. `name`: empty for RPC workers, which are named after their machine."""
 
     id: str
     name: str
@@ -206,7 +223,10 @@ class MachineDevice(msgspec.Struct, frozen=True):
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """The machine, without anything that names its owner. `n_cores`: physical cores that compute."""
+    """The machine of a benchmark, without data that identifies its owner.
+
+    `n_cores`: number of threads that the engine computes with by default.
+    """
 
     system: str
     processor: str
@@ -216,7 +236,7 @@ class Machine(msgspec.Struct, frozen=True):
 
 
 class BenchModel(msgspec.Struct, frozen=True):
-    """The model, without its path."""
+    """The model of a benchmark, without its path."""
 
     name: str
     architecture: str
@@ -225,10 +245,13 @@ class BenchModel(msgspec.Struct, frozen=True):
 
 
 class BenchResults(msgspec.Struct, frozen=True, kw_only=True):
-    """All results of a benchmark. The first layout is the base of the comparisons.
+    """All results of a benchmark, as in its file. The first layout is the base of the comparisons.
 
-    `made_s`: Unix time. `notes`: what happened meanwhile, as sentences. `ended`: why it ended early, as a sentence;
-    empty if it did not. `winner`: the layout with the shortest whole answer.
+    `made_s`: time of the benchmark in seconds since 1970.
+    `answers`: comparisons of the greedy answers.
+    `notes`: sentences about events during the benchmark.
+    `ended`: sentence that says why it ended early, else empty.
+    `winner`: name of the layout with the shortest time of a whole answer, empty if none was measured.
     """
 
     format: str = FORMAT
@@ -247,7 +270,7 @@ class BenchResults(msgspec.Struct, frozen=True, kw_only=True):
     winner: str = ""
 
     def layout(self, name: str) -> Measured | None:
-        """Return the layout with this name, None if there is none."""
+        """Return the results of the layout with this name; None if there is none."""
         return next((each for each in self.layouts if each.name == name), None)
 
 
@@ -255,15 +278,18 @@ class BenchResults(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compare(base: Measured, other: Measured, measure: Measure, depth: int = 0) -> Comparison | None:
-    """Return the comparison of two layouts by the rounds that both have; None if there are none."""
+    """Return the comparison of one measure of two layouts; None if they have no round in common.
+
+    The values of each common round are paired; the times of loads are paired in their order.
+    """
     ours, theirs = base.values(measure, depth), other.values(measure, depth)
     rounds = sorted(ours.keys() & theirs.keys())
-    # A load begins a block, so in a round one of two layouts may have none: their medians are compared.
+    # In a round only one of two layouts may have been loaded, so loads are paired in their order and not by round.
     pairs = [(ours[each], theirs[each]) for each in rounds]
     if measure == "load" and ours and theirs:
         pairs = list(zip(ours.values(), theirs.values(), strict=False))
     if measure not in RATES:
-        # Of times the shorter one is the faster.
+        # Times are inverted, because a shorter time is faster.
         pairs = [(1 / mine, 1 / its) for mine, its in pairs]
     found = ratio_of(pairs)
     if found is None:
@@ -290,7 +316,7 @@ def _verdict(ratio: Ratio) -> Literal["faster", "slower", "same", "open"]:
 
 
 def compare_all(base: Measured, other: Measured) -> tuple[Comparison, ...]:
-    """Return the comparisons of all measures at all depths that both layouts have."""
+    """Return the comparisons of two layouts by all measures, at all depths that both have."""
     depths = sorted({*base.depths} & {*other.depths})
     measures: tuple[Measure, ...] = ("prompt", "generation", "first_token", "answer")
     asked = [(measure, depth) for depth in depths for measure in measures]
@@ -299,7 +325,7 @@ def compare_all(base: Measured, other: Measured) -> tuple[Comparison, ...]:
 
 
 def check_answers(base: Measured, other: Measured) -> AnswerCheck | None:
-    """Return whether the greedy answers to the same prompts are the same; None if there is no common prompt."""
+    """Return whether two layouts gave the same greedy answers; None if they had no prompt in common."""
     common = [key for key in base.answers if key in other.answers]
     if not common:
         return None
@@ -311,7 +337,7 @@ def check_answers(base: Measured, other: Measured) -> AnswerCheck | None:
 
 
 _SHOWN = 24
-"""Characters of each answer that are quoted at the first difference."""
+"""Number of characters of each answer that are quoted at the first difference."""
 
 
 def _difference(base: str, mine: str, name: str, its: str) -> str:
@@ -330,7 +356,10 @@ def _difference(base: str, mine: str, name: str, its: str) -> str:
 
 
 def with_comparisons(results: BenchResults) -> BenchResults:
-    """Return the results with the comparison of each layout with the one that it took turns with, and the winner."""
+    """Return the results with their comparisons and the winner computed.
+
+    Each layout is compared with the one that it was measured in turns with.
+    """
     pairs = [
         (base, each) for each in results.layouts if each.against and (base := results.layout(each.against)) is not None
     ]
@@ -343,9 +372,9 @@ def with_comparisons(results: BenchResults) -> BenchResults:
 
 
 def winner_of(layouts: Sequence[Measured]) -> str:
-    """Return the layout with the shortest whole answer. An earlier one is kept unless a later one is seen to be faster.
+    """Return the name of the layout with the shortest time of a whole answer; empty if none was measured.
 
-    If the first one could not be measured, the first that was takes its place. Empty if none was measured.
+    The layouts are compared in order: the best so far is replaced only by one whose interval shows that it is faster.
     """
     measured = [each for each in layouts if each.middle("answer") is not None]
     if not measured:
@@ -362,7 +391,7 @@ def winner_of(layouts: Sequence[Measured]) -> str:
 
 
 def write_results(path: Path, results: BenchResults) -> None:
-    """Write results to a file, atomically.
+    """Write the results of a benchmark to a JSON file, atomically.
 
     Raises:
         ArgumentError: the file cannot be written.
@@ -371,10 +400,10 @@ def write_results(path: Path, results: BenchResults) -> None:
 
 
 def read_results(path: Path) -> BenchResults:
-    """Return the results in a file.
+    """Return the results of a benchmark from a file.
 
     Raises:
-        ArgumentError: if it cannot be read, is something else, or of a newer version.
+        ArgumentError: if the file cannot be read, is no file of results, or has another version.
     """
     try:
         data = read_at_most(path, MAX_FILE_BYTES)
@@ -389,7 +418,7 @@ class _Head(msgspec.Struct):
 
 
 def parse_results(data: bytes, name: str) -> BenchResults:
-    """Return the results in the content of a file called `name`; raises as `read_results`."""
+    """Return the results of a benchmark from the content of a file called `name`. Raises as `read_results`."""
     # The head alone first: another version may have any other keys.
     try:
         head = msgspec.json.decode(data, type=_Head)
@@ -419,12 +448,15 @@ def parse_results(data: bytes, name: str) -> BenchResults:
 
 
 def layout_of(measured: Measured, n_layers: int | None = None) -> LayoutFile:
-    """Return the layout and settings of a measured layout; raises as `parse_layout`."""
+    """Return the layout file with the layout and settings that were measured. Raises as `parse_layout`.
+
+    `n_layers`: number of layers of the model to check against, None for no check.
+    """
     return parse_layout(msgspec.json.encode(measured.layout), source=measured.name, n_layers=n_layers)
 
 
 def import_note(ours: BenchModel, theirs: BenchModel) -> str:
-    """Return that imported results are of another model, as a sentence; empty if they are of the same."""
+    """Return a sentence that says that imported results are of another model; empty if they are of the same model."""
     if (ours.name, ours.size_bytes, ours.n_layers) == (theirs.name, theirs.size_bytes, theirs.n_layers):
         return ""
     return tr(

@@ -1,8 +1,8 @@
-"""The benchmark itself: layouts in turns, warm-up, samples, and the search among candidates.
+"""Runs a benchmark: layouts in turns, warm-up, samples, and the search among candidates.
 
-`Bench.run` measures named layouts in turns. `Bench.search` lets the best layout so far take turns with one candidate
-after another, in the order of their predicted speed, and stops when no further one is predicted to win. Both return
-results, also if they are cancelled or if a layout fails: what was measured until then is kept.
+`Bench.run` measures given layouts in turns. `Bench.search` measures the best layout so far in turns with one candidate
+after another, in the order of their predicted times, and stops when no further candidate is predicted to win. Both
+return results also if they are cancelled or if a layout fails: the earlier samples are kept.
 """
 
 from __future__ import annotations
@@ -44,19 +44,23 @@ from engine.planning.plan.plan import Plan
 from engine.runtime.session.events import Loaded
 
 WORTH = 1.05
-"""A candidate that is predicted to be slower than the best measured layout by more than this factor is not tried."""
+"""A candidate is not tried if its predicted time exceeds that of the best measured layout by more than this factor."""
 MIN_TOKENS = 8
-"""Fewest generated tokens that tell a speed: the first one comes with the prompt."""
+"""Fewest generated tokens from which a speed is computed. The first token belongs to the prompt's computation."""
 _WARM_UP_TOKENS = 64
-"""Most tokens of the prompt of a warm-up block."""
+"""Largest number of prompt tokens in a block of the warm-up."""
 _DEPTH_STEP = 256
-"""Room that is left at full depth besides prompt and answer, since the text of a prompt has about as many tokens as
-asked for."""
+"""Tokens of the context that stay free at full depth, because the length of a prompt is only approximate."""
 
 
 @dataclass(frozen=True, slots=True)
 class BenchProgress:
-    """Progress for people. `done`, `total`: turns; the total of a search may shrink. `results`: those so far."""
+    """Progress of a benchmark.
+
+    `words`: what it does now, for people.
+    `done`, `total`: numbers of turns; the total of a search may shrink.
+    `results`: the results so far.
+    """
 
     words: str
     done: int
@@ -66,7 +70,12 @@ class BenchProgress:
 
 @dataclass(slots=True)
 class _Trial:
-    """A candidate with what was measured of it."""
+    """A candidate with its measured speeds and readings.
+
+    `windows`: readings of loads and answers, each with the number of generated tokens.
+    `is_over`: whether it failed and is not measured any more.
+    `is_learnt`: whether its speeds have corrected the speed book.
+    """
 
     candidate: Candidate
     measured: Measured
@@ -81,17 +90,24 @@ class _Trial:
 
 
 Change = Callable[[str, Plan], Sequence[Candidate]]
-"""Returns candidates that differ from a layout, called by its name, in one setting."""
+"""Function from a layout's name and plan to candidates that differ from it in one setting."""
 
 
 def _nothing(_progress: BenchProgress) -> None:
-    """Nobody watches."""
+    """Ignore the progress: the default if nobody watches."""
 
 
 class Bench:
-    """Measures layouts of one model. For one thread.
+    """Measures layouts of one model: the main object of a benchmark. It must be used in one thread only.
 
-    `predictor`: predicts candidates, and learns from what is measured.
+    It loads a layout in `subject`, has it answer, and reads the devices with `watch` meanwhile. Layouts are measured in
+    turns, so that slow changes such as heat affect all of them alike.
+
+    `subject`: process that loads layouts and answers.
+    `watch`: reads memory, clocks and power of the devices.
+    `preset`: lengths, depths and number of rounds.
+    `predictor`: predicts the times of candidates, and is corrected by measured speeds.
+    `tell`: called with the progress.
     """
 
     def __init__(
@@ -117,7 +133,7 @@ class Bench:
     # ------------------------------------------------------------------ runs
 
     def run(self, candidates: Sequence[Candidate]) -> BenchResults:
-        """Measure the layouts in turns; the first is the base of the comparisons."""
+        """Measure the layouts in turns and return the results; the first layout is the base of the comparisons."""
         trials = [self._add(each, against=candidates[0].name if at else "") for at, each in enumerate(candidates)]
         self._total = self._preset.n_rounds * len(trials)
 
@@ -128,7 +144,11 @@ class Bench:
         return self._to_the_end(measure)
 
     def search(self, first: Candidate, others: Sequence[Candidate], changes: Sequence[Change] = ()) -> BenchResults:
-        """Let the best layout take turns with `others`, then with itself after each of `changes`."""
+        """Search for the fastest layout and return the results.
+
+        The best layout so far is measured in turns with each of `others`, then with the candidates that each function
+        of `changes` makes from it.
+        """
         best = self._add(first, against="")
 
         def measure() -> None:
@@ -142,7 +162,10 @@ class Bench:
         return self._to_the_end(measure)
 
     def _best_of(self, best: _Trial, candidates: Sequence[Candidate]) -> _Trial:
-        """Return the best layout after turns with candidates, in the order of their predicted times."""
+        """Return the best layout after measuring `best` in turns with candidates, sorted by their predicted times.
+
+        It stops at the first candidate that is predicted to be slower.
+        """
         waiting = list(candidates)
         while waiting:
             predicted = {each.name: self._predictor.answer_s(each.plan) for each in waiting}
@@ -153,6 +176,7 @@ class Bench:
                 self._note(tr("No further layout is predicted to be faster than {name}.", name=best.name))
                 break
             trial = self._add(rival, against=best.name)
+            # Two layouts have a turn in each round of this candidate, and of those that still wait.
             self._total = self._done + 2 * self._preset.n_rounds * (1 + len(waiting))
             self._take_turns([best, trial])
             self._learn([best, trial])
@@ -168,10 +192,13 @@ class Bench:
                 self._predictor.learn(trial.candidate.plan, trial.measured)
 
     def _take_turns(self, trials: Sequence[_Trial]) -> None:
-        """Measure each of `trials` in as many rounds as the preset has. Layouts that fail drop out."""
+        """Measure each of `trials` in as many rounds as the preset has.
+
+        Layouts that fail are left out of later rounds.
+        """
         for _ in range(self._preset.n_rounds):
             going = {trial.name: trial for trial in trials if not trial.is_over}
-            # Without the layout to compare with, the rounds of a search would tell nothing.
+            # All layouts have failed.
             if not going:
                 return
             for name in turn_order(tuple(going), self._rounds):
@@ -227,7 +254,10 @@ class Bench:
             rates.append(answer.done.generation_tokens_per_second)
 
     def _depths(self, trial: _Trial) -> Iterator[int]:
-        """Yield the depths that the context has room for; the full one as its number of tokens."""
+        """Yield the depths of the preset that the context has room for.
+
+        The full depth is yielded as its number of tokens.
+        """
         context = trial.candidate.plan.settings.n_ctx_each
         room = context - self._preset.prompt_tokens - self._preset.answer_tokens
         full = max(0, room - _DEPTH_STEP)
@@ -321,7 +351,7 @@ class Bench:
         return True
 
     def _summarise(self, trial: _Trial) -> None:
-        """Enter memory and the state of devices into the measured layout."""
+        """Enter the memory and the state of the devices into the results of a layout."""
         plan, loaded = trial.candidate.plan, trial.loaded
         if loaded is None:
             return
@@ -342,7 +372,12 @@ class Bench:
 
 
 def sample_of(answer: Answer, number: int, depth: int, window: Window) -> Sample:
-    """Return the sample of an answer in a round. Speeds that it does not tell are None."""
+    """Return the speeds of an answer as a `Sample`. A speed that cannot be computed from the answer is None.
+
+    `number`: number of the round.
+    `depth`: tokens in the context before the prompt.
+    `window`: readings during the answer.
+    """
     done = answer.done
     computed = done.prompt_tokens - done.cached_tokens
     # A model whose memory cannot be cut back has read the whole depth again: the speed is not that of the prompt.
@@ -360,13 +395,16 @@ def sample_of(answer: Answer, number: int, depth: int, window: Window) -> Sample
 
 
 def _may_win(best: Measured, predicted_s: float | None) -> bool:
-    """Return whether a candidate is predicted to be about as fast as the best layout, or if that is unknown."""
+    """Return whether a candidate is worth measuring.
+
+    Its predicted time must be at most `WORTH` times the best measured time, or one of the two is unknown.
+    """
     best_s = best.middle("answer")
     return predicted_s is None or best_s is None or predicted_s <= best_s * WORTH
 
 
 def machine_of(rig: Rig) -> Machine:
-    """Return the description of this machine, without addresses and names of machines."""
+    """Return the description of this machine for a file of results, without addresses and names of other machines."""
     devices = tuple(
         # A worker's name is that of its machine.
         MachineDevice(each.id, "" if each.is_rpc else each.name, each.backend, each.total_bytes)
@@ -382,7 +420,7 @@ def machine_of(rig: Rig) -> Machine:
 
 
 def own_version() -> str:
-    """Return the version of this program; empty if it is not installed."""
+    """Return the version of Layerdeck; empty if the package is not installed."""
     try:
         return version("layerdeck")
     except PackageNotFoundError:

@@ -1,9 +1,9 @@
-"""Statistics of a comparison of layouts, as pure functions.
+"""Statistics for the comparison of layouts, as pure functions.
 
-Layouts are measured in turns, A B B A A B: what changes slowly (heat, clocks, other programs) affects both alike. So
-the ratio of two layouts is taken round by round, and the median of these ratios counts. Its interval is a percentile
-bootstrap of the rounds. With five rounds that is the smallest and the largest ratio, which contain the true median with
-a probability of 94 %, whatever the distribution.
+Layouts are measured in the order A B B A A B, so that slow changes (heat, clocks, other programs) affect both alike.
+So the ratio of two layouts is computed for each round, and the median of these ratios is the result. Its interval is a
+percentile bootstrap of the rounds. With five rounds that is the smallest and the largest ratio, which contain the true
+median with a probability of 94 %, whatever the distribution.
 """
 
 from __future__ import annotations
@@ -16,22 +16,26 @@ import numpy as np
 MIN_ROUNDS = 5
 """Fewest rounds for an interval. Four would contain the true median with a probability of 88 % only."""
 WARM_GAIN = 1.05
-"""Warm-up ends if a block is not faster than the one before by more than this factor."""
+"""The warm-up ends if a block of it is not faster than the block before by more than this factor."""
 MAX_WARM_UP = 6
-"""Most blocks of a warm-up, for a machine whose speed never settles."""
+"""Largest number of blocks of a warm-up, for a machine whose speed keeps growing."""
 _TAIL = 0.01
-"""Quantile of the bootstrap at both ends. With 0.025 intervals of few rounds are too narrow: of 7 they contain the true
-median with 87 % only, with 0.01 of any number with 93 % or more (simulated in the tests)."""
+"""Quantile of the bootstrap at both ends of the interval.
+
+With 0.025 the intervals of few rounds are too narrow: those of 7 rounds contain the true median with a probability of
+87 % only. With 0.01 it is 93 % or more for any number of rounds (simulated in the tests).
+"""
 _RESAMPLES = 2000
 _SEED = 20240229
-"""Fixed, so that the same samples always have the same interval."""
+"""Seed of the random numbers, fixed so that the same samples always have the same interval."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """How many times as fast as another layout: median of the rounds, and bounds of its interval of 95 %.
+    """How many times as fast one layout is as another, with the confidence interval (95 %).
 
-    `low`, `high`: None with fewer than `MIN_ROUNDS` rounds.
+    `value`: median of the ratios of the rounds.
+    `low`, `high`: bounds of the interval, None if there are fewer than `MIN_ROUNDS` rounds.
     """
 
     value: float
@@ -41,19 +45,23 @@ class Ratio:
 
     @property
     def is_told(self) -> bool:
-        """Whether there are enough rounds for a verdict."""
+        """Whether there are enough rounds for an interval, and so for a verdict."""
         return self.low is not None and self.high is not None
 
     @property
     def differs(self) -> bool:
-        """Whether the interval excludes 1."""
+        """Whether the interval excludes 1, so that one layout is faster."""
         return self.low is not None and self.high is not None and not self.low <= 1 <= self.high
 
 
 def ratio_of(rates: Sequence[tuple[float, float]]) -> Ratio | None:
-    """Return the ratio of the second to the first rate of each round; None without rounds. Rates must be above 0."""
+    """Return the ratio of the second to the first rate, as the median of the rounds; None if there are no rounds.
+
+    `rates`: pairs of rates above 0, one pair for each round.
+    """
     if not rates:
         return None
+    # Logarithms, so that the ratio of the swapped layouts is the inverse, also for an even number of rounds.
     logs = np.log([other / base for base, other in rates])
     value = float(np.exp(np.median(logs)))
     if len(rates) < MIN_ROUNDS:
@@ -65,7 +73,10 @@ def ratio_of(rates: Sequence[tuple[float, float]]) -> Ratio | None:
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """Return the bootstrap interval of 95 % of the median; None with fewer than `MIN_ROUNDS` values above 0."""
+    """Return the bootstrap interval (95 %) of the median of values above 0.
+
+    None if there are fewer than `MIN_ROUNDS` values.
+    """
     found = ratio_of([(1.0, value) for value in values])
     if found is None or found.low is None or found.high is None:
         return None
@@ -73,12 +84,15 @@ def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
 
 
 def turn_order(names: Sequence[str], round_number: int) -> tuple[str, ...]:
-    """Return the order of the layouts in a round: forwards and backwards in turns, so A B, B A, A B."""
+    """Return the order in which the layouts are measured in a round.
+
+    It is reversed in every second round, so A B, B A, A B.
+    """
     return tuple(names) if round_number % 2 == 0 else tuple(reversed(names))
 
 
 def is_warm(rates: Sequence[float]) -> bool:
-    """Return whether a warm-up with blocks of these speeds is over."""
+    """Return whether a warm-up is over. `rates`: speeds of its blocks so far."""
     if len(rates) >= MAX_WARM_UP:
         return True
     return len(rates) > 1 and rates[-1] <= WARM_GAIN * rates[-2]

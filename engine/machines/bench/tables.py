@@ -1,4 +1,4 @@
-"""Results of a benchmark as rows, and as text, CSV and Markdown."""
+"""Results of a benchmark as rows of a table, and as plain text, CSV and Markdown."""
 
 from __future__ import annotations
 
@@ -24,7 +24,13 @@ _COLUMNS = ("layout", "test", "unit", "median", "low", "high", "rounds", "agains
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One measure of one layout. `value`: median in `unit`, with its interval. `comparison`: None for the base."""
+    """One measure of one layout, a row of the table of results.
+
+    `depth`: tokens in the context before the prompt.
+    `value`: median, in `unit`.
+    `low`, `high`: confidence interval of the median, None if there are too few rounds.
+    `comparison`: comparison with another layout, None for the base.
+    """
 
     layout: str
     measure: Measure
@@ -41,7 +47,7 @@ class Row:
 
 
 def rows_of(results: BenchResults) -> tuple[Row, ...]:
-    """Return a row for each layout, depth and measure, in this order."""
+    """Return the rows of the results, sorted by layout, depth and measure."""
     return tuple(row for each in results.layouts for row in _rows(results, each))
 
 
@@ -58,7 +64,7 @@ def _rows(results: BenchResults, measured: Measured) -> Iterator[Row]:
 
 
 def name_of_test(results: BenchResults, row: Row) -> str:
-    """Return the name of a test, as llama-bench names it: "pp512", "tg128 @ d4096"."""
+    """Return the name of a row's test, as llama-bench writes it: "pp512" or "tg128 @ d4096"."""
     preset = results.preset
     names: dict[Measure, str] = {"prompt": f"pp{preset.prompt_tokens}", "generation": f"tg{preset.answer_tokens}",
                                  "first_token": "ttft", "load": "load",
@@ -67,7 +73,7 @@ def name_of_test(results: BenchResults, row: Row) -> str:
 
 
 def verdict_words(found: Comparison) -> str:
-    """Return a comparison in a few words, such as "1.31 times as fast (1.22 to 1.40)"."""
+    """Return the verdict of a comparison as text, such as "1.31 times as fast (1.22 to 1.40)"."""
     if found.verdict == "open":
         return tr("too few rounds for a verdict")
     if found.verdict == "same":
@@ -83,7 +89,7 @@ def verdict_words(found: Comparison) -> str:
 
 
 def number(value: float) -> str:
-    """Return a number with three or four digits."""
+    """Return a number as text, rounded to about four digits."""
     return f"{value:.0f}" if value >= 1000 else f"{value:.4g}"
 
 
@@ -91,7 +97,7 @@ def number(value: float) -> str:
 
 
 def csv_text(results: BenchResults) -> str:
-    """Return the rows as CSV with a header."""
+    """Return the rows of the results as CSV with a header line."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(_COLUMNS)
@@ -107,7 +113,7 @@ def csv_text(results: BenchResults) -> str:
 
 
 def markdown_text(results: BenchResults) -> str:
-    """Return the rows as a Markdown table with llama-bench's columns model, size, test and t/s."""
+    """Return the rows of the results as a Markdown table with columns like llama-bench's model, size, test and t/s."""
     model = results.model
     lines = [
         "| model | size | layout | test | t/s or s | against | ratio |",
@@ -131,7 +137,7 @@ def markdown_text(results: BenchResults) -> str:
 
 
 def machine_words(results: BenchResults) -> str:
-    """Return the machine on a line."""
+    """Return the description of the benchmark's machine on one line."""
     machine = results.machine
     devices = ", ".join(f"{each.id} {each.name}".strip() for each in machine.devices)
     parts = (machine.system, machine.processor, format_bytes(machine.memory_bytes), devices)
@@ -139,7 +145,7 @@ def machine_words(results: BenchResults) -> str:
 
 
 def text_of(results: BenchResults) -> str:
-    """Return the results for people."""
+    """Return the results as plain text for people."""
     preset = results.preset
     lines = [
         tr(
@@ -170,7 +176,10 @@ def _layout_lines(results: BenchResults, measured: Measured) -> Iterator[str]:
 
 
 def side_lines(measured: Measured) -> Iterator[str]:
-    """Yield what stands beside the speeds of a layout: prediction, memory, devices, other load, and its problem."""
+    """Yield the lines on a layout below its speeds.
+
+    They state the prediction, the memory, the state of devices, the load of other programs, and its problem.
+    """
     generation = measured.middle("generation")
     if measured.predicted_per_second and generation:
         yield tr("predicted before: {predicted} tokens/s", predicted=number(measured.predicted_per_second))
@@ -210,7 +219,7 @@ def _state_words(state: DeviceState) -> Iterator[str]:
 
 
 def closing_lines(results: BenchResults) -> Iterator[str]:
-    """Yield sentences on the answers, what happened meanwhile, and the winner."""
+    """Yield the last sentences of the results: equality of answers, notes, reason of an early end, and winner."""
     for check in results.answers:
         if check.same:
             yield tr("{name} gave the same greedy answers as {base}.", name=check.name, base=check.base)
@@ -224,7 +233,7 @@ def closing_lines(results: BenchResults) -> Iterator[str]:
 
 
 def winner_words(results: BenchResults) -> str:
-    """Return which layout to keep, as a sentence."""
+    """Return a sentence that names the fastest layout."""
     first = results.layouts[0].name
     if results.winner == first:
         return tr("No layout was seen to be faster than {name}.", name=first)

@@ -1,1 +1,1 @@
-"""Examination of a machine: what is installed, whether the engine works on it, and whether forecasts hold."""
+"""Examination of a machine: installed software, checks of the engine on each device, and accuracy of forecasts."""

@@ -1,4 +1,4 @@
-"""What is installed: the engine and its build, drivers, toolkits, the system, and cards with why they are not used."""
+"""Checks of the installed software: the engine and its build, drivers, toolkits, the system, and unused cards."""
 
 from __future__ import annotations
 
@@ -25,12 +25,16 @@ MAKERS = {0x10DE: "NVIDIA", 0x1002: "AMD", 0x8086: "Intel"}
 _BACKENDS = {"NVIDIA": ("CUDA", "Vulkan"), "AMD": ("HIP", "ROCm", "Vulkan"), "Intel": ("Vulkan", "SYCL")}
 _SETTING = {"NVIDIA": "cuda", "AMD": "vulkan", "Intel": "vulkan"}
 _DISPLAY, _ACCELERATOR = 0x03, 0x12
-"""PCI base classes."""
+"""Base classes of PCI devices that are cards: display controller and processing accelerator."""
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A graphics card or accelerator on the PCI bus. `driver`: its kernel module, empty if it has none."""
+    """A graphics card or accelerator on the PCI bus.
+
+    `model`: PCI device id as four hexadecimal digits.
+    `driver`: name of its kernel module, empty if it has none.
+    """
 
     slot: PciId
     maker: str
@@ -39,8 +43,7 @@ class Card:
 
 
 def cards_on_bus(root: Path = PCI_ROOT) -> tuple[Card, ...]:
-    """Return the cards, as the kernel lists them, of makers that the engine supports; empty on other systems than
-    Linux."""
+    """Return the cards of NVIDIA, AMD and Intel in Linux's list of PCI devices; empty on other systems."""
     found = []
     for folder in sorted(root.glob("*")):
         slot = parse_pci_id(folder.name)
@@ -57,10 +60,12 @@ def cards_on_bus(root: Path = PCI_ROOT) -> tuple[Card, ...]:
 def card_checks(
     cards: Collection[Card], used: Collection[PciId], backends: Collection[str], packs: Sequence[ListedPack] = ()
 ) -> Iterable[Check]:
-    """Yield a check for each card: used by the engine, or why not.
+    """Yield a check for each card: whether the engine uses it, or else why not.
 
-    `backends`: those that the engine was built with. `used`: PCI slots of its devices. If one card is used, an unused
-    one, such as the processor's, is no error.
+    If one card is used, an unused one, such as the processor's, is no error.
+
+    `used`: PCI addresses of the cards that the engine uses.
+    `backends`: names of the backends that the engine was built with.
     """
     has_used = any(card.slot in used for card in cards)
     for card in cards:
@@ -113,7 +118,7 @@ _LIBRARY = re.compile(r"(?:lib)?ggml-([a-z]+)(?:-[\w-]+)?\.(?:so|dylib|dll)")
 
 
 def backends_built() -> tuple[str, ...]:
-    """Return the backends that the engine was built with, by the libraries in its package."""
+    """Return the names of the backends that the engine was built with, by the ggml libraries in its package."""
     from importlib import metadata
 
     files = [file.name for file in metadata.distribution("llama_cpp_python").files or ()]
@@ -122,7 +127,7 @@ def backends_built() -> tuple[str, ...]:
 
 
 def installed_checks() -> Iterable[Check]:
-    """Yield checks of what is installed. Takes a moment: toolkits are run for their versions."""
+    """Yield checks of the system, the engine, drivers and toolkits. Slow: toolkits are run to read their versions."""
     yield Check(
         name="system",
         detail=f"{platform.system()} {platform.release()}, Python {platform.python_version()}",
@@ -153,7 +158,7 @@ def installed_checks() -> Iterable[Check]:
 
 
 def pack_checks(packs: Iterable[ListedPack]) -> Iterable[Check]:
-    """Yield checks of the installed engine packs. A pack that its owner switched off is no error."""
+    """Yield a check for each installed engine pack. A pack that the user switched off is no error."""
     for pack in packs:
         yield Check(
             name="engine pack",
@@ -169,7 +174,7 @@ def pack_checks(packs: Iterable[ListedPack]) -> Iterable[Check]:
 
 
 def _confinement() -> Check:
-    """Return a check of the confinement of children that this system supports."""
+    """Return a check of what this system supports to confine child processes: Landlock, seccomp, memory limits."""
     version, limited, refuses = landlock_version(), limits_memory(), can_refuse_calls()
     detail = " ".join(
         (
@@ -189,7 +194,10 @@ def _confinement() -> Check:
 
 
 def environment_checks() -> Iterable[Check]:
-    """Yield a check for each environment variable that can hide devices; none is an error, since somebody set it."""
+    """Yield a check for each set environment variable that can hide devices.
+
+    A set variable is no error, because the user may want it.
+    """
     for each in find_hiding():
         yield Check(
             name="environment",

@@ -1,4 +1,4 @@
-"""Loads a model on one device and compares memory with the forecast, part by part, and with the free memory."""
+"""Loads a model on one device, and compares the measured memory with the forecast and with the device's free memory."""
 
 from __future__ import annotations
 
@@ -33,14 +33,20 @@ from engine.runtime.session.reports import loaded_event
 PARTS = ("weights_bytes", "mapped_bytes", "kv_cache_bytes", "recurrent_bytes", "compute_bytes", "output_bytes")
 N_CTX = 2048
 TOLERATED = 0.01
-"""Tolerated error of a forecast, as a share. Smaller differences are reported, larger ones fail the check."""
+"""Largest error of a forecast, as a share of its bytes, with which the check passes.
+
+Smaller errors are only reported.
+"""
 LOAD_TIMEOUT_S = 300.0
 _PROMPT = "What does a computer's memory do?"
 _TOKENS = 24
 
 
 class LoadCheck:
-    """Loads a model on one device after another. `calibration`: overheads of devices, updated by each load."""
+    """Loads a model on one device after another, and compares its memory with the forecast.
+
+    `calibration`: memory overheads of the devices, updated by each load.
+    """
 
     def __init__(
         self, rig: Rig, model: Path, calibration: Calibration, cancel: CancelToken, argv: list[str] | None = None
@@ -52,10 +58,10 @@ class LoadCheck:
         self.calibration = calibration
 
     def on(self, device: Device) -> Iterable[Check]:
-        """Yield the checks of a load of all layers on `device`.
+        """Load all layers of the model on `device`, and yield checks of its memory, an answer and the memory overhead.
 
         Raises:
-            EngineError: if it cannot be loaded there for a reason other than memory, or after the cancel.
+            EngineError: if the model cannot be loaded there for a reason other than memory, or after the cancel.
         """
         # Read before the child starts: its CUDA context takes device memory that is part of the overhead.
         plan = self._plan(device)
@@ -104,7 +110,10 @@ class LoadCheck:
         return Plan(self._memory, self._rig, Edit(single_device(model.n_layers, device.id), context))
 
     def _free_bytes(self, device: Device) -> int | None:
-        """Return the free bytes that the engine reports now; None for a worker, which reports its whole machine."""
+        """Return the free bytes of a device that the engine reports now.
+
+        None for an RPC worker, which reports the memory of its whole machine.
+        """
         if device.is_host:
             return host_device().free_bytes
         if device.is_rpc:
@@ -130,7 +139,10 @@ _LoadAnswer: type[LoadedModel | AllocationFailure] = LoadedModel | AllocationFai
 
 
 def _forecast_check(device: Device, measured: DeviceRow, forecast: DeviceRow) -> Check:
-    """Compare each part of a row. The overhead of a process is left out, since the engine does not measure it."""
+    """Return the comparison of each part of a device's memory, such as weights or KV cache, with the forecast.
+
+    The overhead of a process is left out, since the engine does not measure it.
+    """
     figures: dict[str, Figure] = {"row": measured.id}
     off, size_bytes = [], 0
     for part in PARTS:

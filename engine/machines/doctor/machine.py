@@ -1,4 +1,4 @@
-"""The steps of an examination of this machine."""
+"""The steps of an examination of this machine: software, cards, engine checks, loads of a model, and speeds."""
 
 from __future__ import annotations
 
@@ -49,20 +49,30 @@ from engine.planning.speed.speeds import Link
 from engine.runtime.process.questions import raise_if_cancelled
 
 NVML_TOLERANCE = 0.02
-"""Share by which NVML and the engine may differ in a card's memory: one counts the part that firmware reserves."""
+"""Share by which NVML and the engine may differ in a card's total memory.
+
+One of them counts the part that is reserved for firmware.
+"""
 
 _FEATURES: Mapping[bool, tuple[Feature, ...]] = {
     True: ("weights", "extra_buffers", "flash_attention"),
     False: ("weights", "flash_attention"),
 }
-"""Features to check, by whether the device is the host."""
+"""Features of the engine to check, by whether the device is the host (CPU)."""
 _SPLIT_NEEDS = 2
-"""Largest number of devices, the host included, that allows no split."""
+"""Tensor split is checked only if there are more devices than this, the host included."""
 
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """Paths of the model to load, and of the files for the results."""
+    """Paths of the files of an examination.
+
+    `demo`: model to load.
+    `checks`: results of the engine's self-check.
+    `verdicts`: results of the tests whether a device may be used several times in one layout.
+    `calibration`: memory overheads of devices.
+    `speeds`: measured speeds of devices.
+    """
 
     demo: Path
     checks: Path
@@ -72,10 +82,16 @@ class Files:
 
 
 class Machine:
-    """The examination of the devices of `rig` and of `packs`; a context manager.
+    """The examination of this machine: makes the steps for the devices of a rig.
 
-    `held`: endpoints of workers in use, which are skipped. `problem`: why devices could not be found, empty if they
-    could.
+    A context manager for its temporary files.
+
+    `steps` returns the steps; `report.examine` runs them in a background thread. Each step writes its results into
+    `files`.
+
+    `packs`: installed engine packs.
+    `held`: endpoints of RPC workers in use, which are skipped.
+    `problem`: sentence that says why devices could not be found, empty if they were found.
     """
 
     def __init__(
@@ -114,7 +130,7 @@ class Machine:
         )
 
     def steps(self) -> list[Step]:
-        """Return all steps of the examination."""
+        """Return all steps of the examination in their order. They are not run here."""
         return [
             Step("installed", "Looking at what is installed", self._installed),
             Step("card", "Looking for cards", self._cards),
@@ -128,7 +144,10 @@ class Machine:
         ]
 
     def engine_steps(self) -> list[Step]:
-        """Return the steps of the engine's self-check alone, after the reason if devices were not found."""
+        """Return only the steps of the engine's self-check.
+
+        If devices could not be found, the first step reports the reason.
+        """
         found = [Step("devices", "Looking at the devices", self._not_found)] if self._problem else []
         for device in self._devices:
             for feature in _FEATURES[device.is_host]:
@@ -219,7 +238,7 @@ class Machine:
         if device.endpoint in self._checker.silent:
             raise EngineError(FELL_SILENT)
         if self._loads is None:
-            # What was found out a moment ago holds for these loads already.
+            # The results of this examination already hold for these loads.
             rig = read_check_results(self._files.checks).apply(self._rig, self._drivers)
             calibration = read_calibration(self._files.calibration)
             self._loads = LoadCheck(rig, self._files.demo, calibration, self._cancel)
@@ -242,7 +261,7 @@ class Machine:
 
 
 def find_rig(*searches: Callable[[], Rig]) -> tuple[Rig, str]:
-    """Return the rig of the first search that succeeds, and a sentence on each that failed.
+    """Return the rig of the first search that succeeds, and sentences on the searches that failed before it.
 
     If all fail, the rig is the host alone.
     """
@@ -256,28 +275,29 @@ def find_rig(*searches: Callable[[], Rig]) -> tuple[Rig, str]:
 
 
 def personal_names(rig: Rig, home: Path, machines: Iterable[str] = ()) -> dict[str, str]:
-    """Return personal names that can occur in texts about `rig`, with their replacements.
+    """Return personal names that can occur in texts about `rig`, with the texts that replace them in a report.
 
-    `machines`: names and addresses (host:port) of other machines, asked for or paired, found or not.
+    `home`: home folder of the user.
+    `machines`: names and addresses (host:port) of paired or requested machines, found or not.
     """
     found = {str(home): "~", platform.node(): "this-machine"}
     with suppress(OSError, KeyError, ImportError):
         found[getpass.getuser()] = "user"
     for number, text in enumerate(filter(None, map(str.strip, machines))):
-        # The whole text comes second: what has no port is no host by itself.
+        # The entry of the whole text comes second: it wins if there is no port, because both keys are then the same.
         found |= {text.rpartition(":")[0] or text: f"machine-of-asked-{number}", text: f"asked-{number}"}
     for device in rig.devices:
         if device.endpoint is not None:
             host = device.endpoint.rpartition(":")[0]
             found |= {device.endpoint: device.id, host: f"machine-of-{device.id}"}
             if device.fingerprint is not None:
-                # People chose its name.
+                # A person chose the name of a paired machine.
                 found[device.name] = f"machine-of-{device.id}"
     return found
 
 
 def engine_check(device_id: str, feature: Feature, found: Sequence[Checked]) -> Check:
-    """Return one check for all results of a feature, over all types of weights or caches."""
+    """Return one check that sums up the results of a feature on a device, over all types of weights or caches."""
     wrong = [each.reason for each in found if not each.ok and each.is_known]
     unknown = [each.reason for each in found if not each.is_known]
     types = ", ".join(each.case.of for each in found if each.ok and each.case.of)
@@ -292,7 +312,7 @@ def engine_check(device_id: str, feature: Feature, found: Sequence[Checked]) -> 
 
 
 def speed_check(device: Device, bytes_per_second: float, link: Link | None) -> Check:
-    """Return a check with a device's read speed and its distance."""
+    """Return a check that states a device's measured bandwidth and, for a remote device, its link."""
     figures: dict[str, Figure] = {"read_bytes_per_second": bytes_per_second}
     detail = f"reads {bytes_per_second / 1e9:.3g} GB/s"
     if link is not None:
@@ -320,7 +340,7 @@ def _device_check(device: Device, driver: str | None) -> Check:
 
 
 def _nvml_check(device: Device, sample: Sample) -> Check:
-    """Compare the memory that NVML reports for a card with the engine's."""
+    """Return a check that compares the memory of a card as reported by NVML and by the engine."""
     used, total = sample.used_bytes, sample.total_bytes
     figures: dict[str, Figure] = {
         "nvml_total_bytes": total,

@@ -1,6 +1,6 @@
-"""An examination runs step by step; its results are values: checks, and the report file that people send.
+"""Runs an examination of a machine step by step, and writes the report file that users send.
 
-A failing step costs only its own results, and a cancel keeps those of the steps before.
+A step that fails loses only its own results. A cancel keeps the results of the steps before.
 """
 
 from __future__ import annotations
@@ -20,7 +20,12 @@ from engine.base.json_file import encode_document, write_file
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A step. `words`: the current action, for people. `look` yields checks and may raise `EngineError`."""
+    """A step of an examination.
+
+    `words`: current action, for people.
+    `look`: does the work and yields checks; may raise `EngineError`.
+    `device`: id of the device that the step is about, None if it is about none.
+    """
 
     name: str
     words: str
@@ -30,7 +35,11 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Progress: `done` of `total` steps are complete. `words`: the current action. `checks`: the results so far."""
+    """Progress of an examination: `done` of `total` steps are complete.
+
+    `words`: current action, for people.
+    `checks`: the results so far.
+    """
 
     done: int
     total: int
@@ -39,7 +48,12 @@ class Progress:
 
 
 def examine(steps: Sequence[Step], tell: Callable[[Progress], None], cancel: CancelToken) -> Report:
-    """Run all steps in the calling thread; return the results until the end or the cancel."""
+    """Run the steps of an examination in the calling thread, and return the results.
+
+    After a cancel these are the results until then.
+
+    `tell`: called with the progress before each step and after each check.
+    """
     checks: list[Check] = []
     for done, step in enumerate(steps):
         if cancel.cancelled:
@@ -63,7 +77,13 @@ Figure = int | float | str | bool | None
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """One result. `ok`: None if it could not be determined. `figures`: numbers, with their unit in the name."""
+    """One result of an examination.
+
+    `device`: id of the device that it is about, None if it is about none.
+    `ok`: whether the check passed, None if that could not be determined.
+    `detail`: text for people.
+    `figures`: measured values by name, with their unit in the name.
+    """
 
     name: str
     device: str | None = None
@@ -73,19 +93,19 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """All checks in their order. `is_whole`: False if the examination was cancelled."""
+    """All results of an examination, in the order of its steps. `is_whole`: False if it was cancelled."""
 
     checks: tuple[Check, ...] = ()
     is_whole: bool = True
 
     @property
     def is_sound(self) -> bool:
-        """Whether no check failed."""
+        """Whether no check of the report failed."""
         return all(check.ok is not False for check in self.checks)
 
     @property
     def summary(self) -> str:
-        """The result in one sentence."""
+        """The result of the examination in one sentence."""
         wrong = [check for check in self.checks if check.ok is False]
         end = "" if self.is_whole else " It was cancelled before its end."
         if not wrong:
@@ -95,7 +115,7 @@ class Report(msgspec.Struct, frozen=True):
 
 
 def document(report: Report) -> dict[str, object]:
-    """Return the JSON document of the report."""
+    """Return the content of the report file, for JSON."""
     return {
         "version": 1,
         "is_whole": report.is_whole,
@@ -135,6 +155,6 @@ def _refuse(reason: str, *, place: str = "", source: str = "") -> ArgumentError:
 
 
 def table(checks: Iterable[Check]) -> list[tuple[str, str, str, str]]:
-    """Return table rows: check, device, result, details."""
+    """Return the checks as rows of a table: check, device, result, details."""
     words = {True: "ok", False: "WRONG", None: "–"}
     return [(each.name, each.device or "", words[each.ok], each.detail) for each in checks]

@@ -1,1 +1,1 @@
-"""Finding and checking devices: the searches that window and command line share."""
+"""Finds and checks the devices of this machine and of others; used by window and command line."""

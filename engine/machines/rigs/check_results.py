@@ -20,11 +20,15 @@ MAX_FILE_BYTES = 1 << 20
 KEPT_DEVICES = 64
 NO_DRIVERS: Mapping[str, str] = MappingProxyType({})
 _ABOUT_A_TYPE = ("weights", "flash_attention")
-"""Features that can be broken for a single type; the others are used or not as a whole."""
+"""Features that can be faulty for a single type of weights or cache. The others are faulty as a whole."""
 
 
 class KeptCheck(msgspec.Struct, frozen=True):
-    """A stored result. `of`: type of weights or cache, empty if it is about none. `reason`: a sentence if it failed."""
+    """A stored result of the engine's self-check.
+
+    `of`: type of weights or cache, empty if the feature has no types.
+    `reason`: a sentence if the check failed.
+    """
 
     feature: str
     of: str
@@ -33,13 +37,16 @@ class KeptCheck(msgspec.Struct, frozen=True):
 
 
 class CheckResults(msgspec.Struct, frozen=True):
-    """Results by `book_key`, the key of a device with its engine build and driver."""
+    """Stored results of the engine's self-check, by the key of engine build, driver and device (`book_key`)."""
 
     version: int = VERSION
     devices: dict[str, tuple[KeptCheck, ...]] = {}
 
     def with_results(self, rig: Rig, drivers: Mapping[str, str], results: Iterable[Checked]) -> CheckResults:
-        """Return a copy with new results for devices of `rig`. Results of other engine builds are dropped."""
+        """Return a copy with new results for devices of `rig`. Results of other engine builds are removed.
+
+        `drivers`: driver versions by device id.
+        """
         engine = engine_build()
         # Another build has other kernels, so its results say nothing about this one.
         devices = {key: kept for key, kept in self.devices.items() if key.startswith(f"{engine} |")}
@@ -58,11 +65,14 @@ class CheckResults(msgspec.Struct, frozen=True):
         return CheckResults(devices=dict(list(devices.items())[-KEPT_DEVICES:]))
 
     def apply(self, rig: Rig, drivers: Mapping[str, str]) -> Rig:
-        """Return `rig` with the results of its devices."""
+        """Return `rig` with the stored results entered into its devices, as faults and capabilities."""
         return Rig(tuple(self.judged(each, drivers) for each in rig.devices), self.judged(rig.host, drivers))
 
     def judged(self, device: Device, drivers: Mapping[str, str] = NO_DRIVERS) -> Device:
-        """Return `device` with its results. Workers have no driver."""
+        """Return `device` with its stored results entered, as faults and capabilities.
+
+        `drivers`: driver versions by device id; RPC workers have none.
+        """
         kept = self.devices.get(book_key(device, drivers))
         if kept is None:
             return device
@@ -71,7 +81,7 @@ class CheckResults(msgspec.Struct, frozen=True):
         can_split = device.capabilities.tensor_split or device.fault("tensor_split") is not None
         able = replace(
             device.capabilities,
-            # What only an earlier verdict took away comes back with a better one.
+            # A capability that an earlier failed check removed is restored if the check has passed since.
             tensor_split=can_split and "tensor_split" not in off,
             repeatable=device.capabilities.repeatable and "repeated" not in off,
         )
@@ -84,18 +94,18 @@ def _fault(kept: KeptCheck) -> Fault:
 
 
 def book_key(device: Device, drivers: Mapping[str, str]) -> str:
-    """Return the key of results: engine build, driver and device."""
+    """Return the key of a device's stored results: engine build, driver version and device."""
     return f"{engine_build()} | {drivers.get(device.id, '')} | {device_key(device)} {device.name}"
 
 
 def read_check_results(path: Path) -> CheckResults:
-    """Return the stored results; empty if the file is missing, damaged or of another version."""
+    """Return the stored results of the file at `path`; empty if it is missing, damaged or of another version."""
     book = read_kept(path, CheckResults, MAX_FILE_BYTES)
     return book if book is not None and book.version == VERSION else CheckResults()
 
 
 def write_check_results(path: Path, book: CheckResults) -> None:
-    """Store the results.
+    """Write the results of the engine's self-check to a file.
 
     Raises:
         PlacedError: if the file cannot be written.

@@ -1,9 +1,9 @@
-"""Device discovery without CUDA contexts, and on a machine where CUDA fails on some cards.
+"""Discovery of CUDA devices without a CUDA context on each card, and on machines where CUDA fails on some cards.
 
-llama.cpp asks every visible card for its memory. That makes a CUDA context of several hundred MiB, and a card that is
-full or broken aborts the process. So NVIDIA's driver is asked for the memory instead (NVML), and the child leaves out
-the cards that the driver tells of. The child itself is asked for other cards: slices of a card (MIG), cards that share
-the memory of the host, and all if there is no NVML. A card on which the child aborts is hidden from it by
+llama.cpp reads the memory of every visible card. That creates a CUDA context of several hundred MiB, and a card that is
+full or broken aborts the process. So NVIDIA's driver (NVML) is asked for the memory instead, and the child skips the
+cards whose memory the driver reports. The child itself reads the memory of other cards: slices of a card (MIG), cards
+that share the host's memory, and all cards if there is no NVML. A card on which the child aborts is hidden from it by
 CUDA_VISIBLE_DEVICES.
 """
 
@@ -26,7 +26,7 @@ from engine.runtime.requests import CUDA_VARIABLE
 ORDER_VARIABLE = "CUDA_DEVICE_ORDER"
 _BY_SLOT = "PCI_BUS_ID"
 _HAVE_CONTEXTS = ("CUDA", "HIP")
-"""Backends that read a card's free memory in a context of their own."""
+"""Backends that create a context on a card to read its free memory."""
 _log = logging.getLogger("layerdeck.discovery")
 
 _CUDA_DEVICE = GgmlDevice(
@@ -41,17 +41,20 @@ _CUDA_DEVICE = GgmlDevice(
     alignment_bytes=128,
     host_alignment_bytes=32,
 )
-"""A card as ggml-cuda.cu reports it. Its host buffers have the alignment of the CPU's; no size is too large."""
+"""Description of a CUDA card as ggml-cuda.cu would report it, for a card on which CUDA fails.
+
+Its host buffers have the alignment of the CPU's, and it has no largest buffer.
+"""
 
 AskDevices = Callable[[ListDevices, Mapping[str, str]], Sequence[GgmlDevice]]
-"""Asks a new child with an environment for its devices."""
+"""Function that starts a child process with additional environment variables, sends a request and returns devices."""
 
 
 def list_all_devices(ask: AskDevices, request: ListDevices) -> tuple[GgmlDevice, ...]:
-    """Return the devices that `request` lists, with the free memory that they have without a process of ours.
+    """Return the devices that a child lists for `request`, with the free memory that they have without that child.
 
     Raises:
-        EngineError: the child failed, and hiding cards does not help.
+        EngineError: if the child fails, and hiding cards does not help.
     """
     cards = list_nvidia_cards()
     known = tuple(card.uuid for card in cards if card.free_bytes is not None and not card.is_sliced)
@@ -70,23 +73,23 @@ def list_all_devices(ask: AskDevices, request: ListDevices) -> tuple[GgmlDevice,
 
 
 def _free_of_contexts(found: Iterable[GgmlDevice], cards: Iterable[NvidiaCard]) -> Iterator[GgmlDevice]:
-    """Yield the devices with the free memory of which nothing is taken by the child that listed them."""
+    """Yield the devices with the free memory that they have after the child that listed them has ended."""
     free = {card.uuid: card.free_bytes for card in cards}
     for device in found:
         free_bytes = device.free_bytes
         if device.uuid is not None:
             free_bytes = free.get(device.uuid) or 0
         elif device.backend in _HAVE_CONTEXTS and device.endpoint is None:
-            # The child's own context is not in what it tells, and has ended with it. A forecast adds the same bytes,
-            # so that whether a load fits does not depend on how good the guess is.
+            # The context of the child used memory while it was read, and has ended with the child. A forecast adds the
+            # same estimate for its own context, so that an error of the estimate cancels out.
             free_bytes += TRAITS[device.backend].overhead_bytes
         yield msgspec.structs.replace(device, free_bytes=min(free_bytes, device.total_bytes))
 
 
 def visible_cards(cards: Sequence[NvidiaCard], environ: Mapping[str, str]) -> tuple[NvidiaCard, ...]:
-    """Return the cards that the user's environment leaves visible to CUDA, in CUDA's order; none if that is not known.
+    """Return the cards that the user's environment leaves visible to CUDA, in CUDA's order.
 
-    The driver stops at the first entry that names no card.
+    Empty if CUDA's order is not known. CUDA stops at the first entry of CUDA_VISIBLE_DEVICES that names no card.
     """
     # Children use the order of slots, which is NVML's, unless the user's environment names another one
     # (engine/runtime/child/native/bindings.py).
@@ -111,7 +114,10 @@ def _without(cards: Iterable[NvidiaCard], bad: set[PciId]) -> dict[str, str]:
 
 
 def _works(ask: AskDevices, card: NvidiaCard) -> bool:
-    """Return whether a child that sees this card alone can read its memory. With one card a failure need not abort."""
+    """Return whether a child that sees only this card can read its memory.
+
+    With a single card CUDA may fail without aborting the child, so the card must also be listed.
+    """
     try:
         found = ask(ListDevices(endpoints=(), routes={}), {CUDA_VARIABLE: card.uuid})
     except WorkerCrashedError:
@@ -126,7 +132,11 @@ class _Place:
 
 
 def _numbered(found: Iterable[GgmlDevice], cards: Sequence[NvidiaCard], bad: set[PciId]) -> Iterator[GgmlDevice]:
-    """Yield the devices with the names that all cards together would have, and the bad cards among them."""
+    """Yield the devices, named as if all cards worked, and the bad cards at their places among them.
+
+    `cards`: all visible cards in CUDA's order.
+    `bad`: PCI addresses of the cards on which CUDA fails.
+    """
     numbers = {card.slot: number for number, card in enumerate(cards)}
     found = tuple(found)
     # ggml's CUDA backend answers alike for all cards of a machine, apart from their memory.

@@ -1,7 +1,7 @@
 """Discovery of the devices of this machine and of RPC endpoints.
 
-A short-lived child queries the engine, which may abort or allocate device memory; the host is read here. `find_devices`
-adds margins, drivers and the results of earlier self-tests.
+A short-lived child process lists the devices, because the engine may abort or allocate device memory meanwhile. The
+host's memory is read in this process. `find_devices` adds margins, drivers and the results of earlier self-tests.
 """
 
 from __future__ import annotations
@@ -40,13 +40,16 @@ _log = logging.getLogger("layerdeck.devices")
 
 
 def host_device() -> Device:
-    """Return the host with its present memory, within control groups. Fast; starts no child process on Linux."""
+    """Return the host (CPU) as a device with its current memory, limited by control groups.
+
+    Fast; starts no child process on Linux.
+    """
     memory = read_host_memory()
     return make_host(processor_name(), memory.total_bytes, memory.free_bytes)
 
 
 def processor_name() -> str:
-    """Return the processor's name for people."""
+    """Return the name of the processor for people."""
     # Kernels for ARM write no "model name"; then `platform` answers below.
     if sys.platform.startswith("linux"):
         for line in _processor_lines():
@@ -72,7 +75,13 @@ def _processor_lines() -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A paired machine. `via`: local address (host:port) of the tunnel to it."""
+    """A paired machine whose devices can be reached through a tunnel.
+
+    `endpoint`: address (host:port) of its listener.
+    `fingerprint`: fingerprint of its certificate.
+    `name`: name of the machine in this computer's pairings.
+    `via`: local address (host:port) of the tunnel to it.
+    """
 
     endpoint: str
     fingerprint: str
@@ -81,10 +90,12 @@ class Peer:
 
 
 def find_devices(verdicts: Path, rpc_endpoints: Sequence[str] = (), *, checks: Path | None = None) -> Rig:
-    """Return the devices of this machine and of the endpoints, with default margins.
+    """Return this machine's devices and those of RPC endpoints, with default margins and stored test results.
 
-    `verdicts`: file of repeated-device tests. `checks`: file of self-check results; None ignores them. Blocks and
-    raises like `discover`.
+    `verdicts`: file with the results of testing whether a device may be used several times in one layout.
+    `checks`: file with the results of the engine's self-check, None to ignore them.
+
+    Blocks and raises as `discover`.
     """
     rig = discover(rpc_endpoints)
     rig = with_display_margins(rig, read_card_facts(rig.devices))
@@ -93,17 +104,17 @@ def find_devices(verdicts: Path, rpc_endpoints: Sequence[str] = (), *, checks: P
 
 
 def find_workers(endpoint: str, checks: Path) -> tuple[Device, ...]:
-    """Return the devices of the RPC worker at `endpoint` (host:port), with the results in the file `checks`.
+    """Return the devices of the RPC worker at `endpoint` (host:port), with the self-check results in the file `checks`.
 
-    Blocks and raises like `discover`.
+    Blocks and raises as `discover`.
     """
     return _workers(discover((endpoint,)), checks)
 
 
 def find_peer(peer: Peer, checks: Path) -> tuple[Device, ...]:
-    """Return the devices behind one port of a paired machine, with the results in file `checks`.
+    """Return the devices behind one port of a paired machine, with the self-check results in the file `checks`.
 
-    Blocks and raises like `discover`.
+    Blocks and raises as `discover`.
     """
     rig = discover((peer.endpoint,), routes={peer.endpoint: peer.via})
     return tuple(_secured(device, peer) for device in _workers(rig, checks))
@@ -120,16 +131,16 @@ def _secured(device: Device, peer: Peer) -> Device:
 
 
 DEFAULT_GPU_MARGIN_BYTES = 512 * MIB
-"""Default margin of a GPU: what other programs and the desktop take is outside every estimate."""
+"""Default margin of a GPU: memory kept free for other programs and the desktop, which forecasts do not include."""
 
 LESSER_BACKENDS = frozenset({"Vulkan", "OpenCL"})
-"""General backends. The vendor's own backend computes faster on the same card."""
+"""Backends for GPUs of several vendors. The vendor's own backend computes faster on the same card."""
 
 MAX_NAMED = 5
-"""Most further endpoints that one sentence names."""
+"""Largest number of further endpoints that one error sentence names."""
 
 ENDPOINTS_TIMEOUT_S = 8.0
-"""Time-out for the child's questions to greeted endpoints; with the greeting the answer takes at most 10 s."""
+"""Time-out of a discovery with RPC endpoints. Together with the 2 s for the greeting it takes at most 10 s."""
 
 
 def discover(
@@ -140,10 +151,13 @@ def discover(
     argv: Sequence[str] | None = None,
     cancel: CancelToken | None = None,
 ) -> Rig:
-    """Return this machine's GPUs by ggml's names, the endpoints' devices as RPC0.. in order, and the host.
+    """Return the rig: this machine's GPUs with ggml's names, the endpoints' devices as RPC0, RPC1 ..., and the host.
 
-    `routes`: local addresses of endpoints behind tunnels. Blocks for about `timeout_s` at most, the 2 s greeting
-    included.
+    Blocks for about `timeout_s` at most, including 2 s in which the endpoints are greeted.
+
+    `rpc_endpoints`: addresses (host:port) of RPC workers.
+    `routes`: local addresses of tunnels, by endpoint.
+    `argv`: command of the child process, None for the default one.
 
     Raises:
         ArgumentError: if a text is not an endpoint, or is given twice.
@@ -173,7 +187,7 @@ def discover(
 def list_local_devices(
     *, argv: Sequence[str] | None = None, cancel: CancelToken | None = None
 ) -> tuple[GgmlDevice, ...]:
-    """Return this machine's devices as ggml lists them, with their free memory now. Raises as `ask_child` does."""
+    """Return this machine's devices as ggml lists them, with their current free memory. Raises as `ask_child`."""
     ask = partial(_ask_devices, timeout_s=DEFAULT_TIMEOUT_S, argv=argv, cancel=cancel)
     return list_all_devices(ask, ListDevices())
 
@@ -199,7 +213,10 @@ def _ask_devices(
 
 
 def _endpoints(texts: Iterable[str], routes: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the endpoints in the engine's notation; it aborts for a stray blank. Those with a route are ours."""
+    """Return the endpoints as the engine writes them (host:port), because it aborts for a stray space.
+
+    Endpoints with a tunnel in `routes` are left as they are.
+    """
     endpoints: list[str] = []
     for text in texts:
         if text in routes:
@@ -233,7 +250,11 @@ def _check(failed: Sequence[Greeting]) -> None:
 
 
 def devices_of(found: Iterable[GgmlDevice]) -> tuple[Device, ...]:
-    """Return devices for ggml's. The CPU becomes the host. Accelerators compute in host memory and hold no layers."""
+    """Return the devices of a rig for those that ggml lists; local ones come first.
+
+    The CPU is left out, because it becomes the host. Accelerators such as BLAS are left out, because they hold no
+    layers.
+    """
     # Accelerators such as BLAS report no memory of their own and compute for the CPU.
     local = [_local_device(each) for each in found if each.endpoint is None and each.kind in ("gpu", "igpu")]
     local = _by_one_backend(local)
@@ -244,9 +265,10 @@ def devices_of(found: Iterable[GgmlDevice]) -> tuple[Device, ...]:
 
 
 def _by_one_backend(devices: list[Device]) -> list[Device]:
-    """Return the devices without duplicates that a better backend lists too, since their memory exists once.
+    """Return the devices without duplicates: a card that several backends list is kept once, for its vendor's backend.
 
-    To use the other backend, the user switches the pack of the better one off.
+    A card's memory exists once, so only one backend may use it. To use Vulkan or OpenCL, the user switches off the
+    engine pack of the other backend.
     """
     placed = [(device, parse_pci_name(device.pci_bus_id or "")) for device in devices]
     better = {slot for device, slot in placed if slot is not None and device.backend not in LESSER_BACKENDS}

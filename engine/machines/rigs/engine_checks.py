@@ -1,7 +1,7 @@
-"""The engine's self-check: does a device compute each type of weights and cache correctly?
+"""The engine's self-check: tests whether a device computes each type of weights and cache correctly.
 
-Small models are written in each type of weights. Each case decodes a few tokens in a child of its own, so that a crash
-costs only that case. The expected logits are those of the CPU with plain weights, without repacked copies.
+Small models are written in each type of weights. Each case decodes a few tokens in a child process of its own, so that
+a crash ends only that case. The expected logits are those of the CPU with plain weights, without repacked copies.
 """
 
 from __future__ import annotations
@@ -36,13 +36,16 @@ WEIGHT_TYPES = {
     "Q2_K": "Q2_K", "Q3_K": "Q3_K_S", "Q4_K": "Q4_K_S", "Q5_K": "Q5_K_S", "Q6_K": "Q6_K", "IQ4_NL": "IQ4_NL",
     "IQ4_XS": "IQ4_XS",
 }  # fmt: skip
-"""Types of matrices, each with the file type by which the engine's quantiser uses it for (nearly) all of them."""
+"""Types of weights to check, each with the quantiser's file type that uses it for (nearly) all matrices."""
 N_LAYERS = 2
 _SEED = 11
 
 
 def write_source(path: Path) -> None:
-    """Write an F16 model of random weights, with rows of whole blocks for all types and head sizes of all kernels."""
+    """Write a small F16 model of random weights to `path`.
+
+    Its row length is a multiple of the block length of all types, and its head size suits all kernels.
+    """
     import gguf
     import numpy as np
 
@@ -63,7 +66,9 @@ def write_source(path: Path) -> None:
 
 
 def write_models(folder: Path, cancel: CancelToken | None = None) -> dict[str, Path]:
-    """Return the path of a model for each type that the engine's quantiser can write. Blocks for some seconds.
+    """Write a small model in each type of weights that the quantiser can write, and return the paths by type.
+
+    Blocks for some seconds.
 
     Raises:
         EngineError: after the cancel.
@@ -73,7 +78,7 @@ def write_models(folder: Path, cancel: CancelToken | None = None) -> dict[str, P
     models: dict[str, Path] = {}
     types = iter(WEIGHT_TYPES.items())
     while len(models) < len(WEIGHT_TYPES):
-        # A child for all of them, and another one behind a type at which it dies.
+        # One child writes all types. If it dies at a type, another child continues with the next type.
         with Questions(cancel=cancel, name="quantiser") as child:
             try:
                 for weight_type, file_type in types:
@@ -88,21 +93,28 @@ def write_models(folder: Path, cancel: CancelToken | None = None) -> dict[str, P
 
 CONTEXT = ContextSettings(n_ctx=256, n_batch=64, n_ubatch=64, threads=2, threads_batch=2, flash_attn="off")
 PROMPTS = (tuple(range(3, 43)), (7,))
-"""A prompt that is multiplied as a matrix, and one token, which is multiplied as a vector."""
+"""Prompts of a check: many tokens, which need matrix products, and one token, which needs matrix-vector products."""
 TOLERANCE = 0.05
-"""Squared difference of logits over their variance. Rounding of other kernels gives some thousandths, errors give 1 and
-more."""
+"""Largest error of logits that passes: squared difference divided by their variance.
+
+Rounding in other kernels gives some thousandths, faults give 1 and more.
+"""
 WEIGHT_TOLERANCE = 0.9
-"""The same for weights of few bits against F16: with random weights two bits give one half."""
+"""Largest error, as in `TOLERANCE`, of weights with few bits against F16. Two bits with random weights give 0.5."""
 CACHE_TOLERANCE = 0.25
-"""The same for a cache of few bits against F16: it is coarser by design."""
+"""Largest error, as in `TOLERANCE`, of a cache with few bits against F16, which is less exact by design."""
 FELL_SILENT = "It was not tried: the worker had fallen silent before; start it again."
 TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A model file, the devices that share it (none for the CPU), and the settings of the computation."""
+    """A computation of logits: a model file, devices and settings.
+
+    `devices`: ids of the devices that share the model, empty for the CPU.
+    `extra_buffers`: whether the CPU may use repacked weights.
+    `tensor_split`: whether the devices share each layer (split mode tensor).
+    """
 
     model: Path
     devices: tuple[str, ...] = ()
@@ -112,7 +124,7 @@ class Trial:
 
     @property
     def parameters(self) -> EngineParameters:
-        """Load parameters with all layers on the devices, or on the CPU."""
+        """Parameters to load the model with all layers on the devices, or on the CPU if there are none."""
         # The output layer counts in `n_gpu_layers`.
         count = N_LAYERS + 1 if self.devices else 0
         # Split mode layer: a count equal to `n_gpu_layers` puts all layers on the first device.
@@ -128,9 +140,11 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One case: a feature, for a type of weights or cache if it is about one, on devices.
+    """One case of the self-check: `tried` must compute nearly the same logits as `expected`.
 
-    `tried` must compute what `expected` computes.
+    `of`: type of weights or cache, empty if the feature has no types.
+    `devices`: ids of the devices that are checked.
+    `tolerance`: largest error that passes, as in `TOLERANCE`.
     """
 
     feature: Feature
@@ -142,7 +156,7 @@ class Case:
 
     @property
     def words(self) -> str:
-        """The case in words, for people."""
+        """The feature and type of the case as text for people."""
         match self.feature:
             case "weights":
                 return f"{self.of} weights"
@@ -158,12 +172,12 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """The result of a case.
+    """The result of a case of the self-check.
 
-    `reason`: a sentence if it failed.
-    `difference`: as in `TOLERANCE`; None if nothing could be compared.
-    `is_known`: False if it says nothing about the feature, since memory ran out or the child was silent.
-    `is_stalled`: the child was silent for too long, perhaps since the machine was busy.
+    `reason`: a sentence if the case failed.
+    `difference`: error of the logits, as in `TOLERANCE`; None if nothing could be compared.
+    `is_known`: False if the result says nothing about the feature, because memory ran out or the child was silent.
+    `is_stalled`: whether the child was silent for too long, perhaps because the machine was busy.
     """
 
     case: Case
@@ -176,7 +190,10 @@ class Checked:
 
 
 def cases_of(device: Device, models: dict[str, Path]) -> Iterator[Case]:
-    """Yield the cases of a single device."""
+    """Yield the cases that check a single device: types of weights and of caches.
+
+    `models`: paths of the models by type of weights.
+    """
     host, own = device.is_host, (() if device.is_host else (device.id,))
     for weight_type, path in models.items():
         plain = Trial(path)
@@ -199,13 +216,16 @@ def cases_of(device: Device, models: dict[str, Path]) -> Iterator[Case]:
 
 
 def shared_cases(rig: Rig, models: dict[str, Path]) -> Iterator[Case]:
-    """Yield the cases that need several devices: a tensor split over devices of one kind."""
+    """Yield the cases that check several devices together: a tensor split over devices of one backend.
+
+    `models`: paths of the models by type of weights.
+    """
     path = models.get("F16")
     if path is None:
         return
     alike: dict[str, list[str]] = {}
     for device in rig.devices:
-        # One that an earlier check took a split away from is asked again, as all else is.
+        # A device whose tensor split failed in an earlier check is checked again.
         can_split = device.capabilities.tensor_split or device.fault("tensor_split") is not None
         if can_split and device.kind != "accel":
             alike.setdefault(device.backend, []).append(device.id)
@@ -223,18 +243,22 @@ def _with_flash(cache_type: KvType) -> ContextSettings:
 
 @dataclass(slots=True)
 class Checker:
-    """Runs cases; expected logits are computed once. `argv` and `environment` replace those of our child."""
+    """Runs cases of the self-check, each in a child process. Expected logits are computed once for all cases.
+
+    `argv`: command of the child, None for the default one.
+    `environment`: additional environment variables of the child.
+    """
 
     rig: Rig
     argv: Sequence[str] | None = None
     cancel: CancelToken | None = None
     environment: Mapping[str, str] | None = None
     silent: set[str] = field(default_factory=set)
-    """Endpoints of workers that fell silent, which are skipped from then on."""
+    """Endpoints of RPC workers that stopped answering. Their further cases are skipped."""
     _computed: dict[Trial, tuple[float, ...]] = field(default_factory=dict)
 
     def run(self, cases: Iterable[Case], tell: Callable[[Checked], None] = lambda _checked: None) -> list[Checked]:
-        """Return the results of the cases in their order; `tell` is called with each.
+        """Run the cases, and return their results in order; `tell` is called with each result.
 
         Raises:
             EngineError: after the cancel.
@@ -267,7 +291,7 @@ class Checker:
         except WorkerStalledError as error:
             if endpoints:
                 self.silent |= endpoints
-                # Of the engine on that device it says nothing.
+                # The result says nothing about the engine on that device.
                 return Checked(
                     case, ok=False, reason=error_with_endpoints(error, sorted(endpoints)).summary(), is_known=False
                 )
@@ -284,7 +308,10 @@ class Checker:
         return Checked(case, False, f"It computes {what} with {case.words}.", difference, seconds)
 
     def _compute_once(self, trial: Trial) -> tuple[float, ...]:
-        """Return the logits after each prompt, concatenated; empty if some are not finite."""
+        """Return the logits of all prompts of a trial, concatenated; empty if some are not finite.
+
+        Results are cached.
+        """
         if trial not in self._computed:
             self._computed[trial] = self._compute(trial)
         return self._computed[trial]
@@ -311,7 +338,7 @@ _LoadAnswer: type[LoadedModel | AllocationFailure] = LoadedModel | AllocationFai
 
 
 def how_it_ended(error: WorkerCrashedError | WorkerStalledError) -> str:
-    """Return how a child ended, as the predicate of a sentence."""
+    """Return how a child process ended, as a predicate such as "dies (SIGSEGV)"."""
     if isinstance(error, WorkerStalledError):
         return "hangs"
     if error.signal is None:
@@ -323,7 +350,10 @@ def how_it_ended(error: WorkerCrashedError | WorkerStalledError) -> str:
 
 
 def _difference(expected: Sequence[float], found: Sequence[float]) -> float | None:
-    """Return the squared difference over the variance of the expected logits; None if the lengths differ."""
+    """Return the squared difference of the logits divided by the variance of the expected ones.
+
+    None if they differ in length or if nothing is expected.
+    """
     if not expected or len(expected) != len(found):
         return None
     mean = sum(expected) / len(expected)

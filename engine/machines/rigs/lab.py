@@ -1,4 +1,4 @@
-"""Local RPC workers with memory caps: simulated devices for this machine, or one worker for other machines."""
+"""Local RPC workers with memory caps: simulated devices for this machine (`LabRig`), or one for others (`serve`)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,13 @@ _UNTIL_POLL_S = 0.25
 
 
 class ServingChild:
-    """A child that serves one device over RPC. States: starting, serving, ended."""
+    """A child process that serves one device over RPC: an RPC worker.
+
+    Its states are starting, serving and ended.
+
+    `request`: address, device and memory cap of the worker.
+    `argv`: command of the child, None for the default one.
+    """
 
     def __init__(self, request: Serve, *, argv: Sequence[str] | None = None, name: str = "rpc-worker") -> None:
         self._request = request
@@ -58,19 +64,19 @@ class ServingChild:
 
     @property
     def serving(self) -> Serving | None:
-        """The worker's message that it serves, with its port; None before."""
+        """The worker's message that it accepts connections, which states its port; None before that message."""
         return self._serving
 
     def start(self) -> None:
-        """Start the process, once. `wait_until_serving` waits for it."""
+        """Start the process and send the request. Called once; `wait_until_serving` waits for the worker."""
         self._child.start()
         self._child.send(self._request)
 
     def wait_until_serving(self, deadline_s: float) -> Serving:
-        """Wait until the worker accepts connections, at most until `deadline_s` of the monotonic clock.
+        """Wait until the worker accepts connections, at most until the time `deadline_s` of the monotonic clock.
 
         Raises:
-            EngineError: with the reason if it does not.
+            EngineError: if the worker fails, ends, or is not ready in time.
         """
         with self._condition:
             self._condition.wait_for(self._is_settled, max(0.0, deadline_s - time.monotonic()))
@@ -83,7 +89,10 @@ class ServingChild:
             return self._serving
 
     def tell_end(self, on_ended: Callable[[str], None]) -> None:
-        """Call `on_ended` with a sentence if the worker ends by itself; at once if it already has."""
+        """Set the callback for an unexpected end of the worker.
+
+        It is called with a sentence, at once if it has ended already.
+        """
         with self._condition:
             self._on_ended = on_ended
             outcome = self._outcome
@@ -91,11 +100,14 @@ class ServingChild:
             on_ended(outcome.sentence)
 
     def wait_for_end(self, timeout_s: float) -> ProcessOutcome | None:
-        """Wait at most `timeout_s` for the worker to end."""
+        """Wait at most `timeout_s` seconds for the worker to end; return None if it still runs."""
         return self._child.wait(timeout_s)
 
     def begin_stop(self) -> None:
-        """Begin to stop the worker; no callback follows. In every state, any number of times."""
+        """Ask the worker to stop without waiting for it. No callback follows.
+
+        May be called in every state and any number of times.
+        """
         with self._condition:
             self._on_ended = None
         self._child.stop(ask_s=_ASK_S)
@@ -137,11 +149,13 @@ class _Started:
 
 
 class LabRig:
-    """Capped RPC workers on this machine, with ids RPC0.. in the order of their caps.
+    """Simulated devices: RPC workers with memory caps on this machine.
 
-    New: `start` or `with` starts all. Started: `rig` has their devices, and `on_worker_ended(id, sentence)` is called,
-    in a thread of the worker's child, when one ends by itself; `restart` brings it back. Closed: all have ended. They
-    also end when this process is killed, since their standard input closes.
+    Their ids are RPC0, RPC1 ... in the order of the caps.
+
+    `start`, or `with`, starts all workers; then `rig` has their devices. If a worker ends by itself, `on_worker_ended`
+    is called with its id and a sentence, in a thread of that worker's child process; `restart` starts it again. `close`
+    ends all workers. They also end when this process is killed, because their standard input closes.
     """
 
     def __init__(
@@ -172,23 +186,23 @@ class LabRig:
 
     @property
     def rig(self) -> Rig:
-        """The workers' devices and the host, as of the start."""
+        """The workers' devices and the host, as they were at the start."""
         if self._rig is None:
             raise RuntimeError("the lab rig has not been started")
         return self._rig
 
     @property
     def caps_enforced(self) -> bool:
-        """Whether the system enforces the caps; if not, show `CAPS_NOT_ENFORCED`."""
+        """Whether the system enforces the memory caps. If not, the text `CAPS_NOT_ENFORCED` is shown."""
         servings = [worker.child.serving for worker in self._started.workers.values()]
         return bool(servings) and all(serving is not None and serving.caps_enforced for serving in servings)
 
     def start(self) -> Rig:
-        """Start all workers in parallel and wait, with a time-out, until each accepts connections.
+        """Start all workers in parallel, and wait until each accepts connections. The wait has a time-out.
 
         Raises:
-            ArgumentError: for no workers, or a cap that is too small.
-            EngineError: if one does not start; the others are stopped first.
+            ArgumentError: if there are no workers, or a cap is too small.
+            EngineError: if a worker does not start; the others are stopped first.
         """
         if not self._caps_bytes:
             raise ArgumentError(tr("A lab rig needs at least one worker, such as --workers 512MiB,512MiB."))
@@ -209,12 +223,12 @@ class LabRig:
         return self._rig
 
     def restart(self, device_id: str) -> None:
-        """Start an ended worker again at its old port, so that plans with its endpoint remain valid.
+        """Restart a worker that has ended, on its old port, so that plans with its endpoint remain valid.
 
-        Does nothing if the worker runs. Blocks like `start`.
+        Does nothing if the worker runs. Blocks as `start`.
 
         Raises:
-            EngineError: if it does not start, for instance because another program uses the port now.
+            EngineError: if the worker does not start, for instance because another program uses the port now.
         """
         old = self._started.workers[device_id]
         if old.child.wait_for_end(0) is None:
@@ -233,7 +247,10 @@ class LabRig:
         child.tell_end(partial(self._tell_end, device_id))
 
     def close(self) -> None:
-        """Stop all workers and wait for them, with a time-out. In every state, from any thread, any number of times."""
+        """Stop all workers and wait for their end, with a time-out.
+
+        May be called in every state, in any thread and any number of times.
+        """
         # Read under the lock: `start` in another thread may be adding children.
         with self._lock:
             self._closed = True
@@ -246,12 +263,15 @@ class LabRig:
             child.wait_for_end(max(0.0, deadline_s - time.monotonic()))
 
     def pid(self, device_id: str) -> int | None:
-        """Return the process id of a worker, None for an unknown id."""
+        """Return the process id of a worker; None for an unknown device id."""
         worker = self._started.workers.get(device_id)
         return None if worker is None else worker.child.pid
 
     def baseline_bytes(self, device_id: str) -> int:
-        """Return a worker's VmData before its client allocated anything; 0 for an unknown id."""
+        """Return the data size of a worker's process (VmData) before its client allocated memory.
+
+        0 for an unknown device id.
+        """
         worker = self._started.workers.get(device_id)
         return 0 if worker is None else worker.baseline_bytes
 
@@ -268,7 +288,7 @@ class LabRig:
         self._greet([worker.device for worker in self._started.workers.values()])
 
     def _begin(self, index: int, port: int, cap_bytes: int) -> ServingChild:
-        """Start the process of a worker; port 0 lets the system choose one."""
+        """Start the process of a worker and return it. With port 0 the system chooses the port."""
         request = Serve(host=_LOCAL_HOST, port=port, cap_bytes=cap_bytes)
         child = ServingChild(request, argv=self._argv, name=f"lab-{index}")
         # Under the lock, so that `close` in another thread either sees this child or prevents its start.
@@ -304,15 +324,19 @@ class LabRig:
 
 @dataclass(frozen=True, slots=True)
 class KeptWeights:
-    """The cache of weights: a folder with a subfolder for each worker, and the quota of each."""
+    """The cache of model weights that workers keep on the disk.
+
+    `folder`: folder with a subfolder for each worker.
+    `quota_bytes`: largest size of each subfolder.
+    """
 
     folder: Path
     quota_bytes: int = DEFAULT_QUOTA_BYTES
 
 
 def make_folder(folder: Path) -> Path:
-    """Return the folder after it was made. Raises `EngineError` if it cannot be."""
-    # The child may not make it: it can only reach what is there.
+    """Create a folder and return its path. Raises `EngineError` if it cannot be created."""
+    # The child cannot create it: its confinement allows only folders that exist.
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -332,12 +356,14 @@ def serve(
     until: threading.Event | None = None,
     on_serving: Callable[[Serving], None] | None = None,
 ) -> None:
-    """Serve `device` to other programs until `until` is set. The worker has ended when this returns or raises.
+    """Serve `device` to other programs over RPC until `until` is set. The worker has ended when this returns or raises.
 
-    `kept`: cache of weights, so that a client sends them once; None for none.
+    `cap_bytes`: memory cap of the worker, None for no cap.
+    `kept`: cache of weights, so that a client sends them only once; None for no cache.
+    `on_serving`: called when the worker accepts connections.
 
     Raises:
-        EngineError: if it cannot serve (port in use, unknown device), or ended by itself.
+        EngineError: if the device cannot be served (port in use, unknown device), or if the worker ended by itself.
     """
     request = Serve(host=host, port=port, device=device, cap_bytes=cap_bytes)
     if kept is not None:

@@ -1,4 +1,4 @@
-"""Installs, switches and removes engine packs, and checks them in children of their own before they are used."""
+"""Installs, removes and switches engine packs, and checks each in a child process of its own before it is used."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from engine.base.cancellation import CancelToken
 from engine.base.engine_build import engine_build, engine_version
 from engine.base.errors import EngineError, WorkerCrashedError, WorkerStalledError
 from engine.devices.device import Device, Rig
-from engine.devices.packs.manifest import find_damage
+from engine.devices.packs.manifest import MANIFEST, find_damage
 from engine.devices.packs.store import (
     PACKS_VARIABLE,
     ListedPack,
@@ -34,14 +34,23 @@ from engine.runtime.protocol.messages import DeviceList, ListDevices, PackLoad
 
 NO_DEVICE = "No device for it was found: is the card's driver installed?"
 TIMEOUT_S = 60.0
-"""Time-out of a check: a driver with many cards takes long to initialise."""
+"""Time-out in seconds for loading a pack: drivers with many cards start slowly."""
 _TYPE = "F16"
-"""Weight type of the check. Faults of other types are found by the engine's self-check."""
+"""Type of weights that the check of a pack computes with.
+
+Faults of other types are found by the engine's self-check.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class PackInstaller:
-    """Manages the packs of `store` and stores verdicts in the file `book`. `argv` replaces our child's command."""
+    """Installs, removes, switches and checks the engine packs of `store`.
+
+    Methods that check a pack block for some seconds.
+
+    `book`: path of the file that stores the verdicts and which packs are off.
+    `argv`: command of the child process, None for the default one.
+    """
 
     store: PackStore
     book: Path
@@ -49,11 +58,11 @@ class PackInstaller:
     argv: Sequence[str] | None = None
 
     def listed(self) -> tuple[ListedPack, ...]:
-        """Return all packs with their states."""
+        """Return all installed packs with their states."""
         return list_packs(self.store, read_book(self.book), engine_build())
 
     def install(self, archive: Path) -> Verdict:
-        """Install the pack in a file, switch it on and check it.
+        """Install the pack of an archive file, switch it on, check it, and return the verdict.
 
         Raises:
             EngineError: as `PackStore.install`, and as `check`.
@@ -64,23 +73,26 @@ class PackInstaller:
         return self.check(pack)
 
     def remove(self, name: str) -> None:
-        """Remove a pack and its verdicts; raises as `PackStore.remove`."""
+        """Remove the pack with this name and its verdicts. Raises as `PackStore.remove`."""
         folder = self.store.remove(name)
         # Switched on, so that the book forgets it: installed again later, it is on.
         self._write(read_book(self.book).without(folder).switched(name, on=True))
 
     def switch(self, name: str, *, on: bool) -> None:
-        """Switch a pack on or off; raises `PackError` if there is none of that name."""
+        """Switch the pack with this name on or off. Raises `PackError` if there is none."""
         self._write(read_book(self.book).switched(self.store.pack(name).name, on=on))
 
     def check_new(self) -> tuple[Verdict, ...]:
-        """Check the packs that are on and have no verdict for their present files and this engine."""
+        """Check the packs that are on and have no verdict yet, and return their verdicts.
+
+        A verdict counts only for the files and the engine build that it was made with.
+        """
         book = read_book(self.book)
         packs = (pack for pack in self.store.packs() if pack.name not in book.off)
         return tuple(self.check(pack) for pack in packs if book.verdict_on(pack.folder, engine_build()) is None)
 
     def check_all(self, tell: Callable[[Pack], None] = lambda _pack: None) -> tuple[Verdict, ...]:
-        """Check every pack again; `tell` is called before each.
+        """Check all installed packs again, and return the verdicts. `tell`: called with each pack before its check.
 
         Raises:
             EngineError: after the cancel, or if the verdicts cannot be written.
@@ -92,7 +104,7 @@ class PackInstaller:
         return tuple(found)
 
     def check(self, pack: Pack) -> Verdict:
-        """Check one pack; store and return the verdict.
+        """Check one pack, store its verdict, and return it.
 
         Raises:
             EngineError: after the cancel, or if the verdicts cannot be written.
@@ -106,7 +118,8 @@ class PackInstaller:
 
     def _judged(self, pack: Pack) -> Verdict:
         manifest = pack.manifest
-        names = () if manifest is None else manifest.files
+        # With the manifest: it names the hashes and the maker.
+        names = () if manifest is None else (*manifest.files, MANIFEST)
         verdict = Verdict(
             name=pack.name,
             folder=str(pack.folder),
@@ -146,7 +159,7 @@ class PackInstaller:
         return loaded, tuple(device for device in devices_of(answer.devices) if device.id in names)
 
     def _computing(self, loaded: PackLoad, devices: tuple[Device, ...], environment: Mapping[str, str]) -> PackLoad:
-        """Return the verdict `loaded`, or one with the reason if a device of the pack computes wrong logits."""
+        """Return `loaded`. Its `reason` is set if a device of the pack computes wrong logits."""
         checker = Checker(Rig(devices, host_device()), self.argv, self.cancel, environment)
         with tempfile.TemporaryDirectory(prefix="layerdeck-pack-") as scratch:
             source = Path(scratch, "source.gguf")
@@ -167,14 +180,14 @@ class PackInstaller:
 
 @contextmanager
 def _alone(verdict: Verdict) -> Iterator[Mapping[str, str]]:
-    """Yield the environment of a child that loads only this pack."""
+    """Yield the environment variables for a child that loads only the pack of `verdict`."""
     with tempfile.TemporaryDirectory(prefix="layerdeck-pack-") as scratch:
-        # A list of its own with this pack alone, judged good beforehand: the check is what finds out.
+        # A file with this pack alone and a good verdict on it, because a child loads only packs with a good verdict.
         book = Path(scratch, "packs.json")
         write_book(book, PackBook(verdicts=(msgspec.structs.replace(verdict, ok=True),)))
         yield {PACKS_VARIABLE: str(book)}
 
 
 def _fails(checked: Checked) -> bool:
-    # A pack that is not used costs less than one that every load waits for.
+    # A stalled check counts as a failure: not using the pack costs less than every load waiting for it.
     return not checked.ok and (checked.is_known or checked.is_stalled)

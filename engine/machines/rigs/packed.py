@@ -1,4 +1,4 @@
-"""Discovery with engine packs installed: a pack that stopped working costs its own devices only."""
+"""Discovery of devices with engine packs installed. A pack that stopped working loses only its own devices."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def find_packed_devices(
     *,
     checks: Path | None = None,
 ) -> Rig:
-    """Return the result of `find_devices`. If it fails with packs in use, they are checked and it is repeated.
+    """Return the rig that `find_devices` finds. If that fails with packs in use, check all packs and search again.
 
-    The check switches off a pack that does not load any more, as after a driver update. Blocks like `find_devices`, and
-    for the checks; raises like it.
+    The check switches off a pack that cannot be loaded any more, for instance after a driver update. Blocks and raises
+    as `find_devices`; the checks take additional seconds.
     """
     try:
         return find_devices(verdicts, rpc_endpoints, checks=checks)

@@ -1,4 +1,4 @@
-"""Devices of paired machines: asked through the tunnel, described as devices of the rig, and looked at again."""
+"""Devices of paired machines: requested through the tunnel, described as devices of the rig, and updated."""
 
 from __future__ import annotations
 
@@ -21,14 +21,19 @@ from engine.machines.tunnel.pairings import PairingError, PairingStore
 from engine.machines.tunnel.tunnels import Tunnels
 
 LEAST_BYTES = MIB
-"""A device with less memory than this holds nothing."""
+"""A device with less memory than this is not used, because it holds no layer."""
 _NOT_FOR_IDS = re.compile(r"[^A-Za-z0-9_.]+", re.ASCII)
 _MAX_ID = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A paired machine. `endpoint`: `host:port` of its listener. `name`: as this machine calls it."""
+    """A paired machine that lends devices.
+
+    `endpoint`: address (host:port) of its listener.
+    `fingerprint`: fingerprint of its certificate.
+    `name`: name of the machine in this computer's pairings.
+    """
 
     endpoint: str
     fingerprint: str
@@ -37,7 +42,11 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class LentDevices:
-    """What a machine lends. `offer`: None for a machine of an older release. `round_trip_s`: through the tunnel."""
+    """The devices that a paired machine lends.
+
+    `offer`: the machine's description of them, None for a machine with an older release.
+    `round_trip_s`: seconds of a round trip through the tunnel, None if it was not measured.
+    """
 
     devices: tuple[Device, ...]
     offer: Offer | None = None
@@ -45,13 +54,16 @@ class LentDevices:
 
 
 class RemoteMachines:
-    """Finds the devices of paired machines. For any thread but the GUI's: it waits for the network."""
+    """Finds the devices of paired machines.
+
+    Its methods wait for the network, so they must not run in the GUI thread.
+    """
 
     def __init__(self, identity: Path, book: PairingStore, tunnels: Tunnels, checks: Path) -> None:
         self._identity, self._book, self._tunnels, self._checks = identity, book, tunnels, checks
 
     def find(self, machine: Machine) -> LentDevices:
-        """Return the devices that `machine` lends, those of other users marked as away.
+        """Return the devices that `machine` lends. Those that another user holds are marked as away.
 
         Raises:
             EngineError: if it does not answer, lends nothing, or one of its free workers does not answer.
@@ -79,14 +91,20 @@ class RemoteMachines:
         )
 
     def ask(self, machine: Machine, timeout_s: float = CALL_TIMEOUT_S) -> tuple[Offer, float]:
-        """Return the offer of `machine`, and the seconds of the round trip. Raises `TunnelError`."""
+        """Return the offer of `machine` (the devices that it lends), and the seconds of the round trip.
+
+        Raises `TunnelError`.
+        """
         pairing = self._book.find("server", machine.fingerprint)
         if pairing is None:
             raise PairingError(tr("{name} is not paired with this computer; pair with it again.", name=machine.name))
         return ask_offer(machine.endpoint, pairing.der, read_identity(self._identity), timeout_s)
 
     def _see(self, devices: Sequence[Device]) -> dict[str, Device]:
-        """Return the devices with what the engine reports of them, by endpoint. It also proves that they work."""
+        """Return the devices, by endpoint, with the memory and capabilities that the engine reports for them.
+
+        This also proves that they answer.
+        """
         if not devices:
             return {}
         endpoints = [device.endpoint for device in devices if device.endpoint is not None]
@@ -97,7 +115,7 @@ class RemoteMachines:
 
 
 def machine_of(device: Device) -> Machine | None:
-    """Return the paired machine that lends `device`; None for other devices."""
+    """Return the paired machine that lends `device`; None if the device is not lent."""
     if device.endpoint is None or device.fingerprint is None:
         return None
     place, _ = parse_lent_endpoint(device.endpoint)
@@ -105,11 +123,11 @@ def machine_of(device: Device) -> Machine | None:
 
 
 SEPARATOR = " \N{MIDDLE DOT} "
-"""Between machine and device in a device's name."""
+"""Text between the names of machine and device in the name of a lent device."""
 
 
 def device_of(offered: OfferedDevice, machine: Machine) -> Device:
-    """Return the device of the rig for an offered one, without its tunnel."""
+    """Return the device of the rig that describes an offered device. The address of its tunnel is not set."""
     device = Device(
         id=_device_id(machine.name, offered.name),
         name=SEPARATOR.join(filter(None, (machine.name, offered.description or offered.name))),
@@ -133,17 +151,17 @@ def device_of(offered: OfferedDevice, machine: Machine) -> Device:
 
 
 def away_words(offered: OfferedDevice) -> str:
-    """Return why the device cannot be used now; empty if it can."""
+    """Return why a lent device cannot be used now, such as "used by Ann"; empty if it can."""
     return tr("used by {user}", user=offered.user) if offered.user and not offered.is_yours else ""
 
 
 def with_offer(device: Device, offered: OfferedDevice | None) -> Device:
-    """Return a known device with what its machine tells of it now; None: it is not offered any more."""
+    """Return a known device updated by its machine's current offer. `offered`: None if it is not offered any more."""
     if offered is None:
         return replace(device, away=tr("not offered now"))
     away = away_words(offered)
     if offered.is_yours or away:
-        # What is free now is free beside a loaded model; readings of the load tell more, or it cannot be used anyway.
+        # A loaded model uses part of the memory now, so the free memory from before its load is kept.
         return replace(device, away=away)
     free_bytes = None if offered.free_bytes is None else min(offered.free_bytes, offered.total_bytes)
     return replace(device, away="", total_bytes=offered.total_bytes, free_bytes=free_bytes, remote=_facts(offered))

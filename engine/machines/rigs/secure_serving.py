@@ -1,4 +1,7 @@
-"""Lends devices of this machine through the tunnel: a worker for each, which only the listener can reach."""
+"""Lends devices of this machine to paired machines.
+
+Each device has an RPC worker, which accepts connections only from the listener of the tunnel.
+"""
 
 from __future__ import annotations
 
@@ -28,20 +31,26 @@ from engine.runtime.protocol.messages import Serve, Serving
 
 NOT_GUARDED = "This system cannot keep other users of this computer from the worker; they can use it without pairing."
 DEFAULT_PORT = 50052
-"""As of llama.cpp's `rpc-server`."""
+"""Default TCP port of the listener, the same as of llama.cpp's `rpc-server`."""
 HOST_MARGIN_BYTES = 256 * MIB
-"""Default margin of a lent CPU, for the lender's own programs."""
+"""Default margin of a lent CPU: memory kept free for the lender's own programs."""
 _HOST_MARGIN_SHARE = 20
 _END_TIMEOUT_S = 5.0
 _POLL_S = 0.25
 RESTART_AFTER_S = 60.0
-"""A worker that ran for less than this is not started again: it would end for the same reason."""
+"""Seconds that a worker must have run to be started again. One that ended earlier would end for the same reason."""
 _log = logging.getLogger("layerdeck.engine")
 
 
 @dataclass(frozen=True, slots=True)
 class SecureAddress:
-    """Address and port for paired machines, and the name under which they list this one."""
+    """Network address of the listener for paired machines, and its identity.
+
+    `name`: name under which paired machines list this one.
+    `identity`: key and certificate of this machine.
+    `book`: the file of pairings.
+    `code`: the current pairing code.
+    """
 
     host: str
     port: int
@@ -53,9 +62,11 @@ class SecureAddress:
 
 @dataclass(frozen=True, slots=True)
 class Lending:
-    """One device to lend: at most `cap_bytes` of its memory (None: all), and not the last free `margin_bytes`.
+    """A device to lend, with the limits of its memory.
 
-    `speed`: what this machine measured; None if it never did.
+    `cap_bytes`: most bytes that borrowers may use, None for all.
+    `margin_bytes`: bytes of free memory that stay free for the lender.
+    `speed`: measured speed of the device, None if it was never measured.
     """
 
     device: Device
@@ -76,12 +87,13 @@ def choose_lendings(
     caps: Sequence[tuple[str, int]] = (),
     margins: Sequence[tuple[str, int]] = (),
 ) -> tuple[Lending, ...]:
-    """Return the devices to lend, all by default, with their limits; cards first, the CPU last.
+    """Return the devices to lend with their limits: those in `only`, in this order; by default all of `devices`.
 
-    `caps`, `margins`: bytes by id; the id "" means the only device.
+    `only`, `without`: ids of the devices to lend and not to lend.
+    `caps`, `margins`: pairs of a device id and bytes. An empty id means the only device.
 
     Raises:
-        ArgumentError: for a device that is not here, none left, a size for two devices, or a cap above the memory.
+        ArgumentError: if a device is unknown, none is left, a device has two sizes, or a cap exceeds its memory.
     """
     here = {device.id: device for device in devices if device.kind != "accel"}
     for name in (*only, *without):
@@ -134,7 +146,11 @@ def _usual_margin(device: Device) -> int:
 
 
 class _Worker:
-    """The worker of one lent device. It is started again if it ends by itself after it has served for a while."""
+    """The RPC worker of one lent device. A worker that ends by itself is started again if it had run for a while.
+
+    `key`: the local port from which the worker accepts connections.
+    `kept_name`: name of the worker's subfolder in the cache of weights.
+    """
 
     def __init__(self, lending: Lending, key: Key, kept: KeptWeights | None, kept_name: str) -> None:
         self.lending = lending
@@ -168,7 +184,7 @@ class _Worker:
         return self.serving
 
     def look(self) -> EngineError | None:
-        """Start an ended worker again; return the reason if it cannot be."""
+        """Start the worker again if it has ended; return the error if that is not possible, else None."""
         outcome = self._child.wait_for_end(0)
         if outcome is None:
             return None
@@ -191,13 +207,13 @@ class _Worker:
         self._child.wait_for_end(_END_TIMEOUT_S)
 
     def reach(self) -> socket.socket:
-        """Return a connection to the worker. Raises `OSError`."""
+        """Return a connection to the worker from the port that it accepts. Raises `OSError`."""
         if self.serving is None:
             raise ConnectionRefusedError
         return self._key.connect(self.serving.port)
 
     def describe(self) -> OfferedDevice:
-        """Return the present facts of the device."""
+        """Return the description of the device for borrowers, with its current free memory."""
         lending, device = self.lending, self.lending.device
         free_bytes = read_host_memory().free_bytes if device.is_host else device.free_bytes
         free_bytes = device.total_bytes if free_bytes is None else free_bytes
@@ -223,14 +239,18 @@ class _Worker:
 
 @dataclass(frozen=True, slots=True)
 class Lent:
-    """What is served: the listener's port, and the workers' messages in the order of the devices."""
+    """The listener and the workers, as they are when all devices are served.
+
+    `port`: TCP port of the listener.
+    `servings`: the messages with which the workers reported that they serve, in the order of the devices.
+    """
 
     port: int
     servings: tuple[Serving, ...]
 
     @property
     def is_guarded(self) -> bool:
-        """Whether other users of this machine are kept from every worker."""
+        """Whether no worker accepts connections of other users of this machine."""
         return all(each.is_guarded for each in self.servings)
 
     @property
@@ -249,14 +269,18 @@ def serve_secure(
     on_use: Callable[[tuple[Use, ...]], None] | None = None,
     on_problem: Callable[[str], None] | None = None,
 ) -> None:
-    """Lend devices to paired machines until `until` is set. Workers and listener have ended when this returns or
-    raises.
+    """Lend devices to paired machines until `until` is set.
 
-    `on_use`: called in threads with the sessions, whenever one begins or ends. `on_problem`: called with a sentence if
-    one of several workers has ended for good.
+    Workers and listener have ended when this returns or raises.
+
+    `kept`: cache of weights, shared by all workers; None for no cache.
+    `on_serving`: called once when all workers accept connections.
+    `on_paired`: called in a thread with each new pairing.
+    `on_use`: called with all sessions whenever one begins or ends, in the listener's thread; it must not wait.
+    `on_problem`: called with a sentence if one of several workers has ended for good.
 
     Raises:
-        EngineError: if it cannot listen or serve, or if no worker is left.
+        EngineError: if this machine cannot listen or serve, or if no worker is left.
     """
     require_guard()
     # The key outlives the workers: while it is held, no other user can bind the port that the workers trust.
@@ -276,8 +300,11 @@ def _serving(
     on_paired: Callable[[Pairing], None],
     on_use: Callable[[tuple[Use, ...]], None] | None,
 ) -> Iterator[tuple[Listener, tuple[_Worker, ...]]]:
-    """Start the listener, then the workers: its port names their folders. Callers are told meanwhile that there are no
-    workers."""
+    """Start the listener, then the workers, and end them when the context ends.
+
+    The listener's port is part of the names of the workers' folders, so it comes first. Until the workers serve,
+    callers get the answer that the worker does not run.
+    """
     workers: list[_Worker] = []
 
     def lent(index: int, lending: Lending) -> LentDevice:

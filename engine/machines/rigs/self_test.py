@@ -1,8 +1,8 @@
-"""Tests whether a device may be two entries of one layout: the logits must be the same, round after round.
+"""Tests whether one device may be several entries of a layout: the logits must be the same in every round.
 
 Two entries of one card are two instances of its backend with their own streams, and the engine does not synchronise
-them everywhere. Whether that matters depends on the backend and the engine's version, so it is tested once for each: a
-small model on the device as one entry, then in interleaved entries, with prompts that fill the pipeline.
+them everywhere. Whether that matters depends on the backend and the engine's version, so it is tested once for each:
+a small model is loaded on the device as one entry, then as interleaved entries, with prompts that fill the pipeline.
 """
 
 from __future__ import annotations
@@ -30,13 +30,20 @@ ROUNDS = 20
 MAX_ENTRIES_TRIED = 5
 MAX_FILE_BYTES = 1 << 16
 CONTEXT = ContextSettings(n_ctx=512, n_batch=256, n_ubatch=32, pipeline="on")
-"""Eight micro-batches for each prompt: with pipeline parallelism several are computed at once."""
+"""Context settings of the test: eight micro batches for each prompt.
+
+With pipeline parallelism several of them are computed at the same time.
+"""
 LOAD_TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
 class SelfTest:
-    """The result: the rounds, and those whose logits differed from the device as a single entry."""
+    """The result of testing a device as several entries of one layout.
+
+    `rounds`: number of prompts.
+    `different`: number of prompts whose logits differed from those of the device as a single entry.
+    """
 
     rounds: int
     different: int
@@ -55,7 +62,9 @@ def try_repeated(
     argv: Sequence[str] | None = None,
     cancel: CancelToken | None = None,
 ) -> SelfTest:
-    """Load `model` on the device once as one entry and once as several, and compare the logits. Blocks.
+    """Compare the logits of `model` on the device as one entry of a layout and as several entries.
+
+    Blocks for seconds. `rounds`: number of prompts that are compared.
 
     Raises:
         EngineError: if the model cannot be loaded on the device, if the child failed, or after the cancel.
@@ -104,14 +113,17 @@ def _load(rig: Rig, device_id: str, model: Path, runs: Sequence[int]) -> Load:
 
 
 def _interleaved(positions: int) -> list[int]:
-    """Return the layer counts of the entries, as equal as possible."""
+    """Return the numbers of layers of the entries, as equal as possible. `positions`: layers with the output layer."""
     count = min(MAX_ENTRIES_TRIED, MAX_ENTRIES, positions)
     # Differences of a floor: they sum to `positions`, and differ by one at most.
     return [positions * (index + 1) // count - positions * index // count for index in range(count)]
 
 
 def _prompt(number: int) -> tuple[int, ...]:
-    """Return tokens that differ between rounds; every vocabulary has the first 200."""
+    """Return the tokens of the prompt of a round.
+
+    They differ between rounds; every vocabulary has the first 200 tokens.
+    """
     # Lengths differ as well, so that the last micro-batch is not always full.
     return tuple(3 + (number * 7 + index * (1 + number % 5)) % 197 for index in range(CONTEXT.n_batch - number))
 
@@ -125,31 +137,34 @@ class _Document(msgspec.Struct, frozen=True):
 
 
 def verdict_key(device: Device) -> str:
-    """Return the key of a verdict: a backend in one version of the engine."""
+    """Return the key of a stored verdict: the device's backend and the engine's version."""
     return f"{device.backend} {engine_version()}"
 
 
 def read_verdicts(path: Path) -> dict[str, bool]:
-    """Return the stored verdicts by key; none if the file is missing or damaged."""
+    """Return the stored verdicts by key: whether the backend has passed. Empty if the file is missing or damaged."""
     document = read_kept(path, _Document, MAX_FILE_BYTES)
     return {} if document is None else document.passed
 
 
 def keep_verdict(path: Path, device: Device, result: SelfTest) -> None:
-    """Store the result of testing `device` for its backend.
+    """Store whether the backend of `device` passed the test of a device as several entries of one layout.
 
     Raises:
         PlacedError: if the file cannot be written.
     """
     engine = engine_version()
-    # Verdicts of other versions go: another version may synchronise elsewhere.
+    # Verdicts on other versions of the engine are removed: another version may synchronise elsewhere.
     kept = {key: passed for key, passed in read_verdicts(path).items() if key.endswith(engine)}
     document = _Document(version=1, passed=kept | {verdict_key(device): result.passed})
     write_file(path, msgspec.json.encode(document), what="self-test", fail=PlacedError)
 
 
 def with_verdicts(rig: Rig, verdicts: Mapping[str, bool]) -> Rig:
-    """Return `rig` with devices marked repeatable if their backend has passed; others stay as a rig file states."""
+    """Return `rig` with the stored verdicts: whether a device may be several entries of one layout.
+
+    Devices without a verdict stay as a rig file states.
+    """
 
     def judged(device: Device) -> Device:
         passed = verdicts.get(verdict_key(device))

@@ -1,4 +1,7 @@
-"""Read speeds of devices and their distance: measured on request, stored, and corrected by answers."""
+"""Measured speeds of devices: memory bandwidth and links.
+
+They are measured on request, stored in the speed book, and corrected by the measured speeds of answers.
+"""
 
 from __future__ import annotations
 
@@ -26,23 +29,23 @@ from engine.runtime.protocol.messages import DeviceRef, DeviceSpeed, MeasureSpee
 from engine.runtime.requests import device_refs, environment_for
 
 MAX_BYTES = 256 * MIB
-"""Size of a test matrix: larger than the caches of cards."""
+"""Size of the matrix of a speed test: larger than the caches of cards."""
 TIMEOUT_S = 120.0
-"""Time-out for one device, which takes some seconds on an idle machine."""
+"""Time-out in seconds for measuring one device, which takes some seconds on an idle machine."""
 MAX_SILENT = 3
-"""After this many workers that greet and then fall silent, no further one is waited for."""
+"""If this many RPC workers have stopped answering, no further worker is measured."""
 _ENOUGH_S = 40.0
-"""After this time a slow device is measured with no further types; one type stands for the rest."""
+"""Seconds after which no further types are measured on a slow device; the types measured so far stand for the rest."""
 _MIN_BYTES = 4 * MIB
 _PART = 4
-"""The test takes at most 1/4 of the free memory."""
+"""The matrix of a speed test is at most 1/4 of the free memory."""
 _TYPES = {"Q8_0": 8, "Q4_0": 2, "Q4_1": 3, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14, "IQ4_XS": 23}
-"""Weight types, with ggml's numbers, that stand for all: the other kernels resemble one of these."""
+"""Types of weights to measure, with ggml's numbers (`ggml_type`). The kernels of other types resemble one of these."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredSpeeds:
-    """Speeds by device id, and a sentence for each device that could not be measured."""
+    """Measured speeds by device id. `problems`: a sentence for each device that could not be measured."""
 
     speeds: Mapping[str, DeviceSpeed]
     problems: tuple[str, ...] = ()
@@ -57,10 +60,14 @@ def measure_speeds(
     argv: Sequence[str] | None = None,
     cancel: CancelToken | None = None,
 ) -> MeasuredSpeeds:
-    """Return measured speeds. Blocks for some seconds per device; a failure leaves out only its own device.
+    """Measure the speeds of the devices of a rig and return them. Blocks for some seconds per device.
 
-    `held`: endpoints of our own loads. They serve one client at a time and are skipped. `n_threads`: threads of the
-    host; None for as many as a load uses.
+    A device that fails is left out; the others are still measured.
+
+    `held`: endpoints of workers with a model of this program. They serve one client at a time and are skipped.
+    `n_threads`: number of threads for the host, None for as many as a load uses.
+    `timeout_s`: time-out for each device.
+    `argv`: command of the child process, None for the default one.
 
     Raises:
         EngineError: after the cancel.
@@ -70,7 +77,7 @@ def measure_speeds(
     holding = frozenset(held)
     speeds: dict[str, DeviceSpeed] = {}
     problems: list[str] = []
-    # All at once: each of many that say nothing would have the whole time of a greeting.
+    # All endpoints at once, because each that does not answer takes the whole time-out of a greeting.
     greetings = _greet(rig, holding, cancel)
     silent: set[str] = set()
     for device in rig.all_devices:
@@ -110,7 +117,10 @@ def _measure(
     cancel: CancelToken | None,
     environment: Mapping[str, str],
 ) -> DeviceSpeed:
-    """Return the speed with the largest matrix that can be allocated: a worker's cap is not known beforehand."""
+    """Return the speed of a device, measured with the largest matrix that can be allocated.
+
+    The size is found by trying, because a worker's memory cap is not known beforehand.
+    """
     size_bytes = min(MAX_BYTES, max(0, device.available_bytes) // _PART)
     while True:
         request = MeasureSpeed(device=ref, size_bytes=size_bytes, n_threads=n_threads, enough_s=_ENOUGH_S, types=_TYPES)
@@ -159,7 +169,7 @@ def measured_book(
 ) -> tuple[SpeedBook, tuple[str, ...]]:
     """Return `book` with new measurements of the devices of `rig`, and a sentence for each that failed.
 
-    Blocks for some seconds per device; not for the GUI thread.
+    Blocks for some seconds per device, so it must not be called in the GUI thread.
     """
     found = measure_speeds(rig, held=held, n_threads=n_threads, cancel=cancel)
     for device in rig.all_devices:
@@ -178,18 +188,18 @@ def measured_book(
 
 
 def known_speeds(rig: Rig, book: SpeedBook) -> Speeds:
-    """Return the measured speeds of the devices of `rig`, and the PCIe links of local cards as drivers report them."""
+    """Return the speeds that predictions use: the measured speeds in `book`, and the PCIe rates that drivers report."""
     return book.speeds(rig, card_links(rig))
 
 
 def card_links(rig: Rig) -> dict[str, float]:
-    """Return the bytes per second of the links of local cards by device id, as drivers report them."""
+    """Return the PCIe rates of local cards in bytes per second, by device id, as their drivers report them."""
     facts = read_card_facts(rig.devices)
     return {key: each.link_bytes_per_second for key, each in facts.items() if each.link_bytes_per_second is not None}
 
 
 def speed_lines(rig: Rig, book: SpeedBook) -> list[str]:
-    """Return one line for each measured device of `rig`."""
+    """Return one line of text on the speed of each measured device of `rig`."""
     speeds = book.speeds(rig)
     lines = []
     for device_id, bandwidth in speeds.bandwidths.items():
@@ -209,8 +219,12 @@ def speed_lines(rig: Rig, book: SpeedBook) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class TimedAnswer:
-    """An answer with nothing else on its devices: generated tokens and their rate, prompt tokens that were computed and
-    their rate."""
+    """The measured speeds of one answer. Nothing else was running on its devices.
+
+    `prompt_tokens`: number of all prompt tokens.
+    `generated_tokens`, `tokens_per_second`: number of generated tokens, and their speed.
+    `read_tokens`, `read_per_second`: number of prompt tokens that were computed, not cached, and their speed.
+    """
 
     prompt_tokens: int
     generated_tokens: int
@@ -220,15 +234,21 @@ class TimedAnswer:
 
 
 class BareSpeeds(NamedTuple):
-    """Predictions from measurements alone. `prompt`: None if nothing can be learned about it."""
+    """Speeds predicted from measurements alone, without learnt corrections.
+
+    `answer`: speed of the generation.
+    `prompt`: speed of the prompt, None if the answer cannot correct it.
+    """
 
     answer: SpeedForecast
     prompt: SpeedForecast | None
 
 
 def bare_speed(plan: Plan, book: SpeedBook, answer: TimedAnswer) -> BareSpeeds | None:
-    """Return the prediction for `answer` from measurements alone, without corrections; None if there is none. Calls
-    drivers."""
+    """Return the speeds predicted for `answer` from measurements alone, without learnt corrections.
+
+    None if there is no prediction. It asks drivers, so it may take a moment.
+    """
     speeds = known_speeds(plan.rig, book).unlearnt
     work = Work(plan.model)
     # The mean fill of the KV cache during the answer: the prompt and half of the answer.
@@ -236,13 +256,16 @@ def bare_speed(plan: Plan, book: SpeedBook, answer: TimedAnswer) -> BareSpeeds |
     predicted = plan_speed(work, plan, speeds, fill_tokens)
     if predicted is None:
         return None
-    # A prompt with images is read in other ways, and one that was mostly read before says little.
+    # A prompt with images is computed in another way, and a mostly cached prompt is too short to measure.
     tells = plan.edit.side_files.projector is None and answer.read_tokens >= MIN_PROMPT_TOKENS
     return BareSpeeds(predicted, plan_prompt(work, plan, speeds, answer.read_tokens) if tells else None)
 
 
 def learnt(book: SpeedBook, plan: Plan, predicted: BareSpeeds, answer: TimedAnswer) -> SpeedBook:
-    """Return the book corrected by an answer on `plan`. `bare_speed` predicted it."""
+    """Return `book` corrected by the measured speeds of an answer on `plan`.
+
+    `predicted`: the prediction of `bare_speed` for this answer.
+    """
     name = layout_class(plan.edit.layout, plan.rig)
     book = book.with_answer(name, plan.rig, predicted.answer, answer.generated_tokens, answer.tokens_per_second)
     if predicted.prompt is None:

@@ -1,1 +1,1 @@
-"""Workers on other machines, reached through TLS: identities, pairings, both ends of the tunnel, and discovery."""
+"""The encrypted tunnel (TLS) to RPC workers on other machines: identities, pairings, both ends, and discovery."""

@@ -1,7 +1,7 @@
-"""`python -m engine.machines.tunnel`: the child that forwards connections to one paired machine.
+"""`python -m engine.machines.tunnel`: the child process that forwards local connections to one paired machine.
 
-With the request `Browse` it searches for machines that announce themselves instead. It runs until
-the parent ends, and opens further ports of the same machine on request.
+With the request `Browse` it searches for machines that announce themselves instead. It runs until the parent ends, and
+opens further ports to the same machine on request.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from engine.runtime.protocol.pipe import Pipe, Requests, begin_child
 
 
 def main() -> None:
-    """Carry out requests until `Quit`, or until the parent ends."""
+    """Run the child: carry out requests until `Quit`, or until the parent ends."""
     pipe = begin_child("layerdeck tunnel")
     requests: Requests[TunnelRequest] = Requests(TunnelRequest, pipe)
     if not requests.read_first():
         return
     _carry_out(requests.next(), pipe)
-    # A search gives up rights, and so does it before this thread starts. The end of the input ends the process.
+    # After the first request: a search restricts its rights (Landlock), which holds only for threads that start later.
+    # The end of standard input ends the process.
     requests.start_reading()
     while not isinstance(request := requests.next(), Quit):
         _carry_out(request, pipe)

@@ -1,6 +1,6 @@
-"""The calling end of the tunnel: pairs with a machine, or forwards local processes to the worker of a paired one.
+"""The calling end of the tunnel: pairs with a machine, or forwards local connections to the workers of a paired one.
 
-Failures of the other machine become sentences.
+Failures of the other machine are converted into sentences.
 """
 
 from __future__ import annotations
@@ -43,10 +43,13 @@ from engine.machines.tunnel.streams import (
 )
 
 CALL_TIMEOUT_S = 1.7
-"""Time-out of connection, handshake and first answer: a greeting through a tunnel has 2 s for all of it."""
+"""Time-out in seconds of connection, handshake and first answer.
+
+A greeting through a tunnel has 2 s for all of them.
+"""
 PAIRING_TIMEOUT_S = 15.0
 MAX_FORWARDED = 8
-"""Most connections of local processes at once."""
+"""Largest number of local connections that are forwarded at the same time."""
 _HOST = "127.0.0.1"
 _LINGER_S = 1.0
 _PAUSE_S = 0.2
@@ -74,7 +77,7 @@ _REFUSALS = {
 
 
 class TunnelError(EngineError):
-    """A machine could not be called. `words` follow its name in the sentence."""
+    """A call to another machine failed. `words`: the predicate after the machine's name in the sentence."""
 
     kind = "unreachable"
 
@@ -88,12 +91,13 @@ class TunnelError(EngineError):
 async def open_session(
     endpoint: str, certificate: bytes, identity: Identity, timeout_s: float = CALL_TIMEOUT_S, device: str = ""
 ) -> Stream:
-    """Return a stream to a worker of the machine with this `certificate`.
+    """Return a stream to a worker of the machine with this `certificate` (DER).
 
-    `device`: its name there; empty for the only one of an older machine, or the first one of another.
+    `device`: id of the device on that machine. Empty: its first device, or the only one of a machine with an older
+    release.
 
     Raises:
-        TunnelError: with the reason, within `timeout_s`.
+        TunnelError: with the reason, within `timeout_s` seconds.
     """
     stream: Stream | None = None
     try:
@@ -116,10 +120,13 @@ async def open_session(
 def ask_offer(
     endpoint: str, certificate: bytes, identity: Identity, timeout_s: float = CALL_TIMEOUT_S
 ) -> tuple[Offer, float]:
-    """Return what the machine lends, and the seconds of the round trip. For threads without an event loop.
+    """Return the offer of a machine (the devices that it lends), and the seconds of the round trip.
+
+    It runs an event loop, so it must be called in a thread without one.
 
     Raises:
-        TunnelError: with the reason, within `timeout_s`. `NOT_RPC` also for machines that offer one device, unnamed.
+        TunnelError: with the reason, within `timeout_s` seconds. Its status is `NOT_RPC` also for a machine with an
+            older release, which lends one device without a name.
     """
     return asyncio.run(_ask_offer(endpoint, certificate, identity, timeout_s))
 
@@ -178,13 +185,15 @@ async def _read_admission(endpoint: str, stream: Stream) -> Admission:
 
 
 def pair_with(endpoint: str, code: str, identity: Identity, name: str, timeout_s: float = PAIRING_TIMEOUT_S) -> Pairing:
-    """Return the pairing with the machine at `endpoint` that shows `code`; the caller stores it.
+    """Pair with the machine at `endpoint` (host:port) that shows `code`; return the pairing, which the caller stores.
 
-    `name`: our name in the other machine's list. Blocks for at most `timeout_s`; for threads without an event loop.
+    Blocks for at most `timeout_s` seconds. It runs an event loop, so it must be called in a thread without one.
+
+    `name`: name of this machine in the other machine's list.
 
     Raises:
-        TunnelError: if it cannot be called.
-        PairingError: if the two do not pair.
+        TunnelError: if the machine cannot be called.
+        PairingError: if the two machines do not pair.
         ValueError: with a sentence, if a text is not an endpoint or not a code.
     """
     # Checked before anything is sent: a code that cannot be right would cost one of three tries.
@@ -205,7 +214,10 @@ async def _pair(endpoint: str, code: str, identity: Identity, name: str, timeout
 
 
 async def _call(endpoint: str, purpose: Purpose, identity: Identity, certificate: bytes | None) -> Stream:
-    """Connect, send the preface, and do the TLS handshake."""
+    """Connect to a machine, send the preface, do the TLS handshake, and return the stream.
+
+    `certificate`: certificate (DER) that the machine must show, None for any.
+    """
     loop = asyncio.get_running_loop()
     connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
@@ -229,7 +241,10 @@ async def _call(endpoint: str, purpose: Purpose, identity: Identity, certificate
 
 @asynccontextmanager
 async def _calling(endpoint: str, timeout_s: float) -> AsyncIterator[None]:
-    """Convert errors inside the context into sentences; the context has `timeout_s`."""
+    """Convert errors inside the context into `TunnelError` with a sentence.
+
+    The context has a time-out of `timeout_s` seconds.
+    """
     try:
         async with asyncio.timeout(timeout_s):
             yield
@@ -255,9 +270,13 @@ def _unreached(endpoint: str, error: Exception) -> TunnelError:
 
 
 class Forwarder:
-    """A local port, for processes of our user, that leads to one paired machine, or to one of its devices.
+    """A local port that forwards connections to one paired machine, or to one of its devices.
 
-    It listens from its start. `run` forwards connections until it is cancelled.
+    Only processes of this user may connect to it. It listens from the constructor on; `run` forwards connections until
+    it is cancelled.
+
+    `port`: local port, 0 for any free one.
+    `device`: id of the device on that machine, empty for its first one.
     """
 
     def __init__(self, endpoint: str, certificate: bytes, identity: Identity, port: int = 0, device: str = "") -> None:
@@ -269,11 +288,11 @@ class Forwarder:
 
     @property
     def port(self) -> int:
-        """The port that it listens on, also if any free one was requested."""
+        """The local port, which the system chose if port 0 was requested."""
         return int(self._listening.getsockname()[1])
 
     async def run(self) -> None:
-        """Forward all connections."""
+        """Forward connections until the task is cancelled."""
         loop, tasks = asyncio.get_running_loop(), set[asyncio.Task[None]]()
         self._listening.setblocking(False)
         with self._listening:
@@ -321,7 +340,7 @@ class Forwarder:
 
 
 async def _refuse(caller: Stream, notice: bytes) -> None:
-    """Send the reason, and return after the caller has read it: closing earlier would discard it."""
+    """Send the reason of a refusal, and wait until the caller has read it, because closing earlier would discard it."""
     await caller.send(notice)
     # Half of a close: the caller sees the end of the notice, and its own direction stays open until it closes.
     caller.transport.write_eof()

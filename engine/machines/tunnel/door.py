@@ -1,5 +1,7 @@
-"""Local connections of both tunnel ends: the one port from which a worker accepts connections, and the user of a
-caller."""
+"""Checks on local connections of the tunnel.
+
+A worker accepts connections from one local port only (`Key`), and a tunnel accepts callers of this user only.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,9 @@ _CONNECT_S = 2.0
 
 
 class Key:
-    """A local port that processes of other users cannot bind while we hold it.
+    """A local port that processes of other users cannot bind while this object holds it.
 
-    `engine/runtime/child/rpc_server.py` closes connections from any other port.
+    A worker closes connections from any other port (`engine/runtime/child/rpc_server.py`).
     """
 
     def __init__(self) -> None:
@@ -39,10 +41,10 @@ class Key:
         self._holding.close()
 
     def connect(self, port: int) -> socket.socket:
-        """Return a connection to a worker of this machine, from the held port.
+        """Return a connection from the held port to a worker of this machine that listens on `port`.
 
         Raises:
-            OSError: if it cannot be made.
+            OSError: if the connection cannot be made.
         """
         for left in reversed(range(_TRIES)):
             connection = _socket()
@@ -77,14 +79,14 @@ def _socket() -> socket.socket:
 
 
 TRUST_VARIABLE = "LAYERDECK_TRUST_LOCAL_USERS"
-"""Environment variable; 1 allows tunnels on systems that cannot tell whose a local connection is."""
+"""Environment variable; 1 allows tunnels on systems that do not report which user made a local connection."""
 
 
 def require_guard() -> None:
     """Check that other users of this machine can be kept out of tunnels.
 
     Raises:
-        EngineError: if the system cannot tell whose a local connection is, and the user has not allowed that.
+        EngineError: if the system does not report which user made a local connection, and `TRUST_VARIABLE` is not set.
     """
     if (sys.platform.startswith("linux") and _TABLE.exists()) or os.environ.get(TRUST_VARIABLE) == "1":
         return
@@ -95,7 +97,7 @@ def require_guard() -> None:
 
 
 def is_our_user(caller: socket.socket) -> bool:
-    """Return whether a local connection belongs to a process of our user; True if the system cannot tell."""
+    """Return whether a local connection comes from a process of this user; True if the system does not report it."""
     if not sys.platform.startswith("linux") or not _TABLE.exists():
         return True
     (_, their_port), (_, our_port) = caller.getpeername(), caller.getsockname()

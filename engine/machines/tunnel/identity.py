@@ -1,4 +1,4 @@
-"""The key and certificate of this machine, made once and stored in a file, and certificate fingerprints.
+"""The key and certificate of this machine (its identity), created once and stored in a file; certificate fingerprints.
 
 Paired machines store each other's certificate and compare it byte by byte. So the name in a certificate has no meaning,
 and it never expires.
@@ -10,7 +10,6 @@ import hashlib
 import os
 import re
 import secrets
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,21 +21,25 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import NameOID
 
 from engine.base.errors import EngineError
-from engine.base.files import read_at_most
+from engine.base.files import read_at_most, write_private
 
 MAX_FILE_BYTES = 1 << 16
 _FROM, _UNTIL = datetime(2000, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)
 
 
 class IdentityError(EngineError):
-    """Our key and certificate cannot be read or made."""
+    """The key and certificate of this machine cannot be read or created."""
 
     kind = "argument"
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Our certificate (DER). `path`: the file with certificate and key, which TLS reads."""
+    """The key and certificate of this machine.
+
+    `path`: file with key and certificate (PEM), which TLS reads.
+    `certificate`: the certificate as DER.
+    """
 
     path: Path
     certificate: bytes
@@ -47,10 +50,10 @@ class Identity:
 
 
 def read_identity(path: Path) -> Identity:
-    """Return our identity; it is made if there is none. Only our user can read the file.
+    """Return the identity of this machine. Its file is created if it does not exist; only this user can read it.
 
     Raises:
-        IdentityError: if it can be neither read nor made.
+        IdentityError: if it can be neither read nor created.
     """
     try:
         if not path.exists():
@@ -85,7 +88,7 @@ def is_certificate(data: bytes) -> bool:
 
 def _make(path: Path) -> None:
     key = ec.generate_private_key(ec.SECP256R1())
-    # Many certificates of one name would be hard to tell for those who look an issuer up.
+    # A random name, because TLS looks up trusted issuers by name, and equal names would be ambiguous.
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"layerdeck-{secrets.token_hex(8)}")])
     certificate = (
         x509.CertificateBuilder()
@@ -100,22 +103,7 @@ def _make(path: Path) -> None:
         .sign(key, hashes.SHA256())
     )
     data = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()) + certificate.public_bytes(Encoding.PEM)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # In the same folder, because a hard link cannot cross file systems.
-    unfinished = path.with_name(f".{secrets.token_hex(8)}.tmp")
-    try:
-        # Not written first and closed to others after: they could have opened it in between.
-        descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            # On disk before it gets its name: a power failure must not leave an empty key.
-            file.flush()
-            os.fsync(file.fileno())
-        # Another process may have been quicker: then its key is ours too.
-        with suppress(FileExistsError):
-            os.link(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    write_private(path, data)
 
 
 MAX_CERTIFICATE_BYTES = 4096
@@ -129,11 +117,11 @@ def fingerprint_of(certificate: bytes) -> str:
 
 
 def shown_fingerprint(fingerprint: str) -> str:
-    """Return the start of a fingerprint, which people compare."""
+    """Return the first 16 digits of a fingerprint in groups of four, which people compare."""
     digits = fingerprint[:_SHOWN_DIGITS]
     return " ".join(digits[start : start + 4] for start in range(0, len(digits), 4))
 
 
 def is_fingerprint(text: str) -> bool:
-    """Return whether `text` is a complete fingerprint as in rig files."""
+    """Return whether `text` is a complete fingerprint: 64 hexadecimal digits in lower case."""
     return _FINGERPRINT.fullmatch(text) is not None

@@ -7,9 +7,9 @@ import logging
 import socket
 import threading
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 
@@ -33,10 +33,10 @@ from engine.machines.tunnel.streams import (
 MAX_CONNECTIONS = 32
 MAX_OF_ONE_ADDRESS = 8
 HELLO_S = 5.0
-"""Time-out for preface and handshake of a session."""
+"""Time-out in seconds of preface and TLS handshake of a session."""
 PAIRING_S = 15.0
 BUSY_S = 0.8
-"""How long a caller waits for the session before it, which may just be ending."""
+"""Seconds that a caller waits for the end of another session on the same device, which may just be ending."""
 _BACKLOG = 16
 _LOOK_S = 0.5
 _END_S = 3.0
@@ -45,10 +45,11 @@ _log = logging.getLogger("layerdeck.engine")
 
 @dataclass(frozen=True, slots=True)
 class LentDevice:
-    """A device behind the listener. `name`: for clients.
+    """A device that the listener lends.
 
-    `reach` returns a connection to its worker or raises `OSError`; `describe` returns its present facts, without users.
-    Both are called in threads.
+    `name`: id of the device for clients.
+    `reach`: returns a connection to its worker, or raises `OSError`. Called in threads.
+    `describe`: returns its current description, without users. Called in threads.
     """
 
     name: str
@@ -58,7 +59,13 @@ class LentDevice:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """A session: the device's name, the client's name and fingerprint, and when it began (seconds since 1970)."""
+    """A running session of a client with a lent device.
+
+    `device`: id of the device.
+    `client`: name of the client's machine.
+    `fingerprint`: fingerprint of the client's certificate.
+    `since_s`: start of the session in seconds since 1970.
+    """
 
     device: str
     client: str
@@ -68,7 +75,7 @@ class Use:
 
 @dataclass(eq=False, slots=True)
 class _Place:
-    """A device with the one session that its RPC server can have. `use`: None while there is none."""
+    """A lent device and its session; its RPC server can have only one. `use`: None if there is no session."""
 
     device: LentDevice
     # Since Python 3.10 a lock binds to the loop that first waits for it, so it may be made in another thread.
@@ -78,21 +85,31 @@ class _Place:
 
 @dataclass(eq=False, slots=True)
 class _Caller:
-    """One connection. `session`: fingerprint of the client during a session, else empty."""
+    """A connection to the listener.
+
+    `begun_s`: time of its acceptance by the loop's clock.
+    `session`: fingerprint of the client during a session, else empty.
+    """
 
     connection: socket.socket
     address: str
+    begun_s: float
     session: str = ""
     task: asyncio.Task[None] | None = None
 
 
 class Listener:
-    """Listens while its context is entered, in an event loop in a thread of its own.
+    """The TLS listener that lends devices to paired machines; it listens while its context is entered.
 
-    `devices`: those that it lends; a client that names none gets the first one. `on_paired` is called in
-    a thread. `on_use` is called with the sessions after each begin and end of one, in the thread of the event loop; it
-    must not wait. Connections beyond the limits are closed at once, and a
-    caller that is not paired has some seconds. If a pairing is deleted, its sessions end.
+    It runs an event loop in a thread of its own. Connections beyond the limits are closed at once, and a caller that is
+    not paired has some seconds to pair. If a pairing is deleted, its sessions end.
+
+    `book`: the file of pairings.
+    `code`: the current pairing code.
+    `name`: name of this machine for its clients.
+    `devices`: devices that it lends; a client that names none gets the first one.
+    `on_paired`: called with each new pairing, in a thread.
+    `on_use`: called with all sessions whenever one begins or ends, in the thread of the event loop; it must not wait.
 
     Raises, on entering:
         EngineError: if it cannot listen.
@@ -116,6 +133,8 @@ class Listener:
         self._places = {each.name: _Place(each) for each in devices}
         self._on_paired, self._on_use = on_paired, on_use
         self._callers: set[_Caller] = set()
+        # Since Python 3.10 it binds to the loop that first waits for it, so it may be made in this thread.
+        self._session_begun = asyncio.Event()
         self._loop = asyncio.new_event_loop()
         self._listening: socket.socket | None = None
         self._serving: asyncio.Task[None] | None = None
@@ -147,7 +166,7 @@ class Listener:
 
     @property
     def port(self) -> int:
-        """The port that it listens on, also if any free one was requested."""
+        """The TCP port of the listener, which the system chose if port 0 was requested."""
         assert self._listening is not None
         return int(self._listening.getsockname()[1])
 
@@ -181,13 +200,35 @@ class Listener:
                 continue
             # Limits before anything is read: a flood of connections costs no handshakes, and one address cannot take
             # all.
-            of_address = Counter(each.address for each in self._callers)[address]
-            if len(self._callers) >= MAX_CONNECTIONS or of_address >= MAX_OF_ONE_ADDRESS:
+            if not self._make_room(address):
                 connection.close()
                 continue
-            caller = _Caller(connection, address)
+            caller = _Caller(connection, address, self._loop.time())
             self._callers.add(caller)
             caller.task = asyncio.create_task(self._take(caller))
+            # Not in the task: one that is cancelled before its first step runs no `finally`.
+            caller.task.add_done_callback(partial(self._leave, caller))
+
+    def _make_room(self, address: str) -> bool:
+        """Return whether another connection from `address` may be accepted.
+
+        At the limit the oldest connection without a session is closed. Else anyone who shares an address with a paired
+        machine could lock it out with silent connections. A paired machine has its session within some milliseconds.
+        """
+        crowd = [each for each in self._callers if each.address == address]
+        if len(crowd) < MAX_OF_ONE_ADDRESS:
+            crowd = list(self._callers)
+            if len(crowd) < MAX_CONNECTIONS:
+                return True
+        strangers = [each for each in crowd if not each.session and each.task is not None]
+        if not strangers:
+            return False
+        oldest = min(strangers, key=lambda each: each.begun_s)
+        assert oldest.task is not None
+        oldest.task.cancel()
+        # Not when its task has ended: the next caller may come before that.
+        self._callers.discard(oldest)
+        return True
 
     async def _take(self, caller: _Caller) -> None:
         try:
@@ -197,9 +238,10 @@ class Listener:
         # Nobody awaits this task before the listener ends, so asyncio would report the error late.
         except Exception:
             _log.exception("tunnel: a caller could not be served")
-        finally:
-            caller.connection.close()
-            self._callers.discard(caller)
+
+    def _leave(self, caller: _Caller, _task: asyncio.Task[None]) -> None:
+        caller.connection.close()
+        self._callers.discard(caller)
 
     async def _talk(self, caller: _Caller) -> None:
         # All limits count from here: who sends the preface slowly has less time for the handshake.
@@ -223,6 +265,7 @@ class Listener:
             client = clients.get(fingerprint_of(stream.certificate))
             if client is not None:
                 caller.session = client.fingerprint
+                self._session_begun.set()
                 await self._serve_client(stream, client, purpose, begin_s)
         finally:
             await stream.close()
@@ -236,6 +279,9 @@ class Listener:
             pairing = await answer_pairing(stream, self._identity, self._name, self._code, keep)
             if pairing is not None:
                 await asyncio.to_thread(self._on_paired, pairing)
+        except asyncio.CancelledError:
+            stream.abort()  # It makes room for another caller; a close would wait for an answer.
+            raise
         finally:
             await stream.close()
 
@@ -299,7 +345,7 @@ class Listener:
 
     @property
     def uses(self) -> tuple[Use, ...]:
-        """The sessions of now. For any thread."""
+        """The sessions that are running now. May be read in any thread."""
         return tuple(use for place in self._places.values() if (use := place.use) is not None)
 
     def _tell_use(self) -> None:
@@ -307,10 +353,15 @@ class Listener:
             self._on_use(self.uses)
 
     async def _end_forgotten(self) -> None:
-        """End the sessions of clients that are no longer paired; polls the file of pairings."""
+        """End the sessions of clients whose pairing was deleted.
+
+        The file of pairings is read only while there are sessions.
+        """
         while True:
+            await self._session_begun.wait()
             await asyncio.sleep(_LOOK_S)
             if not any(each.session for each in self._callers):
+                self._session_begun.clear()
                 continue
             known = {each.fingerprint for each in await asyncio.to_thread(self._book.all, "client")}
             # No await in this loop: tasks that end remove their caller from the set.

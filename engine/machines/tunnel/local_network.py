@@ -1,8 +1,8 @@
-"""Serving machines in the local network (DNS-SD over multicast): their announcement, and the search in a child.
+"""Machines in the local network that lend devices (DNS-SD over multicast): the announcement, and the search in a child.
 
-An announcement has what a list shows: name, device, memory, and the fingerprint that pairing verifies. Network input is
-parsed outside of the window's process and is untrusted: results are bounded in number and length, and a name that two
-machines use is listed twice.
+An announcement contains what a list shows: name, device, memory, and the fingerprint that pairing verifies. The child
+parses the packets, because they are untrusted: results are bounded in number and length, and a name that two machines
+use is listed twice.
 """
 
 from __future__ import annotations
@@ -28,13 +28,15 @@ from engine.runtime.protocol.network import NearbyMachine, NearbyMachines
 
 MAX_MACHINES = 32
 MAX_ASKED = 8
-"""Most names that are queried at once because their announcement was incomplete."""
+"""Largest number of names that are queried at the same time because their announcement was incomplete."""
 MAX_DEVICE = 40
 RESOLVE_MS = 3000
 
 
 def browse(interfaces: Sequence[str], tell: Callable[[Message], None]) -> None:
-    """Start browsing on these interfaces, or on all, in threads that run until the process ends.
+    """Start the search on these interfaces (empty: all), in threads that run until the process ends.
+
+    `tell`: called with all machines found, at the start and after each change.
 
     Raises:
         EngineError: if this system does not accept multicast.
@@ -53,7 +55,10 @@ def browse(interfaces: Sequence[str], tell: Callable[[Message], None]) -> None:
 
 
 class _Nearby(ServiceListener):
-    """The machines of the moment; each change emits all of them. Called in threads of zeroconf."""
+    """The machines that announce themselves now.
+
+    Each change sends all of them. Its methods are called in zeroconf's threads.
+    """
 
     def __init__(self, tell: Callable[[Message], None]) -> None:
         self._tell = tell
@@ -101,7 +106,10 @@ class _Nearby(ServiceListener):
 def read_machine(
     addresses: Sequence[str], port: int | None, properties: dict[bytes, bytes | None]
 ) -> NearbyMachine | None:
-    """Return the machine of an announcement, within bounds; None if it cannot be parsed."""
+    """Return the machine of an announcement, with texts and numbers bounded; None if it is not valid.
+
+    `properties`: the TXT record.
+    """
     texts = {
         # At most 16 properties of 256 bytes: the rest of an announcement is dropped unread.
         key.decode("utf-8", "replace"): (value or b"")[:256].decode("utf-8", "replace")
@@ -137,11 +145,18 @@ def _give_up_rights() -> None:
 SERVICE = "_layerdeck-rpc._tcp.local."
 VERSION = "1"
 MAX_LABEL_BYTES = 60
-"""A DNS label has at most 63 bytes; a second machine of one name gets a number."""
+"""Longest name of a machine in a DNS label, in bytes.
+
+A label has at most 63; a second machine of that name gets a number.
+"""
 
 
 class Announcement:
-    """Announces this machine while its context is entered, only on the interface of `host` if that is one.
+    """Announces this machine in the local network while its context is entered.
+
+    `host`: address of the interface on which it is announced; the unspecified address means all interfaces.
+    `device`, `total_bytes`: name and memory of the lent device, for the list at other machines.
+    `fingerprint`: fingerprint of this machine's certificate.
 
     Raises, on entering:
         EngineError: if this system does not send multicast.

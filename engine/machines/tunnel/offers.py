@@ -1,6 +1,6 @@
-"""What a lending machine tells paired ones through the tunnel: its devices with their limits, and who uses them.
+"""Messages about lent devices through the tunnel: their limits, speeds and users, from the lender to paired machines.
 
-The machine that asks trusts nothing of it beyond the bounds of `bounded`.
+The borrower accepts their content only within the bounds of `bounded`.
 """
 
 from __future__ import annotations
@@ -16,17 +16,21 @@ from engine.devices.endpoint import MAX_ALIGNMENT_BYTES, MAX_DEVICE_BYTES
 from engine.machines.tunnel.pairings import MAX_NAME
 
 MAX_OFFERED = 16
-"""Most devices of one machine, as many as the engine takes in all (`llama_max_devices`)."""
+"""Largest number of devices that one machine lends, the same as llama.cpp uses in all (`llama_max_devices`)."""
 MAX_DESCRIPTION = 80
 MAX_TYPES = 40
-"""Most types of weights with a speed."""
+"""Largest number of types of weights with a speed in an offer."""
 _SLOWEST, _FASTEST = 1e6, 1e14
-"""Bounds of a believable speed in bytes, or weights times tokens, per second."""
+"""Bounds of a plausible speed, in bytes per second, or weights times tokens per second."""
 _LONGEST_OP_S = 1.0
 
 
 class Admission(StrEnum):
-    """The server's first byte of a session; `UNKNOWN`: it offers no such device."""
+    """The listener's answer to a request for a session, one byte.
+
+    `OPEN`: the session begins. `BUSY`: another client uses the device. `NO_WORKER`: the device's worker does not run.
+    `UNKNOWN`: no such device is lent.
+    """
 
     OPEN = "O"
     BUSY = "B"
@@ -35,15 +39,18 @@ class Admission(StrEnum):
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """The caller's first message after the preface. `device`: opens a session with it; None asks for the offer."""
+    """The caller's first message after a preface `Purpose.ASK`.
+
+    `device`: id of the device to open a session with, None to request the offer.
+    """
 
     device: str | None = None
 
 
 class Entrance(msgspec.Struct, frozen=True):
-    """The answer to an `Ask` for a session, which begins right after it if `admission` is `OPEN`.
+    """The answer to an `Ask` for a session. If `admission` is `OPEN`, the session begins right after it.
 
-    `user`: name of the machine that uses the device; empty if nobody does.
+    `user`: name of the machine that uses the device, empty if none does.
     """
 
     admission: Admission
@@ -51,7 +58,7 @@ class Entrance(msgspec.Struct, frozen=True):
 
 
 class OfferedSpeed(msgspec.Struct, frozen=True, kw_only=True):
-    """Speeds that the lender measured, as in `DeviceSpeed`."""
+    """Speeds of an offered device that the lender measured. The fields are those of `DeviceSpeed`."""
 
     read_bytes_per_second: float
     by_type: dict[str, float] = {}
@@ -60,13 +67,17 @@ class OfferedSpeed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OfferedDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """A device that a machine lends.
+    """The description of a device that a machine lends.
 
-    `name`: its id there. `backend`: the backend that computes behind the RPC server.
-    `total_bytes`: at most the lender's cap. `free_bytes`: None if unknown. `margin_bytes`: what has to stay free.
-    `alignment_bytes`, `largest_tensor_bytes`, `largest_buffer_bytes`, `mixes_streams`: as of `BufferFacts`.
-    `overhead_bytes`: what loads of the lender took beyond the engine's buffers; None if that was never measured.
-    `user`: name of the machine that uses it now; empty if nobody does. `is_yours`: the machine that asks uses it.
+    `name`: id of the device on that machine.
+    `total_bytes`: memory of the device, at most the lender's cap.
+    `backend`: backend that computes behind the RPC server.
+    `free_bytes`: free memory, None if unknown.
+    `margin_bytes`: memory that must stay free for the lender.
+    `alignment_bytes` to `mixes_streams`: as in `BufferFacts`.
+    `overhead_bytes`: memory that loads took beyond the engine's buffers, None if it was never measured.
+    `user`: name of the machine that uses it now, empty if none does.
+    `is_yours`: whether the machine that asks uses it.
     """
 
     name: str
@@ -87,21 +98,24 @@ class OfferedDevice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OfferHead(msgspec.Struct, frozen=True):
-    """The answer to an `Ask` for the offer; `count` messages of type `OfferedDevice` follow."""
+    """The answer to an `Ask` for the offer.
+
+    `name`: name of the lender. `count`: number of `OfferedDevice` messages that follow.
+    """
 
     name: str
     count: int
 
 
 class Offer(msgspec.Struct, frozen=True):
-    """All that a machine lends now. `name`: its own name."""
+    """All devices that a machine lends now. `name`: name that the machine gives itself."""
 
     name: str
     devices: tuple[OfferedDevice, ...]
 
 
 def bounded(device: OfferedDevice) -> OfferedDevice | None:
-    """Return `device` with texts cleaned and numbers within bounds; None if it has no usable name or size."""
+    """Return `device` with its texts cleaned and its numbers within bounds; None if its name or size is not valid."""
     if find_id_fault(device.name) or not 0 < device.total_bytes <= MAX_DEVICE_BYTES:
         return None
     free_bytes = device.free_bytes

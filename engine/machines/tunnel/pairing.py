@@ -1,15 +1,15 @@
-"""Pairing: two machines prove to each other that both know a code, and then keep each other's certificate.
+"""Pairing: two machines prove to each other that both know a code, and then store each other's certificate.
 
-The serving machine shows a code of 16 letters and digits, and a person types it at the other one. Over a TLS connection
-on which nobody is known yet each side sends a random nonce and its certificate, and proves with an HMAC, keyed with the
-code, that it knows the code. The HMAC covers both nonces and both certificates as its maker saw them: the server's as
-TLS showed it, the client's as it was sent. Somebody in the middle of the connection shows certificates of his own, so
-the two sides compute different proofs, and nothing is paired.
+The serving machine shows a code of 16 letters and digits, and a person types it at the other one. The TLS connection
+between them is not authenticated yet. Each side sends a random nonce and its certificate, and proves that it knows the
+code with an HMAC whose key is the code. The HMAC covers both nonces and both certificates as its maker saw them: the
+server's as TLS showed it, the client's as it was sent. A man in the middle shows certificates of his own, so the two
+sides compute different proofs, and nothing is paired.
 
-Somebody in the middle gets the client's proof and may try codes against it at home, without asking anybody. This is why
-the code is long: 31**16 codes are 79 bits. At 10**12 HMACs a second half of them take some 11,500 years, and the code
-is worthless after ten minutes, three wrong tries or one use. A code of 8 letters (40 bits) would be found within a
-second; so short a code needs a password-authenticated key exchange, which the standard library does not have.
+A man in the middle gets the client's proof and may try codes against it offline. This is why the code is long: 31**16
+codes are 79 bits. At 10**12 HMACs a second half of them take some 11,500 years, and the code is worthless after ten
+minutes, three wrong tries or one use. A code of 8 letters (40 bits) would be found within a second; so short a code
+needs a password-authenticated key exchange, which the standard library does not have.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from engine.machines.tunnel.pairings import Pairing, PairingError, make_pairing
 from engine.machines.tunnel.streams import BrokenTalkError, Stream
 
 ALPHABET = "23456789ABCDEFGHJKMNPQRSTUVWXYZ"
-"""Letters and digits without those that look alike: 0 and O, 1, I and L."""
+"""Letters and digits of a code, without those that look alike: 0 and O, 1, I and L."""
 LENGTH = 16
 GROUP_LENGTH = 4
 LIFETIME_S = 600.0
@@ -38,20 +38,23 @@ _ENDED = "does not know the code, or ended the exchange; nothing was paired"
 _NONCE_BYTES = 16
 _DIGEST = "sha256"
 _CLIENT, _SERVER = b"layerdeck pairing 2 client", b"layerdeck pairing 2 server"
-"""First bytes of a proof: each side has its own, so that a proof cannot be sent back as the other one's."""
+"""First bytes of the text that a proof is computed from.
+
+They differ by side, so that a proof cannot be sent back as the other side's.
+"""
 
 
 def make_code() -> str:
-    """Return a code of 79 bits as it is shown: `K7QM-3XHD-9RWP-T2FV`."""
+    """Return a new random pairing code of 79 bits, in the form `K7QM-3XHD-9RWP-T2FV`."""
     letters = "".join(secrets.choice(ALPHABET) for _ in range(LENGTH))
     return "-".join(letters[at : at + GROUP_LENGTH] for at in range(0, LENGTH, GROUP_LENGTH))
 
 
 def read_code(text: str) -> bytes:
-    """Return the proof key for a code as people type it: lower case, spaces, missing hyphens.
+    """Return the HMAC key for a code as people type it: lower case, spaces and missing hyphens are accepted.
 
     Raises:
-        ValueError: with a sentence, for a text that cannot be a code.
+        ValueError: with a sentence, if `text` cannot be a code.
     """
     letters = "".join(text.upper().replace("-", " ").split())
     if len(letters) != LENGTH or not set(letters) <= set(ALPHABET):
@@ -62,7 +65,10 @@ def read_code(text: str) -> bytes:
 
 
 class OpenCode:
-    """The current code, if there is one. Thread-safe."""
+    """The pairing code that this machine shows now, if any. It counts wrong attempts. Thread-safe.
+
+    `clock`: returns seconds; for tests.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -72,7 +78,7 @@ class OpenCode:
         self._guesses_left = 0
 
     def renew(self) -> str:
-        """Make a new code; return it in the form that is shown."""
+        """Make a new code that replaces the current one, and return it."""
         with self._lock:
             self._code, self._guesses_left = make_code(), MAX_GUESSES
             self._until_s = self._clock() + LIFETIME_S
@@ -80,12 +86,15 @@ class OpenCode:
 
     @property
     def current(self) -> str | None:
-        """The code; None if there is none, if it has expired, or if it was used or guessed too often."""
+        """The code that is valid now; None if there is none, or if it expired, was used, or was guessed too often."""
         with self._lock:
             return self._code if self._is_open() else None
 
     def take(self, code: str, *, right: bool) -> bool:
-        """Count one attempt with `code`; return whether it is right. A right one uses the code up."""
+        """Count one attempt with `code`, and return whether it succeeds. A successful attempt makes the code invalid.
+
+        `right`: whether the proof of the attempt was right.
+        """
         with self._lock:
             # The code may have been renewed or used since the attempt began; the attempt then counts against no code.
             if not self._is_open() or code != self._code:
@@ -100,7 +109,11 @@ class OpenCode:
 
 
 class Welcome(msgspec.Struct, frozen=True):
-    """The server's first message. `refusal`: why it does not pair now; empty if it does."""
+    """The server's first message of a pairing.
+
+    `name`: name of the server.
+    `refusal`: why it does not pair now, empty if it does.
+    """
 
     nonce: bytes
     name: str
@@ -108,7 +121,12 @@ class Welcome(msgspec.Struct, frozen=True):
 
 
 class Offer(msgspec.Struct, frozen=True):
-    """The client's certificate (DER), the name it asks to be listed under, and its proof."""
+    """The client's message of a pairing.
+
+    `certificate`: certificate of the client (DER).
+    `name`: name under which the server lists the client.
+    `proof`: HMAC that proves that the client knows the code.
+    """
 
     nonce: bytes
     certificate: bytes
@@ -117,7 +135,7 @@ class Offer(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """The server's proof; empty if the client's was wrong."""
+    """The server's last message of a pairing: its proof of the code; empty if the client's proof was wrong."""
 
     proof: bytes
 
@@ -125,10 +143,10 @@ class Verdict(msgspec.Struct, frozen=True):
 async def answer_pairing(
     stream: Stream, identity: Identity, name: str, code: OpenCode, keep: Callable[[Pairing], Awaitable[None]]
 ) -> Pairing | None:
-    """Run the server's side of one attempt; return the pairing, None if the client did not know the code.
+    """Run the server's side of one attempt to pair; return the pairing, or None if the client did not know the code.
 
-    `keep` stores the pairing before the client learns that it is paired: the client may call at once, and must not rely
-    on a pairing that could not be stored.
+    `keep`: stores the pairing before the client is told of it: the client may call at once, and must not rely on a
+    pairing that could not be stored.
 
     Raises:
         BrokenTalkError, OSError: as a `Stream`. Errors of `keep`.
@@ -154,10 +172,10 @@ async def answer_pairing(
 
 
 async def ask_pairing(stream: Stream, identity: Identity, name: str, code: str, endpoint: str) -> Pairing:
-    """Run the client's side of one attempt; return the pairing, which the caller stores.
+    """Run the client's side of one attempt to pair; return the pairing, which the caller stores.
 
     Raises:
-        PairingError: with the words that follow the name of the machine.
+        PairingError: with the predicate that follows the name of the machine in the sentence.
         BrokenTalkError, OSError: as a `Stream`.
     """
     welcome = await stream.receive_message(Welcome)
@@ -175,6 +193,12 @@ async def ask_pairing(stream: Stream, identity: Identity, name: str, code: str, 
 
 
 def _proof(side: bytes, code: bytes, client_nonce: bytes, server_nonce: bytes, client: bytes, server: bytes) -> bytes:
-    """Return a side's proof of the code. Every part has a fixed length but `side`, and the two sides' differ."""
+    """Return the HMAC with which a side proves that it knows the code.
+
+    `side` starts the text; all other parts have a fixed length, so no two sets of parts give the same text.
+
+    `code`: HMAC key.
+    `client`, `server`: certificates of both sides (DER).
+    """
     fingerprints = (fingerprint_of(client) + fingerprint_of(server)).encode()
     return hmac.digest(code, side + client_nonce + server_nonce + fingerprints, _DIGEST)

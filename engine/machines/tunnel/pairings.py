@@ -1,4 +1,4 @@
-"""The stored pairings: clients that may use this machine, and servers that it may use."""
+"""The file of pairings: clients that may use this machine, and servers that this machine may use."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_FILE_BYTES = 1 << 20
 MAX_PAIRINGS = 64
 MAX_NAME = 40
 Role = Literal["client", "server"]
-"""Role of the other machine: a `client` may use this machine, a `server` may be used by it."""
+"""Role of the other machine: a `client` may use this machine, a `server` may be used by this machine."""
 
 
 class PairingError(EngineError):
@@ -33,7 +33,13 @@ class PairingError(EngineError):
 
 
 class Pairing(msgspec.Struct, frozen=True):
-    """One direction of a pairing. `certificate`: base64 of DER. `endpoint`: address of the server (host:port)."""
+    """A pairing with one machine in one role.
+
+    `name`: name of the other machine.
+    `certificate`: certificate of the other machine, as base64 of DER.
+    `endpoint`: address of a server (host:port), empty for a client.
+    `paired_s`: time of the pairing in seconds since 1970.
+    """
 
     role: Role
     name: str
@@ -43,7 +49,7 @@ class Pairing(msgspec.Struct, frozen=True):
 
     @property
     def der(self) -> bytes:
-        """The certificate as DER; empty if the file has none."""
+        """The certificate of the other machine as DER; empty if the stored text is not valid."""
         try:
             return base64.b64decode(self.certificate, validate=True)
         except (binascii.Error, ValueError):
@@ -55,7 +61,7 @@ class Pairing(msgspec.Struct, frozen=True):
 
     @property
     def words(self) -> str:
-        """Name and fingerprint, as people compare them."""
+        """Name and start of the fingerprint, for people to compare."""
         return f"{self.name} ({shown_fingerprint(self.fingerprint)})"
 
 
@@ -65,13 +71,16 @@ class _Book(msgspec.Struct, frozen=True):
 
 
 def make_pairing(role: Role, name: str, certificate: bytes, endpoint: str = "", paired_s: int = 0) -> Pairing:
-    """Return a pairing. The other side chose `name`, so it is cleaned."""
+    """Return a pairing with the machine that shows `certificate` (DER).
+
+    `name` comes from that machine, so it is cleaned.
+    """
     cleaned = show(" ".join(name.split()), MAX_NAME) or "unnamed"
     return Pairing(role, cleaned, base64.b64encode(certificate).decode(), endpoint, paired_s)
 
 
 class PairingStore:
-    """The file of pairings. Every call reads it again, since window, command line and servers share it."""
+    """The file of pairings. Every call reads the file again, because window, command line and servers share it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -81,17 +90,20 @@ class PairingStore:
         return self._path
 
     def all(self, role: Role | None = None) -> tuple[Pairing, ...]:
-        """Return the pairings, or those of one role; none if the file is missing, damaged or of another version."""
+        """Return the stored pairings with this role, or all if `role` is None.
+
+        Empty if the file is missing, damaged or of another version.
+        """
         book = read_kept(self._path, _Book, MAX_FILE_BYTES)
         kept = book.pairings if book is not None and book.version == VERSION else ()
         return tuple(each for each in kept if each.der and role in (None, each.role))
 
     def find(self, role: Role, fingerprint: str) -> Pairing | None:
-        """Return a pairing by its fingerprint, None if there is none."""
+        """Return the pairing with this role and fingerprint; None if there is none."""
         return next((each for each in self.all(role) if each.fingerprint == fingerprint), None)
 
     def server(self, text: str) -> Pairing:
-        """Return the server that `text` names: by name, endpoint or start of the fingerprint.
+        """Return the paired server that `text` names: its name, its endpoint or the start of its fingerprint.
 
         Raises:
             PairingError: if none or several match.
@@ -99,7 +111,7 @@ class PairingStore:
         return _only(text, self.all("server"))
 
     def add(self, pairing: Pairing) -> None:
-        """Store a pairing. It replaces one with the same machine in the same role.
+        """Store a pairing. It replaces a pairing with the same machine in the same role.
 
         Raises:
             PlacedError: if the file cannot be written.
@@ -111,10 +123,10 @@ class PairingStore:
             self._write([*others, pairing][-MAX_PAIRINGS:])
 
     def forget(self, text: str) -> tuple[Pairing, ...]:
-        """Delete a machine in both roles; return the deleted pairings.
+        """Delete the pairings with one machine in both roles, and return them. `text`: as in `server`.
 
         Raises:
-            PairingError: if none or several match.
+            PairingError: if none or several machines match.
             PlacedError: if the file cannot be written.
         """
         with self._alone():
@@ -125,7 +137,7 @@ class PairingStore:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Lock the file against changes by other processes, if the system has file locks."""
+        """Lock the file of pairings against changes by other processes, if the system has file locks."""
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             # A file of its own: the list is replaced by a rename, and a lock on the old file would keep nobody out.

@@ -1,7 +1,7 @@
 """TLS streams of asyncio between two machines: contexts with pinned certificates, messages, and forwarding.
 
-Time limits are the caller's (`asyncio.timeout`): they bound a whole conversation, however slowly the other side sends.
-Size limits are here.
+Callers set the time limits with `asyncio.timeout`, so that a limit holds for a whole conversation, however slowly the
+other side sends. Size limits are set here.
 """
 
 from __future__ import annotations
@@ -22,35 +22,38 @@ from engine.base.json_file import UNREADABLE
 from engine.machines.tunnel.identity import Identity
 
 PREFACE_BYTES = 8
-"""Bytes that a caller sends before TLS begins; any other caller costs no handshake."""
+"""Bytes that a caller sends before TLS begins. A connection with other bytes is closed without a handshake."""
 MAX_FRAME_BYTES = 16 * 1024
 BUFFER_BYTES = 256 * 1024
-"""Buffer of each direction of each stream; while it is full, the source is not read."""
+"""Bytes of the buffer for each direction of a stream. While it is full, no more is read from the source."""
 _LENGTH = struct.Struct("!H")
 _CLOSE_S = 5.0
-"""Time for the other side to receive the last bytes on closing."""
+"""Seconds for the other side to receive the last bytes when a stream is closed."""
 _ALIVE_IDLE_S, _ALIVE_EVERY_S, _ALIVE_COUNT = 10, 5, 3
 _UNANSWERED_MS = 20_000
-"""Time that sent bytes may stay unacknowledged: a machine that was switched off does not answer."""
+"""Milliseconds that sent bytes may stay unacknowledged (TCP_USER_TIMEOUT).
+
+A machine that was switched off does not acknowledge them, and its connection ends.
+"""
 _Message = TypeVar("_Message", bound=msgspec.Struct)
 
 
 class Purpose(StrEnum):
-    """The purpose of a connection; its value is the preface."""
+    """The purpose of a connection. Its value is the preface that the caller sends before TLS."""
 
     SESSION = "LDTP1 S\n"
     PAIRING = "LDTP2 P\n"
-    """Version 2: version 1 paired with codes of 8 letters and another exchange."""
+    """Version 2 of pairing. Version 1 used codes of 8 letters and another exchange."""
     ASK = "LDTP3 A\n"
-    """A paired machine asks for the offer, or for a session with a device by its name. `SESSION` has no name."""
+    """A paired machine requests the offer, or a session with a device by its id. `SESSION` cannot name a device."""
 
 
 class BrokenTalkError(Exception):
-    """The other side broke the protocol, or ended in the middle of a message."""
+    """The other side violated the protocol, or closed the connection in the middle of a message."""
 
 
 class ClosedTalkError(BrokenTalkError):
-    """The other side closed the connection before it had said what was expected."""
+    """The other side closed the connection before an expected message."""
 
     def __init__(self) -> None:
         super().__init__("the connection was closed")
@@ -59,12 +62,12 @@ class ClosedTalkError(BrokenTalkError):
 class Stream(asyncio.BufferedProtocol):
     """Both directions of one connection. Bytes are buffered for `receive`, or forwarded while `relay` runs.
 
-    This is an asyncio protocol and not a `StreamReader`: forwarding then wakes no task, which would be most of the time
-    of a round trip.
+    This is an asyncio protocol and not a `StreamReader`: it forwards bytes without waking a task, which would take most
+    of the time of a round trip.
 
     All methods raise:
         OSError: if the connection breaks; `ssl.SSLError` is one.
-        BrokenTalkError: if it ends in the middle, or bytes are not a message.
+        BrokenTalkError: if the connection ends in the middle of a message, or bytes are no valid message.
     """
 
     transport: asyncio.Transport
@@ -129,24 +132,24 @@ class Stream(asyncio.BufferedProtocol):
 
     @property
     def certificate(self) -> bytes:
-        """The other side's certificate (DER), empty if it has sent none."""
+        """The certificate of the other side (DER); empty if it has sent none."""
         tls = self.transport.get_extra_info("ssl_object")
         return tls.getpeercert(binary_form=True) or b""
 
     @property
     def is_broken(self) -> bool:
-        """Whether the connection was lost by an error, rather than closed."""
+        """Whether the connection was lost by an error and was not closed regularly."""
         return self._error is not None
 
     async def send(self, data: bytes) -> None:
-        """Send `data`, and wait until there is room for more."""
+        """Send `data`, and wait until the send buffer has room for more."""
         self._require_connection()
         self.transport.write(data)
         await self._may_write.wait()
         self._require_connection()
 
     async def receive(self, n_bytes: int) -> bytes:
-        """Return exactly `n_bytes`, which must be less than `BUFFER_BYTES`."""
+        """Return exactly the next `n_bytes` bytes. The number must be less than `BUFFER_BYTES`."""
         while len(self._buffer) < n_bytes:
             if self._ended:
                 raise self._error or ClosedTalkError
@@ -156,12 +159,12 @@ class Stream(asyncio.BufferedProtocol):
         return data
 
     async def send_message(self, message: msgspec.Struct) -> None:
-        """Send a message as one frame."""
+        """Send a message as JSON after its length in two bytes."""
         data = msgspec.json.encode(message)
         await self.send(_LENGTH.pack(len(data)) + data)
 
     async def receive_message(self, kind: type[_Message]) -> _Message:
-        """Return the next message, which must be of type `kind`."""
+        """Return the next message, decoded as `kind`."""
         (length,) = _LENGTH.unpack(await self.receive(_LENGTH.size))
         if length > MAX_FRAME_BYTES:
             raise BrokenTalkError(f"it began a message of {length} bytes")
@@ -171,7 +174,10 @@ class Stream(asyncio.BufferedProtocol):
             raise BrokenTalkError("it sent an invalid message") from None
 
     async def wait_for_end(self) -> None:
-        """Wait until the other side closes the connection. Bytes without a sink are discarded."""
+        """Wait until the other side closes the connection.
+
+        Bytes that arrive are discarded unless they are forwarded.
+        """
         while not self._ended:
             if self._sink is None:
                 self._buffer.clear()
@@ -179,7 +185,7 @@ class Stream(asyncio.BufferedProtocol):
             await self._wait()
 
     def pass_on_to(self, sink: Stream) -> None:
-        """Forward bytes to `sink`, the buffered ones first."""
+        """Forward the buffered bytes and all later ones to `sink`."""
         self._sink = sink
         sink.transport.write(bytes(self._buffer))
         self._buffer.clear()
@@ -188,7 +194,7 @@ class Stream(asyncio.BufferedProtocol):
             self.transport.resume_reading()
 
     async def close(self) -> None:
-        """Close the connection after the written bytes were sent, within some seconds."""
+        """Send the buffered bytes and close the connection. Takes at most some seconds."""
         self.transport.close()
         try:
             with suppress(TimeoutError):
@@ -200,7 +206,7 @@ class Stream(asyncio.BufferedProtocol):
             self.transport.abort()
 
     def abort(self) -> None:
-        """Close the connection at once."""
+        """Close the connection at once. Bytes that are not sent yet are discarded."""
         self.transport.abort()
 
     async def _wait(self) -> None:
@@ -214,7 +220,7 @@ class Stream(asyncio.BufferedProtocol):
 
 
 async def tls_stream(connection: socket.socket, context: ssl.SSLContext, *, server_side: bool = False) -> Stream:
-    """Return a TLS stream on the connection after the handshake. The stream then owns the connection.
+    """Do the TLS handshake on a connection and return the stream, which then owns the connection.
 
     `start_tls` of asyncio is not used: it loses bytes that its reader has already read, and a caller's handshake
     directly follows its preface.
@@ -234,7 +240,7 @@ async def tls_stream(connection: socket.socket, context: ssl.SSLContext, *, serv
 
 
 async def plain_stream(connection: socket.socket) -> Stream:
-    """Return a stream on a local connection, without TLS."""
+    """Return a stream without TLS on a local connection, which the stream then owns."""
     _, stream = await asyncio.get_running_loop().create_connection(Stream, sock=connection)
     return stream
 
@@ -242,7 +248,8 @@ async def plain_stream(connection: socket.socket) -> Stream:
 async def relay(one: Stream, other: Stream) -> None:
     """Forward bytes in both directions until one side ends; then close both.
 
-    Bytes that a side sent before its end are written to the other one first. A broken connection ends both at once.
+    The last bytes of the side that ended are still sent to the other one. If a connection breaks, both are closed at
+    once.
     """
     one.pass_on_to(other)
     other.pass_on_to(one)
@@ -261,7 +268,7 @@ async def relay(one: Stream, other: Stream) -> None:
 
 
 async def read_preface(connection: socket.socket) -> Purpose | None:
-    """Return the purpose of a caller, None for a caller that is not a tunnel. Raises `OSError`."""
+    """Read the preface of a caller and return its purpose; None if it is not a valid preface. Raises `OSError`."""
     loop, data = asyncio.get_running_loop(), b""
     connection.setblocking(False)
     while len(data) < PREFACE_BYTES:
@@ -275,7 +282,10 @@ async def read_preface(connection: socket.socket) -> Purpose | None:
 
 
 def serving_context(identity: Identity, clients: Iterable[bytes] | None) -> ssl.SSLContext:
-    """Return the TLS context that admits only holders of these certificates; None admits anyone, who must then pair."""
+    """Return the TLS context of the listener, which accepts only clients with one of these certificates (DER).
+
+    `clients`: None accepts any caller, who must then pair.
+    """
     context = _context(ssl.PROTOCOL_TLS_SERVER, identity)
     # No session tickets: each session has a context of its own, so none could be redeemed.
     context.num_tickets = 0
@@ -286,8 +296,10 @@ def serving_context(identity: Identity, clients: Iterable[bytes] | None) -> ssl.
 
 
 def calling_context(identity: Identity, server: bytes | None) -> ssl.SSLContext:
-    """Return the TLS context that calls only the holder of this certificate; None calls anyone, who must prove the
-    code."""
+    """Return the TLS context of a caller, which accepts only a server with this certificate (DER).
+
+    `server`: None accepts any server, which must then prove that it knows the pairing code.
+    """
     context = _context(ssl.PROTOCOL_TLS_CLIENT, identity)
     # A pinned certificate says who it is; its name and its dates say nothing.
     context.check_hostname = False
@@ -307,13 +319,13 @@ def _context(protocol: int, identity: Identity) -> ssl.SSLContext:
 def _trust(context: ssl.SSLContext, certificates: Iterable[bytes]) -> None:
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     for each in certificates:
-        # One that is none, in a file that was damaged, is nobody's; the others count as ever.
+        # An invalid certificate in a damaged file of pairings is skipped; the others still count.
         with suppress(ssl.SSLError, ValueError):
             context.load_verify_locations(cadata=each)
 
 
 def keep_alive(connection: socket.socket) -> None:
-    """Enable keep-alive, which ends a connection to a machine that is gone, and disable Nagle's algorithm."""
+    """Enable TCP keep-alive, so that a connection to a machine that is gone ends, and disable Nagle's algorithm."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if sys.platform.startswith("linux"):

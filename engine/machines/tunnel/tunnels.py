@@ -1,6 +1,6 @@
-"""Child processes that reach other machines: one tunnel for each paired machine, and the search for nearby ones.
+"""Child processes that connect to other machines: one tunnel for each paired machine, and the search in the network.
 
-A tunnel starts when it is first needed, and ends with this process.
+A tunnel is started when it is first needed, and ends with this process.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _log = logging.getLogger("layerdeck.engine")
 
 
 class _Tunnel:
-    """One forwarding child, with a local port for each device of the machine that was asked for.
+    """A child process that forwards connections to one machine, with a local port for each requested device.
 
-    If it ends by itself, it is started again on the same ports, three times at most.
+    If it ends by itself, it is started again with the same ports, three times at most.
     """
 
     def __init__(self, request: OpenTunnel, argv: Sequence[str]) -> None:
@@ -64,17 +64,17 @@ class _Tunnel:
             self._begin(self._child)
 
     def ask(self, device: str) -> None:
-        """Ask for a port to `device`, once."""
+        """Request a local port for `device` from the child, once for each device."""
         with self._condition:
             if device not in self._ports:
                 self._ports[device] = None
                 self._child.send(msgspec.structs.replace(self._request, device=device))
 
     def wait_until_open(self, device: str, deadline_s: float) -> str:
-        """Return the local address (host:port) that leads to `device`.
+        """Wait for the port of `device` and return its local address (host:port).
 
         Raises:
-            EngineError: if it does not open.
+            EngineError: if the tunnel does not open before `deadline_s` (monotonic clock).
         """
         with self._condition:
             self._condition.wait_for(
@@ -145,9 +145,15 @@ class _Tunnel:
 
 
 class Tunnels:
-    """Tunnels by endpoint and fingerprint, each opened once and open until `close`. Thread-safe.
+    """The tunnels of this process by endpoint and fingerprint of the machine. Thread-safe.
 
-    Endpoints may name a device of the machine (`parse_lent_endpoint`); those of one machine share its child.
+    A tunnel is a child process that forwards a local port to a paired machine (`Forwarder`). It is started at the first
+    request and runs until `close`. Endpoints may name a device of the machine (`parse_lent_endpoint`); the devices of
+    one machine share its child.
+
+    `identity`: file with the key and certificate of this machine.
+    `book`: the file of pairings.
+    `argv`: command of the child, None for the default one.
     """
 
     def __init__(self, identity: Path, book: PairingStore, *, argv: Sequence[str] | None = None) -> None:
@@ -167,21 +173,28 @@ class Tunnels:
         self.close()
 
     def reach(self, rig: Rig) -> Rig:
-        """Return `rig` with a tunnel to each paired machine; a machine that is not paired has none. Blocks for a
-        moment.
+        """Return `rig` with the local addresses of tunnels (`Device.via`) for the devices of paired machines.
+
+        Missing tunnels are started, which blocks for a moment. A device of a machine that is not paired gets no tunnel.
 
         Raises:
-            EngineError: if a tunnel cannot listen on this machine.
+            EngineError: if a tunnel does not open.
         """
         vias = self._open({(device.endpoint, device.fingerprint) for device in rig.devices})
         return Rig(tuple(_with_via(device, vias) for device in rig.devices), rig.host)
 
     def route(self, endpoint: str, fingerprint: str) -> str:
-        """Return the local address of the tunnel to a machine; empty if it is not paired. Raises as `reach`."""
+        """Return the local address (host:port) of the tunnel to a machine; empty if it is not paired.
+
+        Raises as `reach`.
+        """
         return self._open([(endpoint, fingerprint)]).get((endpoint, fingerprint), "")
 
     def close(self) -> None:
-        """Stop all tunnels, waiting a bounded time. In every state, any number of times."""
+        """Stop all tunnels, and wait a bounded time for their end.
+
+        May be called in every state and any number of times.
+        """
         with self._lock:
             self._closed = True
             tunnels = tuple(self._tunnels.values())
@@ -232,9 +245,11 @@ def _with_via(device: Device, vias: dict[tuple[str, str], str]) -> Device:
 
 
 class NearbySearch:
-    """Calls `on_found` with all machines after each change, and `on_problem` with a sentence if the search fails.
+    """The search for machines that announce themselves in the local network, in a child process.
 
-    Both are called in threads of the child.
+    `on_found`: called with all machines after each change, in a thread of the child.
+    `on_problem`: called with a sentence if the search fails, in a thread of the child.
+    `interfaces`: addresses of the network interfaces, empty for all.
     """
 
     def __init__(
@@ -255,14 +270,17 @@ class NearbySearch:
         self._closed = False
 
     def start(self) -> None:
-        """Start the search once; not after `close`."""
+        """Start the search. Called once; does nothing after `close`."""
         with self._lock:
             if not self._closed:
                 self._child.start()
                 self._child.send(self._request)
 
     def close(self) -> None:
-        """Stop the search, waiting a bounded time. In every state, any number of times, from any thread."""
+        """Stop the search, and wait a bounded time for the end of the child.
+
+        May be called in every state, in any thread and any number of times.
+        """
         with self._lock:
             self._closed = True
         self._child.stop(ask_s=_ASK_NEARBY_S)

@@ -56,7 +56,11 @@ if TYPE_CHECKING:
 
 
 class ModelChild:
-    """The child's main object. Requests to the loaded model run concurrently, all others one after another."""
+    """Carries out the requests to this process, in its main thread.
+
+    Requests to the loaded model run concurrently, all others one after another. `run` reads them from a queue, which a
+    reading thread fills.
+    """
 
     def __init__(self, pipe: Pipe, stop: StopFlag, requests: Requests[AnyRequest]) -> None:
         self._pipe = pipe
@@ -95,7 +99,10 @@ class ModelChild:
             request = self._requests.next()
 
     def _tell_abort(self, text: str) -> None:
-        """Say why the process is about to abort. If a device refused memory for computing, say what was free there."""
+        """Send why the process is about to abort. If a device refused memory, read its free memory for that message.
+
+        Called by ggml in the thread that aborts. `text`: the failed assertion.
+        """
         refused, failed, devices, again = self._log.refused, self._log.failed, self._log.devices, self._is_aborting
         self._is_aborting = True
         if failed is not None:
@@ -112,7 +119,10 @@ class ModelChild:
         self._pipe.send_aborting(told)
 
     def _run_loop(self) -> bool:
-        """Compute batches until no request is left, and take new ones in between; False after `Quit`."""
+        """Run the decode loop until no request is left; return False after `Quit`.
+
+        New requests are read between batches.
+        """
         while self._loop is not None and self._loop.busy:
             if not all(map(self._take, self._requests.arrived())):
                 return False
@@ -138,7 +148,7 @@ class ModelChild:
         return True
 
     def _handle(self, request: AnyRequest) -> Message:
-        """Carry out a request and return its final message."""
+        """Carry out a request that does not go to the decode loop, and return its final message."""
         try:
             self._prepare(request)
             return self._answer(request)
@@ -146,7 +156,7 @@ class ModelChild:
             return end.message
 
     def _prepare(self, request: AnyRequest) -> None:
-        """Load packs and give up the rights that `request` does not need."""
+        """Load the engine packs (further ggml backends), and give up the rights that `request` does not need."""
         # Only with the first request, because a waiting child (`SpareChild`) must not touch a device. Before the rights
         # are given up, because packs are files that the child may not read afterwards.
         # A vocabulary needs no device.
@@ -223,7 +233,7 @@ class ModelChild:
 
 
 def main() -> None:
-    """Run until `Quit` or the end of input."""
+    """Run this process as the model child until `Quit` or the end of input."""
     pipe, stop = begin_child(engine_version()), StopFlag()
     prepare_environment()
     requests: Requests[AnyRequest] = Requests(AnyRequest, pipe, _RequestReceiver(stop).receive)
@@ -253,7 +263,10 @@ class _RequestReceiver:
         self._media = MediaCache()
 
     def receive(self, request: AnyRequest) -> AnyRequest:
-        """Set the stop flag for a stop; add the cached images and sounds to a `Generate`. Return the request."""
+        """Prepare a request for the queue and return it.
+
+        A `Stop` sets the stop flag at once. A `Generate` gets the images and sounds that are cached.
+        """
         match request:
             case Stop():
                 self._stop.request(request.request)

@@ -1,7 +1,7 @@
-"""Runs this child as an RPC worker: ggml's RPC server in a thread, with a cap on its memory.
+"""Runs this child as an RPC worker: ggml's RPC server in a thread, with a limit on its memory.
 
-ggml's server accepts every connection. For a worker behind a tunnel, only the tunnel may connect. On Linux a socket
-filter (classic BPF) on the listening socket drops packets from all source ports but the tunnel's, and another user
+ggml's server accepts every connection, but only the tunnel may connect to a worker behind it. On Linux a socket
+filter (classic BPF) on the listening socket drops packets from all source ports except the tunnel's, and another user
 cannot bind a port that is in use.
 """
 
@@ -27,14 +27,16 @@ from engine.runtime.protocol.messages import Serve, Serving
 
 _SO_ATTACH_FILTER = 26
 _LOAD_HALF, _JUMP_EQUAL, _RETURN = 0x28, 0x15, 0x06
-"""Opcodes of linux/filter.h. A TCP socket's filter sees the packet from the TCP header on, which begins with the source
-port."""
+"""Opcodes of linux/filter.h.
+
+The filter of a TCP socket sees a packet from its TCP header on, which begins with the source port.
+"""
 _INSTRUCTION = struct.Struct("HBBI")
 _ALL = 0xFFFFFFFF
 
 
 def admit_only(listening: int, client_port: int) -> bool:
-    """Let a listening socket drop packets from source ports other than `client_port`.
+    """Make a listening socket drop packets from source ports other than `client_port`.
 
     Return whether the system supports that. Connections made before stay open. `listening`: descriptor of the socket.
     """
@@ -55,7 +57,7 @@ def admit_only(listening: int, client_port: int) -> bool:
 
 
 def own_sockets() -> dict[str, int]:
-    """Return the descriptor of each socket of this process, by inode."""
+    """Return the descriptors of this process's sockets by inode."""
     found = {}
     for entry in Path("/proc/self/fd").iterdir():
         with suppress(OSError):  # closed by now
@@ -66,9 +68,9 @@ def own_sockets() -> dict[str, int]:
 
 
 SLACK_BYTES = 8 << 20
-"""Allowance above the cap for graphs, replies and pages of the allocator. Measured: 3.4 MiB with a 252 MiB model."""
+"""Allowance above the cap for graphs, replies and pages of the allocator. Measured: 3.4 MiB with a model of 252 MiB."""
 RECEIVE_SHARE = 64
-"""Divisor of the cap for the receive buffer: ggml's server holds a tensor in memory while it is copied to the device.
+"""Divisor of the cap for the server's receive buffer: it holds a tensor in memory while it copies it to the device.
 
 The largest tensors of a model may need more. Then a plan that fills the cap to the last byte fails.
 """
@@ -77,7 +79,7 @@ SERVER_STACK_BYTES = 1 << 20
 KEEPER_STACK_BYTES = 256 << 10
 START_SECONDS = 10.0
 LISTENING, CONNECTED = "0A", "01"
-"""TCP states in /proc/net/tcp."""
+"""TCP states of listening and connected sockets in /proc/net/tcp."""
 TABLE = Path("/proc/net/tcp")
 
 
@@ -120,7 +122,7 @@ def _run(engine: Bindings, request: Serve, port: int, device: int, ended: thread
 
 
 def _keep_weights(request: Serve) -> None:
-    """Start a thread that keeps the folder of cached weights sound and within its quota."""
+    """Start a thread that checks the folder of cached weights and keeps it within its quota."""
     if request.kept_weights is None:
         return
     keeper = WeightKeeper(Path(request.kept_weights), request.kept_quota_bytes)
@@ -149,7 +151,10 @@ def _free_port(host: str) -> int:
 
 
 def _check_address(host: str, port: int) -> None:
-    """Bind the address once, for the system's reason if it cannot be used: ggml's server logs none."""
+    """Raise `RequestError` with the system's reason if the address cannot be used.
+
+    To get that reason, the address is bound once. ggml's server logs none.
+    """
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -175,7 +180,7 @@ def _wait_until_listening(host: str, port: int, ended: threading.Event) -> None:
 def is_listening(host: str, port: int) -> bool:
     """Return whether this process listens at an address.
 
-    It is looked up in the system's table, because a test connection would take the only place in the server's backlog.
+    The system's table shows it. A test connection would take the only place in the server's backlog.
     """
     if sys.platform.startswith("linux") and TABLE.exists():
         # The socket must be ours: another process may have taken the port since it was found free.
@@ -191,7 +196,7 @@ def _inodes(port: int, state: str) -> set[str]:
 
 
 def _guard(port: int, client_port: int) -> bool:
-    """Let the server's socket accept only `client_port`; return False if the system cannot do that."""
+    """Make the server's socket accept only connections from `client_port`; return False if that is impossible."""
     if not TABLE.exists():
         return False
     own = own_sockets()
@@ -206,7 +211,7 @@ def _guard(port: int, client_port: int) -> bool:
 
 
 def _slack_bytes(cap_bytes: int, n_threads: int) -> int:
-    """Return the memory that the server itself needs; each compute thread after the first adds a stack."""
+    """Return the bytes that the server itself needs. Each compute thread after the first adds a stack."""
     if not sys.platform.startswith("linux"):
         return 0
     import resource

@@ -1,4 +1,4 @@
-"""Sums llama.cpp's bytes for each buffer type to one row for each device."""
+"""Adds up llama.cpp's bytes in each buffer type to one row for each device."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ _SUMS = (
 def rows_from_parts(
     parts: Iterable[Part], rig: Rig, grade: Grade, estimate: Mapping[str, DeviceMemory] | None = None
 ) -> tuple[DeviceRow, ...]:
-    """Return a row for every device of `rig`, the host last.
+    """Return a row for every device of `rig`, the host last, from the bytes in each buffer type.
 
     Parts of devices that are not in the rig are left out. The overhead of a device is 0, because llama.cpp does not
-    report it. For a tensor split llama.cpp reports one Meta device. Its members then get weights and state from the
-    arithmetic with the grade `estimated`, and the reported compute buffer, which each member has in full.
+    report it. For a tensor split llama.cpp reports a single Meta device. The members of the split then get weights and
+    state from `estimate` with the grade `estimated`, and each gets the whole reported compute buffer.
 
-    `estimate`: estimated memory of the members of a tensor split; None if it was reported for each member.
+    `grade`: grade of all other rows.
+    `estimate`: estimated memory of the members of a tensor split; None if llama.cpp reported each member.
     """
     sums: dict[str, list[int]] = {device_id: [0] * len(_SUMS) for device_id in rig.ids}
     whole_compute_bytes: int | None = None
@@ -62,10 +63,10 @@ def rows_from_parts(
 
 
 def with_copies(rows: Iterable[DeviceRow], rig: Rig, estimate: Mapping[str, DeviceMemory]) -> tuple[DeviceRow, ...]:
-    """Return `rows` with the part of each compute buffer that holds copies for pipeline parallelism.
+    """Return `rows` with `pipeline_bytes`, the part of each compute buffer that holds copies for pipeline parallelism.
 
-    llama.cpp does not report that part; the arithmetic gives it. If the copies did not fit, llama.cpp allocated without
-    them, and the buffer is smaller than `estimate` by at least their size. The part is then 0.
+    llama.cpp does not report that part; it is taken from `estimate`. If the copies did not fit, llama.cpp allocated
+    without them, and the buffer is smaller than in `estimate` by at least their size. The part is then 0.
     """
     return tuple(_with_copies(row, rig, estimate.get(row.id, DeviceMemory())) for row in rows)
 
@@ -79,7 +80,7 @@ def _with_copies(row: DeviceRow, rig: Rig, memory: DeviceMemory) -> DeviceRow:
 
 
 def member_estimate(plan: Plan, parts: Iterable[Part]) -> Mapping[str, DeviceMemory] | None:
-    """Return the estimated memory of a tensor split's members; None unless llama.cpp reported them as one device."""
+    """Return the estimated memory of a tensor split's members by device id; None if no Meta device was reported."""
     if not any(part.buffer_type.startswith(META_PREFIX) for part in parts):
         return None
     devices = plan.resolved.model_estimate.devices

@@ -1,6 +1,6 @@
 """Probes a layout: a load without memory (`no_alloc`) in a short-lived child gives llama.cpp's own numbers.
 
-Results are cached for the run of the program. A forecast that disagrees with a probe is logged with everything that is
+Results are cached for the run of the program. If a forecast disagrees with a probe, the log gets everything that is
 needed to reproduce it.
 """
 
@@ -31,16 +31,20 @@ from engine.runtime.requests import environment, probe_request
 
 DEFAULT_TIMEOUT_S = 60.0
 ENDPOINTS_TIMEOUT_S = 8.0
-"""Time limit of a probe over RPC. With the greeting before (2 s), a result or an error comes within 10 s."""
+"""Time limit of a probe over RPC, in seconds. With the greeting before (2 s), it succeeds or fails within 10 s."""
 
 
 class Probes:
-    """Runs probes one after another. A context manager: its child starts with the first probe that is not cached.
+    """Runs probes one after another in a child process, which starts with the first probe that is not cached.
 
-    For one thread; another thread may use `cancel`, which ends the running probe.
+    It is a context manager: the child has ended when the block is left. For one thread; another thread may use
+    `cancel`, which ends the running probe.
 
-    `timeout_s`: time limit of each probe. `argv`: command of the child; None for the real one.
-    `spare`: source of the child, whose time limit and command then count; None for a new child.
+    `cache`: results of former probes; None for no cache.
+    `timeout_s`: time limit of each probe, in seconds.
+    `argv`: command of the child; None for the real one.
+    `spare`: provides the child; its own time limit and command then replace `timeout_s` and `argv`. None: a new child
+    is started.
     """
 
     def __init__(
@@ -69,7 +73,7 @@ class Probes:
         self._end()
 
     def probed(self, plan: Plan) -> Plan:
-        """Return `plan` with a row of grade `probed` for every device of its rig. Blocks.
+        """Return `plan` with a row of grade `probed` for every device of its rig, from the cache or a probe. Blocks.
 
         Raises:
             RuleViolationError, LayoutError: the layout cannot be loaded.
@@ -114,7 +118,7 @@ class Probes:
                 raise error(f"{device}: {greeting.sentence}", device=device, endpoint=endpoint)
 
     def _started(self, environment: Mapping[str, str], request: Probe) -> Questions:
-        """Return the child for a probe: the last one if it has the right environment, files and devices."""
+        """Return the child for a probe: the one of the last probe if it has the same environment, files and devices."""
         # A child gave up all files, ports of RPC servers and memory but those of its first probe, and ggml reads its
         # variables only once.
         rights = request.access, request.devices, request.memory_bytes
@@ -137,16 +141,16 @@ def probe(
     argv: Sequence[str] | None = None,
     cancel: CancelToken | None = None,
 ) -> Plan:
-    """Return `plan` with the rows of one probe. Blocks, and raises as `Probes.probed` does."""
+    """Return `plan` with probed rows, from a child of its own. Blocks, and raises as `Probes.probed` does."""
     with Probes(timeout_s=timeout_s, argv=argv, cancel=cancel) as probes:
         return probes.probed(plan)
 
 
 def _completed(plan: Plan, rows: tuple[DeviceRow, ...]) -> tuple[DeviceRow, ...]:
-    """Return the rows of a dry load with the figures that it cannot give, from the arithmetic.
+    """Return the rows of a dry load (`no_alloc`) completed with figures of the arithmetic that such a load cannot give.
 
     They are: the overhead of devices; mapped weights, because a dry load maps nothing and counts all weights as memory;
-    the rounding of pinned host buffers; and compute buffers where it plans others than a load (`_plans_otherwise`).
+    the rounding of pinned host buffers; and compute buffers if they differ from those of a load (`_plans_otherwise`).
     """
     resolved = plan.resolved
     alone = check_fit(resolved.model_estimate, plan.learned_rig)
@@ -168,10 +172,10 @@ def _completed(plan: Plan, rows: tuple[DeviceRow, ...]) -> tuple[DeviceRow, ...]
 
 
 def _plans_otherwise(plan: Plan) -> bool:
-    """Return whether a dry load of CUDA devices plans other compute buffers than a load.
+    """Return whether the compute buffers of a dry load differ from those of a load, which happens on CUDA devices.
 
-    It forgets which attention stays on the CPU, and which devices norms are pinned to. The arithmetic follows the load
-    to the byte there (`tests/zoo`).
+    A dry load ignores which attention stays on the CPU, and to which devices norms are pinned. The arithmetic agrees
+    with the load to the byte there (`tests/zoo`).
     """
     placement = place(plan.edit.layout, plan.rig, plan.settings)
     entries = [entry for entry in placement.entries if entry != CPU_ID]
@@ -181,7 +185,7 @@ def _plans_otherwise(plan: Plan) -> bool:
 
 
 def _with_compute(device: Device, estimated: DeviceRow, row: DeviceRow) -> DeviceRow:
-    """Return the row of a dry load with the compute buffer of the arithmetic. The host's is rounded already.
+    """Return the row of a dry load with the compute buffer of the arithmetic, which is already rounded for the host.
 
     The projector's part stays as the dry load reported it.
     """
@@ -218,7 +222,7 @@ def _completed_row(device: Device, estimated: DeviceRow, row: DeviceRow, host: H
 
 
 class ProbeRun:
-    """A single probe that runs in one thread and can be cancelled from another."""
+    """A single probe: `run` is called in one thread, and `cancel` in any other."""
 
     def __init__(self, plan: Plan, cache: ProbeCache | None = None, spare: SpareChild | None = None) -> None:
         self._plan = plan
@@ -241,7 +245,7 @@ CAPACITY = 128
 
 
 class ProbeCache:
-    """Cache of probe results by `Plan.key`. The least recently used one is dropped first. Thread-safe."""
+    """Cache of probe results by `Plan.key`. It drops the least recently used result first. Thread-safe."""
 
     def __init__(self, capacity: int = CAPACITY) -> None:
         self._capacity = capacity
@@ -249,7 +253,7 @@ class ProbeCache:
         self._rows: OrderedDict[Hashable, tuple[DeviceRow, ...]] = OrderedDict()
 
     def over(self, plan: Plan) -> Plan:
-        """Return `plan` with its probed rows, or unchanged if it was not probed. A changed file has another key."""
+        """Return `plan` with its rows from the cache; unchanged if there are none. A changed file has another key."""
         if not self._rows or plan.key is None:
             return plan
         with self._lock:
@@ -260,7 +264,7 @@ class ProbeCache:
         return plan.with_probed(rows)
 
     def keep(self, plan: Plan) -> None:
-        """Add the probed rows of `plan`. Does nothing if it was not probed."""
+        """Add the probed rows of `plan` to the cache. Does nothing if it has none."""
         if plan.key is None or plan.probed is None:
             return
         with self._lock:
@@ -274,9 +278,10 @@ _log = logging.getLogger("layerdeck.defects")
 
 
 def report_defect(plan: Plan, estimated: Sequence[DeviceRow], told: Sequence[DeviceRow]) -> None:
-    """Log a defect if the arithmetic covers the model and is out of tolerance on a device.
+    """Log a defect if the forecast of a device is out of tolerance, with the text that reproduces it.
 
-    `estimated`: rows of the arithmetic. `told`: rows of the probe.
+    `estimated`: rows of the arithmetic.
+    `told`: rows of the probe.
     """
     if not disagreements(estimated, told):
         return

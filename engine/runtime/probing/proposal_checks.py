@@ -1,4 +1,4 @@
-"""Proposals after a load that ran out of memory, each probed before it is shown."""
+"""Proposals of other layouts after a load that ran out of memory. Each is probed before it is shown."""
 
 from __future__ import annotations
 
@@ -23,10 +23,12 @@ _STRONGER = 2
 
 
 def missing_bytes(tried: Sequence[Tried]) -> dict[str, int]:
-    """Return the missing bytes of the first layout on each device that refused memory.
+    """Return how many bytes the first layout lacked on each device that refused memory, by device id.
 
     If a device does not report its free memory, or has enough but in pieces, the refused buffer and everything that
     would come after it count as missing.
+
+    `tried`: the layouts that did not fit, the first one first; at least one.
     """
     first = tried[0]
     needs = {row.id: row.need_bytes - row.overhead_bytes for row in first.rows}
@@ -35,12 +37,14 @@ def missing_bytes(tried: Sequence[Tried]) -> dict[str, int]:
         refusal = each.refusal
         if refusal is None or refusal.device not in needs:
             continue
-        # Of what the engine takes while it computes it says no size: a tenth of the device, as a step back leaves.
+        # If memory ran out during a computation, the engine reports no size. A tenth of the device is assumed, as in
+        # a step back.
         requested_bytes = refusal.requested_bytes
         if requested_bytes is None:
             requested_bytes = (refusal.free_bytes or 0) + refusal.capacity_bytes // MAX_TENTHS + 1
         free_bytes = refusal.free_bytes if refusal.free_bytes is not None else requested_bytes
         given_bytes = refusal.placed_bytes + (free_bytes if free_bytes < requested_bytes else 0)
+        # The size that another layout was refused is not one of the first layout: it only shows that bytes are missing.
         least_bytes = refusal.placed_bytes + requested_bytes - given_bytes if each.layout == first.layout else 1
         missing = max(least_bytes, needs[refusal.device] - given_bytes)
         found[refusal.device] = max(found.get(refusal.device, 0), missing)
@@ -48,9 +52,13 @@ def missing_bytes(tried: Sequence[Tried]) -> dict[str, int]:
 
 
 class ProposalCheck:
-    """Search and probes for one failed load. After `limit_s` seconds, or `cancel`, the rest stays estimated.
+    """Searches for layouts after one failed load, and probes each of them.
 
-    `missing`: as of `missing_bytes`.
+    After `limit_s` seconds, or after `cancel`, the remaining proposals keep their estimated numbers.
+
+    `plan`: the plan whose load failed.
+    `missing`: missing bytes by device id, from `missing_bytes`.
+    `constraints`: limits of the search.
     """
 
     def __init__(
@@ -72,9 +80,9 @@ class ProposalCheck:
         self._search_until_s = self._until_s - limit_s / 2
 
     def run(self) -> tuple[Proposal, ...]:
-        """Return the proposals. One whose probe shows that it is too small is made larger, or left out.
+        """Return the proposals. One that frees too little by its probe is replaced by a larger change, or left out.
 
-        Blocks for the time limit and one probe at most.
+        Blocks for `limit_s` seconds and one probe at most.
         """
         found = propose(self._plan, self._missing, constraints=self._constraints)
         checked = [proposal for each in found if (proposal := self._checked(each)) is not None]
@@ -83,7 +91,7 @@ class ProposalCheck:
     def _checked(self, proposal: Proposal) -> Proposal | None:
         """Return `proposal`, or a larger change of its kind, with probed rows; None if no such change fits.
 
-        If it cannot be probed (a worker is held by another model, or no time is left), it is returned unchanged.
+        It is returned unchanged if it cannot be probed: another model holds an RPC worker, or no time is left.
         """
         unseen: dict[str, int] = {}
         wanted: Proposal | None = proposal
@@ -127,7 +135,10 @@ class ProposalCheck:
         return FitReport(rows).fits and relieved
 
     def _stronger(self, proposal: Proposal, unseen: Mapping[str, int]) -> Proposal | None:
-        """Return a larger change of the same kind. `unseen`: bytes on each device that the estimate missed."""
+        """Return a larger change of the same kind; None if there is none.
+
+        `unseen`: bytes on each device by which the probe exceeded the estimate.
+        """
 
         def tighter(device: Device) -> Device:
             return replace(device, margin_bytes=device.margin_bytes + max(0, unseen.get(device.id, 0)))

@@ -1,4 +1,4 @@
-"""Counts the tokens of texts for a model that is not loaded, by a child that reads its vocabulary alone."""
+"""Counts tokens for a model that is not loaded, in a child process that reads only its vocabulary."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from engine.runtime.requests import path_text
 IDLE_S = 60.0
 """Seconds without a request after which the child ends by itself."""
 LIMIT_S = 30.0
-"""Time limit of a request. A vocabulary of 260,000 tokens is read in about a second."""
+"""Time limit of a request, in seconds. A vocabulary of 260,000 tokens is read in about a second."""
 
 
 class VocabularyCounter:
-    """Keeps one child for the file that is asked about. For any thread; `count` blocks.
+    """Counts tokens in a child that is kept while requests are about the same file. Thread-safe; `count` blocks.
 
     `idle_s`: seconds without a request after which the child ends; the next request starts another one.
     """
@@ -33,14 +33,14 @@ class VocabularyCounter:
 
     @property
     def pid(self) -> int | None:
-        """Process id of the child; None if none was started."""
+        """Process id of the child; None if there is no child."""
         return self._child.pid
 
     def count(self, path: Path, request: CountTokens) -> Counted:
-        """Count the tokens of `request` with the vocabulary of the model at `path`. `n_ctx` of the result is 0.
+        """Return the token counts for `request` with the vocabulary of the model at `path`. `n_ctx` of the result is 0.
 
         Raises:
-            EngineError: the file has no vocabulary, or the child failed.
+            EngineError: the file has no vocabulary, the child failed, or `close` was called.
         """
         with self._lock:
             if self._is_closed:

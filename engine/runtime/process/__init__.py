@@ -1,1 +1,1 @@
-"""The parent's end of child processes: start, supervision, requests, outcome."""
+"""The parent's side of child processes: start, supervision, requests and outcomes."""

@@ -1,7 +1,7 @@
-"""A supervised child process that speaks the protocol on its pipes.
+"""`ChildProcess`: a supervised child process that exchanges messages with this process over its pipes.
 
 Every child of this program is a `ChildProcess`: model children, probing children, downloads, tunnels, the library's
-scanner, decoders of foreign files, the template renderer. `engine.runtime.protocol.pipe` is the other end.
+scanner, decoders of foreign files, the template renderer. `engine.runtime.protocol.pipe` is the child's side.
 
 Each child has four threads in the parent. One reads messages. One reads standard error, because a full pipe would stop
 the child. One writes requests, because a child that does not read must not block the caller. The supervisor owns every
@@ -42,9 +42,11 @@ _TERMINATE_S = 0.5
 _KILL_WAIT_S = 5.0
 _EXIT_AFTER_EOF_S = 2.0
 _STDERR_DRAIN_S = 1.0
-"""After the end, another process that inherited standard error may still hold it; there is no reason to wait longer."""
+"""Seconds to wait for the threads of standard error and of requests after the child's end. Another process may have
+inherited standard error and hold it open for longer.
+"""
 _MESSAGES_DRAIN_S = 30.0
-"""Messages that came before the end are delivered before `on_end`, even if the receiver is slow."""
+"""Seconds to wait for the reader thread after the child's end: a slow receiver gets all messages before `on_end`."""
 
 _log = logging.getLogger("layerdeck.engine")
 _encode = msgspec.json.Encoder().encode
@@ -52,18 +54,19 @@ _decoder_of = cache(msgspec.json.Decoder)
 
 
 class ChildProcess:
-    """A child that speaks the protocol, in a process group of its own.
-
-    States: new, running, ending, ended.
+    """A child process that speaks the protocol of `engine.runtime.protocol`. It is new, running, ending or ended.
 
     `on_message`: called in the reader thread for each message, never after `on_end`. While it runs, the child's pipe
     fills up, which is intended back-pressure.
     `on_end`: called once for each started child, in the supervisor thread, when the process has ended.
     `argv`: command; None for the model child.
-    `stall_timeout_s`: longest silence while the child is watched (`watch`).
-    `about`: what the child works on, for the log.
+    `stall_timeout_s`: longest silence in seconds while the child is watched (`watch`).
+    `name`: role of the process, for process lists and the log.
+    `environment`: variables to add to our own.
+    `about`: work of the child, for the log.
     `messages`: union of the message types that it may send.
-    `own_group`: False: it stays in our process group and is killed with it, for children of children.
+    `own_group`: True: it leads a process group of its own. False: it stays in our process group and is killed with it,
+    which is for children of children.
     `before_send`: replaces a request just before it is written, in the writer thread.
     """
 
@@ -152,7 +155,7 @@ class ChildProcess:
             self._give_up(str(error))
 
     def note_work(self, about: str) -> None:
-        """Set what the child works on now, for the log of its end."""
+        """Set the description of the child's current work, for the log line at its end."""
         self._about = about
 
     def send(self, request: Request) -> None:
@@ -160,19 +163,19 @@ class ChildProcess:
         self._requests.put(request)
 
     def watch(self, active: bool) -> None:
-        """Turn the stall timeout on, counted from now, or off for a child without work. It is on after the start."""
+        """Turn the stall timeout on, counted from now, or off for a child without work. After the start it is on."""
         with self._condition:
             self._watched = active
             self._last_sign_s = time.monotonic()
             self._condition.notify_all()
 
     def stop(self, *, ask_s: float = _ASK_S, terminate_s: float = _TERMINATE_S) -> None:
-        """Begin to end the child, without waiting: ask it (`Quit`, end of input), terminate it, kill it.
+        """Begin to end the child, without waiting. It gets `Quit` and the end of input, then SIGTERM, then SIGKILL.
 
         A child that has not sent its hello is terminated at once. A second call can only shorten the deadlines. Does
         nothing if the child is not running.
 
-        `ask_s`: seconds from asking to terminating. `terminate_s`: seconds from terminating to killing.
+        `ask_s`: seconds from `Quit` to SIGTERM. `terminate_s`: seconds from SIGTERM to SIGKILL; 0 leaves out SIGTERM.
         """
         with self._condition:
             now_s = time.monotonic()
@@ -334,7 +337,7 @@ class ChildProcess:
                 close_pipe(pipe)
 
     def _wait_for_end(self) -> tuple[EndReason, str]:
-        """Wait until the child has ended or has to be ended; return the reason and its detail."""
+        """Wait until the child has ended or must be ended; return the reason and its detail for the outcome."""
         with self._condition:
             while True:
                 if self._fault is not None:
@@ -352,7 +355,10 @@ class ChildProcess:
                 self._condition.wait(left_s)
 
     def _end_group(self, reason: EndReason) -> None:
-        """Wait for a child that was asked to end, then terminate its process group, then kill it."""
+        """Wait for a child that got `Quit`, then send SIGTERM to its process group, then SIGKILL.
+
+        If `reason` is not STOPPED, SIGTERM follows at once.
+        """
         with self._condition:
             while reason is EndReason.STOPPED and not self._stdout_closed and self._fault is None:
                 left_s = (self._ask_until_s or 0.0) - time.monotonic()
@@ -370,7 +376,7 @@ class ChildProcess:
             self._signal(kill=True)
 
     def _give_up(self, detail: str) -> None:
-        """Kill a child for which the system starts no thread. Threads that did start end with its pipes."""
+        """Kill the child because one of its threads could not be started. The started ones end with its pipes."""
         assert self._process is not None
         self._signal(kill=True)
         wait_for_exit(self._process, _KILL_WAIT_S)

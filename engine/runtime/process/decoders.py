@@ -1,4 +1,4 @@
-"""Decoders of untrusted files: each file is decoded by a child of its own.
+"""Decoders of untrusted files: each file is decoded by a child process of its own.
 
 An image or sound from the network may exploit a fault of its decoder. So the decoder runs with an alarm, a limited
 address space and no access to files besides its own code. It gets the file in its request, and the caller checks its
@@ -50,9 +50,11 @@ def ask_decoder(child: str, request: Job, answer_type: type[_A], *, cancelled: C
 
 
 def run_decoder(requests: type[_R], answer: Callable[[_R], Message], rights: Rights) -> None:
-    """Run this process as a decoder with its row of the table of rights, which has no files.
+    """Run this process as a decoder that answers requests until its input ends.
 
-    `requests`: type of the requests. `answer`: decodes one.
+    `requests`: type of the requests.
+    `answer`: decodes the file of one request and returns the message to send.
+    `rights`: the decoder's row of the table in `engine.base.confinement`; it allows no files besides the code.
     """
     # Libraries log warnings that quote the file, which would reach the parent's log.
     logging.disable()

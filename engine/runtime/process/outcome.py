@@ -1,4 +1,4 @@
-"""The outcome of a child process: how it ended, the sentence for people, the error to raise, and its log line."""
+"""The outcome of a child process: how it ended, the text for the user, the error to raise, and its log line."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ _SENT_BY_OTHERS = tuple(getattr(signals, name) for name in ("SIGKILL", "SIGTERM"
 _CHECK = tr(" Run Help > Check This Machine (or `layerdeck-cli doctor`) to find out what works here.")
 _ABORT_SOURCE = re.compile(r"^(?:\S*[/\\])?([\w.-]+):\d+: GGML_ASSERT\((.*)")
 _OF_READING = re.compile(r"^(?:\S*[/\\])?llama-(?:vocab|hparams|arch|model\w*)\.cpp:\d+: ")
-"""Source files of llama.cpp that read the model's file. They abort without an assertion too (GGML_ABORT)."""
+"""Matches abort texts from llama.cpp's sources that read the model file, of GGML_ASSERT as well as of GGML_ABORT."""
 _OF_VALUES = re.compile(r"eps >= 0")
-"""Assertions in the sources below that are about a number of the model's file. `eps` is that of a norm."""
+"""Matches assertions about a number of the model file in the sources of `_OF_LAYOUTS`. `eps` is that of a norm."""
 _OF_LAYOUTS = re.compile(
     r"ggml-(?:alloc|backend|cuda|rpc|vulkan|metal|sycl|hip|cpu|threading|opencl|cann)|llama-(?:context|kv|memory|batch|io)"
     r"|common\.cuh|\.cu$|\.metal$|^ops\.cpp$|^repack\.cpp$"
@@ -54,7 +54,14 @@ _log = logging.getLogger("layerdeck.engine")
 
 
 class EndReason(StrEnum):
-    """Why a child ended."""
+    """Why a child ended.
+
+    ITSELF: it exited, aborted, or got a signal that we did not send.
+    STOPPED: `ChildProcess.stop` was called.
+    STALLED: it was silent for the stall timeout.
+    BROKEN: it broke the protocol, went on after it had closed its output, or could not be killed.
+    NOT_STARTED: the process or one of its threads in the parent could not be started.
+    """
 
     ITSELF = "itself"
     STOPPED = "stopped"
@@ -69,13 +76,14 @@ class ProcessOutcome:
 
     `exit_code`: None if a signal ended it, if it never ran, or if it cannot be ended.
     `signal`: number of the signal that ended it; else None.
-    `detail`: what was wrong with a BROKEN or NOT_STARTED child; how long a STALLED one was silent.
+    `detail`: fault of a BROKEN or NOT_STARTED child; duration of the silence of a STALLED one.
     `abort_text`: text of the failed assertion, which the child sent before it aborted; else empty.
-    `refusing_device`: id of the device that refused memory while it computed, if the child said so; else empty.
-    `free_bytes`, `requested_bytes`: free there, and asked for; None if unknown.
+    `refusing_device`: id of the device on which an allocation failed during a computation; empty if not reported.
+    `free_bytes`: free memory of that device; None if unknown.
+    `requested_bytes`: size of the failed allocation; None if unknown.
     `stderr_tail`: last lines of its standard error.
-    `failed_in_tensor_api`: a line of it reports a failure in Metal's tensor API. The compiler's messages that follow
-    such a line may be longer than the tail.
+    `failed_in_tensor_api`: whether a line of standard error reports a failure in Metal's tensor API. The compiler's
+    messages after such a line may be longer than `stderr_tail`.
     """
 
     reason: EndReason
@@ -109,19 +117,19 @@ class ProcessOutcome:
 
     @property
     def ran_out_of_memory(self) -> bool:
-        """Whether CUDA refused memory for llama.cpp's own use while it computed, which ends the process."""
+        """Whether an allocation on a device failed during a computation, after which ggml aborts the process."""
         by_itself = self.reason is EndReason.ITSELF and self.exit_code != 0
         return by_itself and (bool(self.refusing_device) or _CUDA_MEMORY.search(self._said) is not None)
 
     @property
     def cuda_device(self) -> int | None:
-        """Number of the card that the last CUDA error names, among the visible ones; None if it names none."""
+        """Index of the card in the last CUDA error, counted among the visible cards; None if there is none."""
         numbers = _CUDA_DEVICE.findall(self._said)
         return int(numbers[-1]) if numbers else None
 
     @property
     def gave_up(self) -> bool:
-        """Whether it ended itself at a resource limit, and said so (`StepLimit` in the child)."""
+        """Whether the child ended itself at a limit of time or memory, and sent a text about it (`StepLimit`)."""
         return self.reason is EndReason.ITSELF and self.exit_code == GAVE_UP_EXIT_CODE and bool(self.abort_text)
 
     @property
@@ -130,7 +138,10 @@ class ProcessOutcome:
 
     @property
     def is_fault_of_engine(self) -> bool:
-        """Whether a fault of llama.cpp ended it: not the model's file, a lost device, a limit, or a foreign signal."""
+        """Whether a fault of llama.cpp ended the child.
+
+        False if the cause was the model file, a lost device, a limit, want of memory, or a signal from outside.
+        """
         # SIGBUS comes when a mapped model file became shorter.
         outside = (*_SENT_BY_OTHERS, getattr(signals, "SIGBUS", None))
         by_itself = self.reason is EndReason.ITSELF and self.exit_code != 0 and self.signal not in outside
@@ -139,7 +150,7 @@ class ProcessOutcome:
 
     @property
     def _is_about_model(self) -> bool:
-        """Whether an assertion that concerns the model's file ended it."""
+        """Whether an assertion or abort that concerns the model file ended the child."""
         if _OF_READING.search(self.abort_text):
             return True
         source = _ABORT_SOURCE.search(self.abort_text)
@@ -147,7 +158,7 @@ class ProcessOutcome:
 
     @property
     def sentence(self) -> str:
-        """Sentences for people: what happened, what to do, and the last lines that the child wrote, if any."""
+        """Text for the user: what happened, what to do, and the last output of the child, if any."""
         match self.reason:
             case EndReason.STOPPED:
                 return tr("The engine process was stopped on request.")
@@ -182,7 +193,7 @@ class ProcessOutcome:
                 )
 
     def error(self) -> EngineError:
-        """Return the outcome as an error, for callers that wait for an answer of this child."""
+        """Return the outcome as an `EngineError`, for callers that wait for an answer of this child."""
         if self.reason is EndReason.STALLED:
             return WorkerStalledError(self.sentence)
         if self.reason in (EndReason.BROKEN, EndReason.NOT_STARTED):
@@ -237,9 +248,10 @@ def failure_text(failure: Failure) -> str:
 
 
 def log_end(name: str, pid: int | None, outcome: ProcessOutcome, *, engine: str, about: str) -> None:
-    """Log the end of a child. No text of a conversation is in it: a child writes none to its standard error.
+    """Log the end of a child. The line has no text of a conversation, because a child writes none to standard error.
 
-    `engine`: software that it runs, from its hello. `about`: what it worked on.
+    `engine`: name and version of the software in the child, from its hello.
+    `about`: last work of the child.
     """
     expected = outcome.reason is EndReason.STOPPED or outcome.exit_code == 0
     facts = [_exit_words(outcome), about, engine, _versions()]
@@ -264,7 +276,7 @@ def _exit_words(outcome: ProcessOutcome) -> str:
 
 @cache
 def own_version() -> str:
-    """Return the version of this program."""
+    """Return the version of the installed package `layerdeck`; "not installed" if there is none."""
     try:
         return metadata.version("layerdeck")
     except metadata.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""Children for callers that wait for an answer.
+"""Classes for callers that wait until a child process answers their request.
 
 `Questions` starts a child and sends it requests one after another. `SpareChild` starts one ahead of time, because a
 probe's child needs most of its time for its start. `KeptChild` keeps one running between requests. `ask_child` is the
@@ -45,11 +45,11 @@ from engine.runtime.protocol.messages import (
 
 DEFAULT_TIMEOUT_S = 30.0
 START_S = 20.0
-"""Time limit for the hello of a small child, on a cold disk and a busy machine."""
+"""Seconds in which a small child must send its hello; enough for a cold disk and a busy machine."""
 CANCEL_POLL_S = 0.1
-"""Interval at which `ask` calls `cancelled`. A `CancelToken` wakes it at once."""
+"""Interval in seconds at which `ask` calls its argument `cancelled`. A `CancelToken` wakes `ask` at once."""
 SMALL_CHILD = {"MALLOC_ARENA_MAX": "1"}
-"""Environment of a child with limited address space. Each further arena of glibc's malloc reserves 64 MiB of it."""
+"""Environment of a child with limited address space, of which each further arena of glibc's malloc reserves 64 MiB."""
 _END_TIMEOUT_S = 5.0
 
 _Answer = TypeVar("_Answer", bound=Message)
@@ -65,12 +65,17 @@ _ERRORS: Mapping[str, Callable[[str], EngineError]] = {
 
 
 class Questions:
-    """A child that answers requests one after another. A context manager: the child has ended when it is left.
+    """A child process that answers requests one after another.
 
-    `timeout_s`: time limit of each answer. `start_timeout_s`: time limit of the hello; None for `timeout_s`.
-    `stall_timeout_s`: longest silence; None for the longer of both.
-    `cancel`: cancels whatever request runs. `name`: role of the process, for process lists and the log.
-    `messages`, `own_group`: as of `ChildProcess`.
+    It is a context manager: `with` starts the child, and the child has ended when the block is left.
+
+    `timeout_s`: time limit of each answer, in seconds.
+    `start_timeout_s`: time limit of the hello; None for `timeout_s`.
+    `stall_timeout_s`: longest silence; None for the longer of these two limits.
+    `argv`: command; None for the model child.
+    `cancel`: cancels the request that runs.
+    `name`: role of the process, for process lists and the log.
+    `environment`, `messages`, `own_group`: as of `ChildProcess`.
     """
 
     def __init__(
@@ -105,7 +110,7 @@ class Questions:
         self._is_cancelled = False
 
     def start_ahead(self) -> None:
-        """Start the child now, for a request that comes later. Until then its silence is no stall."""
+        """Start the child now for a later request. The stall timeout is off until the `with` block is entered."""
         self._ahead = True
         self._child.start()
         self._child.watch(False)
@@ -129,7 +134,7 @@ class Questions:
         return self._child.wait(timeout_s) is not None
 
     def end(self, *, kill: bool = False) -> None:
-        """End the child, and wait for it a bounded time. `kill`: kill it without asking first."""
+        """End the child, and wait at most `_END_TIMEOUT_S` seconds for it. `kill`: kill it without asking first."""
         if kill:
             self._child.stop(ask_s=0.0, terminate_s=0.0)
         else:
@@ -162,8 +167,10 @@ class Questions:
     ) -> _Answer:
         """Send `request` and return its answer.
 
-        `cancel`: used instead of the token of this child. `cancelled`: called regularly; True cancels the request.
-        `timeout_s`: used if it is shorter than that of this child. `about`: what the request is for, for the log.
+        `cancel`: used instead of the token of this child.
+        `cancelled`: called every `CANCEL_POLL_S` seconds; True cancels the request.
+        `timeout_s`: time limit of the answer; it cannot be longer than that of this child. None for that of this child.
+        `about`: description of the request, for the log.
 
         Raises:
             EngineError: the child's `Failure` by its kind, its crash, a time limit, or the cancellation.
@@ -214,7 +221,10 @@ class Questions:
         deadline_s: float | None = None,
         cancelled: Callable[[], bool] | None = None,
     ) -> Message:
-        """Return the next message; raises `queue.Empty` at the deadline, and else as `ask` does."""
+        """Return the next message of the child. Raises `queue.Empty` at the deadline, and errors as `ask` does.
+
+        `deadline_s`: on the clock of `time.monotonic`; None for no deadline.
+        """
         while True:
             left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
             if cancelled is not None:
@@ -258,10 +268,10 @@ def ask_child(
 
 
 class SpareChild:
-    """Keeps one child started ahead of time, so that the next probe need not wait for its start.
+    """Keeps one child started ahead of time, so that the next probe need not wait for the start of its process.
 
-    The waiting child has loaded llama.cpp's code and touched no device, so that it holds no device memory. Thread-safe.
-    Only `prepare` (the start of a process) and `close` wait.
+    The spare child has loaded llama.cpp's code but touched no device, so that it holds no device memory. Thread-safe.
+    `prepare` blocks for the start of a process. `close` blocks for the end of one, and so may `take`.
     """
 
     def __init__(self, *, timeout_s: float, argv: Sequence[str] | None = None, name: str = "probe") -> None:
@@ -274,7 +284,7 @@ class SpareChild:
         self._closed = False
 
     def prepare(self) -> None:
-        """Start a child with the environment of the last one taken, unless one waits already or this is closed."""
+        """Start the spare child with the environment of the last `take`. Does nothing if there is one, or if closed."""
         with self._lock:
             if self._closed or (self._child is not None and not self._child.has_ended):
                 return
@@ -282,10 +292,10 @@ class SpareChild:
             self._child.start_ahead()
 
     def take(self, environment: Mapping[str, str] | None = None) -> Questions:
-        """Return the waiting child, or a new one that starts when its `with` statement is entered.
+        """Return the spare child if it has the variables of `environment`, or else a new child.
 
-        It is a new one, and the waiting child is ended, if they differ in `environment`: ggml and the drivers read
-        their variables at the start.
+        A new child starts when its `with` block is entered. A spare child with other variables is killed: ggml and the
+        drivers read them at the start.
         """
         wanted = environment or {}
         with self._lock:
@@ -302,7 +312,7 @@ class SpareChild:
         return Questions(timeout_s=self._timeout_s, argv=self._argv, name=self._name, environment=environment)
 
     def close(self) -> None:
-        """End the waiting child, and wait for it a bounded time. Later calls of `prepare` do nothing."""
+        """End the spare child, and wait for it a bounded time. Later calls of `prepare` do nothing."""
         with self._lock:
             self._closed = True
             child, self._child = self._child, None
@@ -311,9 +321,9 @@ class SpareChild:
 
 
 class KeptChild:
-    """A child that stays between requests. The first request starts it, and a request after its end starts another one.
+    """A child process that is kept between requests. The first request starts it; one after its end starts a new one.
 
-    It stays in our process group, and so ends with this process. For one thread, except `close`.
+    It stays in our process group and is killed with it. `close` may be called in any thread, all else in one thread.
     """
 
     def __init__(self, name: str, messages: Any) -> None:
@@ -324,15 +334,17 @@ class KeptChild:
 
     @property
     def pid(self) -> int | None:
-        """Process id of the child; None if none runs."""
+        """Process id of the child; None if there is no child."""
         return None if self._child is None else self._child.pid
 
     def ask(self, request: Job, answer_type: type[_Answer]) -> _Answer:
-        """Send `request` and return its answer. If the child does not give one, it is killed.
+        """Send `request` and return its answer. A child that fails to answer is killed.
+
+        If a child from an earlier request fails, other than by its time limit, a new one gets the request once more.
 
         Raises:
             WorkerStalledError: the answer took longer than `request.seconds`.
-            EngineError: the child crashed, or could not be started.
+            EngineError: the child crashed or could not be started, or `close` was called.
         """
         child = self._child
         if child is not None:
@@ -376,7 +388,7 @@ class KeptChild:
             child.end(kill=True)
 
     def close(self) -> None:
-        """Kill the child; later requests fail. For any thread."""
+        """Kill the child; later requests fail. May be called in any thread."""
         self._is_closed = True
         self.end()
 
@@ -384,7 +396,7 @@ class KeptChild:
 def error_with_endpoints(
     error: EngineError, endpoints: Iterable[str], routes: Mapping[str, str] | None = None
 ) -> EngineError:
-    """Return `error` with the endpoints that the child talked to, if one of them may be the cause.
+    """Return an error that names the RPC endpoints in use if one of them may be the cause; else return `error`.
 
     The endpoints had answered a greeting before. A crash or silence afterwards means that one did not answer
     llama.cpp's requests, or answered wrongly.
@@ -413,7 +425,7 @@ def error_with_endpoints(
 
 
 def raise_if_cancelled(cancel: CancelToken | None) -> None:
-    """Raise the `EngineError` of a cancelled request if `cancel` is set."""
+    """Raise an `EngineError` for a cancelled request if `cancel` is set."""
     if cancel is not None and cancel.cancelled:
         raise _cancelled()
 
@@ -423,7 +435,10 @@ def _cancelled() -> EngineError:
 
 
 def error_of(failure: Failure, request: Request) -> EngineError:
-    """Return the error class for the kind of a child's failure, with its message."""
+    """Return the error for a child's `Failure`: `failure.kind` selects its class.
+
+    `request`: the request that failed. Its path is that of the model file in a `ModelFileError`.
+    """
     message = failure_text(failure)
     if failure.kind == "model_file" and isinstance(request, Load | Probe | CountVocabulary):
         path = Path(request.path)

@@ -1,8 +1,8 @@
-"""Records in the log: a line of JSON at the start of each child, for whoever reads the log of another machine.
+"""Log records about children: a line of JSON at each start, to diagnose a problem from the log of another machine.
 
-`start {...}` has `child, pid, layerdeck, engine, python, system, release, request, devices, environment`. A device has
-`id, backend, index`, the last its place among the devices of that backend or on its RPC server. No address and nothing
-of a conversation is in a record, and its length is bounded.
+A line `start {...}` has the fields `child, pid, layerdeck, engine, python, system, release, request, devices,
+environment`. A device has the fields `id`, `backend` and `index`. `index` counts the devices of that backend, or those
+of its RPC server. A record has neither network addresses nor text of a conversation, and its length is limited.
 """
 
 from __future__ import annotations
@@ -23,20 +23,25 @@ from engine.runtime.process.system import is_secret
 from engine.runtime.protocol.messages import DeviceRef, Load, Probe, Request
 
 MAX_RECORD = 6000
-"""Characters of a record. The log file has 2 MiB."""
+"""Longest record, in characters. The log file has 2 MiB."""
 MAX_DEVICES = 32
 _MAX_VALUE = 120
 _LOGGED = (
     "CUDA_", "GGML_", "GPU_", "HIP_", "HSA_", "LAYERDECK_", "LLAMA_", "MALLOC_", "MESA_", "NVIDIA_", "OMP_",
     "OPENBLAS_", "ROCR_", "SYCL_", "VK_", "ZE_",
 )  # fmt: skip
-"""Beginnings of the names of variables that engines, drivers and our children read. All others stay out."""
+"""Prefixes of the environment variables in a record: those that engines, drivers and our children read."""
 
 _log = logging.getLogger("layerdeck.engine")
 
 
 def log_start(name: str, pid: int | None, engine: str, environment: Mapping[str, str], request: Request) -> None:
-    """Log the start of a child. `engine`: from its hello. `request`: its first one, which names its devices."""
+    """Log the start of a child.
+
+    `engine`: name and version of the software in the child, from its hello.
+    `environment`: variables of the child besides our own.
+    `request`: first request to the child. A `Load` or `Probe` names its devices.
+    """
     refs = request.devices if isinstance(request, Load | Probe) else ()
     facts = {
         "child": name,
@@ -53,7 +58,7 @@ def log_start(name: str, pid: int | None, engine: str, environment: Mapping[str,
 
 
 def log_record(kind: str, facts: Mapping[str, object]) -> None:
-    """Log one line: `kind` and the facts as JSON. A record that is too long loses its longest fact."""
+    """Log one line: `kind` and the facts as JSON. If it is too long, the longest facts are replaced by a note."""
     kept = dict(facts)
     while len(text := msgspec.json.encode(kept).decode()) > MAX_RECORD:
         longest = max(kept, key=lambda key: len(msgspec.json.encode(kept[key])))
@@ -62,7 +67,10 @@ def log_record(kind: str, facts: Mapping[str, object]) -> None:
 
 
 def device_facts(refs: Iterable[DeviceRef]) -> list[dict[str, object]]:
-    """Return id, backend and index of each device, `MAX_DEVICES` at most."""
+    """Return id, backend and index of each device for a record, for at most `MAX_DEVICES` devices.
+
+    The index counts the devices of a backend, or those of an RPC server.
+    """
     found: list[dict[str, object]] = []
     before: Counter[str] = Counter()
     for ref in refs:

@@ -1,4 +1,4 @@
-"""Functions to start, signal and collect a process that leads a process group."""
+"""Functions to start, signal and reap a process that leads a process group."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _DRAIN_S = 1.0
 
 
 def worker_argv(role: str = "worker") -> list[str]:
-    """Return the command of the model child. `role`: shown in lists of processes, has no other effect."""
+    """Return the command of the model child. `role`: only shown in process lists."""
     return child_argv("worker", role)
 
 
 _SECRET = re.compile("AUTH|CREDENTIAL|KEY|PASS|SECRET|TOKEN")
-"""Words in the names of variables such as HF_TOKEN, OPENAI_API_KEY, SSH_AUTH_SOCK."""
+"""Words in the names of environment variables with secrets, such as HF_TOKEN, OPENAI_API_KEY, SSH_AUTH_SOCK."""
 
 
 def is_secret(name: str) -> bool:
-    """Return whether an environment variable probably has a secret. Children do not get it, and no log has it."""
+    """Return whether an environment variable probably holds a secret. Such variables go to no child and into no log."""
     return _SECRET.search(name.upper()) is not None
 
 
@@ -38,9 +38,11 @@ def spawn(
 ) -> subprocess.Popen[bytes]:
     """Start a process with pipes, with our package on its PYTHONPATH.
 
-    Passwords and tokens in our environment are not passed on.
+    Passwords and tokens in our environment are not passed on (`is_secret`).
 
-    `further`: environment variables to add. `own_group`: whether it leads a process group of its own.
+    `further`: environment variables to add.
+    `own_group`: whether the process leads a process group of its own.
+    `stderr`: as of `subprocess.Popen`.
 
     Raises:
         OSError: it cannot be started.
@@ -67,7 +69,10 @@ def spawn(
 
 
 def wait_for_exit(process: subprocess.Popen[bytes], timeout_s: float) -> int | None:
-    """Wait at most `timeout_s` for the end; return the exit code (negative: a signal), or None if it still runs."""
+    """Wait at most `timeout_s` for the end of a process.
+
+    Return its exit code, which is the negative number of a signal that ended it; None if it still runs.
+    """
     try:
         return process.wait(timeout_s)
     except subprocess.TimeoutExpired:
@@ -81,7 +86,10 @@ def close_pipe(pipe: IO[bytes]) -> None:
 
 
 def signal_process(process: subprocess.Popen[bytes], *, kill: bool, group: bool = True) -> None:
-    """Terminate or kill a process. Does nothing if it has been collected. `group`: signal its whole process group."""
+    """Send SIGTERM to a process, or SIGKILL if `kill`. Does nothing if it has ended.
+
+    `group`: signal its whole process group. On Windows the process alone is killed in any case.
+    """
     if process.poll() is not None:
         return  # The system may have given its number to another process.
     # It may still end between the check and the signal.
@@ -132,7 +140,7 @@ def output_of(argv: Sequence[str], *, timeout_s: float, max_bytes: int) -> bytes
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill and collect a process, and its group even if the process itself has ended."""
+    """Kill a process and its whole group, even if the process itself has ended, and reap it."""
     if sys.platform == "win32":
         process.kill()
     else:

@@ -1,7 +1,7 @@
-"""Signs of life of a child whose native code is silent: processor time, memory, disk and network use of the process.
+"""Heartbeat of a child whose native code is silent, from processor time, memory, disk and network use of the process.
 
-llama.cpp reports nothing while it allocates or computes a long batch. The parent takes a child for stalled after 60 s
-of silence, so that a child sends a heartbeat as long as these counters show that it works.
+llama.cpp reports nothing while it allocates or computes a long batch. The parent regards a child as stalled after 60 s
+of silence. So a child sends a heartbeat as long as these counters show that it works.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 
 MIN_STALL_LIMIT_S, MAX_STALL_LIMIT_S = 5, 86_400
-"""Bounds of the stall limit that a user may choose, in seconds. A busy machine delays signs of life by some seconds."""
+"""Bounds of the stall limit that a user may choose, in seconds. A busy machine delays heartbeats by some seconds."""
 TICK_SECONDS = 1.0
 
 # Least growth in a tick that counts as work. Reading the counters themselves takes less than each of these.
@@ -35,7 +35,13 @@ _ACKED_OFFSET = 120
 
 @dataclass(frozen=True, slots=True)
 class ResourceUse:
-    """Counters of this process since its start. `network_bytes`: sent and received over TCP connections."""
+    """Resource use of this process.
+
+    `cpu_seconds`: processor time since its start.
+    `resident_bytes`: resident memory now.
+    `read_bytes`: bytes read from files since its start, including those of mapped pages.
+    `network_bytes`: bytes sent and received over the TCP connections that are open now.
+    """
 
     cpu_seconds: float
     resident_bytes: int
@@ -43,7 +49,7 @@ class ResourceUse:
     network_bytes: int
 
     def shows_work_since(self, earlier: ResourceUse) -> bool:
-        """Return whether the process has worked since `earlier`, beyond what reading the counters takes."""
+        """Return whether the process has worked since `earlier`. The work of reading the counters does not count."""
         # Memory shrinks when buffers are freed, and the network count when a connection closes: both are work as well.
         return (
             self.cpu_seconds - earlier.cpu_seconds >= CPU_SECONDS
@@ -53,16 +59,20 @@ class ResourceUse:
         )
 
 
-def current_use() -> ResourceUse:
-    """Read this process's counters. Without /proc only the processor time is known; the others are 0."""
-    return ResourceUse(time.process_time(), resident_bytes(), _read_bytes(), _network_bytes())
+def current_use(*, with_network: bool = True) -> ResourceUse:
+    """Return the resource use of this process. If there is no /proc, all but the processor time is 0.
+
+    `with_network`: count the bytes of connections too, for which every open descriptor is read; else they are 0.
+    """
+    network_bytes = _network_bytes() if with_network else 0
+    return ResourceUse(time.process_time(), resident_bytes(), _read_bytes(), network_bytes)
 
 
 class WorkHeartbeat:
-    """Calls `tell` from a thread of its own after each `tick_seconds` in which the process visibly worked.
+    """Calls `tell` in a thread of its own after each `tick_seconds` in which the counters show that the process worked.
 
-    While the process waits for a disk or a server that does not answer, the counters stand still. Then `tell` is not
-    called, and the parent's stall timeout runs out. Use as a context manager: the thread ends with it.
+    While the process waits for a disk or a server that does not answer, the counters do not change. Then `tell` is not
+    called, and the parent's stall timeout expires. It is a context manager: the thread ends when the block is left.
     """
 
     def __init__(self, tell: Callable[[], None], *, tick_seconds: float = TICK_SECONDS) -> None:
@@ -82,17 +92,25 @@ class WorkHeartbeat:
         self._thread.join()
 
     def _run(self) -> None:
-        use = current_use()
+        use = current_use(with_network=False)
+        sent_bytes: int | None = None
         while not self._ended.wait(self._tick_seconds):
-            now = current_use()
-            if now.shows_work_since(use):
+            now = current_use(with_network=False)
+            if works := now.shows_work_since(use):
+                # Connections are only looked at in ticks that show no other work: generation uses the processor, and
+                # each look costs three calls of the system for each descriptor.
+                sent_bytes = None
+            else:
+                before_bytes, sent_bytes = sent_bytes, _network_bytes()
+                works = before_bytes is not None and abs(sent_bytes - before_bytes) >= NETWORK_BYTES
+            if works:
                 self._tell()
             # Compared tick by tick: counters that creep do not add up to work.
             use = now
 
 
 def resident_bytes() -> int:
-    """Return the resident memory of this process; 0 if the system does not report it."""
+    """Return the resident memory of this process in bytes; 0 if the system does not report it."""
     # Field 1 of statm is the number of resident pages (proc(5)).
     try:
         return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")

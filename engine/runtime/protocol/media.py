@@ -15,11 +15,11 @@ import msgspec
 from engine.runtime.protocol.messages import Generate, MediaFile, Request
 
 MAX_KEPT_BYTES = 256 << 20
-"""Limit for all cached files. Those of the latest request stay even if they exceed it."""
+"""Limit for the data of all cached files. The files of the latest request stay even if they exceed it."""
 
 
 class MediaCache:
-    """The files used last, by hash. Each end of a pipe has one cache. For one thread."""
+    """LRU cache of image and sound files by their hash. Each end of a pipe has one. For one thread."""
 
     def __init__(self, max_bytes: int = MAX_KEPT_BYTES) -> None:
         self._max_bytes = max_bytes
@@ -27,7 +27,7 @@ class MediaCache:
         self._kept_bytes = 0
 
     def shorten(self, request: Request) -> Request:
-        """Parent's end: return a `Generate` without the files that the child has; other requests unchanged."""
+        """Parent's end: return a `Generate` without the data of files that the child has; other requests unchanged."""
         if not isinstance(request, Generate):
             return request
 
@@ -40,7 +40,7 @@ class MediaCache:
         return self._with_files(request, shortened)
 
     def complete(self, request: Generate) -> Generate:
-        """Child's end: return a request with the files that came with earlier ones."""
+        """Child's end: return the request with the data of all its files, also of those from earlier requests."""
 
         def completed(file: MediaFile) -> MediaFile:
             self._use(file)
@@ -66,7 +66,7 @@ class MediaCache:
             self._kept_bytes += len(file.data)
 
     def _drop_all_but(self, used: set[str]) -> None:
-        """Drop files that were not used longest, until the rest is within the limit. Files in `used` stay."""
+        """Drop the least recently used files until the rest is within the limit. Files with a hash in `used` stay."""
         # Least recently used first: `_use` moves a file to the end.
         for sha256 in [each for each in self._files if each not in used]:
             if self._kept_bytes <= self._max_bytes:

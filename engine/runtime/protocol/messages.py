@@ -1,7 +1,7 @@
 """Requests to a model child, and its messages: one JSON object a line, a `Hello` with the protocol version first.
 
-The child reads requests on its standard input and writes messages on its original standard output. Native code that
-prints to standard output writes to standard error instead, which is text for people. The end of input ends the child.
+The child reads requests on its standard input and writes messages on its original standard output. What native code
+prints to standard output goes to standard error, which is text for the log. The end of input ends the child.
 
 Requests to a loaded model (`ModelRequest`) carry an id and run concurrently. Each gets exactly one final message: a
 `FinalMessage`, or a `Failure` or `AllocationFailure` with its id. Other requests are carried out one after another.
@@ -29,16 +29,22 @@ the system counts as data size, limits memory in use, not memory that the alloca
 """
 
 OFFLOAD_VARIABLE = "GGML_OP_OFFLOAD_MIN_BATCH"
-"""Environment variable from which ggml backends read the least batch size for op offload, when they start."""
+"""Environment variable with the least batch size for op offload, in tokens. ggml backends read it when they start."""
 
 META_PREFIX = "Meta("
-"""Beginning of the name of ggml's Meta buffer type, which stands for all devices of a tensor split."""
+"""Prefix of the name of ggml's Meta buffer type, which stands for all devices of a tensor split."""
 PROJECTOR = "projector"
-"""Buffer type of the parts of a projector."""
+"""Value of `Part.buffer_type` for the memory of a projector."""
 
 LoadStage = Literal["allocate", "read", "context", "warm_up"]
 StopReason = Literal["end_of_text", "length", "context_full", "stopped"]
-"""Why a generation ended. `stopped`: the user or client stopped it."""
+"""Why a generation ended.
+
+`end_of_text`: the model generated an end token, or a stop text came.
+`length`: the answer reached the limit of its length.
+`context_full`: the context has no room for another token.
+`stopped`: the user or client stopped it.
+"""
 
 
 # ------------------------------------------------------------------ requests (to the child)
@@ -52,18 +58,21 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", forbi
 class Job(Request, frozen=True, kw_only=True):
     """Base class of requests with a time limit.
 
-    `seconds`: after this time the parent kills the child; if the parent is gone, the kernel's alarm does.
+    `seconds`: time after which the parent kills the child; if the parent is gone, the kernel's alarm ends it.
     """
 
     seconds: float
 
 
 class DeviceRef(msgspec.Struct, frozen=True, kw_only=True):
-    """How the child finds a ggml device: by endpoint and index, else by PCI id, else by ggml's name.
+    """Reference by which the child finds a ggml device: by endpoint and index, else by PCI id, else by ggml's name.
 
     `id`: our device id; "CPU" is the host.
-    `backend`: ggml's backend. `name`: ggml's device name. `pci_bus_id`: None if the device has none.
-    `endpoint`: `host:port` of the RPC server; None for a local device. `endpoint_device`: index of the device there.
+    `backend`: ggml's backend.
+    `name`: ggml's device name.
+    `pci_bus_id`: None if the device has none.
+    `endpoint`: `host:port` of the RPC server; None for a local device.
+    `endpoint_device`: index of the device on that server.
     """
 
     id: str
@@ -82,8 +91,8 @@ class ListDevices(Request, frozen=True, tag="list_devices", kw_only=True):
     The endpoints must have been greeted: ggml aborts the child if it cannot connect to one.
 
     `routes`: local address of the tunnel for each endpoint that is reached through one.
-    `known_cards`: UUIDs of NVIDIA cards whose free memory the asker has from the driver. They are listed without a
-    CUDA context, if the child is sure which devices they are.
+    `known_cards`: UUIDs of NVIDIA cards whose free memory the parent has read from the driver. They are listed without
+    a CUDA context if the child can assign them to ggml's devices with certainty.
     """
 
     endpoints: tuple[str, ...] = ()
@@ -113,7 +122,7 @@ class ProjectorFile(msgspec.Struct, frozen=True):
 
     `device`: id of the device that it runs on.
     `weights_bytes`: memory for its weights there, with padding.
-    `plain_bytes`: the same without padding; 0 if not counted.
+    `plain_bytes`: size of its weights without padding; 0 if it was not computed.
     """
 
     path: str
@@ -123,9 +132,10 @@ class ProjectorFile(msgspec.Struct, frozen=True):
 
 
 class Probe(Request, frozen=True, tag="probe", kw_only=True):
-    """A load without memory (`no_alloc`), for llama.cpp's own numbers; answered by `Probed` or `Failure`.
+    """Load without memory (`no_alloc`) to get llama.cpp's own numbers; answered by `Probed` or `Failure`.
 
-    `access`: as of `Load`. `memory_bytes`: private memory that the child may add to what it uses now; 0 for no limit.
+    `access`: as of `Load`.
+    `memory_bytes`: private memory that the child may add to what it uses now; 0 for no limit.
     """
 
     path: str
@@ -140,8 +150,8 @@ class Probe(Request, frozen=True, tag="probe", kw_only=True):
 class Load(Request, frozen=True, tag="load", kw_only=True):
     """Load a model; answered by `StageProgress`s, then `LoadedModel`, `AllocationFailure`, `Failure` or `Stopped`.
 
-    `access`: files that the child may open from now on, if the system can enforce it. None: no limit.
-    `positions`: tokens of a sequence for which the model has learned positions; None: no limit.
+    `access`: files that the child may open from now on, if the system can enforce it; None for no limit.
+    `positions`: number of learned position embeddings, beyond which no sequence may go; None for no limit.
     """
 
     path: str
@@ -159,7 +169,7 @@ class ImageFile(msgspec.Struct, frozen=True, tag="image", kw_only=True):
 
     `sha256`: hash of the file, by which the child recognises it.
     `width_px`, `height_px`: size after decoding and scaling down, as the projector gets it.
-    `data`: the file. Empty if the child has it already (`MediaCache`), or if only its tokens are counted.
+    `data`: content of the file. Empty if the child has it already (`MediaCache`), or if only tokens are counted.
     """
 
     sha256: str
@@ -189,10 +199,13 @@ class ToolCall(msgspec.Struct, frozen=True):
 
 
 class ChatMessage(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A message of a conversation. In the prompt, `media` come before the text of `content`.
+    """A message of a conversation.
 
-    `reasoning`, `calls`: of an assistant. `call_id`, `name`: the call that a message with role "tool" answers, and the
-    name of its function.
+    `media`: images and sounds; in the prompt they come before the text of `content`.
+    `reasoning`: reasoning of a message with role "assistant".
+    `calls`: tool calls of a message with role "assistant".
+    `call_id`: id of the call that a message with role "tool" answers.
+    `name`: name of the function that this call was for.
     """
 
     role: Literal["system", "user", "assistant", "tool"]
@@ -219,13 +232,13 @@ NO_INPUT = TemplateInput()
 
 
 class ModelRequest(Request, frozen=True, kw_only=True):
-    """Base class of requests to a loaded model. Requests beyond the free slots wait in the order of their arrival.
+    """Base class of requests to a loaded model. If all slots are in use, requests wait in the order of their arrival.
 
     `id`: number chosen by the sender, which never uses one twice for the same child.
     """
 
     outlasts_stop: ClassVar[bool] = False
-    """Whether the request still runs to its end when everything is stopped. True for saving a KV state that exists."""
+    """Whether a stop of all requests spares this one. True for saving a KV state, which has been computed already."""
 
     id: int = 0
 
@@ -235,13 +248,14 @@ class Generate(ModelRequest, frozen=True, tag="generate", kw_only=True):
 
     `messages`: the whole conversation. The child computes only what follows the longest prefix in its KV cache.
     `prompt`: raw text, used if `messages` is empty.
-    `stop`: texts that end the answer. It ends before the first of them.
-    `sampling`: all sampling settings; None: the single numbers here and llama.cpp's defaults count.
+    `max_tokens`: longest answer in tokens; None for no limit.
+    `stop`: texts that end the answer. The answer ends before the first of them.
+    `sampling`: all sampling settings; None: the single settings here, and else llama.cpp's defaults.
     `template`: chat template; empty for the model's own.
-    `begun`: start of the answer, as part of the prompt. It is not sent back.
-    `thinking`: pairs of texts that enclose reasoning. If the prompt ends with the first of a pair, that text is sent as
-    the first piece, so that the reader knows that the model is reasoning.
-    `marks`: names of control tokens that are sent as text; others have none.
+    `begun`: first part of the answer. It is added to the end of the prompt, and not sent back.
+    `thinking`: pairs of texts that enclose reasoning. If the prompt ends with the first text of a pair, that text is
+    sent as the first piece, so that the receiver knows that the model is reasoning.
+    `marks`: names of the control tokens that are sent as text; all others are left out.
     """
 
     messages: tuple[ChatMessage, ...] = ()
@@ -268,14 +282,14 @@ class Embed(ModelRequest, frozen=True, tag="embed", kw_only=True):
 
 
 class Tokenise(ModelRequest, frozen=True, tag="tokenise", kw_only=True):
-    """Tokenise a text; answered by `Tokenised`. `add_special`: add BOS and EOS as the vocabulary asks for."""
+    """Tokenise a text; answered by `Tokenised`. `add_special`: add BOS and EOS if the vocabulary requires them."""
 
     text: str
     add_special: bool = True
 
 
 class Detokenise(ModelRequest, frozen=True, tag="detokenise", kw_only=True):
-    """Answered by `Detokenised`. Special tokens are written by their names."""
+    """Convert tokens to text; answered by `Detokenised`. Special tokens are written by their names."""
 
     tokens: tuple[int, ...]
 
@@ -283,8 +297,9 @@ class Detokenise(ModelRequest, frozen=True, tag="detokenise", kw_only=True):
 class CountTokens(ModelRequest, frozen=True, tag="count_tokens", kw_only=True):
     """Count tokens; answered by `Counted`.
 
-    `messages`: a conversation, counted as a prompt and message by message. `template`: as of `Generate`.
+    `messages`: a conversation, counted both as a whole prompt and message by message.
     `texts`, `media`: further texts, images and sounds, each counted alone.
+    `template`: as of `Generate`.
     """
 
     messages: tuple[ChatMessage, ...] = ()
@@ -297,8 +312,9 @@ class CountTokens(ModelRequest, frozen=True, tag="count_tokens", kw_only=True):
 class CountVocabulary(Job, frozen=True, tag="count_vocabulary", kw_only=True):
     """Count tokens with the vocabulary of a model that is not loaded; answered by `Counted` with `n_ctx` 0.
 
-    `path`: the model's first file. `idle_s`: seconds without a request after which the child ends. `access`: as of
-    `Load`.
+    `path`: the model's first file.
+    `idle_s`: seconds without a request after which the child ends.
+    `access`: as of `Load`.
     """
 
     path: str
@@ -310,7 +326,8 @@ class CountVocabulary(Job, frozen=True, tag="count_vocabulary", kw_only=True):
 class RenderTemplate(ModelRequest, frozen=True, tag="render_template", kw_only=True):
     """Render a conversation to its prompt, without generating; answered by `Rendered`.
 
-    `template`: as of `Generate`. `tokenise`: whether the answer has the tokens too.
+    `template`: as of `Generate`.
+    `tokenise`: whether the answer contains the tokens too.
     """
 
     messages: tuple[ChatMessage, ...]
@@ -324,7 +341,8 @@ class SaveSequence(ModelRequest, frozen=True, tag="save_sequence", kw_only=True)
 
     The child copies the state at once and writes it in a thread of its own, so that later requests do not wait.
 
-    `path`: the file. `of`: id of the generation.
+    `path`: the file to write.
+    `of`: id of the generation.
     """
 
     outlasts_stop: ClassVar[bool] = True
@@ -336,23 +354,24 @@ class SaveSequence(ModelRequest, frozen=True, tag="save_sequence", kw_only=True)
 class RestoreSequence(ModelRequest, frozen=True, tag="restore_sequence", kw_only=True):
     """Read a saved KV state into a slot, as a cached prefix for later prompts; answered by `SequenceRestored`.
 
-    Which file to restore is chosen by the sender: `engine.chat.saved_kv_states.SavedKvStates.find` takes the file of
-    the conversation whose key (model, KV types, SWA setting, streams, adapters) is that of the loaded model. The child
-    then checks the file's header against the loaded context. A `Failure` of kind `model_file` means that no load of
-    this model can restore the file; kind `argument` that a load with other settings may.
+    The sender chooses the file: `engine.chat.saved_kv_states.SavedKvStates.find` returns the one of the conversation
+    whose key (model, KV types, SWA setting, streams, adapters) is that of the loaded model. The child then checks the
+    file's header against the loaded context. A `Failure` of kind `model_file` means that no load of this model can
+    restore the file; kind `argument` means that a load with other settings may.
     """
 
     path: str
 
 
 class Serve(Request, frozen=True, tag="serve", kw_only=True):
-    """Become an RPC worker; answered by `Serving`. The child takes no further request.
+    """Become an RPC worker; answered by `Serving`. The child accepts no further request.
 
+    `host`, `port`: address to listen on; port 0 for any free one.
     `device`: ggml's name of the device to serve.
     `cap_bytes`: limit of its allocations, by RLIMIT_DATA; None for no limit.
-    `kept_weights`: existing folder in which it caches weights that clients send, up to `kept_quota_bytes`; None for
-    none.
-    `client_port`: only connections from this local port are accepted, if the system can filter; None: all are.
+    `kept_weights`: existing folder in which it caches weights that clients send; None for no cache.
+    `kept_quota_bytes`: largest size of that cache.
+    `client_port`: local port from which alone connections are accepted, if the system can filter; None for no filter.
     """
 
     host: str
@@ -391,7 +410,7 @@ class MeasureSpeed(Request, frozen=True, tag="measure_speed", kw_only=True):
 
     `device`: the device; its id "CPU" is the host.
     `size_bytes`: memory to allocate for the measurement.
-    `enough_s`: seconds after which no further type is begun; types that were not begun are left out.
+    `enough_s`: seconds after which no measurement of a further type begins. The answer leaves out the remaining types.
     `types`: ggml type numbers to measure besides F16, by the name that the answer uses for each.
     """
 
@@ -403,7 +422,7 @@ class MeasureSpeed(Request, frozen=True, tag="measure_speed", kw_only=True):
 
 
 class Stop(Request, frozen=True, tag="stop", kw_only=True):
-    """Stop the request with this id. `request`: None stops the load and every request."""
+    """Stop a request, or a load. `request`: id of the request; None stops the load and every request."""
 
     request: int | None = None
 
@@ -429,7 +448,9 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", forbi
 class Hello(Message, frozen=True, tag="hello", kw_only=True):
     """First message of every child.
 
-    `protocol`: its `PROTOCOL_VERSION`. `engine`: name and version of its software. `pid`: its process id.
+    `protocol`: the child's `PROTOCOL_VERSION`.
+    `engine`: name and version of the software in the child.
+    `pid`: its process id.
     """
 
     protocol: int
@@ -441,13 +462,15 @@ class GgmlDevice(msgspec.Struct, frozen=True, kw_only=True):
     """A device as ggml reports it.
 
     `kind`, `mixes_streams`: as of `Device`.
-    `free_bytes`, `total_bytes`: both 0 if the device does not report its memory.
-    `endpoint`: RPC server of the device; None if it is local. `endpoint_device`: its index there.
+    `free_bytes`, `total_bytes`: memory of the device; both 0 if it does not report it.
+    `endpoint`: RPC server of the device; None if it is local.
+    `endpoint_device`: index of the device on that server.
+    `row_split`, `tensor_split`: whether it supports these split modes of llama.cpp.
     `alignment_bytes`: alignment of tensors in its buffers; 0 if it has no buffer type.
-    `host_alignment_bytes`: the same for its pinned host buffers; 0 if it has none.
+    `host_alignment_bytes`: alignment of tensors in its pinned host buffers; 0 if it has none.
     `largest_tensor_bytes`: largest tensor that it computes with; 0 for no limit.
     `largest_buffer_bytes`: largest buffer that it allocates; 0 for no limit.
-    `uuid`: one of `ListDevices.known_cards`, whose free memory was not asked for; else None.
+    `uuid`: UUID of the card if it is one of `ListDevices.known_cards`, and so its memory was not read; else None.
     """
 
     name: str
@@ -472,12 +495,12 @@ class GgmlDevice(msgspec.Struct, frozen=True, kw_only=True):
 class DeviceSpeed(Message, frozen=True, tag="device_speed", kw_only=True):
     """Measured speed of a device.
 
-    `read_bytes_per_second`: rate at which a product with one column reads F16 weights.
+    `read_bytes_per_second`: rate at which a matrix product with one column reads F16 weights.
     `round_trip_s`: seconds to read a few bytes back.
     `sent_bytes_per_second`: rate of copies to the device.
-    `by_type`: as `read_bytes_per_second`, for each requested type.
+    `by_type`: rate as `read_bytes_per_second` for each requested type.
     `op_s`: seconds for a graph node that computes next to nothing; None if not measured.
-    `products`: weights times tokens per second with many columns, for each type.
+    `products`: weights times tokens per second in a matrix product with many columns, for each type.
     """
 
     read_bytes_per_second: float
@@ -489,7 +512,11 @@ class DeviceSpeed(Message, frozen=True, tag="device_speed", kw_only=True):
 
 
 class PackLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of loading an engine pack. `devices`: devices that it added. `reason`: why it was left out, else empty."""
+    """Result of loading an engine pack.
+
+    `devices`: names of the devices that it added.
+    `reason`: why it was not loaded; empty if it was.
+    """
 
     name: str
     devices: tuple[str, ...] = ()
@@ -497,14 +524,19 @@ class PackLoad(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeviceList(Message, frozen=True, tag="device_list", kw_only=True):
-    """The devices that ggml has, and the engine packs that were loaded for them."""
+    """Answer to `ListDevices`: the devices that ggml has, and the engine packs that were loaded for them."""
 
     devices: tuple[GgmlDevice, ...]
     packs: tuple[PackLoad, ...] = ()
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes in one buffer type. `device`: our device id. `mapped`: the weights are mapped pages of the file."""
+    """Memory of a model in one buffer type.
+
+    `device`: our device id.
+    `buffer_type`: ggml's name, or `PROJECTOR`.
+    `mapped`: whether the weights are mapped pages of the file.
+    """
 
     device: str
     buffer_type: str
@@ -519,6 +551,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 class Probed(Message, frozen=True, tag="probed", kw_only=True):
     """Result of a probe.
 
+    `parts`: bytes in each buffer type.
     `exact`: False if llama.cpp's function for the breakdown was not found. Then only compute buffers are given, from
     the log, with a resolution of 0.01 MiB.
     `flash_attention`, `graph_splits`: as llama.cpp logged them; None if it did not.
@@ -531,9 +564,10 @@ class Probed(Message, frozen=True, tag="probed", kw_only=True):
 
 
 class StageProgress(Message, frozen=True, tag="stage_progress", kw_only=True):
-    """Progress of a load, sent at least every second while the process visibly works.
+    """Progress of a load, sent at least every second while the counters of the process show work.
 
-    `fraction`: done part of the stage, 0 to 1; None if unknown. `device`: device being filled; None if unknown.
+    `fraction`: done part of the stage, 0 to 1; None if unknown.
+    `device`: device being filled; None if unknown.
     """
 
     stage: LoadStage
@@ -542,7 +576,7 @@ class StageProgress(Message, frozen=True, tag="stage_progress", kw_only=True):
 
 
 class LoadedModel(Message, frozen=True, tag="loaded_model", kw_only=True):
-    """End of a load that succeeded; the fields without a line here are as of `LoadedInfo`.
+    """Result of a load that succeeded. Fields without a line here are as of `LoadedInfo` in `session/state.py`.
 
     `parts`: measured bytes in each buffer type.
     `layer_devices`: device id of each layer from llama.cpp's log, the output layer last.
@@ -563,8 +597,13 @@ class LoadedModel(Message, frozen=True, tag="loaded_model", kw_only=True):
 class AllocationFailure(Message, frozen=True, tag="allocation_failure", kw_only=True):
     """A device refused an allocation, which ends the load, or the request with the id `request`.
 
-    `device`: our device id. `buffer_type`: ggml's name. `free_bytes`: free memory then; None if not reported.
-    `parts`: bytes that were allocated before. `text`: llama.cpp's own message.
+    `stage`: stage of the load.
+    `device`: our device id.
+    `buffer_type`: ggml's name of the buffer type.
+    `free_bytes`: free memory of the device at that moment; None if it does not report it.
+    `parts`: bytes that had been allocated before, in each buffer type.
+    `text`: llama.cpp's own message.
+    `request`: None for a load.
     """
 
     stage: LoadStage
@@ -580,7 +619,8 @@ class AllocationFailure(Message, frozen=True, tag="allocation_failure", kw_only=
 class Failure(Message, frozen=True, tag="failure", kw_only=True):
     """A request failed.
 
-    `kind`: a kind of error from docs/contract.md. `message`: sentences for people.
+    `kind`: a kind of error from docs/contract.md.
+    `message`: sentences for the user.
     `request`: id of the request to a loaded model; None for all others.
     """
 
@@ -590,13 +630,13 @@ class Failure(Message, frozen=True, tag="failure", kw_only=True):
 
 
 class Stopped(Message, frozen=True, tag="stopped", kw_only=True):
-    """A load was stopped by `Stop`. `stage`: stage that it had reached."""
+    """A load was stopped by `Stop`. `stage`: last stage of the load."""
 
     stage: LoadStage
 
 
 class Answer(Message, frozen=True, kw_only=True):
-    """Base class of messages about one request to a loaded model. `request`: its id."""
+    """Base class of messages about one request to a loaded model. `request`: id of the request."""
 
     request: int
 
@@ -606,8 +646,9 @@ class FinalMessage(Answer, frozen=True, kw_only=True):
 
 
 class Reading(Answer, frozen=True, tag="reading", kw_only=True):
-    """Tokens of a prompt that are in the KV cache: sent after each batch, and repeated as a sign of life in a long one.
+    """Progress of reading a prompt, sent after each batch, and repeated as a heartbeat in a long one.
 
+    `read_tokens`: tokens of the prompt that are in the KV cache by now.
     `cached_tokens`: those of them that were in the cache before the request, and so are not computed again.
     """
 
@@ -619,7 +660,7 @@ class Reading(Answer, frozen=True, tag="reading", kw_only=True):
 # An answer may have thousands of these: an array has no repeated keys, and `gc=False` saves the garbage collector from
 # visiting objects that cannot be part of a cycle.
 class TokenChoice(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A token that was sampled, with the most probable ones. Probabilities are before all samplers, at temperature 1.
+    """A sampled token and the most probable ones. Probabilities are those before all samplers, at temperature 1.
 
     `likeliest`: text and probability of the most probable tokens, in descending order. The sampled one may be among
     them.
@@ -633,9 +674,9 @@ class TokenChoice(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Piece(Answer, frozen=True, tag="piece", kw_only=True):
     """Generated text, never empty.
 
-    `choices`: the tokens since the last piece, if they were requested. The start of a possible stop text is held back,
-    so that its text comes in a later piece than its tokens.
-    `context_used`: KV cells that the sequence takes now, as `Generated.context_used` at the end.
+    `choices`: the tokens sampled since the last piece, if they were requested. The start of a possible stop text is
+    held back, so that its text comes in a later piece than its tokens.
+    `context_used`: KV cells of the sequence now.
     """
 
     text: str
@@ -644,9 +685,10 @@ class Piece(Answer, frozen=True, tag="piece", kw_only=True):
 
 
 class Shifted(Answer, frozen=True, tag="shifted", kw_only=True):
-    """The context was full, and the answer goes on without some tokens (`SamplingSettings.full_context`).
+    """The context was full, and the answer goes on without some of its tokens (`SamplingSettings.full_context`).
 
-    `kept_tokens`: first tokens that stay. `dropped_tokens`: tokens after them that were removed.
+    `kept_tokens`: number of tokens at the start that stay.
+    `dropped_tokens`: number of tokens after them that were removed.
     """
 
     kept_tokens: int
@@ -659,11 +701,12 @@ class Generated(FinalMessage, frozen=True, tag="generated", kw_only=True):
     `prompt_tokens`: KV cells of the prompt; an image may take more cells than tokens.
     `cached_tokens`: KV cells of the prompt that were in the cache before the request.
     `evaluated_tokens`: tokens of the prompt that were computed.
-    `prompt_seconds`: from getting a slot to the first token. `generation_seconds`: from then on.
-    `context_used`: KV cells that the sequence takes at the end.
+    `prompt_seconds`: time from the start in a slot to the first token.
+    `generation_seconds`: time from the first token to the end.
+    `context_used`: KV cells of the sequence at the end.
     `stop_text`: the stop text that ended the answer; empty if none did.
-    `replaced`: as of `Rendered`. `replaced_for_log`: the same without the template's own words, which may quote the
-    conversation.
+    `replaced`: as of `Rendered`.
+    `replaced_for_log`: the same without text from the template, which may quote the conversation.
     `checkpoint_bytes`: host memory taken by the checkpoints of all sequences.
     `dropped_tokens`: tokens that context shifts removed during the answer.
     """
@@ -691,14 +734,14 @@ class Embedded(FinalMessage, frozen=True, tag="embedded", kw_only=True):
 
 
 class Tokenised(FinalMessage, frozen=True, tag="tokenised", kw_only=True):
-    """The tokens of a text. `pieces`: text of each token; a character that is split over tokens reads U+FFFD."""
+    """The tokens of a text. `pieces`: text of each token; U+FFFD for a part of a character split over tokens."""
 
     tokens: tuple[int, ...]
     pieces: tuple[str, ...]
 
 
 class Detokenised(FinalMessage, frozen=True, tag="detokenised", kw_only=True):
-    """Bytes that are no UTF-8 become replacement characters."""
+    """The text of tokens. Bytes that are not valid UTF-8 become replacement characters (U+FFFD)."""
 
     text: str
 
@@ -708,7 +751,7 @@ class Counted(FinalMessage, frozen=True, tag="counted", kw_only=True):
 
     `prompt`: tokens of the whole conversation with its chat template.
     `messages`, `texts`, `media`: tokens of each item alone, without a template.
-    `n_ctx`: tokens of context for one request.
+    `n_ctx`: context of one request, in tokens.
     """
 
     prompt: int
@@ -721,7 +764,7 @@ class Counted(FinalMessage, frozen=True, tag="counted", kw_only=True):
 class Rendered(FinalMessage, frozen=True, tag="rendered", kw_only=True):
     """The prompt of a conversation.
 
-    `replaced`: why the chat template failed, so that a plain form was used, as a sentence; empty if it did not fail.
+    `replaced`: why the chat template failed and a plain form was used instead, as a sentence; empty if it did not fail.
     `tokens`, `pieces`: as of `Tokenised`, if requested. An image or a sound is one entry.
     `n_tokens`: length of the prompt in KV cells, images and sounds at their full length.
     """
@@ -734,17 +777,17 @@ class Rendered(FinalMessage, frozen=True, tag="rendered", kw_only=True):
 
 
 class SequenceSaved(FinalMessage, frozen=True, tag="sequence_saved", kw_only=True):
-    """A KV state was written. `tokens`: length of the sequence. `size_bytes`: size of the file."""
+    """A KV state was written to a file. `tokens`: length of the sequence. `size_bytes`: size of the file."""
 
     tokens: int
     size_bytes: int
 
 
 class SequenceRestored(FinalMessage, frozen=True, tag="sequence_restored", kw_only=True):
-    """A saved KV state is in a slot.
+    """A saved KV state was restored into a slot.
 
-    `tokens`: length of the sequence. How many of them a later prompt can use depends on that prompt: only the common
-    prefix is not computed again. `Reading.cached_tokens` of that request tells how many.
+    `tokens`: length of the sequence. A later prompt reuses only the prefix that it has in common with it.
+    `Reading.cached_tokens` of that request is the length of that prefix.
     """
 
     tokens: int
@@ -753,7 +796,8 @@ class SequenceRestored(FinalMessage, frozen=True, tag="sequence_restored", kw_on
 class Serving(Message, frozen=True, tag="serving", kw_only=True):
     """The RPC worker accepts connections.
 
-    `caps_enforced`: whether the system limits its memory; False without RLIMIT_DATA.
+    `port`: local port on which it listens.
+    `caps_enforced`: whether the system limits its memory; False if it has no RLIMIT_DATA.
     `baseline_bytes`: VmData of the process before any allocation of a client.
     `is_guarded`: whether only connections from `Serve.client_port` are accepted.
     """
@@ -767,9 +811,10 @@ class Serving(Message, frozen=True, tag="serving", kw_only=True):
 class LogitDigest(Message, frozen=True, tag="logit_digest", kw_only=True):
     """The logits of the last token.
 
-    `sha256`: digest of all of them, as little-endian float32.
-    `first`: the first eight values. `sample`: a few hundred values, evenly spread over the vocabulary.
-    Both are empty if any logit is not finite, because JSON has no infinity.
+    `sha256`: digest of all logits, as little-endian float32.
+    `first`: the first eight values.
+    `sample`: a few hundred values, evenly spread over the vocabulary.
+    `first` and `sample` are empty if any logit is not finite, because JSON has no infinity.
     """
 
     sha256: str
@@ -798,15 +843,16 @@ class DeviceMemoryReadings(Message, frozen=True, tag="device_memory_readings", k
 
 
 GAVE_UP_EXIT_CODE = 75
-"""Exit status of a child that ended itself at a resource limit. Its `Aborting` text is a whole sentence for people."""
+"""Exit status of a child that ended itself at a resource limit. Its `Aborting` has a sentence for the user."""
 
 
 class Aborting(Message, frozen=True, tag="aborting", kw_only=True):
     """The process is about to abort; sent by ggml's abort callback, before SIGABRT.
 
     `text`: the failed assertion.
-    `device`: our id of the device that refused memory for computing; empty if that is not the cause.
-    `free_bytes`: what was free there; None if unknown. `requested_bytes`: what was asked for; None if the log lacks it.
+    `device`: our id of the device on which an allocation failed during a computation; empty if that is not the cause.
+    `free_bytes`: free memory of that device; None if unknown.
+    `requested_bytes`: size of the failed allocation; None if the log does not contain it.
     """
 
     text: str

@@ -14,9 +14,10 @@ DownloadStage = Literal["fetch", "wait", "verify"]
 class TransferFile(msgspec.Struct, frozen=True, kw_only=True):
     """A file to download.
 
-    `target`: path of the whole file. `link`: path of a link to it, as the Hugging Face cache has them; None for none.
+    `target`: path of the whole file.
+    `link`: path at which a link to it is made, as in the Hugging Face cache; None for no link.
     `size_bytes`, `sha256`, `etag`: as the hub reports them; None if it does not.
-    `commit`: commit of the repository, to be shown.
+    `commit`: commit of the repository, only to be shown.
     """
 
     url: str
@@ -34,12 +35,14 @@ class Download(Request, frozen=True, tag="download", kw_only=True):
     `refs`: path and text of small files to write at the end.
     `token`: access token of the hub; None for none.
     `restart`: whether to discard a partial file if the hub's file has changed since.
-    `connections`: most connections at a time. `segment_bytes`: size of the segment that each fetches.
+    `connections`: largest number of connections at the same time.
+    `segment_bytes`: size of the segment that one connection fetches.
     `trial_s`: seconds after which one more connection is tried.
-    `block_bytes`: bytes between two notes of progress on the disk; a kill loses at most one block of each connection.
+    `block_bytes`: bytes between two writes of the journal; a kill loses at most one block of each connection.
     `reserve_bytes`: disk space that stays free.
-    `tries`: attempts in a row without progress before it fails. `backoff_s`: wait before the second of them.
-    `timeout_s`: time limit of a connection and of each read.
+    `tries`: attempts in a row without progress before the download fails.
+    `backoff_s`: wait before the second attempt, in seconds.
+    `timeout_s`: time limit of connecting and of each read, in seconds.
     """
 
     files: tuple[TransferFile, ...]
@@ -59,8 +62,9 @@ class Download(Request, frozen=True, tag="download", kw_only=True):
 class DownloadProgress(Message, frozen=True, tag="download_progress", kw_only=True):
     """Progress over all files, sent twice a second, also while the download waits.
 
-    `size_bytes`: size of all files; None if the hub did not say.
-    `connections`: number of open connections. `note`: why it waits; empty if it does not.
+    `size_bytes`: size of all files; None if the hub did not report it.
+    `connections`: number of open connections.
+    `note`: why the download waits; empty if it does not.
     """
 
     stage: DownloadStage
@@ -72,7 +76,7 @@ class DownloadProgress(Message, frozen=True, tag="download_progress", kw_only=Tr
 
 
 class DownloadedFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A downloaded file. Its hash was compared if the hub gave one."""
+    """A downloaded file. Its hash was verified if the hub reported one."""
 
     path: str
     size_bytes: int
@@ -80,7 +84,7 @@ class DownloadedFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Downloaded(Message, frozen=True, tag="downloaded", kw_only=True):
-    """The download is complete. `fetched_bytes`: bytes that came over the network in this run."""
+    """The download is complete. `fetched_bytes`: bytes that were received over the network in this run."""
 
     files: tuple[DownloadedFile, ...]
     fetched_bytes: int
@@ -89,9 +93,13 @@ class Downloaded(Message, frozen=True, tag="downloaded", kw_only=True):
 class OpenTunnel(Request, frozen=True, tag="open_tunnel", kw_only=True):
     """Forward connections from a local port to a paired machine over TLS; answered by `TunnelOpened` or `Failure`.
 
-    May be repeated for further devices of the same machine. `device`: its name there; empty for the only one of an
-    older machine. `endpoint`: `host:port` of the machine. `certificate`: its pinned certificate, base64 of DER.
-    `identity`: path of our own certificate and key. `port`: local port; 0 for any free one.
+    The request may be repeated for further devices of the same machine.
+
+    `endpoint`: `host:port` of the machine.
+    `certificate`: pinned certificate of the machine, base64 of DER.
+    `identity`: path of our own certificate and key.
+    `port`: local port; 0 for any free one.
+    `device`: name of the device on that machine; empty for the only one of an older machine.
     """
 
     endpoint: str
@@ -109,7 +117,7 @@ class TunnelOpened(Message, frozen=True, tag="tunnel_opened", kw_only=True):
 
 
 class Browse(Request, frozen=True, tag="browse", kw_only=True):
-    """Look for machines that announce themselves (mDNS); answered by `NearbyMachines` whenever the list changes.
+    """Search for machines that announce themselves (mDNS); answered by `NearbyMachines` whenever the list changes.
 
     `interfaces`: addresses of the network interfaces to use; empty for all.
     """
@@ -118,7 +126,7 @@ class Browse(Request, frozen=True, tag="browse", kw_only=True):
 
 
 class NearbyMachine(msgspec.Struct, frozen=True):
-    """A machine as it announces itself. Lengths and sizes are bounded, but nothing is verified before pairing."""
+    """A machine as it announces itself by mDNS. Lengths and sizes are bounded; nothing is verified before pairing."""
 
     name: str
     endpoint: str

@@ -31,21 +31,21 @@ from engine.base.programs import LOG_MARK
 from engine.runtime.protocol.messages import PROTOCOL_VERSION, Aborting, Failure, Hello, Job, Message, Quit
 
 MAX_MESSAGE_BYTES = 256 << 20
-"""Longest message in JSON, for both sides. 1,000 embeddings of 8,192 numbers take about 170 MB."""
+"""Longest message in JSON, in both directions. 1,000 embeddings of 8,192 numbers take about 170 MB."""
 READ_BYTES = 1 << 16
 ALARM_GRACE_S = 1.0
-"""Seconds by which the kernel's alarm comes later than the parent's kill, for a child whose parent is gone."""
+"""Seconds by which the kernel's alarm is later than the parent's kill. It ends a child whose parent is gone."""
 _SOURCE_PATH = re.compile(r"^\S*[/\\](?=\S+:\d+:)")
-"""Folder of the source file at the start of an assertion's text, as it was on the machine that built llama.cpp."""
+"""Matches the folder of a source file at the start of an assertion's text: a path on the build machine."""
 
 _R = TypeVar("_R")
 _encode = msgspec.json.Encoder().encode
 
 
 class Pipe:
-    """Sends messages to the parent. Thread-safe.
+    """The child's pipe to the parent: it sends messages. Thread-safe.
 
-    It takes over standard output; what native libraries print there goes to standard error from then on.
+    It uses standard output. What native libraries print there goes to standard error instead.
     """
 
     def __init__(self) -> None:
@@ -55,25 +55,28 @@ class Pipe:
         self._lock = threading.Lock()
 
     def greet(self, engine: str) -> None:
-        """Send the hello. `engine`: name and version of the software that runs here."""
+        """Send the hello. `engine`: name and version of the software in this process."""
         self.send(Hello(protocol=PROTOCOL_VERSION, engine=engine, pid=os.getpid()))
 
     def send(self, message: Message) -> None:
-        """Write one message. If the parent is gone, the process ends."""
+        """Write one message. If the parent has closed the pipe, the process ends."""
         self.send_all((message,))
 
     def send_all(self, messages: Iterable[Message]) -> None:
-        """Write several messages with one system call."""
+        """Write several messages at once. If the parent has closed the pipe, the process ends."""
         data = b"".join(map(_line, messages))
         with self._lock:
             self._write(data)
 
     def send_abort_text(self, text: str) -> None:
-        """Send `Aborting` with a text alone, as `send_aborting` does."""
+        """Send `Aborting` with only a text, as `send_aborting` does."""
         self.send_aborting(Aborting(text=text))
 
     def send_aborting(self, message: Aborting) -> None:
-        """Send `Aborting` without paths of sources. Any thread may call it, even while another one is writing."""
+        """Send `Aborting` with the folder of the source file removed from its text.
+
+        Any thread may call it, even while another one is writing.
+        """
         # Another thread may be writing to a parent that does not read: after 0.5 s the text goes out without the lock.
         held = self._lock.acquire(timeout=0.5)
         try:
@@ -111,7 +114,8 @@ class Requests(Generic[_R]):
     """Reads the parent's requests, one JSON object a line, into a queue. A malformed line is answered by a `Failure`.
 
     `kind`: union of the request types.
-    `on_read`: called for each request in the reading thread, also while native code computes; returns what is queued.
+    `on_read`: called for each request in the reading thread, also while native code computes. The queue gets the
+    request that it returns.
     `on_end`: called at the end of input with an exit status: 0, or 1 after an error. By default it ends the process.
     """
 
@@ -141,7 +145,7 @@ class Requests(Generic[_R]):
         threading.Thread(target=self._read_to_the_end, name="requests", daemon=True).start()
 
     def next(self) -> _R:
-        """Wait for the next request."""
+        """Return the next request; blocks until there is one."""
         return self._queue.get()
 
     def arrived(self) -> Iterator[_R]:
@@ -187,9 +191,11 @@ class Requests(Generic[_R]):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Rights that a child keeps after its first request, and the files and folders of that request.
+    """Rights that a child keeps after its first request.
 
-    The rights' `memory_bytes` limit the address space that it adds to what it uses now.
+    `rights`: row of the table in `engine.base.confinement`. Its `memory_bytes` limit the address space that the child
+    adds to what it uses now.
+    `readable`, `writable`: files and folders of the first request.
     """
 
     rights: Rights
@@ -198,9 +204,11 @@ class Limits:
 
 
 def begin_child(engine: str) -> Pipe:
-    """Prepare this process as a child, and send the hello. `engine`: name and version of the software that runs here.
+    """Prepare this process as a child and send the hello. Return its pipe to the parent.
 
-    Core files are refused, because one would hold weights and conversations. Log lines go to the parent's log.
+    Core files are disabled, because one would hold weights and conversations. Log lines go to the parent's log.
+
+    `engine`: name and version of the software in this process.
     """
     # An interrupt typed in the terminal reaches the whole group; the parent decides and says so through the pipe.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -251,21 +259,21 @@ def run_child(
 
 
 def limit_work(seconds: float) -> None:
-    """Let the kernel end this process after `seconds` more of processor time. Does nothing on Windows."""
+    """Set a kernel timer that ends this process after `seconds` more of processor time. Does nothing on Windows."""
     if hasattr(signal, "setitimer"):
         # It counts user and system time of all threads. Nobody handles SIGPROF, which then ends the process.
         signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
 def _ring_after(seconds: float) -> None:
-    """Let the kernel end this process after `seconds`; 0 switches the alarm off. Does nothing on Windows."""
+    """Set a kernel timer that ends this process after `seconds`; 0 switches it off. Does nothing on Windows."""
     if hasattr(signal, "setitimer"):
         # Nobody handles SIGALRM, which then ends the process, also inside of native code.
         signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
 _USUAL_BYTES = 192 << 20
-"""Address space of a child at its start. Measured: 170 MiB at most in the renderer."""
+"""Assumed address space of a child at its start, if it cannot be read. Measured: 170 MiB at most in the renderer."""
 
 
 def _limit_memory(memory_bytes: int) -> None:

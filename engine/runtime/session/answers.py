@@ -34,7 +34,7 @@ from engine.runtime.session.state import READING_PATIENCE, RequestRun, RequestSt
 
 
 def ask(transition: Transition, request: AnyModelRequest) -> None:
-    """Number the request and send it to the child.
+    """Assign a number to the request, which becomes its id, and send it to the child.
 
     Raises:
         ArgumentError: no model is ready.
@@ -90,7 +90,7 @@ def kill(transition: Transition) -> None:
 
 
 def take_message(transition: Transition, message: AnyMessage) -> None:
-    """Take a message of the child about a request; messages about ended requests are ignored."""
+    """Turn a message of the child about a request into an event. Messages about ended requests are ignored."""
     number = message.request if isinstance(message, Answer | Failure | AllocationFailure) else None
     run = None if number is None else _find(transition.state, number)
     # A killed child ends all requests with one ending; what it sent before must not end one of them differently.
@@ -130,7 +130,7 @@ def end_all(transition: Transition, ending_of: Callable[[RequestRun], RequestEnd
 
 
 def killed_ending(state: State, run: RequestRun) -> Failed:
-    """Return the ending of a request whose child was killed because it did not stop."""
+    """Return the ending of a request whose child was killed because this or another request did not stop in time."""
     limit_s = _stop_timeout_s(state)
     if run.stopping:
         what = tr("The answer did not stop within {stop_timeout_s:g} s", stop_timeout_s=limit_s)
@@ -141,7 +141,7 @@ def killed_ending(state: State, run: RequestRun) -> Failed:
 
 
 def with_request(ending: Failed | Crashed, run: RequestRun) -> Failed | Crashed:
-    """Return `ending` with the number of one request."""
+    """Return `ending` with the number of the request `run`."""
     return msgspec.structs.replace(ending, request=run.id)
 
 
@@ -203,7 +203,7 @@ def _stop_timeout_s(state: State) -> float:
 
 
 def _update_timer(transition: Transition) -> None:
-    """Run the stop timer while every request is being stopped; when it expires, the child is killed.
+    """Start the stop timer if every request is being stopped, else cancel it. When it expires, the child is killed.
 
     While other requests go on, a request that is slow to stop harms nobody, and a kill would end the others too. A
     child that hangs is found by the stall timeout.

@@ -42,14 +42,14 @@ from engine.runtime.session.state import STOP_TIMEOUT_S, State
 
 _TERMINATE_S = 0.3
 _KILL_S = 0.2
-"""Reserve for the kill itself and for collecting the process. With both, a stop ends within `STOP_TIMEOUT_S`."""
+"""Seconds reserved for SIGKILL and for reaping the process. With both times a stop ends within `STOP_TIMEOUT_S`."""
 _CLOSE_TIMEOUT_S = 10.0
 _JOIN_S = 2.0
 _MAX_WAITING_MESSAGES = 256
-"""Beyond this the reader thread waits, and with it the child's pipe, so that memory does not grow."""
+"""Largest number of the child's messages in the queue. Then its reader thread blocks, so that memory does not grow."""
 
 PROPOSAL_LIMIT_S = 6.0
-"""Time limit of the proposals after a failed load, for which a user waits. Those not probed by then stay estimated."""
+"""Time limit of the proposals after a failed load, in seconds. Those not probed by then stay estimated."""
 
 _log = logging.getLogger("layerdeck.engine")
 
@@ -58,15 +58,15 @@ Receiver = Callable[[SessionUpdate], None]
 
 
 def no_holders(_device: Device) -> tuple[MemoryHolder, ...]:
-    """Return no processes, on systems that do not report which processes hold a device's memory."""
+    """Return an empty tuple. Used on systems that do not report which processes hold a device's memory."""
     return ()
 
 
 @dataclass(frozen=True, slots=True)
 class WorkRunner:
-    """Runs the effects that take time, each in a worker thread of its own.
+    """Carries out the effects that take time. The driver calls `do` for each of them in a thread of its own.
 
-    `cache`: probes so far.
+    `cache`: results of former probes.
     `holders`: returns the processes that hold a device's memory.
     `proposal_limit_s`: time limit of the search for proposals, in seconds.
     `argv`: command of the child; None for the real one.
@@ -113,7 +113,7 @@ class WorkRunner:
         return inputs.Forecasted(work.ticket, plan, FitReport(plan.forecast).fits)
 
     def _probed(self, plan: Plan, cancel: CancelToken) -> Plan:
-        """Return `plan` with llama.cpp's forecast, or unchanged if the probe fails: the load then tells the cause."""
+        """Return `plan` with the forecast of a probe; unchanged if the probe fails, as the load will report why."""
         try:
             with Probes(cache=self.cache, argv=self.argv, cancel=cancel) as probes:
                 return probes.probed(plan)
@@ -136,13 +136,18 @@ class WorkRunner:
 
 
 def _ask_s(timeout_s: float) -> float:
-    """Return the seconds that a child has to stop by itself, so that killing it still ends within `timeout_s`."""
+    """Return the seconds in which a child may stop by itself, so that a kill after them ends within `timeout_s`."""
     return max(0.0, timeout_s - _TERMINATE_S - _KILL_S)
 
 
 @dataclass(frozen=True, slots=True)
 class DriverOptions:
-    """Options of a driver. `argv`: command of the child; None for the real one. Times in seconds."""
+    """Options of a driver.
+
+    `stall_timeout_s`: longest silence of the child, in seconds.
+    `stop_timeout_s`: seconds from a stop until a child that has not stopped is dead.
+    `argv`: command of the child; None for the real one.
+    """
 
     stall_timeout_s: float = DEFAULT_STALL_TIMEOUT_S
     stop_timeout_s: float = STOP_TIMEOUT_S
@@ -151,10 +156,11 @@ class DriverOptions:
 
 @dataclass(frozen=True, slots=True)
 class _Result:
-    """Result of one input, for the session's thread: the snapshot, which is reported first, and the effects.
+    """Result of one input of the machine. The session's thread takes it from a queue and carries it out.
 
-    `snapshot`: None if the public state did not change.
-    `is_message`: the input was a message of the child, which frees a place for another one.
+    `snapshot`: reported to the receiver before the effects; None if the public state did not change.
+    `effects`: carried out in their order.
+    `is_message`: whether the input was a message of the child; its place in the queue becomes free.
     """
 
     snapshot: Snapshot | None
@@ -163,7 +169,11 @@ class _Result:
 
 
 class Driver:
-    """Runs the machine of one session. `take`, `ask` and `close` are for any thread; the rest is for its own thread."""
+    """Runs the state machine of one session and carries out its effects.
+
+    Any thread gives it inputs by `take`, `ask` and `close`, which run the machine under a lock. The session's thread
+    carries out the effects. It owns the child process, the timers and the worker threads, and calls the receiver.
+    """
 
     def __init__(self, receiver: Receiver, runner: WorkRunner, options: DriverOptions) -> None:
         self._receiver, self._runner, self._options = receiver, runner, options
@@ -186,7 +196,7 @@ class Driver:
     # ------------------------------------------------------------------ from any thread
 
     def take(self, event: inputs.Input) -> State:
-        """Give the machine an input, and return the state after it.
+        """Run the machine with an input, and return the state after it.
 
         Raises:
             ArgumentError: the machine refuses the command.
@@ -197,7 +207,7 @@ class Driver:
     def ask(self, request: AnyModelRequest, receiver: Callable[[RequestEvent], None] | None = None) -> int:
         """Send a request to the loaded model, and return its number. Raises as `take` does.
 
-        Its events go to `receiver`, or to the receiver of the session if that is None.
+        `receiver`: called in the session's thread for each event of the request; None for the receiver of the session.
         """
         with self._lock:
             number = self._advance(inputs.Ask(request)).asked - 1
@@ -207,7 +217,10 @@ class Driver:
             return number
 
     def close(self) -> None:
-        """End everything, and wait a bounded time unless this is the session's thread. A second call only waits."""
+        """Close the session: end its load, its requests and its child. A second call only waits.
+
+        Blocks a bounded time until that is done, except in the session's thread.
+        """
         with self._lock:
             self._advance(inputs.Close())
             thread = self._thread
@@ -246,7 +259,7 @@ class Driver:
             self._thread.start()
 
     def _on_message(self, child: int, message: AnyMessage) -> None:
-        """Take a message of the child, in its reader thread."""
+        """Pass a message of the child to the machine. Called in its reader thread; blocks if the queue is full."""
         # Wait here, not in the lock: back-pressure for a child that writes faster than the receiver reads.
         self._room.acquire()
         with self._lock:
@@ -266,7 +279,10 @@ class Driver:
             over = self._state.is_over and self._results.empty()
 
     def _next_result(self) -> _Result | None:
-        """Wait for the next result; None if a timer expired instead, which goes first."""
+        """Wait for the next result in the queue and return it.
+
+        None: a timer expired first, and was reported to the machine.
+        """
         if not self._timers:
             return self._results.get()
         timer, due_s = min(self._timers.items(), key=lambda item: item[1])

@@ -1,6 +1,7 @@
 """Effects: actions that the state machine returns, and that the driver carries out in their order.
 
-Work runs in threads of its own. Each piece reports one result under its ticket, even if it was cancelled.
+`Work` is the union of the effects that take time. Each runs in a thread of its own and reports one result with its
+ticket, even if it was cancelled.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from engine.runtime.session.load_order import LoadOrder
 class StartChild:
     """Start a child for `plan` and send it `request`. Its stall timeout runs until a `Watch` turns it off.
 
-    `without_tensor_api`: leave Metal's tensor API out.
-    `stall_limit_s`: the stall timeout in seconds; None: that of the driver.
+    `child`: number of the child in later effects and inputs.
+    `without_tensor_api`: whether the child must not use Metal's tensor API.
+    `stall_limit_s`: stall timeout in seconds; None for that of the driver.
     """
 
     child: int
@@ -110,9 +112,12 @@ class Greet:
 
 @dataclass(frozen=True, slots=True)
 class Explain:
-    """After a load that ran out of memory, search for proposals and probe them; reports `Explained`.
+    """Search for proposals after a load that ran out of memory, and probe them; reports `Explained`.
 
-    `plan`: the plan that was ordered. `tried`: the layouts that failed. `ending`: the failure of the last one.
+    `plan`: the plan that was ordered.
+    `tried`: the layouts that failed.
+    `ending`: the failure of the last of them.
+    `constraints`: limits of the search.
     """
 
     ticket: int
@@ -124,7 +129,7 @@ class Explain:
 
 @dataclass(frozen=True, slots=True)
 class CancelWork:
-    """Cancel a piece of work. It still reports a result, which may be incomplete."""
+    """Cancel the work with this ticket. It still reports a result, which may be incomplete."""
 
     ticket: int
 
@@ -134,7 +139,10 @@ class CancelWork:
 
 @dataclass(frozen=True, slots=True)
 class SetTimer:
-    """Start the stop timer: reports `TimerExpired` so that a child is killed `timeout_s` seconds after the stop."""
+    """Start the stop timer; reports `TimerExpired`.
+
+    `timeout_s`: seconds from the stop until the child must be dead. The timer expires earlier by the time of the kill.
+    """
 
     timer: int
     timeout_s: float
@@ -142,7 +150,7 @@ class SetTimer:
 
 @dataclass(frozen=True, slots=True)
 class CancelTimer:
-    """Cancel a timer. It may have expired a moment before."""
+    """Cancel a timer. It may already have expired."""
 
     timer: int
 
@@ -163,7 +171,7 @@ class ReportMemory:
 
 @dataclass(frozen=True, slots=True)
 class ReportNeed:
-    """Report to the receiver what computing needs on a device beyond the forecast."""
+    """Report to the receiver how much memory computations need on a device beyond the forecast."""
 
     need: ComputingNeed
 

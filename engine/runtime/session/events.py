@@ -25,7 +25,7 @@ STAGE_WORDS: Mapping[Stage, str] = {
     "context": tr("setting up the context (KV cache and compute buffers)"),
     "warm_up": tr("warming up"),
 }
-"""Words for each stage, in the order of a load. They follow "while" in a sentence."""
+"""Words for each stage, in the order of a load. In a sentence they follow "while"."""
 
 
 AnswerStage = Literal["prompt", "answer"]
@@ -33,11 +33,11 @@ ANSWER_STAGE_WORDS: Mapping[AnswerStage, str] = {
     "prompt": tr("while it read the prompt"),
     "answer": tr("during the answer"),
 }
-"""Words for the stages of an answer, with their preposition."""
+"""Words for the stages of an answer, which tell the time in a sentence by themselves."""
 
 
 def stage_words(stage: Stage | AnswerStage) -> str:
-    """Return when something happened, such as "while warming up"."""
+    """Return words that tell the time of a stage in a sentence, such as "while warming up"."""
     match stage:
         case "prompt" | "answer":
             return ANSWER_STAGE_WORDS[stage]
@@ -49,7 +49,7 @@ def stage_words(stage: Stage | AnswerStage) -> str:
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
     """Base class of all events. In JSON its tag is the first key, `event`.
 
-    `request`, in events that have it: number of the request; None if the event is about the load or the loaded model.
+    `request`, a field of some events: number of the request; None if the event is about the load or the loaded model.
     """
 
 
@@ -66,9 +66,11 @@ class Progress(Event, frozen=True, kw_only=True, tag="progress"):
 
 
 class Attempt(Event, frozen=True, kw_only=True, tag="attempt"):
-    """A layout is tried now. Only loads that may try other layouts report this.
+    """An attempt to load a layout begins. Only loads that may try other layouts report this event.
 
-    `number`: number of the attempt, from 1. `layout`: the layout in words. `reason`: why this layout, as a sentence.
+    `number`: number of the attempt, from 1.
+    `layout`: the layout in words.
+    `reason`: why this layout is tried, as a sentence.
     """
 
     number: int
@@ -77,7 +79,10 @@ class Attempt(Event, frozen=True, kw_only=True, tag="attempt"):
 
 
 class Fallback(Event, frozen=True, kw_only=True, tag="fallback"):
-    """A load failed in a part of the engine that can be left out, and begins anew without it. `message`: sentences."""
+    """A load failed in a part of the engine that can be left out, and begins again without that part.
+
+    `message`: sentences for the user.
+    """
 
     message: str
 
@@ -98,8 +103,9 @@ class Loaded(Event, frozen=True, kw_only=True, tag="loaded"):
 
 
 class Reading(Event, frozen=True, kw_only=True, tag="reading"):
-    """Tokens of a request's prompt that are in the KV cache so far.
+    """Progress of reading a request's prompt.
 
+    `read_tokens`: tokens of the prompt that are in the KV cache so far.
     `cached_tokens`: those of them that are not computed again, because an earlier request or a restored KV state begins
     with the same tokens.
     """
@@ -111,7 +117,7 @@ class Reading(Event, frozen=True, kw_only=True, tag="reading"):
 
 
 class Token(Event, frozen=True, kw_only=True, tag="token"):
-    """Text of an answer as it is generated: one token, or a few.
+    """New text of an answer: that of one token, or of a few.
 
     `choices`: probabilities of these tokens; empty unless requested (`SamplingSettings.alternatives`).
     `context_used`: tokens of the context that prompt and answer take so far; None if unknown.
@@ -126,7 +132,8 @@ class Token(Event, frozen=True, kw_only=True, tag="token"):
 class Shifted(Event, frozen=True, kw_only=True, tag="shifted"):
     """The context was full during an answer, which goes on without its oldest tokens.
 
-    `kept_tokens`: first tokens that stay. `dropped_tokens`: tokens after them that the model no longer sees.
+    `kept_tokens`: number of tokens at the start that stay.
+    `dropped_tokens`: number of tokens after them that were removed from the context.
     """
 
     kept_tokens: int
@@ -140,9 +147,9 @@ class Done(Event, frozen=True, kw_only=True, tag="done"):
     `prompt_tokens_per_second`: speed over the tokens that were computed, without the cached ones.
     `cached_tokens`: tokens of the prompt that were in the KV cache already.
     `checkpoint_bytes`: host memory taken by the checkpoints of all sequences.
-    `stop_text`: the stop text that ended the answer; empty if none did. It is in no JSON.
+    `stop_text`: the stop text that ended the answer; empty if none did. JSON output leaves it out.
     `replaced`: why the model's chat template was not used, as a sentence; empty if it was used.
-    `replaced_for_log`: the same without quotations from the conversation. It is in no JSON.
+    `replaced_for_log`: the same without quotations from the conversation. JSON output leaves it out.
     `dropped_tokens`: tokens that context shifts removed during the answer.
     """
 
@@ -161,7 +168,7 @@ class Done(Event, frozen=True, kw_only=True, tag="done"):
 
 
 class Answered(Event, frozen=True, kw_only=True, tag="answered"):
-    """End of a request that generates no text. `answer`: the child's last message about it."""
+    """End of a request that generates no text. `answer`: the child's final message about it."""
 
     request: int
     answer: FinalMessage
@@ -170,8 +177,9 @@ class Answered(Event, frozen=True, kw_only=True, tag="answered"):
 class OutOfMemory(Event, frozen=True, kw_only=True, tag="out_of_memory"):
     """A device refused an allocation, which ended a load or a request.
 
-    `stage`: stage of the load; of an answer `prompt` until its first text, then `answer`.
-    `requested_bytes`: None if the engine did not say it, as for what it takes while it computes.
+    `stage`: stage of the load. For an answer it is `prompt` until its first text, then `answer`.
+    `device`: id of the device.
+    `requested_bytes`: size of the allocation; None if unknown, as for many allocations during a computation.
     `free_bytes`: free memory at that moment; None if the device does not report it.
     `allocated`: memory that was allocated before, a row for each device.
     `proposals`: changes after which the load should fit, as sentences.
@@ -192,7 +200,8 @@ class OutOfMemory(Event, frozen=True, kw_only=True, tag="out_of_memory"):
 class Failed(Event, frozen=True, kw_only=True, tag="failed"):
     """A load or request failed, or the loaded model was lost.
 
-    `kind`: a kind of error from docs/contract.md. `message`: sentences for people.
+    `kind`: a kind of error from docs/contract.md.
+    `message`: sentences for the user.
     """
 
     kind: str
@@ -201,9 +210,10 @@ class Failed(Event, frozen=True, kw_only=True, tag="failed"):
 
 
 class Crashed(Event, frozen=True, kw_only=True, tag="crashed"):
-    """The child ended by itself without an answer.
+    """The child process ended by itself without an answer.
 
-    `signal`: number of the signal; None if it exited. `exit_code`: None if a signal ended it.
+    `signal`: number of the signal that ended it; None if it exited.
+    `exit_code`: None if a signal ended it.
     """
 
     kind: str
@@ -214,7 +224,7 @@ class Crashed(Event, frozen=True, kw_only=True, tag="crashed"):
 
 
 class Cancelled(Event, frozen=True, kw_only=True, tag="cancelled"):
-    """A load or request was stopped by the user. `stage`: stage that the load had reached."""
+    """The user stopped a load or a request. `stage`: stage of the load when it stopped."""
 
     stage: Stage
     request: int | None = None

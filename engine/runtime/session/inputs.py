@@ -1,4 +1,4 @@
-"""Inputs of the state machine: commands of the session's user, and reports of the driver."""
+"""Inputs of the state machine: commands from the owner of the session, and reports of the driver."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from engine.runtime.session.events import Failed
 from engine.runtime.session.load_order import LoadOrder
 
 Greetings = Mapping[str, Greeting]
-"""Answers of RPC workers to our hello, by endpoint (`host:port`)."""
+"""Results of greeting RPC workers, by endpoint (`host:port`)."""
 
 # ------------------------------------------------------------------ commands
 
@@ -30,7 +30,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Send a request to the loaded model; refused if none is ready. The machine gives the request its id."""
+    """Send a request to the loaded model; refused if none is ready. The machine assigns the request its id."""
 
     request: protocol.AnyModelRequest
 
@@ -59,7 +59,7 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class QueryMemory:
-    """Ask the child for the live memory of its devices."""
+    """Request the current free memory of the loaded model's devices from the child."""
 
 
 Command = Load | Ask | StopRequest | StopAll | Unload | Close | QueryMemory
@@ -69,9 +69,10 @@ Command = Load | Ask | StopRequest | StopAll | Unload | Close | QueryMemory
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """The plan keeps all rules and can be loaded.
+    """Result of `Prepare`: the plan breaks no rule and can be loaded.
 
-    `plan`: the plan with tables of its own and a computed forecast. `request`: the request for the child.
+    `plan`: the plan with tables of its own and a computed forecast.
+    `request`: the request for the child.
     """
 
     ticket: int
@@ -81,7 +82,7 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The plan cannot be loaded. `ending`: the ending of the load."""
+    """Result of `Prepare`: the plan cannot be loaded. `ending`: ending of the load."""
 
     ticket: int
     ending: Failed
@@ -89,7 +90,11 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Forecasted:
-    """The plan with the best forecast of each device's memory: probed, or estimated if that was not possible."""
+    """Result of `Forecast`.
+
+    `plan`: the plan with a probed forecast, or with an estimated one if it could not be probed.
+    `fits`: whether the forecast fits on every device.
+    """
 
     ticket: int
     plan: Plan
@@ -98,7 +103,7 @@ class Forecasted:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The layout to try next. `found`: None if there is no other."""
+    """Result of `Choose`. `found`: the layout to try next; None if there is no other."""
 
     ticket: int
     found: NextLayout | None
@@ -106,7 +111,7 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True)
 class Greeted:
-    """The answers of the RPC workers."""
+    """Result of `Greet`: the answers of the RPC workers."""
 
     ticket: int
     greetings: Greetings
@@ -114,7 +119,7 @@ class Greeted:
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """Proposals for another load, and the processes that hold the device's memory."""
+    """Result of `Explain`: proposals for another load, and the processes that hold the device's memory."""
 
     ticket: int
     proposals: tuple[Proposal, ...]
@@ -156,7 +161,10 @@ class TimerExpired:
 
 @dataclass(frozen=True, slots=True)
 class Bug:
-    """The machine or an effect raised an unexpected exception, which is in the log. What runs is ended."""
+    """The machine or an effect raised an unexpected exception, which is in the log.
+
+    The machine ends the load or the requests.
+    """
 
 
 Work = Prepared | Refused | Forecasted | Chosen | Greeted | Explained | WorkFailed

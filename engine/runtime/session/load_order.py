@@ -18,9 +18,10 @@ DEFAULT_RETRIES = 10
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Which other layouts may be tried if one does not fit.
+    """Policy for other layouts if one does not fit.
 
-    `retries`: most other layouts. `constraints`: pinned layers and excluded devices.
+    `retries`: largest number of other layouts; 0 if none may be tried.
+    `constraints`: pinned layers and excluded devices.
     """
 
     retries: int = 0
@@ -31,8 +32,8 @@ class RetryPolicy:
 class LoadOrder:
     """An order to load a plan.
 
-    `retry`: whether other layouts may be tried if it does not fit.
-    `stall_limit_s`: longest time without progress, in seconds, after which the child is ended; None: the session's.
+    `retry`: policy for other layouts if this one does not fit.
+    `stall_limit_s`: longest time without progress, in seconds, after which the child is ended; None for the session's.
     """
 
     plan: Plan
@@ -40,11 +41,11 @@ class LoadOrder:
     stall_limit_s: int | None = None
 
     def with_plan(self, plan: Plan) -> LoadOrder:
-        """Return the order for another plan."""
+        """Return a copy of the order with another plan."""
         return replace(self, plan=plan)
 
     def possible_endpoints(self) -> frozenset[str]:
-        """Return the endpoints of RPC workers that this load may use.
+        """Return the endpoints of all RPC workers that this load may use.
 
         They are those of the layout. If other layouts may be tried, all idle ones of the rig are added.
         """
@@ -64,8 +65,9 @@ FIRST_REASON = tr("The requested layout.")
 class LoadAttempt:
     """One layout that was tried.
 
-    `reason`: why this layout, as a sentence.
-    `outcome`: the result as a sentence; empty while it is being tried.
+    `number`: number of the attempt, from 1.
+    `reason`: why this layout was tried, as a sentence.
+    `outcome`: result as a sentence; empty while the layout is being tried.
     `loaded`: whether it was loaded for real; False if it was only probed and did not fit.
     """
 
@@ -77,14 +79,14 @@ class LoadAttempt:
 
 
 def refusal_of(event: OutOfMemory) -> Refusal:
-    """Return the refusal of a device, with the bytes that were allocated there before."""
+    """Return the `Refusal` of the device in an event, with the bytes that it had allocated before."""
     # A device that is not among the rows has got nothing before.
     placed_bytes = next((row.need_bytes for row in event.allocated if row.id == event.device), 0)
     return Refusal(event.device, event.requested_bytes, event.free_bytes, placed_bytes)
 
 
 def outcome_words(ending: LoadEnding) -> str:
-    """Return the outcome of an attempt as a sentence."""
+    """Return the outcome of an attempt that ended with `ending`, as a sentence."""
     match ending:
         case Loaded():
             return tr("Loaded.")

@@ -1,8 +1,8 @@
-"""Records of loads in the log: what was forecast and what was measured on each device, and the time of each stage.
+"""Log records of loads: forecast and measured memory of each device, and the time of each stage.
 
-`load {...}` has `plan, ending, kind, attempts, seconds, devices, elsewhere`. `seconds` has the time of each stage. A
-device has `id, forecast_bytes, measured_bytes`; measured is null unless the load succeeded. `elsewhere` says which
-layers are on another device than was asked for.
+A line `load {...}` has the fields `plan, ending, kind, attempts, seconds, devices, elsewhere`. `seconds` has the time
+of each stage. A device has the fields `id`, `forecast_bytes` and `measured_bytes`, which is null unless the load
+succeeded. `elsewhere` names the layers that are on another device than the layout asks for.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _Event = TypeVar("_Event")
 
 
 class LoadRecorder:
-    """Follows the events of a session's loads, and logs a record at the end of each. For one thread.
+    """Measures the stages of a session's loads by their events, and logs a record at the end of each load.
 
-    `clock`: returns seconds.
+    For one thread. `clock`: returns seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -37,13 +37,13 @@ class LoadRecorder:
         self._attempts = 0
 
     def begin_child(self, plan: Plan) -> None:
-        """Note the plan that a child is started for."""
+        """Set the plan of a child that starts, for the record of its load."""
         self._plan = plan
 
     def take(self, event: _Event) -> _Event:
-        """Take an event of the session, and return it: that of a load that succeeded with the time of its stages.
+        """Process an event of the session and return it. A returned `Loaded` has the time of each stage.
 
-        Events that are not about a load are ignored.
+        Events that are not about a load are returned unchanged.
         """
         match event:
             case Progress():
@@ -83,7 +83,7 @@ class LoadRecorder:
 
 
 def _is_of_load(event: LoadEnding) -> bool:
-    """Whether the event ends a load: `Failed`, `Crashed` and `Cancelled` also end requests, and then have a number."""
+    """Return whether the event ends a load. Events of the same types that end requests have a request number."""
     return getattr(event, "request", None) is None
 
 

@@ -57,7 +57,8 @@ INTERNAL_FAILURE = Failed(kind="internal", message=tr("An internal error ended t
 def begin(transition: Transition, order: LoadOrder) -> None:
     """Begin a load. Nothing else may be running.
 
-    If the same edit was loaded and ran out of memory in an answer, and others may be tried, that was the first attempt.
+    If the same edit was loaded before and ran out of memory in an answer, that counts as the first attempt, provided
+    that other layouts may be tried.
     """
     load, exhausted = LoadRun(order, order.plan), transition.state.exhausted
     if exhausted is not None and order.retry.retries and order.plan.edit == exhausted.edit:
@@ -77,7 +78,7 @@ def cancelled_before_it_began() -> Cancelled:
 def cancel(transition: Transition) -> None:
     """Cancel the running load, if there is one.
 
-    While it waits for work that starts no process, it ends at once. Otherwise it ends when that process has ended.
+    While it waits for work that starts no process, it ends at once. Otherwise it ends when the child or the work has.
     """
     load = transition.state.load
     if load is None or load.cancelled:
@@ -95,7 +96,10 @@ def cancel(transition: Transition) -> None:
 
 
 def conclude(transition: Transition, ending: LoadEnding) -> None:
-    """Take the ending of a layout that was loaded for real, after its child has ended; perhaps try another layout."""
+    """Handle the ending of a layout that was loaded for real: end the load, or try another layout.
+
+    The child must have ended.
+    """
     load = transition.load
     if load.cancelled:
         _finish(transition, Cancelled(stage=load.progress.stage))
@@ -111,7 +115,7 @@ def conclude(transition: Transition, ending: LoadEnding) -> None:
 
 
 def explain(transition: Transition, order: LoadOrder, tried: Tried, ending: OutOfMemory) -> None:
-    """Look for proposals after a loaded layout ran out of memory in an answer, as after a load that failed."""
+    """Search for proposals after a loaded model ran out of memory in an answer, in the way of a failed load."""
     # Tables of its own: other threads plan with those of the loaded plan.
     plan = order.plan.with_own_tables()
     run = LoadRun(order, plan, base=plan, is_real=True, tried=(tried,), ending=ending, of_answer=True)
@@ -120,7 +124,7 @@ def explain(transition: Transition, order: LoadOrder, tried: Tried, ending: OutO
 
 
 def learn(transition: Transition, plan: Plan, tried: Tried) -> None:
-    """Report what a layout needs on a device beyond its forecast, so that later forecasts have it."""
+    """Report how much memory a layout needs on a device beyond its forecast, so that later forecasts include it."""
     assert tried.refusal is not None
     need = computing_need(plan, tried.refusal.device)
     if need is not None:
@@ -144,7 +148,7 @@ def give_up(transition: Transition) -> None:
 
 
 def take_work(transition: Transition, answer: inputs.Work) -> None:
-    """Go on with the result of work. A result that the load does not wait for (any more) is ignored."""
+    """Continue the load with the result of work. A result is ignored if the load does not wait for its ticket."""
     if not transition.take_answer(answer.ticket):
         return
     match answer:
@@ -185,7 +189,7 @@ def _take_prepared(transition: Transition, answer: inputs.Prepared) -> None:
 
 
 def _try(transition: Transition, plan: Plan, reason: str, tenths: int = 0) -> None:
-    """Begin an attempt with a layout: forecast its memory, by a probe if llama.cpp can be asked."""
+    """Begin an attempt with a layout: forecast its memory by a probe, or else by the arithmetic."""
     attempt = LoadAttempt(len(transition.load.attempts) + 1, plan.edit.layout, reason)
     transition.change_load(plan=plan, tenths=tenths, is_real=False, attempts=(*transition.load.attempts, attempt))
     transition.report(Attempt(number=attempt.number, layout=layout_words(plan.edit.layout), reason=reason))
@@ -210,7 +214,7 @@ def _take_forecast(transition: Transition, answer: inputs.Forecasted) -> None:
 
 
 def _choose_after(transition: Transition, tried: Tried) -> None:
-    """After a layout that did not fit, look for another one if the retry policy allows one more."""
+    """Begin the choice of another layout after one that did not fit, if the retry policy allows one more."""
     load = transition.load
     transition.change_load(latest=tried)
     history = (*load.tried, tried)
@@ -292,7 +296,7 @@ def _load_really(transition: Transition) -> None:
 
 
 def _greet(transition: Transition) -> None:
-    """Greet the RPC workers of the layout. Those that the loaded model holds are greeted after its child has ended."""
+    """Greet the RPC workers of the layout. Those that the loaded model uses are greeted after its child has ended."""
     # A worker serves one client at a time, so that it would not answer while the old child is connected.
     endpoints = tuple(transition.load.plan.used_endpoints)
     held = transition.state.child.plan.used_endpoints if transition.state.child is not None else {}
@@ -323,7 +327,7 @@ def _take_greetings(transition: Transition, greetings: Greetings) -> None:
 
 
 def _start(transition: Transition) -> None:
-    """Start the child, after greeting the RPC workers that the old child held."""
+    """Start the child. RPC workers that the old child used are greeted first."""
     unchecked = transition.load.unchecked
     if unchecked:
         transition.change_load(unchecked=())
@@ -339,7 +343,7 @@ def _start(transition: Transition) -> None:
 
 
 def take_message(transition: Transition, message: AnyMessage) -> None:
-    """Take a message of the child that loads."""
+    """Handle a message of the child that loads."""
     load = transition.load
     if load.cancelled:
         return
@@ -366,7 +370,7 @@ def _take_progress(transition: Transition, message: StageProgress) -> None:
 
 
 def _keep_ending(transition: Transition, ending: LoadEnding) -> None:
-    """Note how the load ended, and stop the child.
+    """Set the ending of the load, and stop the child.
 
     The ending is reported after the child has ended: only then is its memory free for another attempt.
     """
@@ -403,9 +407,9 @@ def _become_ready(transition: Transition, message: LoadedModel) -> None:
 
 
 def take_child_end(transition: Transition, outcome: ProcessOutcome, diagnose: Callable[[], None]) -> None:
-    """Take the end of the child: the one that loads, or the one of the model loaded before.
+    """Handle the end of a child: the one that loads, or the one of the model loaded before.
 
-    `diagnose` finds the cause if the child ended without saying one.
+    `diagnose`: called to find the cause if the child ended without reporting one.
     """
     load = transition.load
     match load.step:
@@ -424,7 +428,7 @@ def take_child_end(transition: Transition, outcome: ProcessOutcome, diagnose: Ca
 
 
 def _can_do_without_tensor_api(transition: Transition, outcome: ProcessOutcome) -> bool:
-    """Return whether the load failed in Metal's tensor API, and was not tried without it yet."""
+    """Return whether the load failed in Metal's tensor API and can be tried without it, which happens only once."""
     ending = transition.load.ending
     has_failed = ending is None or isinstance(ending, Failed)
     state = transition.state
@@ -451,7 +455,7 @@ def _load_without_tensor_api(transition: Transition) -> None:
 
 
 def _note(transition: Transition, outcome: str, *, loaded: bool = True) -> None:
-    """Set the outcome of the latest attempt, unless it has one."""
+    """Set the outcome of the latest attempt, unless it is set already."""
     attempts = transition.load.attempts
     if attempts and not attempts[-1].outcome:
         transition.change_load(attempts=(*attempts[:-1], replace(attempts[-1], outcome=outcome, loaded=loaded)))

@@ -52,7 +52,10 @@ def advance(state: State, event: Input) -> tuple[State, tuple[Effect, ...]]:
 
 
 def _end_waiting(transition: Transition) -> None:
-    """End the requests that waited for the proposals after their child ran out of memory, once these are there."""
+    """End the requests that wait for proposals, once the search for these has ended.
+
+    They are requests whose child ran out of memory during an answer.
+    """
     state = transition.state
     if state.requests and state.child is None and state.load is None and state.last is not None:
         ending = state.last.ending
@@ -124,7 +127,7 @@ def _forget_waiting(transition: Transition) -> None:
 
 
 def _stop_what_runs(transition: Transition) -> None:
-    """Stop the load or the requests. Each gets its ending when the child has answered or has ended."""
+    """Stop the load or the requests that run. Each gets its ending when the child has answered or has ended."""
     # A lost child has ended already. Only the greetings that look for the lost device are under way; the ending does
     # without their answers.
     if transition.state.loss is not None:
@@ -137,7 +140,7 @@ def _stop_what_runs(transition: Transition) -> None:
 
 
 def _settle(transition: Transition) -> None:
-    """Once nothing runs, go on with what was requested meanwhile: unload, close, or the waiting load."""
+    """If nothing runs any more, carry out the command that waits for this: unload, close, or load."""
     # The order matters: a load that was requested after an unload begins when the old child has ended, because both
     # children together might not fit into the memory.
     if not transition.state.is_idle:
@@ -162,7 +165,7 @@ def _settle(transition: Transition) -> None:
 
 
 def _is_of_child(transition: Transition, child: int) -> bool:
-    """Whether a report is about the current child. Reports about an earlier one arrive late and are ignored."""
+    """Return whether a report is about the current child. A late report about an earlier child is ignored."""
     return transition.state.child is not None and transition.state.child.id == child
 
 
@@ -205,7 +208,7 @@ def _take_work(transition: Transition, answer: inputs.Work) -> None:
 
 
 def _take_bug(transition: Transition) -> None:
-    """After an internal error, end the load or the requests, and unload: the child's state is unknown."""
+    """Handle an internal error: end the load or the requests, and unload, because the child's state is unknown."""
     if transition.state.loss is not None:
         _cut_short(transition)
     elif transition.state.load is not None:
@@ -219,7 +222,7 @@ def _take_bug(transition: Transition) -> None:
 
 
 def _diagnose(transition: Transition, outcome: ProcessOutcome, stage: Stage | None, plan: Plan) -> None:
-    """End the load or the requests of a lost child. If RPC may be the cause, first ask which worker was lost."""
+    """End the load or the requests of a lost child. If an RPC worker may be the cause, greet the workers first."""
     # ggml's RPC client aborts the process when a server does not answer, and often without its address. A greeting from
     # here tells which server is gone.
     if stage is not None and transition.state.load is not None:
@@ -245,10 +248,10 @@ def _diagnose(transition: Transition, outcome: ProcessOutcome, stage: Stage | No
 
 
 def _has_exhausted(transition: Transition, outcome: ProcessOutcome, loaded: LoadedInfo) -> bool:
-    """Return whether a device refused memory while the model answered; then end the requests, or begin to explain.
+    """Handle the end of a child that ran out of memory during an answer; return False if it ended for another reason.
 
-    A load of the same order goes on from here if it may try other layouts. If it may not, the requests wait for
-    proposals, as a load does.
+    If other layouts may be tried, the requests end, and the next load of the same order goes on from here. If not, the
+    requests wait for proposals, as a load does.
     """
     state, order = transition.state, loaded.order
     is_reading = all(run.state in (RequestState.ASKED, RequestState.READING) for run in state.requests)
@@ -276,7 +279,7 @@ def _out_of_memory(ending: OutOfMemory, run: RequestRun) -> OutOfMemory:
 
 
 def _take_lost_greetings(transition: Transition, greetings: Greetings) -> None:
-    """End the load or the requests of the lost child with the answers of its RPC workers."""
+    """End the load or the requests of the lost child. `greetings`: results of greeting its RPC workers."""
     loss = transition.state.loss
     assert loss is not None
     transition.change(loss=None)
@@ -292,7 +295,7 @@ def _take_lost_greetings(transition: Transition, greetings: Greetings) -> None:
 
 
 def _with_progress(transition: Transition, outcome: ProcessOutcome, ending: Failed | Crashed) -> Failed | Crashed:
-    """Add to the ending of a stalled load how far it was."""
+    """Return `ending`, with a sentence on the load's progress if the child of a load has stalled."""
     load = transition.state.load
     if load is None or outcome.reason is not EndReason.STALLED:
         return ending
@@ -300,7 +303,7 @@ def _with_progress(transition: Transition, outcome: ProcessOutcome, ending: Fail
 
 
 def _cut_short(transition: Transition) -> None:
-    """Cancel the greetings of RPC workers, and end the load or the requests with what is known."""
+    """Cancel the greetings of RPC workers, and end the load or the requests without their results."""
     assert transition.state.loss is not None
     transition.do(effects.CancelWork(transition.state.loss.ticket))
     _take_lost_greetings(transition, {})

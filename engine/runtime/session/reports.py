@@ -1,4 +1,4 @@
-"""Builds events from messages of the child, greetings of RPC workers, and process outcomes."""
+"""Functions that build events from messages of the child, greetings of RPC workers, and process outcomes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _GENERATING = tr("while generating")
 
 
 def loaded_event(plan: Plan, message: LoadedModel) -> Loaded:
-    """Return the event with measured rows and the plan's forecast, which is empty if it did not cover the model."""
+    """Return the event `Loaded` with measured rows and the plan's forecast; empty if it did not cover the model."""
     measured = rows_from_parts(message.parts, plan.rig, Grade.MEASURED, member_estimate(plan, message.parts))
     measured = with_copies(measured, plan.rig, plan.resolved.model_estimate.devices)
     elsewhere = placement_differences(
@@ -44,7 +44,7 @@ def loaded_event(plan: Plan, message: LoadedModel) -> Loaded:
 
 
 def out_of_memory_event(rig: Rig, message: AllocationFailure, *, answering: AnswerStage | None = None) -> OutOfMemory:
-    """Return the event of a refused allocation, with the memory that was allocated before it.
+    """Return the event `OutOfMemory` for a refused allocation, with the memory that was allocated before it.
 
     `answering`: stage of the answer; None for a load.
     """
@@ -74,12 +74,12 @@ def out_of_memory_event(rig: Rig, message: AllocationFailure, *, answering: Answ
 
 
 def failed_event(message: Failure) -> Failed:
-    """Return the event of a failure that the child reported."""
+    """Return the event `Failed` for a failure that the child reported."""
     return Failed(kind=message.kind, message=failure_text(message))
 
 
 def done_event(message: Generated) -> Done:
-    """Return the event for the end of a generation. Prompt speed counts computed tokens, not cached ones."""
+    """Return the event `Done` for the end of a generation. Prompt speed counts computed tokens, not cached ones."""
     return Done(
         prompt_tokens=message.prompt_tokens,
         generated_tokens=message.generated_tokens,
@@ -96,7 +96,7 @@ def done_event(message: Generated) -> Done:
 
 
 def refusal(greetings: Mapping[str, Greeting], devices: Mapping[str, Sequence[Device]]) -> Failed | None:
-    """Return why a load cannot begin; None if every RPC worker answered correctly.
+    """Return the ending of a load if an RPC worker did not answer correctly; None if all did.
 
     `devices`: devices of the rig by endpoint.
     """
@@ -115,8 +115,8 @@ def crash_event(
     """Return the ending for a child that ended without an answer, if no device is known to be the cause.
 
     `known`: sentences about known faults of llama.cpp with this plan; empty if there are none.
-    `devices`: devices that the child used over RPC, by endpoint. A server that answers a greeting may still break the
-    child with a wrong answer, so the message names them.
+    `devices`: devices that the child used over RPC, by endpoint. The message names them, because a server that answers
+    a greeting may still crash the child with a wrong answer.
     """
     peers = ""
     if devices:
@@ -138,7 +138,7 @@ def crash_event(
 
 
 def progress_words(progress: LoadProgress) -> str:
-    """Return how far a load was that made no progress any more, and what helps if it was only slow."""
+    """Return sentences on how far a stalled load was, and what to do if it was only slow."""
     fraction = progress.fraction
     reached = (
         tr("The load had got as far as {stage_words}.", stage_words=STAGE_WORDS[progress.stage])
@@ -155,10 +155,10 @@ def progress_words(progress: LoadProgress) -> str:
 def memory_event(
     outcome: ProcessOutcome, plan: Plan, stage: Stage | AnswerStage, allocated: tuple[DeviceRow, ...]
 ) -> OutOfMemory | None:
-    """Return the ending for a child that CUDA refused memory while it computed; None if that is not what ended it.
+    """Return the ending for a child whose allocation failed during a computation; None if something else ended it.
 
     Pools, cuBLAS workspaces and converted weights are allocated during the warm-up and the first long prompt, after the
-    buffers that the forecast knows. `allocated`: rows of those buffers.
+    buffers that the forecast contains. `allocated`: rows of those buffers.
     """
     if not outcome.ran_out_of_memory:
         return None
@@ -203,13 +203,21 @@ def lost_event(
     *,
     is_answering: bool = False,
 ) -> Failed | Crashed:
-    """Return the ending for a child that was lost while it used RPC. Greetings tell which server is gone.
+    """Return the ending for a child that was lost while it used RPC workers.
 
     `stage`: stage of the load; None if the child was answering (`is_answering`) or idle.
+    `devices`: devices that the child used, by endpoint.
+    `greetings`: results of greeting the workers after the loss, which show the lost one; may be empty.
+    `known`: as of `crash_event`.
     """
     to_blame = _endpoints_to_blame(outcome, devices, greetings)
     if not to_blame:
         return crash_event(outcome, known, devices)
+    # Before "allocate" the child has nothing on a worker yet: another program connected just before it.
+    if stage in ("header", "fit") and all(_is_busy(greetings.get(endpoint)) for endpoint in to_blame):
+        busy = refusal({endpoint: greetings[endpoint] for endpoint in to_blame}, devices)
+        assert busy is not None
+        return busy
     when = _when(stage, is_answering=is_answering)
     if outcome.reason is not EndReason.STALLED and all(
         _has_stopped_here(devices[endpoint], greetings.get(endpoint)) for endpoint in to_blame
@@ -224,8 +232,12 @@ def lost_event(
     return Failed(kind="unreachable", message=" ".join(filter(None, (f"{names} {what} {when}.", told, remedy))))
 
 
+def _is_busy(greeting: Greeting | None) -> bool:
+    return greeting is not None and greeting.status is GreetingStatus.BUSY
+
+
 def _has_stopped_here(held: Sequence[Device], greeting: Greeting | None) -> bool:
-    """Whether the worker of these devices ran on this machine and nothing listens at its port now."""
+    """Return whether the worker of these devices ran on this machine and nothing listens at its port now."""
     # Of another machine that refuses a connection nobody knows what happened: the network may have changed.
     refused = greeting is not None and greeting.status is GreetingStatus.REFUSED
     # A paired machine may be reached at a local address, and its worker cannot be restarted from here.
@@ -258,7 +270,7 @@ def _placed_bytes(parts: Sequence[Part]) -> dict[str, int]:
 
 
 def _free_bytes(device: Device | None, reported_bytes: int | None, placed_bytes: int) -> int | None:
-    """Return the free memory when the allocation failed; None if unknown.
+    """Return the free memory of a device when the allocation failed; None if unknown.
 
     An RPC server reports the memory of its machine. The limit of the rig minus our allocations may be smaller.
     """

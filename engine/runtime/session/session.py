@@ -31,7 +31,7 @@ from engine.runtime.session.state import STOP_TIMEOUT_S
 
 
 class RequestStream:
-    """Events of one request in their order, the ending last. For one thread.
+    """The events of one request in their order; the ending is the last. For one thread.
 
     `number`: number of the request, which its events carry.
     """
@@ -40,7 +40,7 @@ class RequestStream:
         self._session, self.number, self._events = session, number, events
 
     def __iter__(self) -> Iterator[RequestEvent]:
-        """Wait for each event, up to and including the ending."""
+        """Yield each event as soon as it arrives, up to and including the ending."""
         while True:
             event = self._events.get()
             yield event
@@ -48,7 +48,7 @@ class RequestStream:
                 return
 
     def next(self, timeout_s: float) -> RequestEvent:
-        """Return the next event. After the ending there is none, so that a further call only times out.
+        """Return the next event; blocks. After the ending there is none, so that a further call only times out.
 
         Raises:
             queue.Empty: no event came within `timeout_s`.
@@ -61,7 +61,7 @@ class RequestStream:
         return self._events.empty()
 
     def stop(self) -> None:
-        """Ask the child to end the request. The ending comes as the last event, as always."""
+        """Ask the child to end the request. Its ending is still delivered as the last event."""
         self._session.stop(self.number)
 
 
@@ -114,8 +114,8 @@ class ModelSession:
     def ask(self, request: AnyModelRequest, receiver: Callable[[RequestEvent], None] | None = None) -> int:
         """Send a request to the loaded model, and return the number that its events will carry.
 
-        Other requests may be running. `receiver`: gets the events in place of the session's receiver. It is called in
-        the session's thread, which it must not hold up; the ending comes last.
+        Other requests may be running. `receiver`: gets the events instead of the session's receiver. It is called in
+        the session's thread and must return soon; the ending is the last event.
 
         Events of a `Generate`: `Reading`s, `Token`s, then one of `Done, OutOfMemory, Failed, Crashed`. Other requests
         end with `Answered` instead of `Done`, or with `Cancelled` if stopped.
@@ -138,8 +138,8 @@ class ModelSession:
         """Stop one request. If `request` is None, stop the load, the waiting load, and every request.
 
         A load ends with `Cancelled`, or with the proposals found so far if it had run out of memory. A generation ends
-        with `Done` and stop reason `stopped`, and the model stays loaded. If every request is being stopped and the
-        child does not do so in time, it is killed and they end with `Failed`. Does nothing if nothing runs.
+        with `Done` and stop reason `stopped`, and the model stays loaded. If every request is being stopped and does
+        not end in time, the child is killed and they end with `Failed`. Does nothing if nothing runs.
         """
         self._driver.take(inputs.StopAll() if request is None else inputs.StopRequest(request))
 
@@ -148,9 +148,9 @@ class ModelSession:
         self._driver.take(inputs.Unload())
 
     def query_device_memory(self) -> None:
-        """Request the live memory of the loaded model's devices for the receiver. Does nothing if none is loaded."""
+        """Request the free memory of the loaded model's devices for the receiver. Does nothing if none is loaded."""
         self._driver.take(inputs.QueryMemory())
 
     def close(self) -> None:
-        """Stop everything for good, and wait for the child's end, 10 s at most. A second call only waits."""
+        """Stop everything for good, and wait a bounded time for the child's end. A second call only waits."""
         self._driver.close()

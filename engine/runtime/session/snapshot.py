@@ -16,8 +16,9 @@ from engine.runtime.session.status import Phase
 class Pending:
     """A load that has not ended.
 
+    `order`: the order of the load.
     `waits`: what it waits for, as a clause without a full stop; empty if it runs.
-    `cancelled`: it was cancelled and is ending.
+    `cancelled`: whether it was cancelled and is ending.
     """
 
     order: LoadOrder
@@ -63,12 +64,12 @@ class Snapshot:
 
     @property
     def context_size(self) -> int | None:
-        """Tokens of context for one request (`n_ctx_seq`); None if no model is loaded."""
+        """Context of one request in tokens (`n_ctx_seq`); None if no model is loaded."""
         return None if self.loaded is None else self.loaded.n_ctx_seq
 
 
 def snapshot_of(state: State, number: int = 0) -> Snapshot:
-    """Return the public part of `state`."""
+    """Return the public part of `state` as a snapshot. `number`: number of the snapshot."""
     load, last = state.load, state.last
     return Snapshot(
         number=number,

@@ -25,10 +25,12 @@ from engine.runtime.session.events import STAGE_WORDS, AnyEvent, LoadEnding, Out
 from engine.runtime.session.load_order import LoadAttempt, LoadOrder
 
 STOP_TIMEOUT_S = 2.0
-"""Seconds from a stop until a child that does not obey has been killed."""
+"""Seconds from a stop until a child that has not stopped is dead."""
 READING_PATIENCE = 15
-"""Factor of that time while a prompt is read by devices other than the CPU. Only ggml's CPU backend looks at the abort
-callback while it computes; cards and RPC workers finish the batch first, which takes seconds on a slow worker.
+"""Factor of `STOP_TIMEOUT_S` while devices other than the CPU read a prompt.
+
+Only ggml's CPU backend calls the abort callback while it computes. Cards and RPC workers finish the batch first, which
+takes seconds on a slow worker.
 """
 _STAGES: tuple[Stage, ...] = tuple(STAGE_WORDS)
 
@@ -52,7 +54,7 @@ class LoadProgress:
         return LoadProgress(message.stage, fraction if before is None else max(fraction, before))
 
     def event(self, device: str | None = None) -> Progress:
-        """Return the progress as an event."""
+        """Return the progress as an event. `device`: id of the device that is being filled; None if unknown."""
         return Progress(stage=self.stage, fraction=self.fraction, device=device)
 
 
@@ -61,8 +63,8 @@ class LoadedInfo:
     """The loaded model.
 
     `order`: the order, with the plan that was loaded in the end.
-    `n_ctx`: tokens of all slots together, as llama.cpp rounded them.
-    `n_ctx_seq`: tokens that one request may use.
+    `n_ctx`: context of all slots together in tokens, as rounded by llama.cpp.
+    `n_ctx_seq`: context of one request in tokens.
     `slots`: number of requests that are computed at the same time.
     `chat_template`: whether the model's file has a chat template.
     `flash_attention`: None if llama.cpp did not report it.
@@ -92,10 +94,11 @@ class LoadedInfo:
 class Child:
     """The child process, from its start until its end was reported. A session has at most one.
 
+    `id`: number by which effects and inputs name it.
     `plan`: the plan that it loads or has loaded.
-    `greeted`: it has sent its hello.
-    `ending`: it was asked to end.
-    `killed`: it is being killed because its requests did not stop in time. Its later messages are ignored.
+    `greeted`: whether it has sent its hello.
+    `ending`: whether it was asked to end.
+    `killed`: whether it is being killed because its requests did not stop in time. Its later messages are ignored.
     """
 
     id: int
@@ -106,24 +109,24 @@ class Child:
 
 
 class Step(Enum):
-    """The step of a load; `loads.py` describes their order."""
+    """The step of a load: what it waits for. `loads.py` describes the order of the steps."""
 
     PREPARING = auto()
-    """Waits for the request to the child, or for the rule that the layout breaks."""
+    """Waits for the check of the plan, which makes the request for the child."""
     FORECASTING = auto()
-    """Waits for llama.cpp's forecast of the layout. Only loads that may try other layouts have this step."""
+    """Waits for the forecast of the layout. Only loads that may try other layouts have this step."""
     CHOOSING = auto()
-    """Waits for another layout, after one that did not fit."""
+    """Waits for the choice of another layout, after one that did not fit."""
     GREETING = auto()
     """Waits for the RPC workers of the layout to answer."""
     REPLACING = auto()
     """Waits for the end of the child that holds the model loaded before."""
     LOADING = auto()
-    """Waits for the child that loads."""
+    """Waits for the result of the child that loads."""
     ENDING = auto()
     """Waits for the end of the child that loads; the ending of the load is known."""
     DIAGNOSING = auto()
-    """Waits for the RPC workers to answer, one of which may have caused the loss of the child."""
+    """Waits for greetings of the RPC workers, to find the one whose loss may have ended the child."""
     EXPLAINING = auto()
     """Waits for proposals, after the load ran out of memory."""
 
@@ -135,16 +138,18 @@ class LoadRun:
     `asked`: the order.
     `plan`: the plan that is being tried.
     `base`: plan of the order with tables of its own, which no other thread uses; None until it is prepared.
+    `step`: what the load waits for.
     `ticket`: ticket of the work that the load waits for; None if it waits for a child.
     `request`: request for the child; None until the plan is prepared.
-    `is_real`: the layout is going to be loaded, whether or not its forecast fits.
-    `unchecked`: endpoints that are greeted after the old child has ended, because it holds them.
+    `is_real`: whether the layout is going to be loaded, even if its forecast does not fit.
+    `unchecked`: endpoints that are greeted after the old child has ended, because it uses them.
     `tenths`: back-off with which the layout was planned, in tenths; see `engine.planning.fit.step_back`.
     `latest`: the layout that did not fit, while another one is being chosen.
     `tried`: all layouts that did not fit.
+    `attempts`: all attempts so far, with the current one; empty if no other layouts may be tried.
     `ending`: result of the load, until the child has ended or the proposals are found.
-    `cancelled`: the load was cancelled and is ending.
-    `of_answer`: nothing is loaded; proposals are looked for, because memory ran out in an answer.
+    `cancelled`: whether the load was cancelled and is ending.
+    `of_answer`: True: nothing is being loaded. A model ran out of memory in an answer, and proposals are searched for.
     """
 
     asked: LoadOrder
@@ -167,7 +172,7 @@ class LoadRun:
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    """The result of the last load."""
+    """The result of the last load that has ended."""
 
     attempts: tuple[LoadAttempt, ...]
     ending: LoadEnding
@@ -175,7 +180,10 @@ class LoadResult:
 
 
 class RequestState(Enum):
-    """ASKED: sent to the child. READING: prompt processing. ANSWERING: text arrives. STOPPING: asked to stop."""
+    """State of a request to the loaded model.
+
+    ASKED: sent to the child. READING: prompt processing. ANSWERING: text arrives. STOPPING: asked to stop.
+    """
 
     ASKED = auto()
     READING = auto()
@@ -185,12 +193,12 @@ class RequestState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RequestRun:
-    """A request to the loaded model that has not ended."""
+    """A request to the loaded model that has not ended. `id` of `request` is the number that its events carry."""
 
     request: AnyModelRequest
     state: RequestState = RequestState.ASKED
     ends_late: bool = False
-    """Whether cards or workers were reading its prompt, or were going to, when it was stopped."""
+    """Whether the request was stopped before or while cards or RPC workers read its prompt, so that it ends late."""
 
     @property
     def id(self) -> int:
@@ -201,17 +209,19 @@ class RequestRun:
         return self.state is RequestState.STOPPING
 
     def stopped(self, *, on_cpu: bool) -> RequestRun:
-        """Return the request after it was told to stop. `on_cpu`: whether the model is on the CPU alone."""
+        """Return the request as it is after a `Stop` for it. `on_cpu`: whether the model is on the CPU alone."""
         ends_late = not on_cpu and self.state in (RequestState.ASKED, RequestState.READING)
         return replace(self, state=RequestState.STOPPING, ends_late=self.ends_late or ends_late)
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A child that ended or stalled while it used RPC workers, each of which is being greeted to find the lost one.
+    """A child that ended or stalled while it used RPC workers. They are being greeted to find the lost one.
 
     `ticket`: ticket of the greetings.
+    `outcome`: how the child ended.
     `stage`: stage of the load; None if the child was answering or idle.
+    `plan`: plan of the child.
     """
 
     ticket: int
@@ -222,7 +232,12 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class Exhausted:
-    """A loaded layout on which a device ran out of memory in an answer. `edit`: what was loaded."""
+    """A loaded layout on which a device ran out of memory in an answer.
+
+    `edit`: layout and settings that were loaded.
+    `tried`: the layout with the refusal of the device.
+    `ending`: the event that reported it.
+    """
 
     edit: Edit
     tried: Tried
@@ -237,12 +252,15 @@ class State:
     `asked`: number of requests so far.
     `context_used`: tokens in the context at the end of the last answer.
     `waiting`: load that was ordered while something runs; it begins after that has ended.
-    `stop_timer`: number of the running stop timer.
-    `loss`: loss of the child whose cause is being looked for.
-    `exhausted`: the last model, if it was lost for want of memory; a load of it that may try others steps back.
+    `stop_timer`: number of the running stop timer; None if none runs.
+    `loss`: loss of the child whose cause is being searched for.
+    `exhausted`: the last model, if it ran out of memory in an answer. A load of the same edit that may try other
+    layouts begins with a step back.
     `last`: result of the last load.
-    `has_failed`: the last load failed, or its child was lost.
-    `without_tensor_api`: a load failed in Metal's tensor API; this and later ones leave it out.
+    `has_failed`: whether the last load failed, or its child was lost.
+    `unload_wanted`: whether the child must end when nothing runs any more.
+    `closing`: whether the session is closed, and so refuses commands.
+    `without_tensor_api`: whether loads leave out Metal's tensor API, because one failed in it.
     """
 
     stop_timeout_s: float = STOP_TIMEOUT_S
@@ -275,13 +293,16 @@ class State:
 
 
 def out_of_memory_ending(load: LoadRun) -> OutOfMemory:
-    """Return the ending of a load that ran out of memory; the load must have ended so."""
+    """Return the ending of `load`, which must be an `OutOfMemory`."""
     assert isinstance(load.ending, OutOfMemory)
     return load.ending
 
 
 class Transition:
-    """The new state and the effects during one call of `advance`, which returns both."""
+    """Collects the new state and the effects during one call of `advance`.
+
+    The functions of `machine.py`, `loads.py` and `answers.py` get it and change it. `advance` returns both at the end.
+    """
 
     def __init__(self, state: State) -> None:
         self.state = state
@@ -334,14 +355,14 @@ class Transition:
             self.change_child(ending=True)
 
     def await_work(self, step: Step, work: Callable[[int], effects.Work]) -> None:
-        """Begin `step` of the load, which waits for work. `work`: makes the effect for a ticket."""
+        """Begin a step of the load and the work that it waits for. `work`: returns the effect with a given ticket."""
         # A new ticket each time: the result of abandoned work has an old one, and is ignored.
         ticket = self.number()
         self.change_load(step=step, ticket=ticket)
         self.do(work(ticket))
 
     def take_answer(self, ticket: int) -> bool:
-        """Return whether the load waits for this ticket, and clear it."""
+        """Return whether the load waits for the result with this ticket, and end that wait."""
         if self.state.load is None or self.state.load.ticket != ticket:
             return False
         self.change_load(ticket=None)

@@ -1,6 +1,6 @@
 """The status of one open model, as the window shows it.
 
-This module imports nothing heavy, because the first picture of the window needs it.
+This module imports nothing heavy, because the window needs it for its first frame.
 """
 
 from __future__ import annotations
@@ -14,7 +14,16 @@ Fault = Literal["", "lost", "crashed"]
 
 
 class Phase(Enum):
-    """Phase of a model. FAILED: no model is loaded, because the last load failed or its child was lost."""
+    """Phase of a model.
+
+    STOPPED: no model is loaded.
+    STARTING: a load has begun; its child has not sent its hello.
+    LOADING: the child loads the model.
+    READY: the model is loaded and has no request.
+    ANSWERING: a request is under way.
+    STOPPING: the load or all requests are ending, or the child is.
+    FAILED: no model is loaded, because the last load failed or its child was lost.
+    """
 
     STOPPED = auto()
     STARTING = auto()
@@ -50,12 +59,12 @@ class ModelStatus:
 
     @property
     def is_loaded(self) -> bool:
-        """Whether the model can be asked, or unloaded."""
+        """Whether a model is loaded that can get requests or be unloaded."""
         return self.phase in (Phase.READY, Phase.ANSWERING)
 
     @property
     def can_load(self) -> bool:
-        """Whether the edited layout can be loaded: it is not loaded yet."""
+        """Whether the edited layout can be loaded: no model is loaded, or one with another layout."""
         if not self.name or self.waits:
             return False
         return self.phase is Phase.STOPPED or (self.is_loaded and self.is_edited)

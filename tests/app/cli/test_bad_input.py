@@ -375,12 +375,14 @@ def test_a_local_device_that_is_not_there(tmp_path: Path, tiny: Path, capsys: py
 @pytest.mark.parametrize("size", ["120M", "120MB", "120mb", "120 MiB"])
 def test_every_size_option_takes_the_usual_units(size: str) -> None:
     for words, name in (
-        (["rig", "serve", "--port", "1", "--cap", size], "cap"),
         (["rig", "serve", "--port", "1", "--keep", size], "keep"),
         (["download", "org/model", "--reserve", size], "reserve"),
     ):
         assert getattr(make_parser(words).parse_args(words), name) == 120 << 20
     words = ["rig", "lab", "--workers", f"{size},1G"]
     assert make_parser(words).parse_args(words).workers == (120 << 20, 1 << 30)
+    for cap, device in ((size, ""), (f"CUDA0={size}", "CUDA0")):
+        words = ["rig", "serve", "--port", "1", "--cap", cap]
+        assert make_parser(words).parse_args(words).cap == [(device, 120 << 20)]
     words = ["plan", "m.gguf", "--margin", f"CUDA0={size}"]
     assert make_parser(words).parse_args(words).margin == [("CUDA0", 120 << 20)]

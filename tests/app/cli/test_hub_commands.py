@@ -126,6 +126,19 @@ def test_errors_before_anything_begins(
     assert (answer.code, answer.error["kind"]) == (code, kind)
 
 
+@pytest.mark.parametrize("name", ["HF_HUB_CACHE", "HF_HOME"])
+@pytest.mark.parametrize("value", ["~nobody-of-this-name/x", "/" + "a" * 5000])
+def test_a_cache_that_cannot_be_is_a_sentence(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+    monkeypatch.setenv(name, value)
+    answer = run_here(capsys, "download", "org/big", "--json")
+    assert answer.code == 2
+    assert "internal" not in answer.out + answer.err
+    assert run_here(capsys, "search", "tiny").code == 0
+
+
 def test_failures_are_events(capsys: pytest.CaptureFixture[str], server: HubServer, tmp_path: Path) -> None:
     answer = run_here(capsys, "download", "org/big", "--to", tmp_path, "--reserve", "900TiB", "--json")
     last = json.loads(answer.out.splitlines()[-1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,10 @@ import pytest
 from app.cli import exit_codes
 from app.paths import pack_book_path, packs_path
 from engine.base.engine_build import engine_version
+from engine.devices.packs.signing import PackKeys
 from engine.devices.packs.store import NO_PACKS, PACKS_VARIABLE, PackStore
 from tests.support.command_line import run_here
-from tests.support.packs import IS_NO_BACKEND, compiled, no_packs, write_pack
+from tests.support.packs import IS_NO_BACKEND, compiled, no_packs, write_pack, write_signed_pack
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +42,7 @@ def test_nothing_is_installed(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 def test_a_pack_comes_is_switched_and_goes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     archive = write_pack(tmp_path / "tiny.tar.gz", "tiny", compiled(IS_NO_BACKEND, tmp_path))
-    code, out = told(capsys, "install", str(archive))
+    code, out = told(capsys, "install", str(archive), "--yes")
     assert (code, out) == (
         exit_codes.CRASHED,
         "tiny  Vulkan  Not used. Its library is not a backend for this engine.\n",
@@ -80,6 +82,7 @@ def test_a_pack_that_came_by_itself_is_checked_before_devices_are_looked_for(
         (["on", "none"], "No engine pack is called none"),
         (["install", "none.tar.gz"], "none.tar.gz cannot be unpacked: No such file or directory."),
         (["install"], "required: FILE"),
+        (["trust", "hello"], "hello is not the key of a publisher"),
         (["shine"], "invalid choice"),
     ],
 )
@@ -87,3 +90,36 @@ def test_what_cannot_be_done_is_a_sentence(capsys: pytest.CaptureFixture[str], w
     answer = run_here(capsys, "packs", *words)
     assert answer.code == exit_codes.ARGUMENT
     assert sentence in answer.err.splitlines()[-1]
+
+
+def test_installing_says_who_made_it_and_asks(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = write_pack(tmp_path / "tiny.tar.gz", "tiny")
+    answer = run_here(capsys, "packs", "install", archive)
+    assert (answer.code, "Add --yes" in answer.err) == (exit_codes.ARGUMENT, True)
+    assert "tiny.tar.gz: It is unsigned: nobody can tell who made it." in answer.err
+    monkeypatch.setattr("sys.stdin", Terminal("n\n"))
+    answer = run_here(capsys, "packs", "install", archive)
+    assert (answer.code, "Install it? [y/N]" in answer.err) == (exit_codes.INTERRUPTED, True)
+    assert not (packs_path() / "tiny").exists()
+    monkeypatch.setattr("sys.stdin", Terminal("y\n"))
+    assert run_here(capsys, "packs", "install", archive).code == exit_codes.CRASHED
+    assert (packs_path() / "tiny").exists()
+
+
+class Terminal(StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_trusted_publisher_is_not_asked_about(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    publisher = PackKeys(tmp_path / "key.pem", tmp_path / "ring.json")
+    archive = write_signed_pack(tmp_path / "tiny.tar.gz", "tiny", publisher)
+    assert "No keys" in told(capsys, "trust")[1]
+    code, out = told(capsys, "trust", publisher.own(), "--name", "Ada")
+    assert (code, out) == (exit_codes.OK, f"{publisher.own()}  Ada, trusted\n")
+    answer = run_here(capsys, "packs", "install", archive)
+    assert (answer.code, "signed by Ada, whom you trust" in answer.err) == (exit_codes.CRASHED, True)
+    code, out = told(capsys, "distrust", publisher.own(), "--json")
+    assert json.loads(out) == {"version": 1, "own": None, "trusted": []}

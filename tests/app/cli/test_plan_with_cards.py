@@ -23,6 +23,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(autouse=True)
+def no_measurements(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Other tests of a run measure the CPU."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
 def run(capsys: pytest.CaptureFixture[str], folder: Path, *words: str) -> Any:
     return run_here(capsys, "plan", folder / "m.gguf", "--rig", folder / "rig.json", *words)
 

@@ -160,4 +160,5 @@ def test_a_damaged_file_of_machines_begins_anew(
         window.machines.restore()
         qtbot.waitUntil(lambda: "the list of machines was not read" in caplog.text)
         add(window, served, qtbot)
-        qtbot.waitUntil(lambda: len(read_rig(folder / "machines.json").devices) == 1)
+        qtbot.waitUntil(lambda: (folder / "machines.json").read_text(encoding="utf-8") != "{")
+        assert len(read_rig(folder / "machines.json").devices) == 1

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QWidget
+from PySide6.QtWidgets import QMessageBox, QWidget
 from pytestqt.qtbot import QtBot
 
 from app.background import Background
 from app.notices import Notices
+from app.packs import pack_keys
 from app.paths import pack_book_path, packs_path
 from app.rig.device_search import DeviceSearch
 from app.rig.limit_store import LimitStore
@@ -23,7 +24,7 @@ from app.window.devices.packs_dialog import NOTHING, PacksDialog, PacksPresenter
 from engine.base.engine_build import engine_build, engine_version
 from engine.devices.packs.store import Pack, PackBook, PackStore, Verdict, file_states, read_book, write_book
 from engine.machines.rigs.pack_installer import PackInstaller
-from tests.support.packs import no_packs, write_pack
+from tests.support.packs import no_packs, write_pack, write_signed_pack
 
 
 @pytest.fixture(autouse=True)
@@ -88,7 +89,8 @@ def test_packs_are_shown_switched_and_removed(
     put(tmp_path, "good", ok=True)
     put(tmp_path, "poor", ok=False, reason="The engine dies (SIGSEGV) when it loads the pack.")
     dialog._controller.refresh()
-    good, poor = "good In use: Vulkan0.", "poor Not used. The engine dies (SIGSEGV) when it loads the pack."
+    good = "good In use: Vulkan0. It is unsigned: nobody can tell who made it."
+    poor = "poor Not used. The engine dies (SIGSEGV) when it loads the pack."
     qtbot.waitUntil(lambda: rows(dialog) == [good, poor])
     assert dialog.text == "A pack is not in use; see its row for the reason."
     qtbot.waitUntil(lambda: searches == ["again"])  # a pack that came by itself brings devices too
@@ -125,6 +127,8 @@ def test_after_a_good_installation_the_check_of_everything_else_is_offered(
         archive = write_pack(tmp_path / f"{name}.tar.gz", name)
         monkeypatch.setattr("app.window.dialogs.ask_open", lambda *_, archive=archive: archive)
         click(dialog, "install")
+        qtbot.waitUntil(lambda: question(dialog) is not None)
+        answer(dialog, "Install")
         qtbot.waitUntil(partial(is_listed, dialog, name))
         assert dialog.machine_button.isVisible() == offered
         assert dialog.text.startswith("good works with one type of weights." if offered else "All packs work.")
@@ -132,6 +136,44 @@ def test_after_a_good_installation_the_check_of_everything_else_is_offered(
             searches.clear()
             click(dialog, "machine")
             assert searches == ["the machine is checked"]
+
+
+def question(dialog: PacksDialog) -> QMessageBox | None:
+    return next((box for box in dialog.findChildren(QMessageBox) if box.isVisible()), None)
+
+
+def answer(dialog: PacksDialog, text: str) -> None:
+    box = question(dialog)
+    assert box is not None
+    next(button for button in box.buttons() if button.text().replace("&", "") == text).click()
+
+
+def test_an_unsigned_pack_is_installed_only_when_people_say_so(
+    qtbot: QtBot, dialog: PacksDialog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = write_pack(tmp_path / "x.tar.gz", "x")
+    monkeypatch.setattr("app.window.dialogs.ask_open", lambda *_: archive)
+    click(dialog, "install")
+    qtbot.waitUntil(lambda: question(dialog) is not None)
+    box = question(dialog)
+    assert box is not None
+    assert "It is unsigned: nobody can tell who made it." in box.informativeText()
+    answer(dialog, "Cancel")
+    assert not (packs_path() / "x").exists()
+
+
+def test_a_pack_that_was_built_here_is_installed_without_a_question(
+    qtbot: QtBot, dialog: PacksDialog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def judged(_keeper: PackInstaller, pack: Pack) -> Verdict:
+        return Verdict(pack.name, str(pack.folder), engine_build(), "libggml-x.so", (), ok=True)
+
+    monkeypatch.setattr(PackInstaller, "_judged", judged)
+    archive = write_signed_pack(tmp_path / "x.tar.gz", "x", pack_keys())
+    monkeypatch.setattr("app.window.dialogs.ask_open", lambda *_: archive)
+    click(dialog, "install")
+    qtbot.waitUntil(lambda: is_listed(dialog, "x"))
+    assert question(dialog) is None
 
 
 def is_listed(dialog: PacksDialog, name: str) -> bool:

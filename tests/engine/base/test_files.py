@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import threading
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.base.files import read_at_most, replacing, write_whole
+from engine.base.files import read_at_most, replacing, write_private, write_whole
 
 if sys.platform != "win32":
     import resource  # Windows has none.
@@ -159,3 +160,18 @@ def test_a_pipe_is_read_with_many_files_open(tmp_path: Path) -> None:
     with many_files():
         assert read_at_most(pipe, 4, timeout_s=DEADLINE_S) == b"said"
     os.close(writing)
+
+
+def test_a_private_file_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_descriptor: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as context:
+        context.setattr(os, "fsync", fail)
+        with pytest.raises(OSError, match="Input/output error"):
+            write_private(tmp_path / "folder" / "key", b"secret")
+    assert list((tmp_path / "folder").iterdir()) == []
+    write_private(tmp_path / "folder" / "key", b"secret")
+    write_private(tmp_path / "folder" / "key", b"another")
+    assert (tmp_path / "folder" / "key").read_bytes() == b"secret", "the first one counts"
+    assert os.name == "nt" or (tmp_path / "folder" / "key").stat().st_mode & 0o777 == 0o600

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -97,10 +98,30 @@ def test_a_row_that_cannot_be_read_is_as_if_it_were_not_there(path: Path) -> Non
         assert index.census() == Census()
 
 
-def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_an_index_that_cannot_be_written_is_in_memory_and_says_so(tmp_path: Path) -> None:
     put(tmp_path / "file", b"x")
-    with pytest.raises(LibraryError, match=r"library\.sqlite"):
-        LibraryIndex(tmp_path / "file" / "library.sqlite")
+    with closing(LibraryIndex(tmp_path / "file" / "library.sqlite")) as index:
+        assert "library.sqlite" in index.not_saved
+        index.save_folders([tmp_path])
+        assert index.folders() == (tmp_path,)
+
+
+def test_an_index_that_cannot_be_written_is_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(LibraryIndex(path)) as index:
+        index.save_folders([path.parent])
+        assert index.not_saved == ""
+    connect = sqlite3.connect
+
+    def connect_reading(place: str | Path, **options: Any) -> sqlite3.Connection:
+        if place == path:
+            place, options["uri"] = f"file:{place}?mode=ro", True
+        found: sqlite3.Connection = connect(place, **options)
+        return found
+
+    monkeypatch.setattr(sqlite3, "connect", connect_reading)
+    with closing(LibraryIndex(path)) as index:
+        assert "cannot be saved" in index.not_saved
+        assert index.folders() == (path.parent,)
 
 
 def test_headers_are_read_once(path: Path, tmp_path: Path) -> None:

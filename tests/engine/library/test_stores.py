@@ -182,6 +182,8 @@ def test_file_dialogs_begin_where_models_are(tmp_path: Path) -> None:
     opened, added, store = tmp_path / "opened" / "m.gguf", tmp_path / "added", tmp_path / "lm"
     stores = (Store("ollama", tmp_path, "Ollama"), Store("lm_studio", store, "LM Studio"))
     assert models_folder((opened,), (added,), stores) is None
+    too_long = Store("huggingface", Path("/" + "a" * 5000), "Hugging Face cache")
+    assert models_folder((), (), (too_long, *stores)) is None
     for folder in (store, added, opened.parent):
         folder.mkdir()
         assert models_folder((tmp_path / "gone" / "m.gguf", opened), (added,), stores) == folder

@@ -336,3 +336,19 @@ def test_a_device_that_is_away_is_greyed_and_says_so(qtbot: QtBot) -> None:
     strip.set_devices((lent,))
     assert card.status_text != "used by garden"
     assert card._id_label.property("role") == "strong"
+
+
+def test_a_small_window_shows_all_devices_until_it_is_closed(qtbot: QtBot) -> None:
+    strip = make_strip(qtbot)
+    strip.show_on_top(True)
+    assert strip.on_top.isVisible()
+    strip.add_samples([Sample("CUDA0", 1.0, 6 * GIB, 24 * GIB)])
+    told = strip.on_top.line.accessibleDescription()
+    assert told == strip.line.accessibleDescription()
+    assert "CUDA0 6.00 / 24.00 GiB" in told
+    with qtbot.waitSignal(strip.on_top.closed):
+        strip.on_top.close()
+    strip.show_on_top(True)
+    with qtbot.assertNotEmitted(strip.on_top.closed):
+        strip.show_on_top(False)
+    assert not strip.on_top.isVisible()

@@ -12,7 +12,10 @@ MAX_TEMPLATE_CHARACTERS = 1 << 18
 
 
 class Render(Job, frozen=True, tag="render", kw_only=True):
-    """Render a conversation by a template."""
+    """Render a conversation by a chat template; answered by `RenderedChat`.
+
+    `beginning_of_text`, `end_of_text`: texts of the BOS and EOS tokens.
+    """
 
     template: str
     messages: tuple[ChatMessage, ...]
@@ -22,7 +25,11 @@ class Render(Job, frozen=True, tag="render", kw_only=True):
 
 
 class RenderedChat(Message, frozen=True, tag="rendered_chat", kw_only=True):
-    """The rendered prompt. `fault`: why the template failed; empty if it did not. `for_log`: as of `TemplateError`."""
+    """The rendered prompt.
+
+    `fault`: why the template failed; empty if it did not.
+    `for_log`: as of `TemplateError`.
+    """
 
     text: str = ""
     fault: str = ""
@@ -41,7 +48,7 @@ class TemplateError(Exception):
 
 
 class TemplateProcess:
-    """The child that renders chat templates. It is killed if one takes too much time or memory. For one thread."""
+    """Renders chat templates in a child, which is killed if one takes too much time or memory. For one thread."""
 
     def __init__(self) -> None:
         # Imported here: a load, and requests with raw text, need no supervision of a child.
@@ -51,7 +58,7 @@ class TemplateProcess:
 
     @property
     def pid(self) -> int | None:
-        """Its process id; None if none runs."""
+        """Process id of the child; None if there is no child."""
         return self._child.pid
 
     def render(
@@ -63,7 +70,9 @@ class TemplateProcess:
         beginning_of_text: str,
         end_of_text: str,
     ) -> str:
-        """Return the prompt, with the generation prompt of the assistant at its end.
+        """Return the prompt of a conversation, with the generation prompt of the assistant at its end.
+
+        `beginning_of_text`, `end_of_text`: texts of the BOS and EOS tokens.
 
         Raises:
             TemplateError: the template is invalid, refuses the conversation, or takes too much time or memory.
@@ -89,11 +98,11 @@ class TemplateProcess:
         return answer.text
 
     def end(self) -> None:
-        """Kill the process, if there is one."""
+        """Kill the child process, if there is one."""
         self._child.end()
 
 
 def render_plain_chat(messages: Sequence[ChatMessage]) -> str:
-    """Return a prompt in ChatML, which many models know, for models without a usable template."""
+    """Return a prompt in ChatML, for models without a usable template. Many models know this format."""
     turns = [f"<|im_start|>{message.role}\n{message.content}<|im_end|>\n" for message in messages]
     return "".join(turns) + "<|im_start|>assistant\n"

@@ -19,16 +19,20 @@ from engine.runtime.child.load.loaded_context import LoadedContext
 from engine.runtime.protocol.messages import ChatMessage
 
 MOST = 16
-"""Most checkpoints of one sequence."""
+"""Largest number of checkpoints of one sequence."""
 MOST_BYTES = 2 << 30
-"""Most bytes of all checkpoints; less on a computer with little memory (`HOST_SHARE`)."""
+"""Limit for the bytes of all checkpoints; it is lower on a computer with little memory (`HOST_SHARE`)."""
 HOST_SHARE = 16
-"""All checkpoints take at most 1/16 of the computer's memory, and another 1/16 stays free."""
+"""Divisor of the computer's memory: all checkpoints take at most 1/16 of it, and another 1/16 stays free."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Checkpoint:
-    """A checkpoint. `tokens`: number of tokens that it was taken after. `state`: llama.cpp's bytes."""
+    """Copy of the state of a sequence.
+
+    `tokens`: number of tokens in the sequence when the copy was made.
+    `state`: bytes from `llama_state_seq_get_data_ext`.
+    """
 
     tokens: int
     state: memoryview
@@ -42,8 +46,8 @@ class CheckpointTaker:
     """Takes checkpoints of a context's sequences, and restores them.
 
     `is_needed`: False if the KV cache can always be cut; then no checkpoint is taken.
-    `spacing`: most tokens between two checkpoints. A batch ends at each, so that it is not less than a batch.
-    `most_bytes`: limit for all checkpoints.
+    `spacing`: largest number of tokens between two checkpoints. It is at least a batch, because a batch ends at each.
+    `most_bytes`: limit for the bytes of all checkpoints.
     """
 
     def __init__(self, loaded: LoadedContext) -> None:
@@ -55,7 +59,7 @@ class CheckpointTaker:
         self.most_bytes = min(MOST_BYTES, self._part_bytes)
 
     def size_bytes(self, sequence: int) -> int:
-        """Return the size of a checkpoint taken now, or more than `most_bytes` if host memory is short."""
+        """Return the bytes of a checkpoint of a sequence now; more than `most_bytes` if host memory is short."""
         # With LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY llama.cpp copies only state that cannot be cut: recurrent, and
         # windows.
         size_bytes = int(
@@ -66,14 +70,17 @@ class CheckpointTaker:
         return size_bytes if has_room else self.most_bytes + 1
 
     def take(self, sequence: int, tokens: int, size_bytes: int) -> Checkpoint | None:
-        """Return a checkpoint of a sequence with `tokens` tokens; None if llama.cpp does not give its state."""
+        """Return a checkpoint of a sequence with `tokens` tokens; None if llama.cpp returns another number of bytes.
+
+        `size_bytes`: from the method of this name.
+        """
         low, context = self._loaded.engine.low, self._loaded.context
         state = (ctypes.c_uint8 * size_bytes)()
         taken = int(low.llama_state_seq_get_data_ext(context, state, size_bytes, sequence, self._flags))
         return Checkpoint(tokens, memoryview(state).cast("B")) if 0 < taken == size_bytes else None
 
     def restore(self, sequence: int, checkpoint: Checkpoint) -> bool:
-        """Set a sequence back to a checkpoint of its own. If it returns False, the sequence is unusable."""
+        """Set a sequence back to one of its checkpoints; return False if that failed and the sequence is unusable."""
         low, context, size_bytes = self._loaded.engine.low, self._loaded.context, checkpoint.size_bytes
         state = (ctypes.c_uint8 * size_bytes).from_buffer(checkpoint.state)
         # The partial state replaces recurrent state and windows. The KV cache of full attention layers still has all
@@ -88,33 +95,40 @@ class CheckpointTaker:
 
 
 def next_checkpoint(held: int, positions: Sequence[int], last_checkpoint: int, spacing: int) -> int:
-    """Return the token position at which the next checkpoint is due after `held` tokens: one of `positions`, or a
-    multiple of `spacing` after `last_checkpoint`."""
+    """Return the token position of the next checkpoint after `held` tokens.
+
+    It is one of `positions`, or a multiple of `spacing` after `last_checkpoint`, whichever comes first.
+    """
     spaced = held + spacing - (held - last_checkpoint) % spacing
     return min((each for each in positions if held < each < spaced), default=spaced)
 
 
 def least_missed(checkpoints: Sequence[Checkpoint]) -> int:
-    """Return the index of the checkpoint to drop: its neighbours are nearest to each other, and it is not the last."""
+    """Return the index of the checkpoint to drop: the one between the nearest neighbours, but never the last."""
     ends = [0, *(checkpoint.tokens for checkpoint in checkpoints)]
     return min(range(len(checkpoints) - 1), key=lambda place: ends[place + 2] - ends[place], default=0)
 
 
 END_TOKENS = 4
-"""Tokens at the end of a text that may become other tokens when the text continues."""
+"""Number of tokens at the end of a text that may become other tokens when the text continues."""
 SEAM_TOKENS = 1
-"""The same at the border between a template's markup and a message."""
+"""Number of tokens at the border between a template's markup and a message that may become other tokens."""
 LEAST_QUESTION = 16
-"""Tokens. After a shorter question no checkpoint is taken: the one before it saves nearly as much."""
+"""Fewest tokens of a question after which a checkpoint is taken.
+
+After a shorter question it would save hardly more than the checkpoint before the question.
+"""
 
 
 def checkpoint_positions(
     loaded: LoadedContext, text: str, messages: Sequence[ChatMessage], count: int
 ) -> tuple[int, ...]:
-    """Return the positions in a prompt of `count` tokens that are worth a checkpoint, ascending; none if the memory can
-    be cut back.
+    """Return the token positions in a prompt that are worth a checkpoint, ascending; empty if none are needed.
 
     They are estimates, because parts of the prompt are tokenised alone. A checkpoint at a wrong place only saves less.
+
+    `text`: the prompt's text.
+    `count`: number of its tokens.
     """
     if not loaded.needs_checkpoints:
         return ()

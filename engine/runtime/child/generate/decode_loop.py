@@ -23,15 +23,15 @@ from engine.runtime.child.native.stop import StopFlag
 from engine.runtime.protocol.messages import Message, ModelRequest
 
 FIRST_TOKENS = 32
-"""Tokens of prompts in the first batch, before the speed is known. A layout on the CPU may compute one a second."""
+"""Tokens of prompts in the first batch, when the speed is unknown. A layout on the CPU may compute one a second."""
 SECONDS_ALONE = 2.0
-"""Time that a batch of prompts may take if no answer is running.
+"""Seconds that a batch of prompts may take if no answer is running.
 
 A batch of several micro batches keeps several devices busy, and each micro batch reads all weights once. A stop aborts
-the batch earlier, and `WorkHeartbeat` sends signs of life meanwhile.
+the batch earlier, and `WorkHeartbeat` sends heartbeats meanwhile.
 """
 SECONDS_WITH_ANSWERS = 0.15
-"""The same while answers are running, which wait for their next token meanwhile."""
+"""Seconds that a batch of prompts may take while answers are running, whose next tokens wait for it."""
 
 
 class PromptBudget:
@@ -42,14 +42,14 @@ class PromptBudget:
         self._tokens_per_second: float | None = None
 
     def tokens(self, *, with_answers: bool) -> int:
-        """Return how many tokens of prompts the next batch may have. `with_answers`: answers are running."""
+        """Return how many tokens of prompts the next batch may have. `with_answers`: whether answers are running."""
         if self._tokens_per_second is None:
             return min(FIRST_TOKENS, self._most)
         seconds = SECONDS_WITH_ANSWERS if with_answers else SECONDS_ALONE
         return min(self._most, max(FIRST_TOKENS, int(self._tokens_per_second * seconds)))
 
     def note(self, tokens: int, seconds: float) -> None:
-        """Take the speed from a batch that was computed. One with few tokens of prompts is ignored."""
+        """Update the speed from a computed batch. A batch with few tokens of prompts is ignored."""
         if tokens >= min(FIRST_TOKENS, self._most):
             self._tokens_per_second = tokens / max(seconds, 1e-9)
 
@@ -57,7 +57,8 @@ class PromptBudget:
 class _Share(NamedTuple):
     """The part of a batch that belongs to one task.
 
-    `begin`, `end`: indices into the task's tokens. `place`: index of the last token in the batch, for its logits.
+    `begin`, `end`: indices into the task's tokens.
+    `place`: index of the part's last token in the batch, for its logits.
     `cells`: KV cells that the tokens take.
     """
 
@@ -70,9 +71,13 @@ class _Share(NamedTuple):
 
 
 class DecodeLoop:
-    """Runs all requests to one loaded context. For the main thread, except `tell_reading`.
+    """Carries out all requests to one loaded context.
 
-    `stop`: flag that the reading thread sets. `send`: sends messages in their order.
+    The main thread passes requests to `take` and calls `step` as long as the loop is busy. Only `tell_reading` may be
+    called in another thread.
+
+    `stop`: flag that is set by the thread which reads requests.
+    `send`: sends messages in their order.
     """
 
     def __init__(self, loaded: LoadedContext, stop: StopFlag, send: Callable[[Iterable[Message]], None]) -> None:
@@ -95,7 +100,7 @@ class DecodeLoop:
         return bool(self._running or self._standalone or self._waiting)
 
     def take(self, request: ModelRequest) -> None:
-        """Begin a request. A quick one is answered at once; a task waits for a slot in `_waiting`."""
+        """Accept a request. A quick one is answered at once; one that needs a slot waits for it in `_waiting`."""
         try:
             if any(task.id == request.id for task in self._tasks()):
                 raise failure("internal", f"A request with the number {request.id} is under way already.")
@@ -115,7 +120,7 @@ class DecodeLoop:
             self._end(task, task.stopped())
 
     def tell_reading(self) -> None:
-        """Send a sign of life about a running request. For any thread."""
+        """Send the progress of a running request as a heartbeat. May be called in any thread."""
         with self._telling:
             for task in (*self._running, *self._standalone)[:1]:
                 self._send((task.reading,))
@@ -125,7 +130,7 @@ class DecodeLoop:
         self._slots.empty_all()
 
     def step(self) -> None:
-        """Give slots to waiting requests, then compute one batch, one image or sound, and one standalone part."""
+        """Assign slots to waiting requests, then compute one batch, one image or sound, and one standalone part."""
         self._admit()
         if any(task.readable for task in self._running):
             self._compute()
@@ -134,7 +139,7 @@ class DecodeLoop:
             self._run_standalone()
 
     def _tell(self, *messages: Message) -> None:
-        """Send messages. The lock keeps signs of life about a request from coming after its final message."""
+        """Send messages. The lock ensures that no heartbeat about a request follows its final message."""
         with self._telling:
             self._send(messages)
 
@@ -209,7 +214,7 @@ class DecodeLoop:
             self._recover(shares, status)
 
     def _fill(self) -> list[_Share]:
-        """Fill the batch with a token of each answer and parts of the prompts; return the parts."""
+        """Fill the batch with a token of each answer and parts of the prompts; return the share of each task."""
         batch = self._batch
         batch.clear()
         counts = self._counts()
@@ -247,13 +252,13 @@ class DecodeLoop:
         return missing
 
     def _until_checkpoint(self, task: SequenceTask) -> int:
-        """Return how many tokens may be computed before a checkpoint is due, or an image or a sound follows."""
+        """Return how many tokens of a task may be computed at once: up to the next checkpoint, image or sound."""
         if task.slot is None:
             return task.missing
         return min(task.readable, self._slots.until_checkpoint(task.slot, task.missing, task.checkpoint_positions))
 
     def _go_on(self, shares: Sequence[_Share]) -> None:
-        """After a batch: add its tokens to the slots, sample, and send all resulting messages together."""
+        """Add the tokens of a computed batch to the slots, sample, and send all resulting messages together."""
         answers: list[Message] = []
         ended: list[SequenceTask] = []
         for task, slot, begun, end, place, cells in shares:
@@ -277,7 +282,7 @@ class DecodeLoop:
             self._tell(*answers)
 
     def _make_room(self, shares: Sequence[_Share]) -> None:
-        """After llama_decode found no KV slot (status 1): empty unused slots.
+        """Make room after llama_decode found no KV slot (status 1): empty unused slots.
 
         If there are none, the request that got its slot last waits until another one has ended. Then it starts anew.
         """
@@ -299,7 +304,7 @@ class DecodeLoop:
         self._crowded = True
 
     def _recover(self, shares: Sequence[_Share], status: int) -> None:
-        """Go on after an aborted or failed batch, with as little loss as possible."""
+        """Restore the slots after an aborted or failed batch. If it failed, end the requests that may be the cause."""
         # After an abort or an error llama.cpp has removed the failed micro batch from the KV cache, and kept the
         # earlier ones (llama_context::decode). A recurrent state was overwritten in place: only a checkpoint is sound.
         final_message = None if status == ABORTED else RequestError(self._loaded.failed_computation(status, self._free))
@@ -362,9 +367,10 @@ class DecodeLoop:
 
 
 def share_evenly(room: int, wants: Sequence[int]) -> list[int]:
-    """Share `room` evenly; return a share for each entry of `wants`.
+    """Divide `room` evenly; return a share for each entry of `wants`.
 
-    No share is larger than its entry, and the surplus goes to the others. While there is room, each gets at least 1.
+    No share is larger than its entry, and the surplus goes to the others. As long as there is room, each share is at
+    least 1.
     """
     counts = [0] * len(wants)
     left = room

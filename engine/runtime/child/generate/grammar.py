@@ -22,7 +22,7 @@ from engine.runtime.child.native.failures import StepLimit, failure
 MAX_DEPTH = 3000
 """Deepest nesting of brackets. The parser's stack has room for some 20,000."""
 MAX_ELEMENTS = 200_000
-"""Most characters, classes and names with all repetitions expanded, as the parser does it."""
+"""Largest number of characters, classes and names with all repetitions expanded, as the parser expands them."""
 _TOKENS = re.compile(
     r"""(?P<skipped>\#[^\n]*|\s+)
     |(?P<literal>"(?:\\.|[^"\\])*"?|\[(?:\\.|[^\]\\])*\]?)
@@ -35,7 +35,7 @@ _MAX_DIGITS = 6
 
 
 def grammar_fault(grammar: str) -> str:
-    """Return why llama.cpp's parser must not get this grammar; empty if it may. It is no check of the syntax."""
+    """Return why a grammar must not be passed to llama.cpp's parser; empty if it may. The syntax is not checked."""
     sums, last = [0], 0
     for token in _TOKENS.finditer(grammar):
         match token.lastgroup, token[0]:
@@ -70,15 +70,17 @@ MAX_GRAMMAR_CHARACTERS = 1 << 16
 MAX_SCHEMA_CHARACTERS = 1 << 15
 MAX_CONVERTED_CHARACTERS = 1 << 18
 MAX_COUNT = 2000
-"""Largest minItems, maxLength and so on in a schema: each unit becomes a bracket of the grammar."""
+"""Largest minItems, maxLength and so on that a schema may have: each unit becomes a bracket of the grammar."""
 _COUNT = re.compile(r'(?:"(?:min|max)(?:Items|Length)"\s*:\s*(\d+)|\{\s*(?:\d+\s*,\s*)?(\d{5,}))')
 _REFUSED = float("-inf")
 _ENTRY_NUMBERS = 3
-"""Token, logit and probability of a `llama_token_data`, each of four bytes."""
+"""Number of fields of a `llama_token_data`: token, logit and probability, each of four bytes."""
 
 
 def grammar_text(settings: SamplingSettings, say: Callable[[str], None]) -> str:
-    """Return the grammar for an answer; empty for none. `say`: as of `StepLimit`.
+    """Return the grammar for an answer; empty for none.
+
+    `say`: called with a sentence before the process ends, if the conversion exceeds a limit (`StepLimit`).
 
     Raises:
         RequestError: a grammar and a schema are given, one is too long, or one cannot be used.
@@ -119,7 +121,7 @@ def _converted(schema: str, say: Callable[[str], None]) -> str:
 
 
 class Grammar:
-    """The grammar sampler of one request. Call `free` at its end."""
+    """The grammar sampler of one request. `free` must be called at its end. `text`: the grammar, in GBNF."""
 
     def __init__(self, loaded: LoadedContext, text: str) -> None:
         self._low = loaded.engine.low
@@ -149,7 +151,11 @@ class Grammar:
         self._low.llama_sampler_free(self._sampler)
 
     def sample(self, chain: Any, place: int) -> int:
-        """Sample a token that the grammar allows, and advance chain and grammar. `place`: index of the logits."""
+        """Sample a token that the grammar allows, and advance chain and grammar.
+
+        `chain`: the sampler chain of the request.
+        `place`: index of the logits in the last batch.
+        """
         with self._step:
             return self._sampled(chain, place)
 

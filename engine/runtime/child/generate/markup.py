@@ -1,4 +1,4 @@
-"""Keeps what people, files and tools bring from being read as the markup of the chat template.
+"""Prevents special tokens in messages, files and results of tools from being read as markup of the chat template.
 
 llama.cpp finds special tokens by their names anywhere in a text. So a message or an attached file with `<|im_end|>` in
 it could end the turn and begin a system turn. Names of special tokens in a conversation are therefore replaced by
@@ -24,18 +24,18 @@ from engine.runtime.protocol.messages import ChatMessage, TemplateInput
 
 _BREAK = "\N{ZERO WIDTH SPACE}"
 _SPACES = " \t\n\v\f\r"
-"""What `isspace` of C takes for a space. Python strips more, such as the ideographic space."""
+"""Characters that C's `isspace` accepts. Python's `strip` removes more, such as the ideographic space."""
 
 
 class PromptText(NamedTuple):
-    """The text of a prompt. `literal`: the parts (start, end) in which no special token is found, ascending."""
+    """The text of a prompt. `literal`: its parts (start, end) that are never read as special tokens, ascending."""
 
     text: str
     literal: tuple[tuple[int, int], ...] = ()
 
     @property
     def broken(self) -> str:
-        """The text with an invisible character in each literal name, for mtmd, which finds all names by itself."""
+        """The text with an invisible character in each literal name: mtmd then finds no special tokens there."""
         text = self.text
         for start, _ in reversed(self.literal):
             text = f"{text[: start + 1]}{_BREAK}{text[start + 1 :]}"
@@ -43,14 +43,14 @@ class PromptText(NamedTuple):
 
 
 class GuessedMarkError(Exception):
-    """The template has cut or changed a placeholder, so it is not known what is markup."""
+    """The template has cut or changed a placeholder, so that text cannot be distinguished from markup."""
 
     def __init__(self) -> None:
         super().__init__("it changes text that looks like its own markup")
 
 
 def without_markup(special: SpecialTokens, text: str, allowed: Collection[str] = ()) -> PromptText:
-    """Return a text in which no special token is found, except those with a name in `allowed`."""
+    """Return a text in which names of special tokens are plain text, except those in `allowed`."""
     found = special.names.finditer(text) if special.names is not None else ()
     return PromptText(text, tuple(match.span() for match in found if match[0] not in allowed))
 
@@ -69,20 +69,20 @@ class Shield:
         self._placeholder = re.compile(rf"{self._nonce}(\d+)z")
 
     def messages(self, messages: Sequence[ChatMessage], *, changed: Sequence[bool] = ()) -> list[ChatMessage]:
-        """Return messages without names of special tokens.
+        """Return messages with placeholders for the names of special tokens.
 
-        `changed`: whether the template changes the text of a message. Then each character with which a name may begin
-        is replaced, because what the template removes may join two halves to a name.
+        `changed`: whether the template changes the text of each message. In such a message every character with which a
+        name may begin is replaced, because what the template removes may join two halves to a name.
         """
         strict = changed or [False] * len(messages)
         return [self._message(each, is_changed) for each, is_changed in zip(messages, strict, strict=True)]
 
     def template_input(self, template_input: TemplateInput) -> TemplateInput:
-        """Return the descriptions of tools without names of special tokens; the values are the template's own."""
+        """Return the template's input with placeholders in the descriptions of tools. Its `values` stay as they are."""
         return msgspec.structs.replace(template_input, tools=self._shielded_json(template_input.tools))
 
     def prompt(self, rendered: str) -> PromptText:
-        """Return the prompt with the names in their places.
+        """Return the rendered prompt with the names in place of the placeholders.
 
         Raises:
             GuessedMarkError: the template has cut or changed a placeholder.
@@ -99,14 +99,16 @@ class Shield:
             parts += (before, name)
             literal.append((length - len(name), length))
             end, whole = match.end(), whole + 1
+        # A placeholder that was cut or changed to upper case may still have this part of the nonce.
         if rendered.lower().count(self._nonce[1:9]) != whole:
             raise GuessedMarkError
         return PromptText("".join((*parts, rendered[end:])), tuple(literal))
 
     def is_changed(self, message: ChatMessage, rendered: str) -> bool:
-        """Return whether the template has not taken over the text of a shielded message as it is.
+        """Return whether the template has changed the text of a shielded message.
 
-        Answers are not looked at: templates leave out their thoughts, which removes the beginning of the text only.
+        Always False for a message of the assistant: templates leave out its reasoning, which removes only the
+        beginning of the text.
         """
         return message.role != "assistant" and message.content.strip() not in rendered
 
@@ -183,10 +185,10 @@ def render_shielded(
     template_input: TemplateInput,
     render: Callable[[Sequence[ChatMessage], TemplateInput], str],
 ) -> PromptText:
-    """Return the prompt that `render` makes of a conversation, with the names in it as plain text.
+    """Return the prompt that `render` makes of a conversation. Names of special tokens in the conversation are literal.
 
     Raises:
-        GuessedMarkError: the template changes the text so that nobody knows what is markup.
+        GuessedMarkError: the template changes the text so that it cannot be distinguished from markup.
     """
     shield = Shield(special)
     shielded = shield.messages(messages)
@@ -227,7 +229,7 @@ def tokenize_prompt(loaded: LoadedContext, prompt: PromptText, *, add_special: b
 
 
 def _markup(special: SpecialTokens, prompt: PromptText) -> list[re.Match[str]]:
-    """Return the names of special tokens outside of the literal parts."""
+    """Return the matches of names of special tokens outside of the literal parts, in their order."""
     found: list[re.Match[str]] = []
     place, part = 0, 0
     while special.names is not None and (match := special.names.search(prompt.text, place)) is not None:

@@ -1,4 +1,4 @@
-"""Computes the images and sounds of a prompt into the KV cache, part by part, when the decode loop comes to them."""
+"""Computes the images and sounds of a prompt into the KV cache, part by part, when the decode loop has reached them."""
 
 from __future__ import annotations
 
@@ -34,6 +34,8 @@ class MediaReader:
 
         It is `ABORTED` if a stop came meanwhile, also one of another request. The decode loop handles that stop, and
         then calls this again.
+
+        `position`: position of the part's first token in the sequence.
 
         Raises:
             RequestError: the image or sound cannot be read.

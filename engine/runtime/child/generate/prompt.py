@@ -60,7 +60,9 @@ def read_prompt(
 ) -> tuple[MediaPrompt, Replaced, tuple[int, ...]]:
     """Return the prompt, why its chat template was replaced, and the token positions worth a checkpoint.
 
-    `messages`: the conversation. `prompt`: raw text, used if there are no messages. `template`: empty for the model's.
+    `messages`: the conversation.
+    `prompt`: raw text, used if there are no messages.
+    `template`: chat template; empty for the model's own.
 
     Raises:
         RequestError: the prompt is empty, or too long for the context of one request.
@@ -86,7 +88,9 @@ def read_prompt(
 
 
 def prompt_of(loaded: LoadedContext, prompt: PromptText, files: Sequence[MediaFile] = ()) -> MediaPrompt:
-    """Return the tokens of a prompt, with BOS unless the template has written it.
+    """Return a prompt as tokens, with BOS unless the template has written it.
+
+    `files`: images and sounds of the prompt, in their order.
 
     Raises:
         RequestError: no projector for its images or sounds is loaded.
@@ -109,10 +113,10 @@ def media_of(messages: Sequence[ChatMessage]) -> tuple[MediaFile, ...]:
 
 
 def media_for(loaded: LoadedContext, files: Sequence[MediaFile]) -> Media:
-    """Return the loaded projector, if it reads all of these files.
+    """Return the loaded projector, if it can read all of these files.
 
     Raises:
-        RequestError: it does not, or none is loaded.
+        RequestError: it cannot, or none is loaded.
     """
     media = loaded.media
     has_images = any(isinstance(file, ImageFile) for file in files)
@@ -130,7 +134,7 @@ def media_for(loaded: LoadedContext, files: Sequence[MediaFile]) -> Media:
 
 
 def _check_batches(loaded: LoadedContext, prompt: MediaPrompt) -> None:
-    """Raise `RequestError` if an image or sound must be computed at once and exceeds a batch: llama.cpp would abort."""
+    """Raise `RequestError` if an image or sound must be computed at once and exceeds a batch; llama.cpp would abort."""
     most = min(loaded.batch_tokens, int(loaded.engine.low.llama_n_ubatch(loaded.context)))
     whole = max((part.n_cells for part in prompt.parts.values() if part.at_once), default=0)
     if whole > most:
@@ -154,7 +158,7 @@ def chat_text(
     template: str = "",
     template_input: TemplateInput = NO_INPUT,
 ) -> tuple[PromptText, Replaced]:
-    """Return a conversation's prompt, and why its chat template was replaced, if it failed.
+    """Return the prompt of a conversation as text, and why its chat template was replaced, if it failed.
 
     Names of special tokens in the conversation are plain text (`markup.py`).
 
@@ -197,7 +201,7 @@ def _templates() -> TemplateProcess:
 
 
 _END_TOKENS = 16
-"""Tokens at the end of a prompt that are searched for an opening reasoning tag."""
+"""Number of tokens at the end of a prompt in which an opening reasoning tag is searched for."""
 
 
 def with_answer_start(loaded: LoadedContext, request: Generate, read: MediaPrompt) -> tuple[list[int], str]:
@@ -205,8 +209,10 @@ def with_answer_start(loaded: LoadedContext, request: Generate, read: MediaPromp
 
     That text is the opening reasoning tag if the template has written one at the end of the prompt, else empty.
 
+    `read`: the prompt.
+
     Raises:
-        RequestError: they are too long for the context.
+        RequestError: the tokens are too many for the context.
     """
     prompt = read.tokens
     end = "".join(piece_text(loaded, token) for token in prompt[-_END_TOKENS:] if token >= 0).rstrip()

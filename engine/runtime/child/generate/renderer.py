@@ -27,7 +27,7 @@ from engine.runtime.process.decoders import run_decoder
 from engine.runtime.protocol.messages import NO_INPUT, ChatMessage, TemplateInput
 
 MAX_GROWTH_CHARACTERS = 1 << 20
-"""Most characters by which a prompt may be longer than the conversation."""
+"""Largest number of characters by which a prompt may be longer than the conversation."""
 MAX_REPEAT = 1 << 16
 MAX_FACTOR = 1 << 64
 # Methods and filters that make a text of any length from a number, in one step.
@@ -74,7 +74,7 @@ def render_chat(
     beginning_of_text: str,
     end_of_text: str,
 ) -> str:
-    """Return the prompt with the generation prompt at its end. It may take any time, which the caller limits.
+    """Return the prompt with the generation prompt at its end. Time and memory are not limited here.
 
     Templates of some vision models expect contents as lists of parts, and drop plain text. They get such lists if the
     last question is missing in the first result.
@@ -107,7 +107,7 @@ def _length(message: ChatMessage) -> int:
 
 
 def _values(template_input: TemplateInput, beginning_of_text: str, end_of_text: str) -> dict[str, Any]:
-    """Return the variables of a template but for the messages. Those of the caller never replace ours."""
+    """Return the variables of a template except the messages. Those of the request cannot replace ours."""
     further = json.loads(template_input.values) if template_input.values else {}
     return {
         **further,
@@ -124,7 +124,11 @@ def _values(template_input: TemplateInput, beginning_of_text: str, end_of_text: 
 def _documents(
     messages: Sequence[ChatMessage], contents: Sequence[object], *, arguments_as_text: bool = False
 ) -> list[dict[str, Any]]:
-    """Return messages as OpenAI writes them, which is what templates read; keys without a value are left out."""
+    """Return messages in OpenAI's format, which templates expect. Keys without a value are left out.
+
+    `contents`: content of each message.
+    `arguments_as_text`: whether arguments of tool calls stay JSON text instead of objects.
+    """
     return [_document(each, content, arguments_as_text) for each, content in zip(messages, contents, strict=True)]
 
 
@@ -152,7 +156,7 @@ def _document(message: ChatMessage, content: object, arguments_as_text: bool) ->
 
 
 def _parsed(arguments: str) -> object:
-    """Return the object in a text; the text if it is no JSON, as a model may have written it."""
+    """Return the arguments of a tool call as a JSON value; as text if the model has written invalid JSON."""
     try:
         return json.loads(arguments)
     except (ValueError, RecursionError):
@@ -183,7 +187,7 @@ def _render(template: str, documents: Sequence[dict[str, Any]], values: dict[str
 
 @lru_cache(maxsize=1)
 def _compiled(template: str) -> jinja2.Template:
-    """Compile a template; the last one is cached, because a model uses the same for each request."""
+    """Return the compiled template. The last one is cached, because a model uses the same for each request."""
     return _environment().from_string(template)
 
 

@@ -27,7 +27,7 @@ MIROSTAT_TOKENS = 100
 
 
 def settings_of(request: Generate) -> SamplingSettings:
-    """Return the sampling settings of a request: `sampling`, or settings from its single numbers if that is None."""
+    """Return the sampling settings of a request: `sampling`, or settings from its single fields if that is None."""
     return request.sampling or SamplingSettings(
         temperature=request.temperature,
         top_k=request.top_k,
@@ -40,7 +40,7 @@ def settings_of(request: Generate) -> SamplingSettings:
 
 
 class SamplerChain:
-    """The samplers of one request; greedy at temperature 0. Call `free` at its end.
+    """The sampler chain of one request; greedy at temperature 0. `free` must be called at its end.
 
     `tokens`: tokens of the prompt, which penalties count too.
     """
@@ -63,7 +63,7 @@ class SamplerChain:
             self._grammar.free()
 
     def sample(self, place: int) -> int:
-        """Sample the next token. `place`: index of the logits in the last batch.
+        """Sample the next token and return it. `place`: index of the logits in the last batch.
 
         Raises:
             RequestError: no token obeys the grammar.
@@ -73,7 +73,7 @@ class SamplerChain:
         return int(self._sample(self._chain, self._context, place))
 
     def _look_at(self, tokens: Sequence[int], loaded: LoadedContext, settings: SamplingSettings) -> None:
-        """Let penalties and DRY count the end of the prompt, as far back as their windows reach."""
+        """Pass the end of the prompt to the samplers of penalties and DRY, as far back as their windows reach."""
         windows = [settings.penalty_last_n] if _penalises(settings) else []
         windows += [settings.dry_penalty_last_n] if settings.dry_multiplier else []
         window = max((_window(tokens, loaded) for tokens in windows), default=0)
@@ -146,7 +146,7 @@ DIGITS = 5
 
 
 class ChoiceReader:
-    """Reads the probability of each sampled token, and the `most` most probable tokens.
+    """Reads the probability of each sampled token, and of the `most` most probable tokens.
 
     It reads all logits for each token, which takes time.
     """
@@ -187,7 +187,7 @@ SAMPLED = 256
 
 
 def logit_digest(loaded: LoadedContext, request: Logits) -> LogitDigest:
-    """Decode tokens from an empty KV cache, and return the digest of the last token's logits.
+    """Return a digest of the logits of the last token, after decoding tokens from an empty KV cache.
 
     Raises:
         RequestError: the model generates no text, the tokens are invalid, or the computation failed.
@@ -210,4 +210,5 @@ def logit_digest(loaded: LoadedContext, request: Logits) -> LogitDigest:
     # JSON has no infinity and no NaN.
     shown = tuple(values[:]) if all(map(math.isfinite, values)) else ()
     loaded.clear()
+    # The step is rounded up, so that there are at most SAMPLED values.
     return LogitDigest(sha256=sha256, first=shown[:SHOWN], sample=shown[:: max(1, -(-size // SAMPLED))])

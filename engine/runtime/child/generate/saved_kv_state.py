@@ -31,16 +31,19 @@ _PREFIX = struct.Struct("<4sII")
 
 
 class SequenceFileError(Exception):
-    """A saved KV state that cannot be read or written. The message is a sentence for people."""
+    """A saved KV state cannot be read or written. The message is a sentence for the user."""
 
 
 class DamagedSequenceError(SequenceFileError):
-    """A file that no model can ever restore: damaged, of another version, or not a saved KV state at all."""
+    """No model can ever restore the file: it is damaged, of another version, or not a saved KV state."""
 
 
 class ModelIdentity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Identity of a model: its figures from llama.cpp, and a digest of its metadata. It does not depend on the
-    layout.
+    """Identity of a model: its figures from llama.cpp, and a digest of its metadata.
+
+    It does not depend on the layout.
+
+    `metadata`: SHA-256 of all keys and values of the file's metadata.
     """
 
     description: str
@@ -54,20 +57,21 @@ class ModelIdentity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class KeptCheckpoint(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A checkpoint in the file. `tokens`: number of tokens that it was taken after."""
+    """Header entry of a checkpoint. `tokens`: number of tokens in the sequence when it was taken."""
 
     tokens: int
     size_bytes: int
 
 
 class SequenceHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Header of the file: everything that the loaded context must have in common with it.
+    """Header of a saved KV state, by which the loaded context is compared with the one that was saved.
 
     `streams`: number of sequences with KV buffers of their own.
-    `flash_attention`: without it llama.cpp stores V transposed, so that the states differ.
-    `tokens`: number of tokens. `state_bytes`: size of the sequence's state.
+    `flash_attention`: whether it was on; if not, llama.cpp stores V transposed, so that the states differ.
+    `tokens`: number of tokens.
+    `state_bytes`: size of the sequence's state.
     `digest`: SHA-256 of everything after the header.
-    `checkpoints`: ascending by tokens.
+    `checkpoints`: entries of the checkpoints, ascending by tokens.
     `images`: names of the images and sounds that the tokens -1, -2... stand for.
     """
 
@@ -85,13 +89,14 @@ class SequenceHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def content_bytes(self) -> int:
-        """Size of everything after the header."""
+        """Number of bytes after the header."""
         kept_bytes = sum(each.size_bytes for each in self.checkpoints)
         return self.tokens * TOKEN_BYTES + self.state_bytes + kept_bytes
 
     @property
     def is_possible(self) -> bool:
         """Whether the numbers of the header are consistent."""
+        # Ascending, from 1 token up to all tokens of the sequence.
         ends = [0, *(each.tokens for each in self.checkpoints), self.tokens + 1]
         sizes = [self.state_bytes, *(each.size_bytes for each in self.checkpoints)]
         return self.tokens > 0 and all(size > 0 for size in sizes) and all(one < next_ for one, next_ in pairwise(ends))
@@ -100,9 +105,10 @@ class SequenceHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 def write_sequence(
     path: Path, tokens: list[int], states: Sequence[memoryview], header: Callable[[str], SequenceHeader]
 ) -> int:
-    """Write the file, whole or not at all, and return its size.
+    """Write a saved KV state, whole or not at all, and return the size of the file.
 
-    `states`: state of the sequence, then those of its checkpoints. `header`: makes the header for a digest.
+    `states`: state of the sequence, then those of its checkpoints.
+    `header`: returns the header that has the given digest.
 
     Raises:
         SequenceFileError: the file cannot be written.
@@ -126,13 +132,13 @@ def write_sequence(
 
 
 class SequenceReader:
-    """Reads the file in two steps: the header, which tells whether the state fits, then the content."""
+    """Reads a saved KV state in two steps: the header, which shows whether the state fits, then the content."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def header(self) -> SequenceHeader:
-        """Read the header.
+        """Return the header, after a check that the file has the length that follows from it.
 
         Raises:
             SequenceFileError: the file cannot be read, is damaged, or is not a saved KV state.
@@ -144,7 +150,9 @@ class SequenceReader:
         return header
 
     def content(self) -> tuple[list[int], bytes, list[tuple[int, bytearray]]]:
-        """Return the tokens, the state, and number of tokens and state of each checkpoint. Call `header` first.
+        """Return the tokens, the state of the sequence, and the checkpoints. `header` must have been called before.
+
+        Each checkpoint is its number of tokens and its state.
 
         Raises:
             SequenceFileError: the file cannot be read, or is damaged.
@@ -244,7 +252,11 @@ def model_identity(loaded: LoadedContext) -> ModelIdentity:
 def header_of(
     loaded: LoadedContext, tokens: int, state_bytes: int, digest: str, checkpoints: tuple[KeptCheckpoint, ...] = ()
 ) -> SequenceHeader:
-    """Return the header for a sequence of the loaded context."""
+    """Return the header for a saved sequence of the loaded context.
+
+    `tokens`: number of tokens of the sequence.
+    `digest`: as of `SequenceHeader`.
+    """
     settings = loaded.settings
     return SequenceHeader(
         model=model_identity(loaded),
@@ -297,5 +309,5 @@ def _most_bytes(loaded: LoadedContext, tokens: int) -> int:
 
 
 def _one_line(text: str) -> str:
-    """Return a text from the file for a message: one line, printable, at most 80 characters."""
+    """Return text from an untrusted file for a message: one line, printable, at most 80 characters."""
     return " ".join("".join(character if character.isprintable() else " " for character in text).split())[:80]

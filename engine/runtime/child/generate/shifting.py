@@ -1,8 +1,8 @@
-"""Context shift: an answer goes on in a full context without the oldest tokens after the first ones.
+"""Context shift: an answer continues in a full context, from which tokens after the first ones are removed.
 
-As llama.cpp's server does it: the first tokens stay, half of the others are removed from the KV cache, and the rest
+As in llama.cpp's server, the first tokens stay, half of the others are removed from the KV cache, and the rest
 moves to their positions (`llama_memory_seq_rm`, `llama_memory_seq_add`; llama.cpp rotates K with the next batch). The
-state after a shift is not that of the remaining tokens, because it was computed with those that are gone. So no later
+state after a shift is not that of the remaining tokens, because it was computed with the removed ones too. So no later
 prompt may use it beyond the first tokens (`Slot.exact`), and it is not saved.
 """
 
@@ -22,18 +22,18 @@ from engine.runtime.child.native.failures import failure
 from engine.runtime.protocol.messages import ChatMessage, Generate
 
 KEPT_SHARE = 0.75
-"""Most of the context that may stay at each shift; with more, shifts would follow each other quickly."""
+"""Largest share of the context that may stay at each shift. With more, shifts would follow each other quickly."""
 _OTHER_TEXTS = ("0", "1")
-"""Messages of which at most one begins as any given text does."""
+"""Two texts with different first characters. One of them replaces a message, to find its start in the prompt."""
 
 
 def kept_tokens(
     loaded: LoadedContext, request: Generate, settings: SamplingSettings, prompt: MediaPrompt, replaced: Replaced
 ) -> int | None:
-    """Return how many first tokens stay at a shift; None if the answer is to end in a full context.
+    """Return how many tokens at the start stay at a shift; None if the answer is to end in a full context.
 
     Raises:
-        RequestError: a shift was chosen and is not possible. The sentence says why.
+        RequestError: a shift was chosen and is not possible. The sentence names the reason.
     """
     if settings.full_context != "shift":
         return None
@@ -81,7 +81,10 @@ def _refusal(loaded: LoadedContext, prompt: MediaPrompt, replaced: Replaced) -> 
 
 
 def _beginning(loaded: LoadedContext, request: Generate, tokens: Sequence[int]) -> int:
-    """Return the number of tokens before the first message that is not the system prompt."""
+    """Return the number of tokens before the first message that is not a system prompt.
+
+    They are the prefix that the prompt has in common with a prompt in which that message begins differently.
+    """
     place = next((place for place, each in enumerate(request.messages) if each.role != "system"), None)
     if place is None:
         # A raw prompt, or nothing but a system prompt: BOS stays, which models need at the start.

@@ -1,4 +1,4 @@
-"""Slots: the sequences of a context, the tokens in their KV cache, and the choice of a slot for a new request."""
+"""Slots: the sequences of a context with the tokens in their KV cache, and the choice of a slot for a new request."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine.runtime.child.generate.checkpoints import MOST, Checkpoint, Checkpoi
 from engine.runtime.child.load.loaded_context import LoadedContext
 
 MIN_COPIED_TOKENS = 16
-"""A shorter common prefix is computed again instead of copied: a copy between streams moves a whole KV cache."""
+"""Fewest tokens whose computation the copy of a prefix must save. A copy between streams moves a whole KV cache."""
 
 
 @dataclass(eq=False, slots=True)
@@ -19,12 +19,13 @@ class Slot:
 
     `number`: sequence id in llama.cpp.
     `tokens`: tokens whose KV state is in the cache.
-    `of`: id of the request that used the slot last. `taken`: whether that request still runs.
-    `copy_pending`: the state was copied from another stream; llama.cpp makes the copy with the next batch.
-    `used`: number that grows with each use, to find the slot unused for longest.
+    `of`: id of the request that used the slot last.
+    `taken`: whether that request still runs.
+    `copy_pending`: whether the state was copied from another stream; llama.cpp makes the copy with the next batch.
+    `used`: number that grows with each use, to find the least recently used slot.
     `checkpoints`: copies of its state, ascending by tokens.
-    `last_checkpoint`: number of tokens at which a checkpoint was taken last, or could not be.
-    `exact`: first tokens whose state is that of exactly these tokens, after a context shift; None: all of them.
+    `last_checkpoint`: number of tokens at which a checkpoint was taken last, or could not be taken.
+    `exact`: number of first tokens whose state no context shift has changed; None if there was no shift.
     """
 
     number: int
@@ -48,7 +49,7 @@ class Slot:
 
 
 class Slots:
-    """All slots of a context."""
+    """All slots of a context: assigns them to requests, cuts, copies and empties them, and takes their checkpoints."""
 
     def __init__(self, loaded: LoadedContext) -> None:
         self._loaded = loaded
@@ -64,16 +65,16 @@ class Slots:
         return [slot for slot in self.all if not slot.taken]
 
     def holding(self, request: int) -> Slot | None:
-        """Return the slot that still has the tokens of a request; None if another request has used it since."""
+        """Return the slot that still has the tokens of a request; None if another one has used or emptied it since."""
         return next((slot for slot in self.all if slot.of == request and slot.tokens), None)
 
     def take(self, request: int, wanted: Sequence[int]) -> Slot | None:
-        """Take the best slot for a request; return None if all are taken.
+        """Assign the best free slot to a request and return it; None if there is none.
 
         The slot's `tokens` are then the cached prefix of `wanted`, which is not computed again. At least the last token
         of `wanted` is left to compute, because its logits are needed.
 
-        This is what decides whether a restored KV state is used: `_usable` counts the tokens that its slot has in
+        The same choice decides whether a restored KV state is used: `_usable` counts the tokens that its slot has in
         common with the prompt. A prompt that leaves out old messages, or has another system prompt, shares only its
         beginning.
         """
@@ -96,7 +97,7 @@ class Slots:
         return slot
 
     def take_free(self, request: int, number: int) -> list[Slot]:
-        """Take up to `number` free slots, those unused for longest, and empty them."""
+        """Assign up to `number` free slots to a request, the least recently used ones, and return them empty."""
         # The least used ones, in the order of their numbers, which llama.cpp needs in a batch.
         slots = sorted(sorted(self.free, key=_age)[:number], key=lambda slot: slot.number)
         for slot in slots:
@@ -126,7 +127,7 @@ class Slots:
         return bool(held)
 
     def empty_all(self) -> None:
-        """Empty all slots, also of running requests, which compute their tokens again."""
+        """Empty all slots. Running requests compute their tokens again."""
         self._loaded.clear()
         for slot in self.all:
             slot.hold(())
@@ -135,7 +136,7 @@ class Slots:
     def shift(self, slot: Slot, kept: int) -> int:
         """Remove half of the tokens after the first `kept` from the KV cache, and move the rest to their positions.
 
-        Return how many were removed; 0 if llama.cpp does not remove them.
+        Return the number of removed tokens; 0 if llama.cpp does not remove them.
         """
         low, memory, held = self._loaded.engine.low, self._loaded.memory, len(slot.tokens)
         dropped = max(1, (held - kept) // 2)
@@ -148,13 +149,13 @@ class Slots:
         return dropped
 
     def drop_end(self, slot: Slot) -> None:
-        """Remove cells after the tokens of a slot from the KV cache; empty the slot if that is not possible."""
+        """Remove the KV cells after the tokens of a slot; empty the slot if that is not possible."""
         low, memory = self._loaded.engine.low, self._loaded.memory
         if not low.llama_memory_seq_rm(memory, slot.number, len(slot.tokens), -1):
             self.empty(slot)
 
     def restore_checkpoints(self) -> None:
-        """After a failed batch with recurrent state, set every slot back to its last checkpoint, or empty it."""
+        """Set every slot back to its last checkpoint, or empty it, after a failed batch with recurrent state."""
         for slot in self.all:
             checkpoint = slot.checkpoints[-1] if slot.checkpoints and not slot.copy_pending else None
             if checkpoint is not None and self._taker.restore(slot.number, checkpoint):
@@ -163,7 +164,7 @@ class Slots:
                 self.empty(slot)
 
     def reconcile(self, slot: Slot, wanted: Sequence[int]) -> None:
-        """After a failed or aborted batch, set the slot's tokens to the part of `wanted` that llama.cpp still has."""
+        """Set the slot's tokens, after a failed or aborted batch, to the part of `wanted` that llama.cpp still has."""
         memory = self._loaded.memory
         held = int(self._loaded.engine.low.llama_memory_seq_pos_max(memory, slot.number)) + 1
         slot.hold(wanted[:held])
@@ -173,7 +174,7 @@ class Slots:
 
     @property
     def checkpoint_bytes(self) -> int:
-        """Host memory taken by all checkpoints. One that two slots share after a copy counts once."""
+        """Host memory taken by all checkpoints, in bytes. One that two slots share after a copy counts once."""
         return sum(each.size_bytes for each in {each for slot in self.all for each in slot.checkpoints})
 
     def until_checkpoint(self, slot: Slot, missing: int, positions: Sequence[int]) -> int:
@@ -184,7 +185,11 @@ class Slots:
         return min(missing, next_checkpoint(held, positions, slot.last_checkpoint, self._taker.spacing) - held)
 
     def checkpoint_if_due(self, slot: Slot, wanted: Sequence[int], positions: Sequence[int]) -> None:
-        """Take a checkpoint if one is due at this length. `positions`: as of `SequenceTask.checkpoint_positions`."""
+        """Take a checkpoint of a slot if one is due at its present length.
+
+        `wanted`: all tokens of its request.
+        `positions`: as of `SequenceTask.checkpoint_positions`.
+        """
         held = len(slot.tokens)
         if not self._taker.is_needed or _within_image(wanted, held):
             return
@@ -199,9 +204,7 @@ class Slots:
             slot.checkpoints.append(taken)
 
     def adopt(self, slot: Slot, tokens: Sequence[int], checkpoints: Sequence[Checkpoint]) -> None:
-        """Set the tokens of a slot that was restored from a file, with as many of its checkpoints as there is room
-        for.
-        """
+        """Set the tokens of a slot that was restored from a file, and add its checkpoints as far as there is room."""
         slot.hold(tokens)
         for checkpoint in checkpoints:
             if self._taker.is_needed and self._make_room(slot, checkpoint.size_bytes):
@@ -209,7 +212,10 @@ class Slots:
                 slot.last_checkpoint = checkpoint.tokens
 
     def _make_room(self, slot: Slot, size_bytes: int) -> bool:
-        """Drop checkpoints until one of `slot` has room, first those of the slot unused for longest."""
+        """Drop checkpoints until there is room for one of `slot`; return whether there is.
+
+        Those of the least recently used slot are dropped first.
+        """
         if size_bytes > self._taker.most_bytes:
             return False
         if len(slot.checkpoints) >= MOST:
@@ -262,7 +268,7 @@ class Slots:
         return 0 <= oldest <= max(0, kept - self._window)
 
     def _copy(self, donor: Slot, slot: Slot, kept: int) -> None:
-        """Copy the first `kept` tokens of another slot."""
+        """Copy the first `kept` tokens of the slot `donor` to `slot`."""
         # Between streams llama_memory_seq_cp asserts that the whole sequence is copied; it is cut afterwards.
         self.empty(slot)
         low, memory = self._loaded.engine.low, self._loaded.memory
@@ -308,4 +314,5 @@ def _within_image(tokens: Sequence[int], place: int) -> bool:
 
 
 def _age(slot: Slot) -> tuple[bool, int, int]:
+    # Empty slots come first, then the least recently used.
     return bool(slot.tokens), slot.used, slot.number

@@ -17,7 +17,7 @@ from engine.runtime.protocol.messages import Answer, FinalMessage, Message, Read
 
 
 class Task:
-    """A request that is being carried out. `id`: id of the request."""
+    """A request that the decode loop carries out. `id`: id of the request."""
 
     def __init__(self, request: int) -> None:
         self.id = request
@@ -27,20 +27,21 @@ class Task:
         return failure("cancelled", "The request was stopped.").message_for(self.id)
 
     def free(self) -> None:
-        """Free the native objects of this task."""
+        """Free the native objects of this task at its end."""
 
     @property
     def reading(self) -> Reading:
-        """Progress of the prompt or of the texts."""
+        """Message about the progress of the prompt, or of the texts to embed."""
         return Reading(request=self.id, read_tokens=0, prompt_tokens=0)
 
 
 class SequenceTask(Task, ABC):
-    """A request whose tokens are computed in the common batch, and which goes on with the logits of the last token.
+    """A request whose tokens are computed in the common batch, and which continues with the logits of the last token.
 
-    `tokens`: all tokens that its slot shall hold. Those that the slot does not hold yet are computed.
+    `tokens`: all tokens that its slot must have. Those that the slot does not have yet are computed.
     `media`: computes the images and sounds among the tokens.
     `checkpoint_positions`: numbers of tokens after which a checkpoint is worth its memory; empty if none is needed.
+    `slot`: slot of the task; None while it waits for one.
     """
 
     def __init__(
@@ -54,12 +55,12 @@ class SequenceTask(Task, ABC):
 
     @property
     def missing(self) -> int:
-        """Number of tokens that are still to be computed."""
+        """Number of tokens that must still be computed."""
         return len(self.tokens) - (0 if self.slot is None else len(self.slot.tokens))
 
     @property
     def readable(self) -> int:
-        """Number of tokens that are to be computed before the next image or sound."""
+        """Number of tokens that must be computed before the next image or sound."""
         if self.slot is None or not self.media.prompt.parts:
             return self.missing
         held = len(self.slot.tokens)
@@ -67,7 +68,7 @@ class SequenceTask(Task, ABC):
 
     @property
     def next_part(self) -> MediaPart | None:
-        """The part of an image or sound that is to be computed next; None if text tokens come next."""
+        """The part of an image or sound that must be computed next; None if text tokens come next."""
         if self.slot is None or not self.missing or self.readable:
             return None
         return self.media.prompt.parts[self.tokens[len(self.slot.tokens)]]
@@ -76,24 +77,25 @@ class SequenceTask(Task, ABC):
         self.media.free()
 
     def begin(self) -> None:
-        """Called when the task has got its `slot`. Tokens that the slot holds are not computed again."""
+        """Start the task; called when its `slot` is assigned. Tokens that the slot has are not computed again."""
 
     @abstractmethod
     def read(self, count: int) -> Answer | None:
-        """Called after a batch. `count`: computed KV cells. Return a message about the progress, or None."""
+        """Count the progress after a batch, and return a message about it, or None. `count`: KV cells of the batch."""
 
     @abstractmethod
     def take_logits(self, place: int, answers: list[Message]) -> bool:
-        """Called when the last token was computed. Append a token to `tokens`, or the final message to `answers`.
+        """Use the logits of the last token: append a token to `tokens`, or the final message to `answers`.
 
-        Return whether the task goes on. `place`: index of the logits in the batch.
+        Return whether the task continues. `place`: index of the logits in the batch.
         """
 
 
 class StandaloneTask(Task, ABC):
     """A request that does its own work in parts, between two batches.
 
-    `n_slots`: number of empty slots that it can use; it gets at least one. 0: it needs none and waits for none.
+    `n_slots`: largest number of empty slots that it can use. It gets at least one, and waits for that. 0: it needs no
+    slot and begins at once.
     """
 
     n_slots = 0
@@ -104,7 +106,7 @@ class StandaloneTask(Task, ABC):
 
     @abstractmethod
     def run_part(self, slots: Slots) -> FinalMessage | None:
-        """Do a part of the work. Return the final message after the last part, else None.
+        """Do the next part of the work. Return the final message after the last part, else None.
 
         Raises:
             RequestError: the request failed.

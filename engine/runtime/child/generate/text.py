@@ -16,8 +16,8 @@ PIECE_BYTES = 256
 def tokenize(loaded: LoadedContext, text: str, *, add_special: bool, parse_special: bool = True) -> list[int]:
     """Return the tokens of `text`.
 
-    `add_special`: add BOS and EOS as the vocabulary asks for. `parse_special`: names of special tokens become these
-    tokens, else plain text.
+    `add_special`: whether to add BOS and EOS if the vocabulary requires them.
+    `parse_special`: whether names of special tokens become these tokens; if not, they are plain text.
     """
     low, vocabulary = loaded.engine.low, loaded.vocabulary
     encoded = text.encode("utf-8", "replace")
@@ -40,7 +40,7 @@ _MADE_SO = "The model file is damaged, or made to do so; use another file of thi
 
 
 def tokenizer_limit(loaded: LoadedContext, size: int) -> StepLimit:
-    """Return the limit of a call that tokenises `size` bytes with the model's vocabulary.
+    """Return the time and memory limit for tokenising a text of `size` bytes with the model's vocabulary.
 
     Measured for each byte of text: 0.2 to 1.1 µs and 40 to 140 bytes of memory with a BPE vocabulary of 49,152 tokens;
     with SPM up to 2.4 µs for 100 kB without a space, and more for longer ones.
@@ -55,19 +55,19 @@ def tokenizer_limit(loaded: LoadedContext, size: int) -> StepLimit:
 
 
 def token_text(loaded: LoadedContext, token: int) -> str:
-    """Return a token as the vocabulary writes it; empty for an invalid id, such as BOS in a model without one."""
+    """Return the text of a token in the vocabulary; empty for an invalid id, such as BOS of a model that has none."""
     if not 0 <= token < loaded.vocabulary_size:
         return ""
     return str(loaded.engine.low.llama_vocab_get_text(loaded.vocabulary, token).decode("utf-8", "replace"))
 
 
 def piece_text(loaded: LoadedContext, token: int) -> str:
-    """Return the text of a token. Special tokens give their name, an incomplete character gives U+FFFD."""
+    """Return the text of a token. A special token is written by its name, an incomplete character as U+FFFD."""
     return _piece(loaded, token, special=True).decode("utf-8", "replace")
 
 
 def joined_text(loaded: LoadedContext, tokens: Sequence[int]) -> str:
-    """Return the text of tokens; a character that is cut between two of them is whole."""
+    """Return the text of tokens. A character that is split over tokens is decoded as a whole."""
     return b"".join(_piece(loaded, token, special=True) for token in tokens).decode("utf-8", "replace")
 
 
@@ -84,9 +84,9 @@ def _piece(loaded: LoadedContext, token: int, *, special: bool) -> bytes:
 
 
 class PieceDecoder:
-    """Decodes tokens to text one by one. A character that is split over tokens waits for its rest.
+    """Decodes tokens to text one by one. A character that is split over tokens is returned with its last one.
 
-    `told`: names of special tokens that give their name as text. Others give none.
+    `told`: names of the special tokens that are written by their names. All others give no text.
     """
 
     def __init__(self, loaded: LoadedContext, told: Collection[str] = ()) -> None:
@@ -104,7 +104,7 @@ class PieceDecoder:
         return self._decoder.decode(piece)
 
     def rest(self) -> str:
-        """Return U+FFFD if the last character is incomplete, else an empty text."""
+        """Return U+FFFD if the last character of the answer is incomplete, else an empty text."""
         return self._decoder.decode(b"", final=True)
 
     def _bytes(self, token: int) -> bytes:
@@ -117,7 +117,10 @@ class PieceDecoder:
 
 
 class StopTexts:
-    """Passes text on up to the first stop text. `found`: the stop text that has come; later text is dropped."""
+    """Searches the text of an answer for stop texts while it is generated.
+
+    `found`: the stop text that has come; empty before. Later text is dropped.
+    """
 
     def __init__(self, texts: Sequence[str]) -> None:
         self._texts = tuple(texts)
@@ -125,7 +128,7 @@ class StopTexts:
         self.found = ""
 
     def add(self, text: str) -> str:
-        """Take more text of the answer; return the part that cannot belong to a stop text."""
+        """Add text of the answer; return the part that can be sent because it cannot belong to a stop text."""
         if not self._texts:
             return text
         if self.found:
@@ -142,7 +145,7 @@ class StopTexts:
         return text[: len(text) - held]
 
     def rest(self) -> str:
-        """At the end of the answer, return the text that was held back."""
+        """Return the text that was held back. Called at the end of the answer."""
         held, self._held = self._held, ""
         return held
 

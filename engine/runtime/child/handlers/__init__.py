@@ -32,7 +32,7 @@ HANDLERS: Mapping[type[ModelRequest], Callable[[LoadedContext, Slots, Any], Task
     SaveSequence: saved_kv_states.begin_saving,
     RestoreSequence: lambda loaded, _slots, request: saved_kv_states.begin_restoring(loaded, request),
 }
-"""A handler returns the final message of a quick request, or a task for the decode loop."""
+"""Handler of each request type. It returns the final message of a quick request, or a task for the decode loop."""
 
 
 def begin(loaded: LoadedContext, slots: Slots, request: ModelRequest) -> Task | FinalMessage:

@@ -1,4 +1,7 @@
-"""Handler of `Embed`: computes texts in batches, as many at once as there are sequences and as fit a micro batch."""
+"""Handler of `Embed`: computes texts in batches.
+
+A batch has at most one text for each sequence of the context, and as many tokens as a micro batch.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,7 @@ def begin(loaded: LoadedContext, request: Embed) -> Embedding | Embedded:
 
 
 class Embedding(StandaloneTask):
-    """Computes the texts of one request, a batch in each part."""
+    """Task that computes the texts of one request, a batch in each part."""
 
     def __init__(self, loaded: LoadedContext, request: Embed, texts: list[list[int]]) -> None:
         super().__init__(request.id)
@@ -84,7 +87,7 @@ class Embedding(StandaloneTask):
         return Embedded(request=self.id, vectors=tuple(self._vectors), prompt_tokens=prompt_tokens)
 
     def _fill(self) -> list[int]:
-        """Fill the batch with the next texts; return the sequence number of each."""
+        """Fill the batch with the next texts; return the sequence id of each."""
         self._batch.clear()
         sequences = []
         for slot, tokens in zip(self.slots, self._texts[len(self._vectors) :], strict=False):

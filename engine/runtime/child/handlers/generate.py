@@ -54,10 +54,11 @@ def begin(loaded: LoadedContext, slots: Slots, request: Generate) -> Generation:
 class Generation(SequenceTask):
     """A running generation. `tokens`: the prompt, then the sampled tokens.
 
-    `first`: text of the first piece, which the chat template has written already: an opening reasoning tag.
+    `first`: text of the first piece: the opening reasoning tag that the chat template has written; else empty.
+    `prompt`: the prompt with its images and sounds.
     `positions`: token positions of the prompt that are worth a checkpoint.
     `replaced`: why the chat template was not used.
-    `kept`: first tokens that stay if a full context is shifted; None: the answer ends there.
+    `kept`: number of first tokens that stay if a full context is shifted; None: the answer ends in a full context.
     """
 
     def __init__(
@@ -124,6 +125,7 @@ class Generation(SequenceTask):
             self._begun = time.perf_counter()
             if self._first:
                 answers.append(self._piece(self._first))
+        # With a limit of 0 tokens nothing is sampled.
         if self._generated == self._most:
             return self._end("length", answers)
         try:
@@ -150,7 +152,7 @@ class Generation(SequenceTask):
         return True
 
     def _shift(self, answers: list[Message]) -> bool:
-        """Make room in a full context, if that was chosen; return whether there is room now."""
+        """Shift a full context if the settings allow it; return whether there is room now."""
         if self._kept is None or self.slot is None:
             return False
         dropped = self._slots.shift(self.slot, self._kept)

@@ -1,4 +1,4 @@
-"""Handlers of `SaveSequence` and `RestoreSequence`: a slot's KV state to a file, and back into a slot.
+"""Handlers of `SaveSequence` and `RestoreSequence`, which write a slot's KV state to a file and read it back.
 
 The parent chooses the file (see `RestoreSequence`). A restored slot is an ordinary slot with cached tokens: the next
 request whose prompt begins with them continues there (`Slots.take`).
@@ -32,19 +32,19 @@ from engine.runtime.child.native.failures import RequestError, failure
 from engine.runtime.protocol.messages import RestoreSequence, SaveSequence, SequenceRestored, SequenceSaved
 
 KEPT_CHECKPOINTS = 2
-"""Checkpoints saved with a sequence: the last two, before and after the last question.
+"""Number of checkpoints saved with a sequence: the last two, before and after the last question.
 
-With them a restored conversation can go on, answer the last question again, or replace it.
+With them a restored conversation can continue, answer the last question again, or replace it.
 """
 WAIT_S = 0.05
-"""Seconds that `run_part` waits for the writing thread if no other request is running."""
+"""Seconds for which `run_part` waits for the writing thread if no other request is running."""
 
 
 def begin_saving(loaded: LoadedContext, slots: Slots, request: SaveSequence) -> SaveTask:
-    """Copy the KV state of an ended request out of the context, and begin to write it.
+    """Copy the KV state of an ended request out of the context, and return the task that writes it.
 
     Raises:
-        RequestError: the request still runs, or its tokens are no longer cached.
+        RequestError: the request still runs, its tokens are no longer cached, or its context was shifted.
     """
     slot = slots.holding(request.of)
     if slot is None:
@@ -72,7 +72,7 @@ def begin_saving(loaded: LoadedContext, slots: Slots, request: SaveSequence) -> 
 
 
 class SaveTask(StandaloneTask):
-    """Computes the digest and writes the file in a thread of its own, so that answers go on meanwhile."""
+    """Task that writes a saved KV state in a thread of its own, so that answers continue meanwhile."""
 
     def __init__(
         self, request: SaveSequence, tokens: list[int], states: list[memoryview], header: SequenceHeader
@@ -130,7 +130,7 @@ def _failure_of(error: SequenceFileError) -> RequestError:
 
 
 class RestoreTask(StandaloneTask):
-    """Reads the file into one slot, between two batches."""
+    """Task that reads a saved KV state into one slot, between two batches."""
 
     n_slots = 1
 

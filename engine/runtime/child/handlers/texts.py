@@ -1,4 +1,4 @@
-"""Handlers of `Tokenise`, `CountTokens` and `RenderTemplate`, which compute nothing on a device."""
+"""Handlers of `Tokenise`, `Detokenise`, `CountTokens` and `RenderTemplate`, which compute nothing on a device."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ _IMAGE, _SOUND = "[image]", "[sound]"
 
 
 def render_template(loaded: LoadedContext, request: RenderTemplate) -> Rendered:
-    """Return the prompt of a conversation, as text and as tokens."""
+    """Return the prompt of a conversation as text, and if requested as tokens."""
     rendered, replaced = chat_text(loaded, request.messages, request.template, request.template_input)
     text = rendered.text
     files = media_of(request.messages)

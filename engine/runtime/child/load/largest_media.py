@@ -22,7 +22,10 @@ NODES_AT_ONCE = 32
 """Graph nodes between two checks of the stop flag: about a layer of a projector."""
 _TEXT_CHUNK = 0
 _SHAPES = ((1, 1), (4, 3), (3, 2), (16, 9), (2, 1), (1, 2))
-"""Ratios of width and height. Sizes are rounded to whole patches, so that another shape may have more of them."""
+"""Ratios of width and height that are tried for the largest image.
+
+Sizes are rounded to whole patches, so that another shape than a square may have more of them.
+"""
 _SOUND_S = 30
 """Seconds of the longest stretch of sound that mtmd encodes at once (Whisper's window)."""
 
@@ -30,7 +33,8 @@ _SOUND_S = 30
 class NodeWatch:
     """The callback that ggml calls before and after graph nodes of a projector.
 
-    `callback`: the C function, which must live as long as the projector. `is_stopped`: True ends the graph.
+    `is_stopped`: called after each `NODES_AT_ONCE` nodes; True ends the graph.
+    `callback`: the C function, which must live as long as the projector.
     """
 
     def __init__(self, engine: Bindings, is_stopped: Callable[[], bool]) -> None:
@@ -57,12 +61,15 @@ def reserve_largest(
     log: EngineLog,
     end: Callable[[FailedAllocation], None],
 ) -> None:
-    """Let mtmd reserve memory for the largest input of each kind. If a device refuses it, the process exits.
+    """Make mtmd reserve memory for the largest input of each kind. If a device refuses it, the process exits.
 
-    mtmd does not look whether `ggml_backend_sched_reserve` succeeded, and then writes to buffers that do not exist.
+    mtmd does not check whether `ggml_backend_sched_reserve` succeeded, and would write to buffers that do not exist.
 
-    `library`: the binding of mtmd. `handle`: a projector that was loaded without its warm-up.
-    `end`: sends the last message about a refused allocation.
+    `library`: the binding of mtmd.
+    `handle`: a projector that was loaded without its warm-up.
+    `marker`: text that marks an image or sound in a prompt.
+    `watch`: callback of that projector.
+    `end`: sends the last message of the process, about the refused allocation.
     """
     before, log.on_failed = log.on_failed, partial(_end_refused, end)
     watch.ends_at_once = True
@@ -95,14 +102,14 @@ def _image_sizes() -> list[tuple[int, int]]:
 
 
 def _image_tokens(library: Any, handle: int, marker: str, width_px: int, height_px: int) -> int:
-    """Return the tokens of the longest part of an image of this size. mtmd needs no pixels for that."""
+    """Return the number of tokens of the longest part of an image of this size. mtmd needs no pixels for that."""
     with ExitStack() as stack:
         chunks = _chunks(library, handle, marker, stack, library.mtmd_bitmap_init(width_px, height_px, None))
         return max((int(library.mtmd_input_chunk_get_n_tokens(chunk)) for chunk in chunks), default=0)
 
 
 def _encode(library: Any, handle: int, marker: str, stack: ExitStack, bitmap: Any) -> None:
-    """Begin to encode the longest part of an image or a sound."""
+    """Encode the longest part of an image or a sound, up to the first graph node (`NodeWatch.ends_at_once`)."""
     chunks = _chunks(library, handle, marker, stack, bitmap)
     if chunks:
         longest = max(chunks, key=lambda chunk: int(library.mtmd_input_chunk_get_n_tokens(chunk)))
@@ -110,7 +117,7 @@ def _encode(library: Any, handle: int, marker: str, stack: ExitStack, bitmap: An
 
 
 def _chunks(library: Any, handle: int, marker: str, stack: ExitStack, bitmap: Any) -> list[Any]:
-    """Return the parts of an image or a sound; `stack` frees them. Empty if the projector refuses it."""
+    """Return the mtmd chunks of an image or a sound; empty if the projector refuses it. `stack` frees them."""
     stack.callback(library.mtmd_bitmap_free, bitmap)
     chunks = library.mtmd_input_chunks_init()
     stack.callback(library.mtmd_input_chunks_free, chunks)

@@ -30,7 +30,7 @@ POOLING_NONE, POOLING_RANK = 0, 4
 
 @dataclass(slots=True)
 class LoadedContext:
-    """A loaded model and its context: native pointers, settings, and what loading found out. For the main thread."""
+    """A loaded model and its context: native pointers, settings, and facts from the load. For the main thread."""
 
     engine: Bindings
     log: EngineLog
@@ -40,20 +40,21 @@ class LoadedContext:
     context: int
     side_files: LoadedSideFiles | None = None
     positions: int | None = None
-    """Tokens of a sequence for which the model has learned positions; None: no limit."""
+    """Number of learned position embeddings, beyond which no sequence may go; None: no limit."""
     embedded_tokens: int = 0
-    """Most tokens that were embedded in one batch. llama.cpp does not report the output buffer, which grows with
-    them.
+    """Largest number of tokens that were embedded in one batch.
+
+    llama.cpp does not report the size of the output buffer, which grows with them.
     """
     media: Media | None = None
-    """The projector's input of images and sounds; None if no projector is loaded."""
+    """Turns images and sounds into embeddings; None if no projector is loaded."""
     name: str = "this model"
-    """Name of the model's file, for sentences."""
+    """Name of the model's file, for messages to the user."""
     _special_tokens: SpecialTokens | None = None
 
     @property
     def special_tokens(self) -> SpecialTokens:
-        """The special tokens of the vocabulary. The first access looks at all tokens: 0.1 s for 256 k of them."""
+        """The special tokens of the vocabulary. The first access reads all tokens: 0.1 s for 256 k of them."""
         if self._special_tokens is None:
             self._special_tokens = read_special_tokens(self.engine.low, self.vocabulary, self.vocabulary_size)
         return self._special_tokens
@@ -68,7 +69,7 @@ class LoadedContext:
 
     @property
     def context_tokens(self) -> int:
-        """Tokens of context for one sequence (`n_ctx_seq`), at most those that the model has learned positions for."""
+        """Context of one sequence in tokens (`n_ctx_seq`), limited to the learned positions of the model."""
         tokens = int(self.engine.low.llama_n_ctx_seq(self.context))
         return tokens if self.positions is None else min(tokens, self.positions)
 
@@ -99,14 +100,15 @@ class LoadedContext:
 
     @property
     def batch_tokens(self) -> int:
-        """Most tokens of a batch (`n_batch`), which llama.cpp limits to the requested context before rounding that
-        up.
+        """Size of a batch in tokens (`n_batch`).
+
+        llama.cpp limits it to the requested context, which it rounds up only afterwards.
         """
         return int(self.engine.low.llama_n_batch(self.context))
 
     @property
     def longest_text(self) -> int:
-        """Most tokens of a text to embed: one micro batch, the context, and the trained context.
+        """Largest number of tokens of a text to embed: the least of micro batch, context and trained context.
 
         Models with absolute positions have none beyond the trained context.
         """
@@ -116,7 +118,7 @@ class LoadedContext:
 
     @property
     def embeddable_tokens(self) -> int:
-        """Most tokens that are embedded in one batch; 0 if the model makes no embeddings."""
+        """Largest number of tokens that are embedded in one batch; 0 if the model makes no embeddings."""
         if not self.embeds_texts:
             return 0
         return min(int(self.engine.low.llama_n_ubatch(self.context)), self.n_sequences * self.longest_text)
@@ -162,7 +164,10 @@ class LoadedContext:
         return refused or decode_failure(status, self.log.facts)
 
     def parts(self, sizes: dict[int, BufferBytes] | None = None) -> tuple[Part, ...]:
-        """Return the bytes of model and context in each buffer type. `sizes`: used instead of llama.cpp's breakdown."""
+        """Return the bytes of model and context in each buffer type.
+
+        `sizes`: bytes by buffer type address, used instead of llama.cpp's breakdown.
+        """
         facts = self.log.facts
         output_bytes = output_buffer_bytes(self.vocabulary_size + self._encoded_width, self.settings)
         if self.embedded_tokens:
@@ -176,7 +181,7 @@ class LoadedContext:
 
     @property
     def _encoded_width(self) -> int:
-        """Width of the vector that T5 keeps beside the logits of a sequence (`llama_context::output_reserve`)."""
+        """Width of the vector that T5 stores beside the logits (`llama_context::output_reserve`); 0 for others."""
         low = self.engine.low
         decodes = low.llama_model_has_encoder(self.model) and low.llama_model_has_decoder(self.model)
         return int(low.llama_model_n_embd_out(self.model)) if decodes else 0
@@ -187,7 +192,7 @@ class LoadedContext:
         return FLOAT_BYTES * tokens * (self.vocabulary_size + width)
 
     def free(self) -> None:
-        """Free everything. The projector and the context use the model, which is freed last."""
+        """Free projector, context and model. The model is freed last, because the other two use it."""
         if self.side_files is not None:
             self.side_files.free()
         self.engine.low.llama_free(self.context)
@@ -203,7 +208,7 @@ _INT_BYTES = ctypes.sizeof(ctypes.c_int32)
 
 
 class Batch:
-    """A `llama_batch` of tokens of several sequences. It is filled and decoded again and again. `size`: in tokens."""
+    """A `llama_batch` for tokens of several sequences, which is filled and decoded many times. `size`: tokens."""
 
     def __init__(self, engine: Bindings, size: int) -> None:
         self.size = size

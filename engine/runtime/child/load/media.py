@@ -23,7 +23,7 @@ from engine.runtime.protocol.messages import ImageFile, MediaFile, SoundFile
 
 TEXT_CHUNK = 0
 POSITION_SECTIONS = 4
-"""Position numbers of a token with M-RoPE: time, row, column, and one that is not used."""
+"""Number of position values of a token with M-RoPE: time, row, column, and one that is not used."""
 _FINGERPRINT_BYTES = 1 << 16
 _FLOAT_BYTES = 4
 
@@ -33,8 +33,9 @@ class MediaPart:
     """A run of embeddings in a prompt: an image, a tile of one, or a stretch of sound.
 
     `chunk`: index of its mtmd chunk in the prompt.
-    `n_positions`: positions that it takes in the sequence. `n_cells`: KV cells.
-    `at_once`: it has non-causal attention, so that it must be computed in one batch.
+    `n_positions`: positions that it takes in the sequence.
+    `n_cells`: KV cells that it takes.
+    `at_once`: whether it has non-causal attention, so that it must be computed in one batch.
     """
 
     file: MediaFile
@@ -46,9 +47,10 @@ class MediaPart:
 
 @dataclass(frozen=True, slots=True)
 class MediaPrompt:
-    """A prompt, perhaps with images and sounds.
+    """A prompt as tokens, perhaps with images and sounds.
 
-    `text`: the text with a marker for each file. `add_special`: whether BOS and EOS were added.
+    `text`: the text with a marker for each file; empty if there are no files.
+    `add_special`: whether BOS and EOS were added.
     `tokens`: its tokens, with a run of a negative number for each part.
     `parts`: the part that each negative number stands for.
     """
@@ -74,7 +76,11 @@ NO_MEDIA = MediaPrompt()
 
 @dataclass(frozen=True, slots=True)
 class Embeddings:
-    """The embeddings of a part. `rows`: float32, `width` numbers each. `positions`: of all rows, section by section."""
+    """The embeddings of a part.
+
+    `rows`: float32, `width` numbers for each KV cell.
+    `positions`: positions of all rows, for each section; one section, or four with M-RoPE.
+    """
 
     rows: Any
     width: int
@@ -82,9 +88,9 @@ class Embeddings:
 
 
 class Media:
-    """The loaded projector's input: turns files into parts of a prompt and into embeddings. For the main thread.
+    """Turns images and sounds into parts of a prompt and into embeddings, with the loaded projector.
 
-    `width`: numbers of an embedding.
+    For the main thread. `width`: numbers in an embedding.
     """
 
     def __init__(self, projector: Projector, width: int) -> None:
@@ -99,8 +105,9 @@ class Media:
 
     @property
     def marker(self) -> str:
-        """Text that marks the place of an image or sound in a prompt. It is random, so that no message can contain
-        it.
+        """Text that marks the place of an image or sound in a prompt.
+
+        It is random, so that no message can contain it.
         """
         return self._projector.marker
 
@@ -116,15 +123,15 @@ class Media:
 
     @property
     def sample_rate(self) -> int:
-        """Samples per second that it reads; less than 1 if it reads no sound."""
+        """Samples per second of the sound that the projector reads; less than 1 if it reads none."""
         return int(self._library.mtmd_get_audio_sample_rate(self._projector.handle))
 
     def name_of(self, number: int) -> str:
-        """Return the name of the part that a negative token stands for."""
+        """Return the name of the part that a negative token stands for: projector, file, place and size."""
         return self._names[-number - 1]
 
     def number_of(self, name: str) -> int:
-        """Return the negative token of a part by its name."""
+        """Return the negative token of the part with this name. A new name gets the next number."""
         if name not in self._numbers:
             self._names.append(name)
             self._numbers[name] = -len(self._names)
@@ -135,7 +142,7 @@ class Media:
         return name.startswith(f"{self._identity}:")
 
     def prompt(self, text: str, files: Sequence[MediaFile], *, add_special: bool) -> MediaPrompt:
-        """Return the prompt of a text that has a marker for each file. No file is decoded for that.
+        """Return the prompt of a text that has a marker for each file. No file is decoded.
 
         Raises:
             RequestError: the projector refuses a file.
@@ -159,7 +166,7 @@ class Media:
         return MediaPrompt(empty.text, empty.files, add_special, tuple(tokens), parts)
 
     def count(self, file: MediaFile) -> int:
-        """Return the KV cells of an image or sound with the tokens around it. Raises as `prompt` does.
+        """Return the KV cells of an image or sound, with the tokens that enclose it. Raises as `prompt` does.
 
         The result is cached, because mtmd computes a sound's spectrum for it, and the window asks while a user types.
         """
@@ -186,10 +193,11 @@ class Media:
     def chunks(self, prompt: MediaPrompt, file: MediaFile | None = None, decoded: bytes = b"") -> Iterator[Any]:
         """Yield the mtmd chunks of a prompt, which are freed afterwards.
 
-        `file`: the only file with content. `decoded`: its pixels, or its samples at the projector's rate.
+        `file`: the only file whose content is given; None for none.
+        `decoded`: its pixels, or its samples at the projector's rate.
 
         Raises:
-            RequestError: the projector refuses a file, or its size is not that of the message.
+            RequestError: the projector refuses a file, or `decoded` has another size than the file should have.
         """
         key = None if file is None else identity_of(file)
         with ExitStack() as stack:
@@ -263,7 +271,10 @@ def identity_of(file: MediaFile) -> tuple[str | int, ...]:
 
 
 def without_numbers(media: Media | None, tokens: Sequence[int]) -> tuple[list[int], tuple[str, ...]]:
-    """Return tokens for a file: parts are renumbered to -1, -2..., whose names are returned too."""
+    """Return tokens for a saved state, and the names of the images and sounds among them.
+
+    Their negative tokens are renumbered to -1, -2..., in the order of the names.
+    """
     names: list[str] = []
     numbers: dict[int, int] = {}
     for token in tokens:
@@ -274,7 +285,10 @@ def without_numbers(media: Media | None, tokens: Sequence[int]) -> tuple[list[in
 
 
 def with_numbers(media: Media | None, tokens: Sequence[int], names: Sequence[str]) -> list[int]:
-    """Undo `without_numbers` in this process, in which the parts may have other numbers."""
+    """Return tokens of a saved state, with this process's negative tokens for the images and sounds in `names`.
+
+    It reverses `without_numbers`.
+    """
     if media is None or not names:
         return list(tokens)
     numbers = [media.number_of(name) for name in names]
@@ -286,7 +300,7 @@ def _library_text(library: Any, prompt: MediaPrompt) -> Any:
 
 
 def _fingerprint(path: Path) -> str:
-    """Return a digest that identifies a projector's file, from its size and both ends."""
+    """Return a digest that identifies a projector's file, from its size, its first bytes and its last."""
     # The whole file may have gigabytes; its header, with all metadata, is at the beginning.
     with path.open("rb") as file:
         digest = hashlib.sha256(file.read(_FINGERPRINT_BYTES))

@@ -47,9 +47,9 @@ UNSPECIFIED = -1
 
 
 class ModelParameters:
-    """`llama_model_params` with the arrays that it points to; keep this object until the model is loaded.
+    """`llama_model_params` with the arrays that it points to. This object must live until the model is loaded.
 
-    `dry`: a load without memory (`no_alloc`).
+    `dry`: whether to load without memory (`no_alloc`).
     """
 
     def __init__(
@@ -144,7 +144,7 @@ def context_struct(engine: Bindings, context: ContextSettings, stop: StopFlag | 
 
 
 def _stop_of_pipeline(parameters: EngineParameters, context: ContextSettings) -> tuple[TensorOverride, ...]:
-    """Return an override that matches no tensor, if pipeline parallelism is off and several devices would use it.
+    """Return an override that matches no tensor, to prevent pipeline parallelism; empty if it need not be prevented.
 
     llama.cpp has no parameter for that, but does not use a pipeline if there is any tensor override
     (llama_context: `pipeline_parallel`).
@@ -277,7 +277,7 @@ class ModelLoader:
     def _end_refused(self, device: str, requested_bytes: int) -> None:
         """Report that a device of a tensor split refused memory, and exit.
 
-        llama.cpp would abort with an assertion as soon as this returns.
+        If this returned, llama.cpp would abort with an assertion.
         """
         buffer_type = self._engine.buffer_type_name(self._engine.device_buffer_type(self._devices.by_id[device]))
         self._reporter.send_final(
@@ -322,10 +322,10 @@ class ModelLoader:
             raise RequestError(failed)
 
     def _placed_before_weights(self) -> tuple[Part, ...]:
-        """Return the weight buffers that were allocated before the refused one.
+        """Return the weight buffers that were allocated before the refused one; empty if none was refused.
 
         llama.cpp logs their sizes only after the last of them. It allocates in the order of the buffer types' names: a
-        dry load gives the sizes, and the order tells which were allocated before.
+        dry load gives the sizes, and the order shows which were allocated before.
         """
         # llama_model_loader::ctx_map is a std::map ordered by ggml_backend_buft_comparator, which compares names.
         failed = self._log.facts.failed

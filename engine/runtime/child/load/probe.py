@@ -87,11 +87,13 @@ def dry_projector(
 ) -> tuple[Part, ...]:
     """Return the compute buffers of a projector for the largest image; empty if they are unknown.
 
-    The projector is loaded for a moment. Its weights are allocated here first, because mtmd aborts if it cannot.
-    Without room for the compute buffers the process ends with a `Failure`.
+    The projector is loaded for a moment. Its weights are allocated here first, because mtmd aborts if that fails. If
+    there is no room for the compute buffers, the process ends with a `Failure`.
+
+    `send_final`: as of `probe`.
 
     Raises:
-        RequestError: the projector has other limits for images than those of the settings.
+        RequestError: the projector does not allow the limits for images in the settings.
     """
     file = request.projector
     if file is None:
@@ -127,7 +129,10 @@ def dry_projector(
 
 
 def backend_buffer_types(engine: Bindings, devices: ResolvedDevices, entries: Iterable[str]) -> list[int]:
-    """Return the buffer type of each backend of a context: the entries, the accelerators, and the CPU last."""
+    """Return the buffer type of each backend of a context: of the devices, the accelerators, and the CPU last.
+
+    `entries`: ids of the layout's devices.
+    """
     listed = [devices.by_id[device_id] for device_id in entries]
     accelerators = [device for device in engine.devices() if engine.device_props(device).type == ACCELERATOR_TYPE]
     buffer_types = [engine.device_buffer_type(device) for device in (*listed, *accelerators)]
@@ -139,7 +144,10 @@ def backend_buffer_types(engine: Bindings, devices: ResolvedDevices, entries: It
 
 
 def counted_once(sizes: dict[int, BufferBytes], buffer_types: list[int]) -> dict[int, BufferBytes]:
-    """Correct a dry run's compute buffers: if several backends share a buffer type, it counts the buffer for each."""
+    """Return a dry run's sizes with each compute buffer counted once.
+
+    A dry run counts a buffer again for each backend that shares its buffer type.
+    """
     return {
         key: replace(size, compute_bytes=size.compute_bytes // max(1, buffer_types.count(key)))
         for key, size in sizes.items()
@@ -149,13 +157,14 @@ def counted_once(sizes: dict[int, BufferBytes], buffer_types: list[int]) -> dict
 def without_surplus(
     sizes: dict[int, BufferBytes], buffer_types: list[int], host: int, copies_bytes: int
 ) -> dict[int, BufferBytes]:
-    """Correct a dry run's compute buffers under pipeline parallelism.
+    """Return a dry run's sizes with compute buffers corrected for pipeline parallelism.
 
     A dry run assigns the norms to other backends than a load does, and so plans the copies of the hidden state at other
-    boundaries. A device with a single entry gets one set of copies too many. Without CPU entries, the device of the
-    first entry gets one set too few.
+    boundaries. It counts one set of copies too many for a device with a single entry in the layout. If the layout has
+    no CPU entries, it counts one set too few for the device of the first entry.
 
-    `buffer_types`: as of `backend_buffer_types`. `host`: the buffer type of CPU backends.
+    `buffer_types`: from `backend_buffer_types`.
+    `host`: buffer type of CPU backends.
     `copies_bytes`: size of one set.
     """
     listed = buffer_types[:-1]
@@ -170,7 +179,7 @@ def without_surplus(
 
 
 def _copies_bytes(loaded: LoadedContext) -> int:
-    """Return the size of one set of copies of a micro batch's hidden state, for pipeline parallelism."""
+    """Return the bytes of one set of copies of a micro batch's hidden state, for pipeline parallelism."""
     low = loaded.engine.low
     width, tokens = low.llama_model_n_embd(loaded.model), low.llama_n_ubatch(loaded.context)
     return int(loaded.log.facts.input_copies * FLOAT_BYTES * width * tokens)

@@ -18,7 +18,7 @@ FILE_TYPES = {
 
 
 def quantise(engine: Bindings, request: Quantise) -> Quantised:
-    """Write the quantised file. Weights that are quantised already are converted too.
+    """Write the quantised file. Weights that are quantised already are converted to the new type too.
 
     Raises:
         RequestError: the type is unknown, or llama.cpp failed.

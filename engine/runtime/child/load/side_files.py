@@ -58,7 +58,10 @@ def loaded_bytes(library: Any, handle: int) -> dict[int, int] | None:
 
 
 def exact_parts(devices: ResolvedDevices, file: ProjectorFile, sizes: dict[int, int] | None) -> tuple[Part, ...] | None:
-    """Return weights and compute buffers of a projector; None if `sizes` do not agree with the file's header."""
+    """Return weights and compute buffers of a projector; None if `sizes` do not agree with the file's header.
+
+    `sizes`: from `loaded_bytes`.
+    """
     home = devices.by_id[file.device]
     if sizes is None or not file.plain_bytes or sizes.get(home, 0) < file.plain_bytes:
         return None
@@ -88,7 +91,7 @@ def _function(library: Any, name: str, *arguments: Any) -> Any:
 
 AUTO_FLASH_ATTENTION = -1
 _LIMIT = re.compile(r"image_max_pixels \((\d+)\) is less than image_min_pixels \((\d+)\)")
-"""clip.cpp's refusal of a limit for images."""
+"""Matches clip.cpp's error message about limits for images that it refuses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +115,10 @@ class Adapters:
 class Projector:
     """A loaded projector.
 
-    `library`: the binding of mtmd. `marker`: as of `Media`. `kept`: ctypes callback, which must live as long as this.
-    `limits`: limits for images that were chosen, as text.
+    `library`: the binding of mtmd.
+    `marker`: as of `Media`.
+    `kept`: ctypes callback of the projector, which must live as long as it.
+    `limits`: limits for images from the settings, as text (`limits_of`).
     """
 
     library: Any
@@ -129,7 +134,7 @@ class Projector:
 
 @dataclass(frozen=True, slots=True)
 class LoadedSideFiles:
-    """Adapters and projector of a model. `parts`: their bytes; from the log they are rounded to 0.01 MiB."""
+    """Adapters and projector of a model. `parts`: their bytes; those from the log are rounded to 0.01 MiB."""
 
     adapters: Adapters
     projector: Projector | None = None
@@ -144,7 +149,7 @@ class LoadedSideFiles:
 class SideFileLoader:
     """Loads adapters and projector after the model's weights.
 
-    `send_final`: sends the last message of a load that ends inside of native code.
+    `send_final`: sends the last message if the process ends inside of native code.
     """
 
     def __init__(
@@ -160,7 +165,9 @@ class SideFileLoader:
         self._send_final = send_final
 
     def load(self, load: Load, model: int, placed: tuple[Part, ...]) -> LoadedSideFiles:
-        """Load the side files of a request. `placed`: what was allocated before, for the report of a failure.
+        """Load the side files of a request.
+
+        `placed`: memory that was allocated before, for the report of a failure.
 
         Raises:
             RequestError: a device refused memory, or a file cannot be used. Nothing is left to free.
@@ -230,7 +237,7 @@ class SideFileLoader:
         raise self._refusal(file.path, "llama.cpp cannot use it as an adapter of this model")
 
     def _end_refused(self, placed: tuple[Part, ...], failed: FailedAllocation) -> None:
-        """Report a device without room for the largest image."""
+        """Report that a device has no room for the projector's largest image."""
         self._free.note(failed)
         self._send_final(
             AllocationFailure(
@@ -245,7 +252,10 @@ class SideFileLoader:
         )
 
     def _make_sure_of_room(self, file: ProjectorFile, placed: tuple[Part, ...]) -> None:
-        """Allocate the size of the weights and free it again: if mtmd's own allocation fails, it aborts the process."""
+        """Raise `RequestError` if there is no room for a projector's weights.
+
+        Their size is allocated and freed again, because mtmd aborts the process if its own allocation fails.
+        """
         buffer_type = self._engine.device_buffer_type(self._devices.by_id[file.device])
         buffer = self._engine.allocate_buffer(buffer_type, file.weights_bytes)
         if buffer:
@@ -271,7 +281,7 @@ class SideFileLoader:
 
 
 def check_image_limit(log: EngineLog, context: ContextSettings) -> None:
-    """Raise `RequestError` if the projector was refused because of the limits for images."""
+    """Raise `RequestError` if the projector could not be loaded because of the limits for images in the settings."""
     found = next((match for text in log.facts.reasons() if (match := _LIMIT.search(text))), None)
     if found is None:
         return
@@ -299,7 +309,7 @@ def new_marker() -> str:
 
 
 def limits_of(context: ContextSettings) -> str:
-    """Return the limits for images as part of a name; empty if both are the projector's own."""
+    """Return the limits for images as text, which identifies embeddings; empty if both are the projector's own."""
     limits = (context.image_min_tokens, context.image_max_tokens)
     return "" if limits == (None, None) else "-".join("" if each is None else str(each) for each in limits)
 

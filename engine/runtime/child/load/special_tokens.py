@@ -13,7 +13,10 @@ _UNKNOWN, _CONTROL, _LSTRIP, _RSTRIP = 1 << 0, 1 << 3, 1 << 7, 1 << 8
 
 
 class SpecialToken(NamedTuple):
-    """A token that llama.cpp finds only where special tokens are parsed. `strips_*`: it removes spaces beside it."""
+    """A special token: llama.cpp finds its name in a text only if special tokens are parsed.
+
+    `strips_left`, `strips_right`: whether it removes spaces beside it.
+    """
 
     id: int
     strips_left: bool
@@ -22,9 +25,10 @@ class SpecialToken(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SpecialTokens:
-    """Special tokens by name.
+    """Special tokens of a vocabulary by name.
 
-    `names` finds a name, the longest first; `beginnings` finds the first character of one. None if there are no names.
+    `names`: pattern that matches the longest name at a position; None if there are no names.
+    `beginnings`: pattern that matches the first character of a name; None if there are no names.
     """
 
     by_name: dict[str, SpecialToken]
@@ -45,7 +49,7 @@ def read_special_tokens(low: Any, vocabulary: Any, size: int) -> SpecialTokens:
 
 
 def any_of(texts: Iterable[str]) -> re.Pattern[str] | None:
-    """Return a pattern that finds the longest of these texts at a place; None if there are none."""
+    """Return a pattern that matches the longest of these texts at a position; None if there are no texts."""
     # Grouped by their beginnings: Gemma has 6000 names with `<`, and each `<` of a page of HTML would try them all.
     rests: dict[str, list[str]] = {}
     for text in sorted(texts, key=len, reverse=True):

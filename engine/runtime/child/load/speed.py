@@ -25,19 +25,20 @@ _F16, _F32 = 1, 0
 _COLUMNS = 4096
 _MIN_ROWS = 64
 _SENT_BYTES = 4 << 20
-"""Size of a copy to the device. Below 10 MiB, from which on RPC clients first ask the server's cache for a tensor."""
+"""Size of a copy to the device. For 10 MiB or more, RPC clients would first ask the server's cache for the tensor."""
 _ROUND_TRIPS = 20
 _MEASURED_S = 0.4
 _MEASURED_TYPE_S = 0.25
 _MAX_PASSES = 50
 _PART_S = 0.008
-"""A pass through the matrix that takes longer is measured in parts: on a busy machine a short part is less
-disturbed.
+"""Time limit in seconds for a pass through the matrix. A longer pass is measured in parts too.
+
+On a busy machine a short part is less disturbed.
 """
 _MAX_PARTS = 32
 _SUMS = 256
 _TOKENS = 128
-"""Number of columns of the product for prompts: enough that arithmetic decides, not memory."""
+"""Number of columns of the product for prompts, enough for arithmetic to limit the speed instead of memory."""
 _MANY_ROWS = 4096
 _MEASURED_PRODUCT_S = 0.1
 _SHORT_S = 0.002
@@ -45,9 +46,9 @@ _GRAPH_NODES = 512
 
 
 def measure_speed(engine: Bindings, request: MeasureSpeed) -> DeviceSpeed:
-    """Measure one device. It takes some seconds, and `size_bytes` of the device's memory meanwhile.
+    """Measure one device. That takes some seconds, and `size_bytes` of the device's memory meanwhile.
 
-    A slow device may need as long for one type as others for all of them, so that no type is begun after `enough_s`.
+    A slow device may need as long for one type as others for all of them. So no type is begun after `enough_s`.
 
     Raises:
         RequestError: the device is gone, or has no room for the matrix.
@@ -72,7 +73,7 @@ def measure_speed(engine: Bindings, request: MeasureSpeed) -> DeviceSpeed:
 
 
 def _products_per_second(engine: Bindings, device: int, request: MeasureSpeed, type_number: int) -> float:
-    """Return weights times tokens per second, from a small matrix; on a fast device from a larger one."""
+    """Return weights times tokens per second of a product, for a small matrix; on a fast device for a larger one."""
     for rows in (_MIN_ROWS, _MANY_ROWS):
         with _Graph(engine, device, request, type_number=type_number, rows=rows, tokens=_TOKENS) as graph:
             seconds = graph.work_s(_MEASURED_PRODUCT_S)
@@ -82,10 +83,12 @@ def _products_per_second(engine: Bindings, device: int, request: MeasureSpeed, t
 
 
 class _Graph:
-    """A matrix and a column on a device, and the graph that multiplies them. A context manager that frees everything.
+    """A matrix and columns on a device, and the graph that multiplies them. A context manager that frees everything.
 
-    `type_number`: ggml type of the matrix. `sums`: if not 0, the graph adds the column up this often instead.
-    `rows`: rows of the matrix; 0 for as many as fit into `size_bytes`. `tokens`: number of columns.
+    `type_number`: ggml type of the matrix.
+    `sums`: if not 0, the graph adds the column up this often instead.
+    `rows`: rows of the matrix; 0 for as many as fit into `size_bytes`.
+    `tokens`: number of columns.
     """
 
     def __init__(
@@ -173,7 +176,7 @@ class _Graph:
     # Other programs make a pass slower, never faster. So the best of several passes counts.
 
     def measure(self) -> DeviceSpeed:
-        """Return the rate of reading F16 weights, the round trip, and the rate of copies to the device."""
+        """Return the speed of reading F16 weights, the round trip, and the speed of copies to the device."""
         block = ctypes.create_string_buffer(min(_SENT_BYTES, self._matrix_bytes))
 
         def send() -> None:
@@ -190,7 +193,7 @@ class _Graph:
         )
 
     def read_bytes_per_second(self, measured_s: float) -> float:
-        """Return the rate at which the matrix is read, in bytes per second."""
+        """Return the rate at which the matrix is read, in bytes per second. `measured_s`: time to measure."""
         self._work()
         whole_s, trip_s = _best(self._work, measured_s), self._round_trip_s()
         found = float(self._matrix_bytes) / max(whole_s - trip_s, 1e-9)
@@ -204,11 +207,11 @@ class _Graph:
         return found
 
     def op_s(self, measured_s: float) -> float:
-        """Return the seconds of a single sum."""
+        """Return the seconds of a single graph node that adds columns. `measured_s`: time to measure."""
         return self.work_s(measured_s) / self._sums
 
     def work_s(self, measured_s: float) -> float:
-        """Return the seconds of the whole graph, without the round trip."""
+        """Return the seconds of the whole graph, without the round trip. `measured_s`: time to measure."""
         self._work()
         return max(_best(self._work, measured_s) - self._round_trip_s(), 1e-9)
 
@@ -232,7 +235,7 @@ class _Graph:
 
 
 def _best(work: Callable[[], Any], measured_s: float) -> float:
-    """Return the seconds of the fastest pass, of as many as fit into `measured_s`."""
+    """Return the seconds of the fastest call of `work`, out of as many as fit into `measured_s`."""
     end = time.perf_counter() + measured_s
     best = _seconds(work)
     for _ in range(_MAX_PASSES):

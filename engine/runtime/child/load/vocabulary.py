@@ -1,6 +1,6 @@
 """Counts tokens with the vocabulary of a model that is not loaded (`vocab_only`).
 
-llama.cpp reads the file's header alone then: no weights, no context, no device. The process ends by itself after a time
+llama.cpp then reads only the file's header: no weights, no context, no device. The process ends by itself after a time
 without a request, because a large vocabulary takes some hundred MiB.
 """
 
@@ -40,7 +40,7 @@ class LoadedVocabulary(LoadedContext):
 
 
 class VocabularyReader:
-    """The vocabulary of the file that was asked for last, and the timer that ends the process. For the main thread."""
+    """Counts tokens with the vocabulary of the last requested file, and ends the idle process. For the main thread."""
 
     def __init__(self, engine: Bindings, log: EngineLog) -> None:
         self._engine, self._log = engine, log
@@ -50,7 +50,7 @@ class VocabularyReader:
         self._idle_s = 0.0
 
     def count(self, request: CountVocabulary) -> Counted:
-        """Count tokens.
+        """Return the token counts for a request, after loading the vocabulary if its file is another one.
 
         Raises:
             RequestError: the file has no vocabulary that llama.cpp can read, or the chat template is refused.
@@ -64,7 +64,7 @@ class VocabularyReader:
         return count_tokens(self._loaded, request.count)
 
     def rest(self) -> None:
-        """Begin the time after which the process ends. Called when the answer was sent."""
+        """Start the timer that ends the process if there is no request for `idle_s`. Called after each answer."""
         # Not the exit of the interpreter: the main thread waits for the next request.
         self._idle = threading.Timer(self._idle_s, os._exit, (0,))
         self._idle.daemon = True

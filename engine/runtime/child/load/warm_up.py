@@ -27,9 +27,10 @@ MIN_STEP_SECONDS = 0.05
 
 
 class StageReporter:
-    """Sends the stage of a load when it changes, and again every second while the process visibly works.
+    """Sends the stage of a load when it changes, and again every second while the counters of the process show work.
 
-    A context manager: the repetition ends with it. Native callbacks and a thread use it, under a lock.
+    It is a context manager: the repetition ends when the block is left. Thread-safe, because native callbacks and the
+    thread of the heartbeat use it.
     """
 
     def __init__(self, send: Callable[[Message], None], *, tick_seconds: float = TICK_SECONDS) -> None:
@@ -54,11 +55,11 @@ class StageReporter:
         self._ticks.__exit__(kind, error, trace)
 
     def enter(self, stage: LoadStage, fraction: float | None = None) -> None:
-        """Begin a stage."""
+        """Begin a stage of the load, and send it."""
         self._send(StageProgress(stage=stage, fraction=fraction))
 
     def advance(self, fraction: float) -> None:
-        """Send the done part of the stage, 0 to 1. Small steps in quick succession are left out."""
+        """Send the done part of the stage, 0 to 1. Small steps in quick succession are not sent."""
         before = self._latest.fraction or 0.0
         soon = time.monotonic() - self._sent_at < MIN_STEP_SECONDS
         if fraction >= 1.0 or (fraction - before >= MIN_STEP and not soon):
@@ -91,7 +92,7 @@ WARM_UP_GROWTH = 8
 
 
 class WarmUp:
-    """Computes growing batches, up to a full micro batch over all sequences.
+    """Computes growing batches, up to a full micro batch over all sequences, before the first answer.
 
     It ends early if the next batch would make the warm-up longer than `WARM_UP_SECONDS`.
     """
@@ -121,7 +122,7 @@ class WarmUp:
         self._check_stop()
 
     def _reserve_embeddings(self, tokens: int) -> None:
-        """Let llama.cpp allocate the output buffer for embeddings, by a batch of texts that is aborted at once."""
+        """Make llama.cpp allocate the output buffer for embeddings, by a batch of texts that is aborted at once."""
         loaded, low = self._loaded, self._loaded.engine.low
         batch, longest = Batch(loaded.engine, tokens), loaded.longest_text
         for sequence, begin in enumerate(range(0, tokens, longest)):

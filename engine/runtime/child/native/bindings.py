@@ -32,7 +32,7 @@ _MODEL_BREAKDOWN = "_ZNK11llama_model16memory_breakdownEv"
 
 
 class DeviceProps(ctypes.Structure):
-    """`ggml_backend_dev_props`."""
+    """ctypes structure of `ggml_backend_dev_props`."""
 
     _fields_ = [
         ("name", ctypes.c_char_p),
@@ -46,26 +46,29 @@ class DeviceProps(ctypes.Structure):
 
 
 class TensorOverrideEntry(ctypes.Structure):
-    """`llama_model_tensor_buft_override`."""
+    """ctypes structure of `llama_model_tensor_buft_override`."""
 
     _fields_ = [("pattern", ctypes.c_char_p), ("buffer_type", ctypes.c_void_p)]
 
 
 class InitParams(ctypes.Structure):
-    """`ggml_init_params`."""
+    """ctypes structure of `ggml_init_params`."""
 
     _fields_ = [("mem_size", ctypes.c_size_t), ("mem_buffer", ctypes.c_void_p), ("no_alloc", ctypes.c_bool)]
 
 
 def prepare_environment() -> None:
-    """Set environment variables that ggml reads at its start; call it before `Bindings()`."""
+    """Set environment variables that ggml reads at its start. It must be called before `Bindings()`."""
     # Without GGML_NO_BACKTRACE an abort starts gdb if there is one. CUDA's default order is fastest first.
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
 
 
 class Bindings:
-    """The loaded libraries. `low`: the module `llama_cpp.llama_cpp`. Other attributes: functions that it lacks."""
+    """The loaded libraries of llama.cpp and ggml.
+
+    `low`: the module `llama_cpp.llama_cpp`. Most other attributes are C functions that this module lacks.
+    """
 
     def __init__(self) -> None:
         self.low: Any = _low_level()
@@ -112,7 +115,7 @@ class Bindings:
         """Log callback for mtmd, without debug lines: those quote the text of conversations."""
 
     def on_abort(self, say: Callable[[str], None]) -> None:
-        """Set the function that is called with the text of a failed assertion. The process aborts after it returns."""
+        """Set the function that is called with the text of a failed assertion. The process aborts when it returns."""
         self.send_abort_text = say
         callback = ABORT_CALLBACK(lambda text: say((text or b"").decode("utf-8", "replace").strip()))
         self._kept.append(callback)
@@ -120,7 +123,7 @@ class Bindings:
         self._set_abort_callback(callback)
 
     def on_log(self, write: Callable[[int, str], None]) -> None:
-        """Send all log text of llama.cpp and ggml to `write(level, text)`, instead of the binding's own printing."""
+        """Pass all log text of llama.cpp and ggml to `write(level, text)`, instead of the binding's own printing."""
         callback = self.low.llama_log_callback(lambda level, text, _data: write(level, text.decode("utf-8", "replace")))
         spared = self.low.llama_log_callback(
             lambda level, text, _data: write(level, text.decode("utf-8", "replace")) if level > _DEBUG else None
@@ -130,7 +133,7 @@ class Bindings:
         self.low.llama_log_set(callback, _POINTER(0))
 
     def devices(self) -> list[int]:
-        """Return the registered devices, in ggml's order."""
+        """Return the addresses of the registered devices, in ggml's order."""
         return [self.device_get(index) for index in range(self.device_count())]
 
     def cpu_device(self) -> int:
@@ -143,13 +146,13 @@ class Bindings:
         return _decoded(self._device_description(device))
 
     def device_props(self, device: int) -> DeviceProps:
-        """Return the properties. On CUDA that makes a context on the card."""
+        """Return the properties of a device. On CUDA this makes a context on the card."""
         props = DeviceProps()
         self._device_props(device, ctypes.byref(props))
         return props
 
     def device_memory(self, device: int) -> tuple[int, int]:
-        """Return free and total bytes as the device reports them now."""
+        """Return free and total bytes of a device, as it reports them now."""
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
         self._device_memory(device, ctypes.byref(free), ctypes.byref(total))
         return free.value, total.value
@@ -161,19 +164,19 @@ class Bindings:
 
     @cached_property
     def rpc_add_server(self) -> Any:
-        """`ggml_backend_rpc_add_server`."""
+        """The C function `ggml_backend_rpc_add_server`."""
         return ctypes.CFUNCTYPE(_POINTER, _TEXT)(self._rpc_function(b"ggml_backend_rpc_add_server"))
 
     @cached_property
     def rpc_start_server(self) -> Any:
-        """`ggml_backend_rpc_start_server`."""
+        """The C function `ggml_backend_rpc_start_server`."""
         kind = ctypes.CFUNCTYPE(None, _TEXT, _TEXT, ctypes.c_size_t, ctypes.c_size_t, _POINTER)
         return kind(self._rpc_function(b"ggml_backend_rpc_start_server"))
 
     def _rpc_function(self, name: bytes) -> int:
-        """Return the address of a function of the RPC backend.
+        """Return the address of a function of the RPC backend, from the backend's registry.
 
-        It is asked of the backend's registry, because the backend may be a library that ggml has loaded itself.
+        The backend may be a library that ggml has loaded itself, so that its symbols are not found in other ways.
         """
         registry = self._registry_by_name(b"RPC")
         address = self.registry_function(registry, name) if registry else None
@@ -188,7 +191,7 @@ class Bindings:
         return _decoded(self._buffer_type_name(buffer_type))
 
     def bind(self, name: str, result: Any, *arguments: Any) -> Any:
-        """Return a C function of llama.cpp or ggml, with its types set.
+        """Return a C function of llama.cpp or ggml, with its types set. `result`, `arguments`: ctypes types.
 
         Raises:
             ImportError: the libraries were built without it.
@@ -205,9 +208,9 @@ class Bindings:
         raise ImportError(f"llama_cpp was built without {name}; build it with GGML_RPC=ON")
 
     def _bind_optional(self, name: str) -> Any:
-        """Return a C++ function that returns an object, as C function with a pointer to the result as first argument.
+        """Return a C++ function that returns an object, as a C function; None if it is not exported.
 
-        None if it is not exported.
+        Its first argument is a pointer to room for the result.
         """
         try:
             return self.bind(name, None, _POINTER, _POINTER)
@@ -228,7 +231,7 @@ def _low_level() -> Any:
 
 
 def _libraries(low: Any) -> list[ctypes.CDLL]:
-    """Return the handles in which symbols are looked up: on POSIX one finds all, Windows has one for each DLL."""
+    """Return the library handles for looking up symbols. On POSIX one finds all; Windows has one for each DLL."""
     if sys.platform != "win32":
         return [low._lib]
     folder = Path(low.__file__).parent / "lib"

@@ -22,7 +22,7 @@ MAX_BUFFER_TYPES = 256
 
 @dataclass(frozen=True, slots=True)
 class BufferBytes:
-    """Bytes in one buffer type."""
+    """Bytes of weights, context and compute buffers in one buffer type."""
 
     model_bytes: int = 0
     context_bytes: int = 0
@@ -30,7 +30,7 @@ class BufferBytes:
 
 
 class _Node(ctypes.Structure):
-    """`_Rb_tree_node_base` and the key of a node; the value follows it."""
+    """A node of a `std::map`: `_Rb_tree_node_base` and the key. The value follows in memory."""
 
     _fields_ = [
         ("color", ctypes.c_size_t),
@@ -42,7 +42,7 @@ class _Node(ctypes.Structure):
 
 
 class _Map(ctypes.Structure):
-    """A `std::map` of libstdc++. `spare`: zeroed room behind it, in case another standard library has a larger one."""
+    """A `std::map` of libstdc++. `spare`: zeroed room behind it, for a larger map of another standard library."""
 
     _fields_ = [
         ("compare", ctypes.c_size_t),
@@ -56,12 +56,12 @@ class _Map(ctypes.Structure):
 
 
 def context_bytes(engine: Bindings, context: int) -> dict[int, BufferBytes] | None:
-    """Return the bytes of a context and its model by buffer type address; None if they cannot be read."""
+    """Return the bytes of a context and its model, by buffer type address; None if they cannot be read."""
     return _read(engine, engine.context_breakdown, context, 3)
 
 
 def model_bytes(engine: Bindings, model: int) -> dict[int, BufferBytes] | None:
-    """Return the bytes of the weights by buffer type address; None if they cannot be read."""
+    """Return the bytes of a model's weights, by buffer type address; None if they cannot be read."""
     return _read(engine, engine.model_breakdown, model, 1)
 
 
@@ -75,9 +75,9 @@ def _read(engine: Bindings, function: object, subject: int, values: int) -> dict
 
 
 def read_map(fill: Callable[[int], object], values: int) -> dict[int, tuple[int, ...]] | None:
-    """Return a map that a C++ function writes to an address, with `values` sizes for each key.
+    """Return the map that a C++ function returns, with `values` sizes for each key; None if it is no map of libstdc++.
 
-    `fill`: calls the function with the address. None if the result is not a map of libstdc++.
+    `fill`: calls the function with the address at which it writes the map.
     """
     if not sys.platform.startswith("linux"):
         return None
@@ -97,7 +97,7 @@ def read_map(fill: Callable[[int], object], values: int) -> dict[int, tuple[int,
 
 
 def _plausible(space: _Map) -> bool:
-    """Return whether this is the header of a red-black tree: the root's parent must be the header itself."""
+    """Return whether `space` is the header of a red-black tree: the root's parent must be the header itself."""
     if space.count == 0:
         return space.root is None
     if space.count > MAX_BUFFER_TYPES or not space.root or any(space.spare):
@@ -128,10 +128,10 @@ MAPPED_SUFFIX = "_Mapped"
 def measured_parts(
     devices: ResolvedDevices, breakdown: dict[int, BufferBytes], facts: LogFacts, output_bytes: int
 ) -> tuple[Part, ...]:
-    """Return the parts of a model and its context from the breakdown.
+    """Return the parts of a model and its context from llama.cpp's breakdown.
 
-    llama.cpp's breakdown does not separate KV cache and recurrent state, and lacks the output buffer; the log has both,
-    rounded to 0.01 MiB.
+    The breakdown does not separate KV cache and recurrent state, and lacks the output buffer. The log has both, rounded
+    to 0.01 MiB.
 
     `output_bytes`: computed size of the output buffer, which is used if the log agrees with it.
     """
@@ -156,7 +156,11 @@ def measured_parts(
 def logged_parts(
     devices: ResolvedDevices, facts: LogFacts, weights: dict[int, BufferBytes] | None, output_bytes: int
 ) -> tuple[Part, ...]:
-    """Return the parts from the log so far, rounded to 0.01 MiB. `weights`: exact sizes of weights, if known."""
+    """Return the parts of a model and its context from the log so far, rounded to 0.01 MiB.
+
+    `weights`: exact bytes of weights by buffer type address; None if unknown.
+    `output_bytes`: as of `measured_parts`.
+    """
     names = {use: facts.logged_bytes(use) for use in ("model", "kv", "rs", "compute")}
     if weights is not None:
         names["model"] = {devices.engine.buffer_type_name(key): size.model_bytes for key, size in weights.items()}
@@ -176,7 +180,10 @@ def logged_parts(
 
 
 def _split_context(total_bytes: int, has_attention: bool, logged_recurrent: int | None) -> tuple[int, int]:
-    """Return the bytes of KV cache and recurrent state. Only a buffer type with both needs the log's rounded size."""
+    """Return the bytes of KV cache and recurrent state in a buffer type, whose sum is `total_bytes`.
+
+    The log's rounded size is only used if the buffer type has both.
+    """
     if logged_recurrent is None:
         return total_bytes, 0
     if not has_attention:
@@ -203,7 +210,7 @@ def _with_output(parts: dict[str, Part], facts: LogFacts, output_bytes: int) -> 
 
 
 def _filled(parts: dict[str, Part]) -> tuple[Part, ...]:
-    """Return the parts without empty ones."""
+    """Return the parts that have any bytes."""
     return tuple(
         part
         for part in parts.values()

@@ -1,6 +1,6 @@
-"""CUDA's driver, asked which card each CUDA device is.
+"""Finds out which card each CUDA device is, by calls of CUDA's driver.
 
-ggml tells the PCI id of a device only together with its free memory, and asking for that makes a CUDA context of
+ggml reports the PCI id of a device only together with its free memory, and reading that makes a CUDA context of
 several hundred MiB (`ggml_backend_cuda_device_get_props`). The calls here make none.
 """
 
@@ -17,7 +17,7 @@ _PCI_ID_SIZE = 32
 
 @dataclass(frozen=True, slots=True)
 class DriverCard:
-    """A CUDA device. `uuid`: as NVML writes that of a card; a slice of a card (MIG) has one of its own."""
+    """A CUDA device. `uuid`: in NVML's form; a slice of a card (MIG) has a UUID of its own."""
 
     pci_bus_id: str
     uuid: str
@@ -25,9 +25,9 @@ class DriverCard:
 
 
 def list_driver_cards() -> tuple[DriverCard, ...]:
-    """Return the CUDA devices of this process in CUDA's order, which is that of ggml; none if the driver cannot tell.
+    """Return the CUDA devices of this process in CUDA's order, which is ggml's too; empty if the driver reports none.
 
-    CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER are applied by the driver itself.
+    The driver itself applies CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER.
     """
     try:
         # ggml's CUDA backend has opened it already.

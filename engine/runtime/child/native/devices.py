@@ -1,6 +1,6 @@
 """Lists ggml's devices, and finds the ggml device of each of our device ids.
 
-ggml has no property for the largest tensor of a device, or for single kernels. Both are found with
+ggml has no property for the largest tensor of a device, or for the kernels that it has. Both are found with
 `ggml_backend_dev_supports_op`.
 """
 
@@ -26,7 +26,7 @@ from engine.runtime.protocol.messages import (
 )
 
 _I8 = 24
-"""`GGML_TYPE_I8`: a byte for each element."""
+"""`GGML_TYPE_I8`, with one byte for each element."""
 _MOST_BYTES = 1 << 46
 _LEAST_BYTES = 1 << 20
 _ROOM_BYTES = 1 << 16
@@ -60,7 +60,7 @@ def largest_tensor_bytes(engine: Bindings, device: int) -> int:
 _F32 = 0
 """`GGML_TYPE_F32`."""
 _MIXES = 24
-"""Numbers of the mix for a token with four residual streams: 4 in, 4 out, and 4 x 4 between them."""
+"""Values that mix four residual streams of a token: 4 for the input, 4 for the output, and 4 x 4 between them."""
 _SCALES = 3
 _LEAST = 1e-6
 _STEPS = 1
@@ -82,12 +82,12 @@ def mixes_streams(engine: Bindings, device: int) -> bool:
 
 CPU_ID = "CPU"
 _LARGEST_BYTES = 1 << 62
-"""A larger limit means none: backends without a limit return SIZE_MAX."""
+"""Buffer limits above this mean no limit: backends without a limit return SIZE_MAX."""
 BACKEND_NAMES = {"ROCm": "HIP", "MTL": "Metal"}
-"""Usual names of backends for which ggml has another one."""
+"""Usual names of backends by ggml's own names, if these differ."""
 
 UNIFIED_VARIABLE = "GGML_CUDA_ENABLE_UNIFIED_MEMORY"
-"""If set, CUDA's buffers are in memory that host and card share."""
+"""Environment variable with which CUDA allocates buffers in memory that host and card share."""
 
 DIES_IN_TENSOR_SPLIT = frozenset({"Vulkan"})
 """Backends that crash at the first token of a tensor split.
@@ -98,14 +98,18 @@ Seen with llama-cpp-python 0.3.36: Vulkan on llvmpipe loads a split over several
 
 @dataclass(frozen=True, slots=True)
 class ResolvedDevices:
-    """ggml devices by our id. `by_id`: device addresses; "CPU" is always among them. `remote`: ids of RPC devices."""
+    """ggml devices by our id.
+
+    `by_id`: addresses of the devices; "CPU" is always among the ids.
+    `remote`: ids of RPC devices.
+    """
 
     engine: Bindings
     by_id: Mapping[str, int]
     remote: frozenset[str]
 
     def id_of_device(self, device: int | None) -> str:
-        """Return our id of a ggml device: "CPU" for CPU and accelerator devices, ggml's name for an unknown one."""
+        """Return our id of a ggml device: "CPU" for CPU and accelerator devices, ggml's name for an unknown device."""
         for device_id, address in self.by_id.items():
             if address == device:
                 return device_id
@@ -120,14 +124,14 @@ class ResolvedDevices:
         return self.id_of_device(self.engine.buffer_type_device(buffer_type))
 
     def id_of_name(self, name: str) -> str:
-        """Return our id for ggml's device name in a log line; an unknown name is returned unchanged."""
+        """Return our id of the device with this name in a log line; an unknown name is returned unchanged."""
         for device_id, address in self.by_id.items():
             if self.engine.device_name(address) == name:
                 return device_id
         return name
 
     def id_of_buffer_name(self, name: str) -> str:
-        """Return our id for the name of a buffer type, such as `RPC0[127.0.0.1:50052]`; "CPU" if it is none of ours."""
+        """Return our id of the device with this buffer type, such as `RPC0[127.0.0.1:50052]`; "CPU" if none has it."""
         for device_id, address in self.by_id.items():
             buffer_type = self.engine.device_buffer_type(address)
             if buffer_type and self.engine.buffer_type_name(buffer_type) == name:
@@ -135,7 +139,7 @@ class ResolvedDevices:
         return CPU_ID
 
     def free_bytes(self, device_id: str) -> int | None:
-        """Return the free memory that a GPU reports; None for the CPU and RPC devices, which report a host's memory."""
+        """Return the free memory that a GPU reports; None for CPU and RPC devices, which report memory of a host."""
         device = self.by_id.get(device_id)
         if device is None or device_id == CPU_ID or device_id in self.remote:
             return None
@@ -143,7 +147,7 @@ class ResolvedDevices:
         return free if total else None
 
     def memory(self) -> tuple[DeviceMemoryReading, ...]:
-        """Return the current memory of all devices except the CPU."""
+        """Return free and total memory of all devices except the CPU, as they report it now."""
         readings = []
         for device_id, device in self.by_id.items():
             if device_id != CPU_ID:
@@ -153,7 +157,7 @@ class ResolvedDevices:
 
 
 def list_devices(engine: Bindings, request: ListDevices, packs: tuple[PackLoad, ...] = ()) -> DeviceList:
-    """Return the local devices and those of each endpoint. An endpoint that does not answer aborts the process.
+    """Return the local devices and those of each endpoint. If an endpoint does not answer, ggml aborts the process.
 
     `packs`: results of loading engine packs, for the answer.
     """
@@ -235,7 +239,10 @@ def _endpoint_devices(engine: Bindings, endpoint: str) -> list[int]:
 
 
 def _known_cards(engine: Bindings, devices: Iterable[int], uuids: Collection[str]) -> dict[int, DriverCard]:
-    """Return the cards with these UUIDs by ggml's device."""
+    """Return the driver's cards with these UUIDs, by the address of their ggml device.
+
+    Empty if the cards cannot be assigned to ggml's devices with certainty.
+    """
     # With unified memory ggml tells the memory of the host, which the card's driver knows nothing of.
     if not uuids or UNIFIED_VARIABLE in os.environ:
         return {}
@@ -259,7 +266,10 @@ def _describe(
     endpoint_device: int = 0,
     card: DriverCard | None = None,
 ) -> GgmlDevice:
-    """Describe a device. `card`: the card that it is, which then gets no context; its free memory is left at 0."""
+    """Return the description of a device.
+
+    `card`: the driver's facts about it, if known. Then no context is made on the card, and its free memory is 0.
+    """
     if card is None:
         props = engine.device_props(device)
         free_bytes, total_bytes = props.memory_free, props.memory_total

@@ -1,7 +1,7 @@
 """Failures in the child: `RequestError` ends a request, `StepLimit` ends the process.
 
-A grammar can keep llama.cpp busy without end for each token, and an RPC server with the number of its devices. Nothing
-interrupts native code, so that the process ends. It sends the reason as `Aborting` before.
+Some inputs keep llama.cpp busy without end: a grammar at each token, or an RPC server that reports too many devices.
+Nothing can interrupt native code, so the process ends. Before that it sends the reason as `Aborting`.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from engine.runtime.protocol.messages import Failure as FailureMessage
 
 
 class RequestError(Exception):
-    """Ends the current request. `message`: its final message to the parent."""
+    """Ends the current request. `message`: the final message about it to the parent."""
 
     def __init__(self, message: Message) -> None:
         super().__init__(str(message))
         self.message = message
 
     def message_for(self, request: int) -> Message:
-        """Return the message with the id of a request to the loaded model."""
+        """Return the message of this error with the id of a request to the loaded model."""
         if isinstance(self.message, FailureMessage | AllocationFailure):
             return msgspec.structs.replace(self.message, request=request)
         return self.message
 
 
 def failure(kind: str, sentence: str) -> RequestError:
-    """Return the error with a `Failure`. `kind`: a kind of error from docs/contract.md."""
+    """Return a `RequestError` with a `Failure`. `kind`: a kind of error from docs/contract.md."""
     return RequestError(FailureMessage(kind=kind, message=sentence))
 
 
 STEP_SECONDS = 10.0
-"""Limit in processor time of this process, so that a busy machine does not matter."""
+"""Default limit of processor time, in seconds. Time that other processes use on a busy machine does not count."""
 STEP_BYTES = 1 << 30
 SIMPLER = "Make it simpler or empty it, then load the model again."
 _LOOK_SECONDS = 0.2
@@ -49,11 +49,13 @@ _IDLE_LOOKS = 5
 class StepLimit:
     """Ends the process if a native call takes too much processor time or memory. A context manager around each call.
 
-    Resident memory is measured, by a thread that runs only while there are such calls. Limits of the system would not
-    do: drivers of graphics cards reserve hundreds of GiB of address space and map host memory as private memory, and
-    a refused allocation ends llama.cpp without a word about the file.
+    Resident memory is measured, by a thread that runs only while there are such calls. The system's resource limits
+    are not suitable: drivers of graphics cards reserve hundreds of GiB of address space and map host memory as private
+    memory, and after a refused allocation llama.cpp ends without a word about the file.
 
-    `say`: sends the reason before the process ends. `what`: the input that is to blame. `remedy`: what to do about it.
+    `say`: sends the reason before the process ends.
+    `what`: the input that is the cause, in words.
+    `remedy`: advice to the user, as a sentence.
     `seconds`, `size_bytes`: the limits; None for `STEP_SECONDS` and `STEP_BYTES`.
     """
 
@@ -80,7 +82,7 @@ class StepLimit:
         _watch.end()
 
     def look(self) -> None:
-        """End the process if the call takes too much. Called in the watching thread."""
+        """End the process if the running call exceeds a limit. Called in the watching thread."""
         begun_s, begun_bytes = self._begun
         seconds = STEP_SECONDS if self._seconds is None else self._seconds
         size_bytes = STEP_BYTES if self._size_bytes is None else self._size_bytes
@@ -96,7 +98,10 @@ class StepLimit:
 
 
 class _Watch:
-    """The thread that looks at the running step. It ends after a second without one, and the next one starts it."""
+    """The thread that checks the limits of the running step.
+
+    It ends after a second without a step. The next step starts it again.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -132,4 +137,4 @@ class _Watch:
 
 
 _watch = _Watch()
-"""One for the process, because the main thread alone makes such calls."""
+"""The only watching thread of the process. One is enough, because only the main thread makes such calls."""

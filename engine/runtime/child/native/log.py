@@ -51,7 +51,7 @@ _FUNCTION = re.compile(r"^(?=\S*_)[\w~:<>]+: ")
 
 @dataclass(frozen=True, slots=True)
 class LoggedBuffer:
-    """A buffer in the log. `size_bytes`: rounded to 0.01 MiB."""
+    """A buffer of which the log reports the size. `size_bytes`: rounded to 0.01 MiB."""
 
     use: BufferUse
     buffer_type: str
@@ -60,7 +60,7 @@ class LoggedBuffer:
 
 @dataclass(frozen=True, slots=True)
 class FailedAllocation:
-    """An allocation that failed. `text`: the log line."""
+    """A failed allocation in the log. `text`: the log line."""
 
     buffer_type: str
     requested_bytes: int
@@ -69,7 +69,11 @@ class FailedAllocation:
 
 @dataclass(frozen=True, slots=True)
 class RefusedComputing:
-    """A device that refused memory while it computed. `device`: ggml's name. `requested_bytes`: None if not logged."""
+    """A device that refused memory during a computation.
+
+    `device`: ggml's name.
+    `requested_bytes`: size of the allocation; None if not logged.
+    """
 
     device: str
     requested_bytes: int | None = None
@@ -77,7 +81,11 @@ class RefusedComputing:
 
 @dataclass(frozen=True, slots=True)
 class FailedCard:
-    """A card on which a call of CUDA failed, not for memory. `device`: ggml's name. `text`: the driver's words."""
+    """A card on which a call of CUDA failed for another reason than memory.
+
+    `device`: ggml's name.
+    `text`: error text of the driver.
+    """
 
     device: str
     text: str
@@ -87,10 +95,11 @@ class FailedCard:
 class LogFacts:
     """Facts from the log of one load. Device names are ggml's.
 
-    `layer_devices`: device of each layer. `cache_devices`: device of each layer with a KV cache.
+    `layer_devices`: device of each layer.
+    `cache_devices`: device of each layer with a KV cache.
     `buffers`, `failed`: in the order of the log.
     `flash_attention`, `graph_splits`: None if not logged.
-    `input_copies`: copies for pipeline parallelism; 1 without it.
+    `input_copies`: number of copies for pipeline parallelism; 1 if there is none.
     `projector_bytes`: weights of the projector.
     `errors`: last lines of level ERROR.
     """
@@ -106,7 +115,7 @@ class LogFacts:
     errors: deque[str] = field(default_factory=lambda: deque(maxlen=ERROR_LINES))
 
     def logged_bytes(self, use: BufferUse) -> dict[str, int]:
-        """Return the bytes of buffers with one use, by buffer type."""
+        """Return the logged bytes of all buffers with one use, by buffer type."""
         sizes: dict[str, int] = {}
         for buffer in self.buffers:
             if buffer.use == use:
@@ -114,11 +123,11 @@ class LogFacts:
         return sizes
 
     def grow_output(self, size_bytes: int) -> None:
-        """Set the size of the output buffer, which llama.cpp logs only when it first allocates it."""
+        """Set the size of the output buffer, which llama.cpp logs only when it allocates it for the first time."""
         self.buffers = [replace(each, size_bytes=size_bytes) if each.use == "output" else each for each in self.buffers]
 
     def reasons(self) -> list[str]:
-        """Return the error lines without names of C functions, the oldest first."""
+        """Return the error lines without names of C functions, oldest first."""
         return [_plain(line) for line in self.errors]
 
     def reason(self) -> str:
@@ -129,7 +138,7 @@ class LogFacts:
 
 
 class EngineLog:
-    """Receives llama.cpp's log: writes INFO and above to standard error, and collects facts.
+    """Receives llama.cpp's log: writes lines of level INFO and above to standard error, and collects facts.
 
     llama.cpp may log from several threads. `on_buffer` and `on_failed` are called in the logging thread, during the
     native call that logs.
@@ -140,34 +149,34 @@ class EngineLog:
         self.on_buffer: Callable[[LoggedBuffer], None] | None = None
         self.on_failed: Callable[[FailedAllocation], None] | None = None
         self.devices: ResolvedDevices | None = None
-        """Devices of the load; None before there is one."""
+        """Devices of the load; None before the first load."""
         self.refused: RefusedComputing | None = None
-        """The device that refused memory while it computed, after which the engine aborts."""
+        """The device that refused memory during a computation, after which the engine aborts; None if there is none."""
         self.failed: FailedCard | None = None
-        """The card on which a call of CUDA failed, after which the engine aborts."""
+        """The card on which a call of CUDA failed, after which the engine aborts; None if there is none."""
         self._card_error: tuple[str, str] | None = None
-        """Backend and text of a line whose next one names the card."""
+        """Backend and text of a logged error of a card, until a following line names the card."""
         self._refused_bytes: int | None = None
         self.is_mute = False
-        """Whether nothing is written to standard error, because a failure is intended."""
+        """Whether log lines are not written to standard error, because an intended failure is in progress."""
         self._lock = threading.Lock()
         self._pending = ""
         self._level = INFO
 
     def begin(self) -> None:
-        """Forget all facts, before a load or a probe."""
+        """Clear all facts, before a load or a probe."""
         self.facts = LogFacts()
         self.on_buffer = self.on_failed = None
 
     def begin_computation(self, on_failed: Callable[[FailedAllocation], None]) -> None:
-        """Forget failures of earlier batches. `on_failed`: called for a failed allocation of the next one."""
+        """Clear the failures of earlier batches. `on_failed`: called for each failed allocation of the next one."""
         self.facts.failed.clear()
         self.facts.errors.clear()
         self._card_error = self._refused_bytes = None
         self.on_failed = on_failed
 
     def write(self, level: int, text: str) -> None:
-        """Take a piece of log text, which may be a part of a line or several lines."""
+        """Process log text, which may be a part of a line or several lines."""
         with self._lock:
             # A continuation has no level of its own; it belongs to the line that was begun.
             if level != CONT:
@@ -260,15 +269,15 @@ LAYOUT_WORDS = (
     "regex",
     "too many",
 )
-"""Parts of error lines that mean: the layout or a context setting is not possible, the file is sound."""
+"""Parts of error lines which mean that the layout or a context setting is impossible, and the file is sound."""
 DEVICE_WORDS = ("failed to initialize", "backend")
 HOST_OUT_OF_MEMORY = "std::bad_alloc"
 DEVICE_OUT_OF_MEMORY = "ErrorOutOfDeviceMemory"
-"""Vulkan's error when it allocates memory for itself. A refused buffer is logged with its size instead."""
+"""Vulkan's error if it cannot allocate memory for itself. A refused buffer is logged with its size instead."""
 
 
 class FreeMemory:
-    """Free memory of a device at the moment of a failed allocation.
+    """Records the free memory of a device at the moment of a failed allocation.
 
     It is read in the log callback, because llama.cpp frees everything before the failed call returns.
     """
@@ -305,7 +314,7 @@ def allocation_failure(
 
 
 def model_failure(path: str, facts: LogFacts) -> Failure:
-    """Return why llama.cpp did not load a model, if no allocation failed."""
+    """Return the failure of a model that llama.cpp did not load, if no allocation failed."""
     reason, name = facts.reason().removeprefix("error loading model: "), Path(path).name
     failure = _device_failure(reason, f"reading {name}")
     if failure is not None:
@@ -318,7 +327,7 @@ def model_failure(path: str, facts: LogFacts) -> Failure:
 
 
 def context_failure(tokens: int, facts: LogFacts) -> Failure:
-    """Return why llama.cpp did not make a context of `tokens` tokens, if no allocation failed."""
+    """Return the failure of a context of `tokens` tokens that llama.cpp did not make, if no allocation failed."""
     reason = facts.reason().removeprefix("failed to initialize the context: ")
     failure = _device_failure(reason, f"making a context of {tokens} tokens")
     if failure is not None:
@@ -331,7 +340,7 @@ def context_failure(tokens: int, facts: LogFacts) -> Failure:
 
 
 def decode_failure(status: int, facts: LogFacts) -> Failure:
-    """Return why a batch failed. `status`: status of llama_decode."""
+    """Return the failure of a batch. `status`: status of llama_decode."""
     failure = _device_failure(facts.reason(), "computing") if facts.errors else None
     if failure is not None:
         return failure
@@ -340,7 +349,7 @@ def decode_failure(status: int, facts: LogFacts) -> Failure:
 
 
 def host_memory_failure(doing: str) -> Failure:
-    """Return the failure for std::bad_alloc, which names neither a size nor a buffer. `doing`: for the sentence."""
+    """Return the failure for std::bad_alloc, which names neither a size nor a buffer. `doing`: such as "computing"."""
     return Failure(
         kind="does_not_fit",
         message=f"The host's memory ran out while {doing}. Use a shorter context or close other programs.",
@@ -348,7 +357,10 @@ def host_memory_failure(doing: str) -> Failure:
 
 
 def _device_failure(reason: str, doing: str) -> Failure | None:
-    """Return a failure if the reason names a lack of memory or a lost device; else None."""
+    """Return a failure if `reason` names a lack of memory or a lost device; else None.
+
+    `doing`: as of `host_memory_failure`.
+    """
     if HOST_OUT_OF_MEMORY in reason:
         return host_memory_failure(doing)
     if DEVICE_OUT_OF_MEMORY in reason:

@@ -1,9 +1,9 @@
-"""Counts the bytes that each device of a tensor split gets, which llama.cpp does not report.
+"""Counts the bytes of each device of a tensor split, which llama.cpp does not report.
 
-In split mode tensor llama.cpp has one Meta device for all members, and reports only the largest slice. It allocates
-from the members' own buffer types nevertheless, by the function pointer `alloc_buffer` in their interface. During a
-load that pointer leads here. If a member refuses memory, llama.cpp aborts at once, so that this is the last chance to
-report which member it was.
+In split mode tensor llama.cpp has one Meta device for all members, and reports only the largest slice. But it allocates
+from the members' own buffer types, by the function pointer `alloc_buffer` in their interface. During a load that
+pointer is replaced by one to a function here. If a member refuses memory, llama.cpp aborts at once. So this function is
+the last chance to report which member it was.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ ALLOCATE = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 
 class _BufferType(ctypes.Structure):
-    """`ggml_backend_buffer_type`, with the fields of its interface `ggml_backend_buffer_type_i`
-    (ggml-backend-impl.h).
+    """ctypes structure of `ggml_backend_buffer_type`, with its interface `ggml_backend_buffer_type_i`.
+
+    Both are in ggml-backend-impl.h.
     """
 
     _fields_ = [
@@ -40,9 +41,10 @@ class _BufferType(ctypes.Structure):
 
 
 class MemberBuffers:
-    """Counts the bytes of members; a context manager around a load.
+    """Counts the bytes of the members of a tensor split. A context manager around a load.
 
-    `members`: device addresses by our id. `on_refused`: called with device id and bytes when a member refuses memory.
+    `members`: device addresses by our id.
+    `on_refused`: called with device id and bytes if a member refuses memory.
     """
 
     def __init__(self, engine: Bindings, members: Mapping[str, int], on_refused: Callable[[str, int], None]) -> None:
@@ -92,7 +94,7 @@ class MemberBuffers:
         self._watched.append((buffer_type, original, replacement))
 
     def weights_done(self) -> None:
-        """Count everything that was allocated so far as weights."""
+        """Count everything that was allocated so far as weights. Called when the weights are loaded."""
         self._book(self._weights)
         self._in_context = True
 
@@ -109,7 +111,7 @@ class MemberBuffers:
             self._book(self._recurrent)
 
     def placed(self) -> tuple[Part, ...]:
-        """Return the bytes of each member so far, for the report of a refusal."""
+        """Return the bytes of each member so far, to report a refused allocation."""
         return tuple(
             Part(
                 device=device,
@@ -124,8 +126,8 @@ class MemberBuffers:
     def split(self, parts: tuple[Part, ...]) -> tuple[Part, ...]:
         """Return `parts` with the Meta device's part replaced by those of its members.
 
-        If the counts do not agree with llama.cpp's figures, return them unchanged. Each member has the whole compute
-        buffer.
+        Each member gets the whole compute buffer. The parts are unchanged if the counts do not agree with llama.cpp's
+        figures.
         """
         meta = [part for part in parts if part.buffer_type.startswith(META_PREFIX)]
         if len(meta) != 1 or not self._agrees(meta[0]):
@@ -145,7 +147,10 @@ class MemberBuffers:
         return (*members, *(part for part in parts if part is not whole))
 
     def _agrees(self, whole: Part) -> bool:
-        """Return whether llama.cpp's figure, a sum of largest slices, lies between the largest member and their sum."""
+        """Return whether the counts agree with llama.cpp's figures.
+
+        A figure is a sum of largest slices. So it must lie between the bytes of the largest member and those of all.
+        """
         state = {device: self._kv[device] + self._recurrent[device] for device in self._kv}
         pairs = ((self._weights, whole.weights_bytes), (state, whole.kv_cache_bytes + whole.recurrent_bytes))
         return all(max(counted.values()) <= told <= sum(counted.values()) for counted, told in pairs)

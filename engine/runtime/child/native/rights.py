@@ -1,4 +1,7 @@
-"""Rights that a child keeps, by its first request: its row in the table of `engine.base.confinement`."""
+"""Gives up the rights of the child that its first request does not need.
+
+The rights that stay are a row in the table of `engine.base.confinement`.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ from engine.runtime.protocol.messages import (
 
 
 def data_bytes() -> int:
-    """Return VmData, which RLIMIT_DATA limits; 0 if the system does not report it."""
+    """Return VmData of this process in bytes, which RLIMIT_DATA limits; 0 if the system does not report it."""
     try:
         status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
     except OSError:
@@ -62,12 +65,12 @@ _NO_FILES = FileAccess()
 
 
 def has_rights(request: AnyRequest) -> bool:
-    """Return whether the table has a row for a child whose first request this is. Others fail without a model."""
+    """Return whether `request` determines the rights of the child. Others need a loaded model, and fail without one."""
     return isinstance(request, ListDevices | Probe | CountVocabulary | Load | MeasureSpeed | Quantise | Serve)
 
 
 def give_up_rights(engine: Bindings, request: AnyRequest) -> None:
-    """Limit this process to what `request` needs. This cannot be undone."""
+    """Limit the rights of this process to those that `request` needs. This cannot be undone."""
     # Drivers first: they need files and programs that a confined process cannot use.
     if isinstance(request, ListDevices | Probe | Load | MeasureSpeed | Serve):
         _open_drivers(engine)
@@ -105,13 +108,13 @@ def _open_drivers(engine: Bindings) -> None:
 
 
 def _endpoints(devices: Sequence[DeviceRef]) -> list[str]:
-    """Return the addresses of RPC servers, which are all that the child connects to."""
+    """Return the addresses of the devices' RPC servers or of the tunnels to them. The child connects to no others."""
     addresses = (device.endpoint if device.address is None else device.address for device in devices)
     return [each for each in addresses if each]
 
 
 def _confine(rights: Rights, access: FileAccess | None, endpoints: Sequence[str] = ()) -> None:
-    """Give up all but these rights. Further calls can only give up more. `access`: None for no limit."""
+    """Give up all rights but these. Further calls can only give up more. `access`: None for no limit."""
     if access is not None:
         # `host:port`, checked before they were greeted.
         hosts, _, ports = zip(*(each.rpartition(":") for each in endpoints), strict=True) if endpoints else ((),) * 3

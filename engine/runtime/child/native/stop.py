@@ -1,7 +1,7 @@
-"""The stop flag of the child: readable by Python and by llama.cpp's abort callback.
+"""The stop flag of the child, which Python and llama.cpp's abort callback read.
 
 The reading thread sets it when a `Stop` or `Quit` arrives; the main thread computes meanwhile. `DecodeLoop`
-acknowledges each stop after it has ended the request.
+ends the request after that, and the main thread acknowledges the stop.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 
 class StopFlag:
-    """Flag in native memory that aborts the running load or batch, and the stops that are not handled yet.
+    """The stop flag in native memory, which aborts the running load or batch, and the list of stops not handled yet.
 
     llama.cpp calls its abort callback for each graph node. A Python function there would take the interpreter lock
     hundreds of times for each token. So the callback is C's `strlen`, and the flag a string that is empty or not.
@@ -31,11 +31,11 @@ class StopFlag:
         self._load_stopped = False
         self._quitting = False
         self.requested = False
-        """Whether the running load or batch has to end."""
+        """Whether the running load or batch must end."""
 
     @property
     def pending(self) -> bool:
-        """Whether a stop of any request is not handled yet."""
+        """Whether a stop of any request, or `Quit`, was read and is not handled yet."""
         return self._quitting or bool(self._unread)
 
     @property
@@ -44,45 +44,48 @@ class StopFlag:
         return ctypes.addressof(self._text)
 
     def request(self, request: int | None) -> None:
-        """Note a stop when it is read. The `Stop` itself waits in the queue of requests. None: stop everything."""
+        """Add a stop to the list when the reading thread has read it. Its `Stop` still waits in the queue.
+
+        `request`: id of the request to stop; None for everything.
+        """
         with self._lock:
             self._unread.append(request)
             self._load_stopped = self._load_stopped or request is None
             self._update()
 
     def acknowledge(self, request: int | None) -> None:
-        """Forget a stop that the main thread has handled."""
+        """Remove a stop from the list after the main thread has handled it. `request`: as in `request()`."""
         with self._lock:
             self._unread.remove(request)
             self._update()
 
     def begin_load(self) -> None:
-        """Note that a `Load` was read. Earlier stops do not apply to it."""
+        """Clear the stop of earlier loads. Called when a new `Load` was read, to which earlier stops do not apply."""
         with self._lock:
             self._load_stopped = False
             self._update()
 
     def quit(self) -> None:
-        """Abort what runs, and everything that begins later."""
+        """Abort the running load or batch, and every one that begins later."""
         with self._lock:
             self._quitting = True
             self._update()
 
     def begin_computing(self, requests: Collection[int]) -> None:
-        """From now until `end_computing` the flag refers to a batch of these requests."""
+        """Make the flag apply to a batch of these requests, until `end_computing`."""
         with self._lock:
             self._computing = requests
             self._update()
 
     def end_computing(self) -> None:
-        """The batch has been computed; the flag refers to the load again."""
+        """Make the flag apply to the load again, after a batch was computed."""
         with self._lock:
             self._computing = None
             self._update()
 
     @contextmanager
     def computing(self, requests: Collection[int]) -> Iterator[None]:
-        """`begin_computing` and `end_computing` as a context manager."""
+        """Call `begin_computing` and `end_computing` around a block."""
         self.begin_computing(requests)
         try:
             yield
@@ -91,7 +94,7 @@ class StopFlag:
 
     @contextmanager
     def aborting(self) -> Iterator[None]:
-        """Set the flag for a batch inside, so that llama.cpp allocates everything for it and computes nothing."""
+        """Set the flag within a block, so that llama.cpp allocates everything for a batch but computes nothing."""
         with self._lock:
             self._text[0] = b"\x01"
         try:
@@ -102,7 +105,7 @@ class StopFlag:
 
     @staticmethod
     def native_callback(prototype: Any) -> Any:
-        """Return `strlen` as a function of type `prototype` (`bool (*)(void *)`)."""
+        """Return C's `strlen` as an abort callback of the ctypes type `prototype` (`bool (*)(void *)`)."""
         # strlen("") is 0: go on. strlen("\x01") is 1: end the computation.
         library = ctypes.CDLL("msvcrt" if sys.platform == "win32" else None)
         return ctypes.cast(library.strlen, prototype)

@@ -18,16 +18,21 @@ if TYPE_CHECKING:
     from engine.runtime.process.questions import KeptChild
 
 SECONDS = 4.0
-"""Time limit for one formula. Large real ones take one second."""
+"""Time limit for one formula, in seconds. Large real ones take one second."""
 MAX_DEPTH = 20
-"""Deepest nesting of braces that is tried."""
+"""Deepest nesting of braces with which a formula is drawn."""
 SIZE_PX = 16.0
 MAX_SIDE_PX = 20_000.0
 MAX_SVG_BYTES = 8 << 20
 
 
 class DrawFormula(Job, frozen=True, tag="draw_formula", kw_only=True):
-    """Draw a formula. `source`: LaTeX. `is_display`: on a line of its own. `colour`: `#rrggbb`."""
+    """Draw a formula; answered by `DrawnFormula`.
+
+    `source`: LaTeX.
+    `is_display`: whether the formula stands on a line of its own.
+    `colour`: `#rrggbb`.
+    """
 
     source: str
     is_display: bool
@@ -44,14 +49,17 @@ class DrawnFormula(Message, frozen=True, tag="drawn_formula", kw_only=True):
 
 
 class FormulaProcess:
-    """Draws formulas in a child, which the first formula starts. For one thread, except `close`."""
+    """Draws formulas in a child process, which starts with the first formula.
+
+    All methods except `close` must be called in one thread.
+    """
 
     def __init__(self) -> None:
         self._child: KeptChild | None = None
         self._is_closed = False
 
     def draw(self, source: str, *, is_display: bool, colour: str) -> DrawnFormula | None:
-        """Return the drawn formula; None if its source is invalid or takes too long to draw."""
+        """Return the drawn formula; None if its source is invalid or nested too deeply, or takes too long. Blocks."""
         if self._is_closed or _depth(source) > MAX_DEPTH:
             return None
         if self._child is None:
@@ -87,7 +95,7 @@ def main() -> None:
 
 
 def draw_formula(request: DrawFormula) -> DrawnFormula:
-    """Return the drawn formula. In the child: it may take any time, which the caller limits."""
+    """Return the drawn formula. Runs in the child; its time is not limited here but by the parent."""
     from ziamath.config import config
     from ziamath.zmath import Latex
 

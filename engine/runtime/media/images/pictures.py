@@ -1,6 +1,6 @@
 """Images of a conversation: type and size, thumbnails for the window, pixels for a model.
 
-All decoding is done by a child, `python -m engine.runtime.media.images.pictures`, which returns sizes and plain pixels.
+A child process, `python -m engine.runtime.media.images.pictures`, decodes them. It returns sizes and plain pixels.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _RIFF, _WEBP = b"RIFF", b"WEBP"
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """Pixels, row by row from the top, three bytes each: red, green, blue."""
+    """An image as plain pixels: rows from the top, three bytes for each pixel in the order red, green, blue."""
 
     width_px: int
     height_px: int
@@ -35,7 +35,7 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class ImageFacts:
-    """Facts of an image file. `width_px`, `height_px`: size after scaling down to `MAX_SIDE_PX`."""
+    """MIME type, size and thumbnail of an image. `width_px`, `height_px`: size after scaling down to `MAX_SIDE_PX`."""
 
     mime: str
     width_px: int
@@ -44,12 +44,12 @@ class ImageFacts:
 
 
 def is_image(data: bytes) -> bool:
-    """Return whether a file begins like an image of a supported format."""
+    """Return whether the first bytes of a file are those of a supported image format."""
     return data.startswith(_MAGIC) or (data[:4] == _RIFF and data[8:12] == _WEBP)
 
 
 def inspect_image(data: bytes, name: str) -> ImageFacts:
-    """Return type, size and thumbnail of an image. Blocks, for some seconds at most. `name`: for the error.
+    """Return type, size and thumbnail of an image. Blocks for some seconds at most. `name`: file name for the error.
 
     Raises:
         ChatError: the file cannot be read.
@@ -61,10 +61,11 @@ def inspect_image(data: bytes, name: str) -> ImageFacts:
 def pixels_of(data: bytes, name: str, cancelled: Callable[[], bool] | None = None) -> Picture:
     """Return the pixels of an image, scaled down to `MAX_SIDE_PX`. Blocks.
 
-    `cancelled`: called regularly; True cancels.
+    `name`: file name in the error text.
+    `cancelled`: called regularly; True cancels the decoding.
 
     Raises:
-        ChatError: the file cannot be read, or it was cancelled.
+        ChatError: the file cannot be read, or the decoding was cancelled.
     """
     return _picture(_decoded(data, name, small=False, cancelled=cancelled))
 
@@ -100,14 +101,14 @@ FORMATS = {
 }
 MAX_PIXELS = 64_000_000
 MAX_SIDE_PX = 2048
-"""Images are scaled down to this side before a model gets them. Projectors use less, and it bounds pixels to 12 MiB."""
+"""Longest side of an image for a model; larger ones are scaled down. Projectors use less, and pixels take 12 MiB."""
 THUMBNAIL_PX = 224
 SECONDS = 20.0
 _WHITE = (255, 255, 255)
 
 
 class DecodeImage(Job, frozen=True, tag="decode_image", kw_only=True):
-    """Decode an image file. `small`: return a thumbnail instead of all pixels."""
+    """Decode an image file; answered by `DecodedImage`. `small`: return a thumbnail instead of all pixels."""
 
     data: bytes
     small: bool
@@ -116,9 +117,10 @@ class DecodeImage(Job, frozen=True, tag="decode_image", kw_only=True):
 class DecodedImage(Message, frozen=True, tag="decoded_image", kw_only=True):
     """A decoded image, or a fault.
 
-    `width_px`, `height_px`: size as a model gets it.
+    `width_px`, `height_px`: size of the image for a model.
     `sent_width_px`, `sent_height_px`: size of the picture in `pixels`, which may be a thumbnail.
-    `pixels`: as of `Picture`. `fault`: why the image cannot be read; empty if it can.
+    `pixels`: as of `Picture`.
+    `fault`: why the image cannot be read; empty if it can.
     """
 
     mime: str = ""
@@ -131,12 +133,12 @@ class DecodedImage(Message, frozen=True, tag="decoded_image", kw_only=True):
 
 
 def main() -> None:
-    """Run as the decoder child until the parent ends it."""
+    """Run as the child that decodes images until the parent ends it."""
     run_decoder(DecodeImage, lambda request: read_image(request.data, small=request.small), IMAGE)
 
 
 def read_image(data: bytes, *, small: bool) -> DecodedImage:
-    """Decode an image in this process. It may take any time and memory, which the caller limits."""
+    """Decode an image in this process. Time and memory are not limited here: the process must have limits."""
     try:
         return _read(data, small=small)
     except (MemoryError, RecursionError):
@@ -176,7 +178,7 @@ def _read(data: bytes, *, small: bool) -> DecodedImage:
 
 
 def _plain(image: Image) -> Image:
-    """Return the first frame in RGB, rotated as its EXIF data says, transparent parts on white."""
+    """Return the first frame in RGB, rotated by its EXIF orientation, with transparent parts on white."""
     from PIL import Image as images
     from PIL import ImageOps
 

@@ -1,8 +1,7 @@
 """Sounds of a conversation: type and length, and samples for a model.
 
-All decoding is done by a child, `python -m engine.runtime.media.sounds.recordings`, which returns a length and plain
-samples.
-The decoder is miniaudio, as in llama.cpp's mtmd, with the same resampling.
+A child process, `python -m engine.runtime.media.sounds.recordings`, decodes them. It returns a length and plain
+samples. The decoder is miniaudio, as in llama.cpp's mtmd, with the same resampling.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ class SoundFacts:
 
 
 def is_sound(data: bytes) -> bool:
-    """Return whether a file begins like a sound of a supported format."""
+    """Return whether the first bytes of a file are those of a supported sound format."""
     return bool(kind_of_sound(data))
 
 
 def inspect_sound(data: bytes, name: str) -> SoundFacts:
-    """Return type and length of a sound. Blocks, for less than a minute. `name`: for the error.
+    """Return type and length of a sound. Blocks, for less than a minute. `name`: file name in the error text.
 
     Raises:
         ChatError: the file cannot be read.
@@ -46,10 +45,14 @@ def inspect_sound(data: bytes, name: str) -> SoundFacts:
 
 
 def samples_of(data: bytes, name: str, length_ms: int, rate: int, cancelled: Callable[[], bool] | None = None) -> bytes:
-    """Return samples of a sound at `rate` per second, as float32 from -1 to 1; their number is `sample_count`. Blocks.
+    """Return the `sample_count` samples of a sound, resampled to `rate` per second, as float32 from -1 to 1. Blocks.
+
+    `name`: file name in the error text.
+    `length_ms`: length that `inspect_sound` has found.
+    `cancelled`: called regularly; True cancels the decoding.
 
     Raises:
-        ChatError: the file cannot be read, its length is not `length_ms`, or it was cancelled.
+        ChatError: the file cannot be read, its length is not `length_ms`, or the decoding was cancelled.
     """
     # The prompt was counted with this length: the number of samples must agree with it exactly.
     count = sample_count(length_ms, rate)
@@ -77,14 +80,12 @@ def _read(request: DecodeSound, name: str, cancelled: Callable[[], bool] | None 
 MIMES = {"wav": "audio/wav", "flac": "audio/flac", "mp3": "audio/mpeg"}
 MAX_LENGTH_MS = 15 * 60 * 1000
 LOOK_RATE = 16_000
-"""Sample rate of nearly all projectors, used to find the length of a sound."""
+"""Sample rate of nearly all projectors, in samples per second; used to find the length of a sound."""
 SECONDS = 30.0
-"""Time limit. With the decoder's start it is less than the stall timeout of the model child that waits for it (60
-s).
-"""
+"""Time limit of the decoder in seconds, below the stall timeout of the model child (60 s), which waits for it."""
 SAMPLE_BYTES = 2
 SLACK_MS = 100
-"""Tolerance: resampling rounds the length, so that it differs a little from rate to rate."""
+"""Tolerance of a length in ms. Resampling rounds the length, so that it differs a little from rate to rate."""
 _AT_ONCE = 1 << 14
 _ID3_VERSIONS = (b"\2", b"\3", b"\4")
 _SYNC, _LAYER_MASK, _LAYER_III = 0xFF, 0xE6, 0xE2
@@ -125,12 +126,12 @@ def kind_of_sound(data: bytes) -> str:
 
 
 def sample_count(length_ms: int, rate: int) -> int:
-    """Return the number of samples of a sound. Parent and child count alike, so that buffers agree."""
+    """Return the number of samples of a sound. Parent and child both use this function, so that their buffers agree."""
     return max(1, length_ms * rate // 1000)
 
 
 def main() -> None:
-    """Run as the decoder child until the parent ends it."""
+    """Run as the child that decodes sounds until the parent ends it."""
     run_decoder(DecodeSound, _answer, SOUND)
 
 
@@ -142,7 +143,7 @@ def _answer(request: DecodeSound) -> DecodedSound:
 
 
 def read_sound(data: bytes, rate: int) -> DecodedSound:
-    """Decode a sound in this process. It may take any time and memory, which the caller limits."""
+    """Decode a sound in this process. Time and memory are not limited here: the process must have limits."""
     kind = kind_of_sound(data)
     try:
         samples = _samples(data, rate) if kind else b""
@@ -160,7 +161,7 @@ def read_sound(data: bytes, rate: int) -> DecodedSound:
 
 
 def _samples(data: bytes, rate: int) -> bytes:
-    """Return the samples. Reading stops a little after the longest allowed sound, so that a longer one is seen."""
+    """Return the samples as int16. Decoding stops a little after `MAX_LENGTH_MS`: a longer sound is recognised."""
     most_bytes = SAMPLE_BYTES * (sample_count(MAX_LENGTH_MS + 1, rate) + rate)
     found = bytearray()
     for piece in _pieces(data, rate):

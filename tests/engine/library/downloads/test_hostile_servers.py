@@ -78,6 +78,14 @@ def test_a_line_that_says_nothing_is_left(server: HubServer, tmp_path: Path) -> 
     assert _is_placed(fetch(order_of(hub_file(server, "org/m", "m.gguf", tmp_path), timeout_s=0.5)), tmp_path)
 
 
+def test_a_drip_ends_by_itself(server: HubServer, tmp_path: Path) -> None:
+    server.faults.extend([Fault("drip", 100 * KIB), Fault("drip"), Fault("drip")])
+    end = fetch(order_of(hub_file(server, "org/m", "m.gguf", tmp_path), timeout_s=0.5, tries=2))
+    assert (end.kind, end.message) == (
+        "unreachable", f"{server.url[7:]} does not answer; the connection or the server is stuck.",
+    )  # fmt: skip
+
+
 def test_after_five_tries_it_is_left_with_what_is_here(server: HubServer, tmp_path: Path) -> None:
     server.faults.append(Fault("cut", 200 * KIB))
     server.faults.extend([Fault("broken")] * 5)

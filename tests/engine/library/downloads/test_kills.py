@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from engine.library.downloads.part_file import count_bytes, read_journal
-from tests.support.hub_server import HubServer, Repo, hub_server, sha256
+from engine.runtime.protocol.network import DownloadProgress
+from tests.support.hub_server import Fault, HubServer, Repo, hub_server, sha256
 from tests.support.transfers import KIB, Running, fetch, hub_file, order_of, some_bytes
 
 DATA = some_bytes(1024 * KIB)
@@ -66,6 +67,24 @@ def _check_one(server: HubServer, folder: Path, seed: int) -> None:
     if not end.succeeded:
         assert last.fetched_bytes == len(DATA) - here, seed
     assert sorted(path.name for path in folder.iterdir()) == ["m.gguf"]
+
+
+def test_what_was_reported_stays_however_little_it_is(tmp_path: Path) -> None:
+    def kill(progress: DownloadProgress) -> None:
+        if progress.done_bytes and running.transfer.pid is not None:
+            reported.append(progress.done_bytes)
+            os.kill(running.transfer.pid, signal.SIGKILL)
+
+    reported: list[int] = []
+    with hub_server(Repo("org/m", {"m.gguf": DATA})) as server:
+        server.faults.append(Fault("stall", 100 * KIB))
+        order = order_of(hub_file(server, "org/m", "m.gguf", tmp_path), block_bytes=8 << 20)
+        running = Running(order, kill)
+        assert running.end().kind == "crashed"
+        kept = read_journal(tmp_path / "m.gguf.part.json")
+        assert kept is not None
+        assert count_bytes(kept[1]) >= reported[0] > 0
+        assert fetch(order).fetched_bytes <= len(DATA) - reported[0]
 
 
 def _check(tmp_path: Path, seeds: range) -> None:

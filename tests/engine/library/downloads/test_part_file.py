@@ -98,6 +98,32 @@ def test_a_kill_costs_a_block_at_most(tmp_path: Path) -> None:
     assert kept[1] == ((0, 30),)
 
 
+def test_a_kill_costs_nothing_that_was_noted(tmp_path: Path) -> None:
+    part = _open(tmp_path / "m.gguf")
+    part.write(0, b"x" * 3)
+    part.note()
+    lines = _journal(tmp_path / "m.gguf").read_bytes()
+    part.note()
+    assert _journal(tmp_path / "m.gguf").read_bytes() == lines, "without new bytes no line is written"
+    _abandon(part)
+    assert _done(_journal(tmp_path / "m.gguf")) == ((0, 3),)
+
+
+def test_a_long_journal_is_written_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.library.downloads.part_file.LONGEST_BYTES", 1000)
+    part = _open(tmp_path / "m.gguf")
+    part.write(0, b"x")
+    part.sync()
+    for at in range(1, 80):
+        part.write(at, b"x")
+        part.note()
+        assert _done(_journal(tmp_path / "m.gguf")) == ((0, at + 1),)
+        assert _journal(tmp_path / "m.gguf").stat().st_size <= 1000
+    _abandon(part)
+    monkeypatch.setattr("engine.library.downloads.part_file._boot_id", lambda: "another start of the machine")
+    assert _done(_journal(tmp_path / "m.gguf")) == ((0, 1),), "what was synced"
+
+
 def test_a_journal_that_was_cut_off_counts_up_to_its_last_whole_line(tmp_path: Path) -> None:
     part = _open(tmp_path / "m.gguf")
     for at in (0, 10, 20):

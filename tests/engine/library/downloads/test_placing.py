@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from engine.base.errors import ArgumentError
-from engine.base.files import hugging_face_cache
+from engine.base.files import hugging_face_cache, require_hugging_face_cache
 from engine.library.downloads.job import hub_job, web_job
 from engine.library.downloads.placing import in_cache, in_folder
 from engine.library.hub.addresses import WebAddress
 from engine.library.hub.client import list_repo
 from engine.library.hub.listing import HubFile, make_listing
 from engine.library.hub.settings import HubSettings, hub_settings
+from engine.library.hub.tokens import TokenStore
+from engine.library.stores import known_stores
 from tests.support.hub_server import HubServer, Repo, hub_server
 from tests.support.transfers import KIB, fetch, order_of, some_bytes
 
@@ -77,3 +80,25 @@ def test_where_the_cache_is() -> None:
     assert hugging_face_cache({"HF_HUB_CACHE": "/a", "HF_HOME": "/b"}) == Path("/a")
     assert hugging_face_cache({"HF_HOME": "/b"}) == Path("/b/hub")
     assert hugging_face_cache({"XDG_CACHE_HOME": "/c"}) == Path("/c/huggingface/hub")
+
+
+@pytest.mark.parametrize("name", ["HF_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME", "HF_TOKEN_PATH"])
+def test_a_folder_of_an_unknown_user_is_no_bug(server: HubServer, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    for other in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(other, raising=False)
+    monkeypatch.setenv(name, "~nobody-of-this-name/models")
+    assert TokenStore().locate(HubSettings(server.url)) is None
+    assert known_stores(os.environ, Path("/home/ada"))
+    if name == "HF_TOKEN_PATH":
+        return
+    listing = list_repo("org/m", HubSettings(server.url))
+    with pytest.raises(ArgumentError, match=f"{name} names a folder of an unknown user"):
+        hub_job("1", listing, listing.find(None), HubSettings(server.url))
+
+
+def test_a_relative_cache_is_looked_for_where_downloads_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_CACHE", "models")
+    stores = known_stores(os.environ, Path("/home/ada"))
+    assert require_hugging_face_cache(os.environ) == tmp_path / "models"
+    assert next(store.root for store in stores if store.kind == "huggingface") == tmp_path / "models"

@@ -168,8 +168,8 @@ def test_a_caller_whose_task_never_began_is_closed_with_the_listener(
     has_cancelled = threading.Event()
     made = listener._Caller
 
-    def ending(connection: socket.socket, address: str) -> object:
-        caller = made(connection, address)
+    def ending(connection: socket.socket, address: str, begun_s: float) -> object:
+        caller = made(connection, address, begun_s)
         taken.append(connection)
 
         def cancel() -> None:

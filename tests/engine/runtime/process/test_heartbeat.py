@@ -8,6 +8,7 @@ import socket
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -72,7 +73,7 @@ def test_ticks_come_with_work() -> None:
 def test_no_ticks_without_work(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = threading.Semaphore(0)
 
-    def idle() -> ResourceUse:
+    def idle(*, with_network: bool) -> ResourceUse:
         looks.release()
         return BEFORE
 
@@ -82,6 +83,32 @@ def test_no_ticks_without_work(monkeypatch: pytest.MonkeyPatch) -> None:
         for _ in range(5):
             assert looks.acquire(timeout=DEADLINE_S)
     assert ticks == []
+
+
+def test_connections_are_looked_at_only_where_nothing_else_shows_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look walks all descriptors, and an answer uses the processor anyway."""
+    cpu_s, n_bytes, looks = iter(range(1000)), iter(range(0, 1 << 30, NETWORK_BYTES)), queue.SimpleQueue[str]()
+
+    def use(*, with_network: bool, busy: bool) -> ResourceUse:
+        assert not with_network
+        looks.put("use")
+        return ResourceUse(next(cpu_s) if busy else 0, 0, 0, 0)
+
+    def network() -> int:
+        looks.put("network")
+        return next(n_bytes)
+
+    monkeypatch.setattr(heartbeat, "_network_bytes", network)
+    for busy, expected in ((True, {"use"}), (False, {"use", "network"})):
+        ticks: queue.SimpleQueue[None] = queue.SimpleQueue()
+        monkeypatch.setattr(heartbeat, "current_use", partial(use, busy=busy))
+        with WorkHeartbeat(lambda ticks=ticks: ticks.put(None), tick_seconds=0.01):  # type: ignore[misc]
+            for _ in range(3):
+                ticks.get(timeout=DEADLINE_S)
+        seen = set()
+        while not looks.empty():
+            seen.add(looks.get())
+        assert seen == expected
 
 
 def test_a_process_without_descriptors_left_still_beats(monkeypatch: pytest.MonkeyPatch) -> None:

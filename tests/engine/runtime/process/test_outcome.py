@@ -133,6 +133,15 @@ def test_the_server_that_refuses_is_to_blame_before_one_that_is_busy() -> None:
     assert "RPC0" not in event.message
 
 
+def test_a_worker_that_another_load_got_first_is_busy_and_not_lost() -> None:
+    busy = greeting("attic:1", GreetingStatus.BUSY)
+    event = lost_event(aborted(LOST), "fit", DEVICES, greeting("10.0.0.1:50052", GreetingStatus.OK) | busy)
+    assert isinstance(event, Failed)
+    assert (event.kind, event.message) == ("busy", "attic: attic:1 is busy.")
+    later = lost_event(aborted(LOST), "read", DEVICES, greeting("10.0.0.1:50052", GreetingStatus.OK) | busy)
+    assert "was lost while reading the weights" in later.message
+
+
 def test_a_worker_of_this_machine_that_does_not_listen_any_more_has_stopped() -> None:
     here = worker_device("RPC2", "127.0.0.1:50052")
     greetings = greeting("127.0.0.1:50052", GreetingStatus.REFUSED)

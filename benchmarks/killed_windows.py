@@ -1,0 +1,179 @@
+"""Windows that are killed at random moments: whether all that was painted is there, nothing twice, and no orphan stays.
+
+    python -m benchmarks.killed_windows OUT.jsonl [--rounds 500] [--seed 1]
+
+Each round starts the real window (offscreen), lets it stream answers, edit, import, download and change settings, and
+kills it with SIGKILL at a moment of its seed. Then the database is opened as the next window would do.
+A line of OUT has the findings of a round; a call with the same OUT goes on after the last line. Exit code 1 if anything
+was found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from engine.chat.store import ChatStore
+from tests.support.hub_server import HubServer, hub_server
+from tests.support.models import write_tiny_llama
+from tests.support.patience import DEADLINE_S
+from tests.support.transfers import KIB, some_bytes
+
+ROUNDS_OF_A_HOME = 25
+"""A home is used so often: a later window meets what many killed ones left, and its lists stay short."""
+LONGEST_S = 6.0
+ORPHAN_S = 1.0
+SHARE_WITH_WORDS = 0.8
+FILES = {f"m{number}.gguf": some_bytes(3000 * KIB, seed=number) for number in range(7)}
+
+
+def play_round(home: Path, model: Path, server: HubServer, seed: int) -> dict[str, Any]:
+    """Run one window and kill it; return what was found."""
+    chance = random.Random(f"kill {seed}")
+    environment = {**os.environ, "HOME": str(home), "QT_QPA_PLATFORM": "offscreen", "TMPDIR": str(home / "tmp")}
+    for variable in ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME"):
+        environment[variable] = str(home / variable.lower())
+    (home / "tmp").mkdir(parents=True, exist_ok=True)
+    (home / "models").mkdir(exist_ok=True)
+    words = [sys.executable, "-m", "benchmarks._killed_window", str(seed), str(model), server.url]
+    lines: list[dict[str, Any]] = []
+    with (home / "stderr.txt").open("ab") as errors:
+        process = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=errors)
+    assert process.stdout is not None
+    giving_up = threading.Timer(DEADLINE_S, process.kill)
+    giving_up.start()
+    lines.append(json.loads(process.stdout.readline() or b'{"kind": "did not open"}'))
+    painted = threading.Event()
+
+    def read() -> None:
+        for line in _whole(process):
+            lines.append(json.loads(line))
+            if lines[-1]["kind"] == "painted":
+                painted.set()
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    # Most windows show words first; the others are killed while they start, read and load.
+    if chance.random() < SHARE_WITH_WORDS:
+        painted.wait(DEADLINE_S / 2)
+    time.sleep(chance.uniform(0.0, LONGEST_S))
+    children = {each: _role(each) for each in psutil.Process(process.pid).children(recursive=True)}
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    begun_s = time.monotonic()
+    orphans = [role for each, role in children.items() if not _ends_by(each, begun_s + ORPHAN_S)]
+    ended = all(_ends_by(each, begun_s + DEADLINE_S) for each in children)
+    ended_s = round(time.monotonic() - begun_s, 2) if ended else None
+    reader.join()
+    giving_up.cancel()
+    found = [*_lost(home, lines), *_wrong_files(home)]
+    return {
+        "seed": seed,
+        "kinds": dict(Counter(line["kind"] for line in lines)),
+        "orphans": orphans,
+        "ended_s": ended_s,
+        "found": found,
+        "bad_notices": sorted({line["text"] for line in lines if line["kind"] == "notice" and line["bad"]}),
+    }
+
+
+def _role(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline()[-2:])
+    except psutil.Error:
+        return "ended"  # In the moment before it was asked.
+
+
+def _ends_by(process: psutil.Process, limit_s: float) -> bool:
+    """Return whether a process has ended by then. One that nobody has reaped yet counts as ended."""
+    while True:
+        try:
+            if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.NoSuchProcess:
+            return True
+        if time.monotonic() > limit_s:
+            return False
+        time.sleep(0.01)
+
+
+def _whole(process: subprocess.Popen[bytes]) -> Iterator[bytes]:
+    assert process.stdout is not None
+    return (line for line in process.stdout if line.endswith(b"\n"))
+
+
+def _lost(home: Path, lines: list[dict[str, Any]]) -> list[str]:
+    """Return what was painted and is not there, and what is there twice."""
+    path = home / "xdg_data_home" / "layerdeck" / "chats.sqlite3"
+    if lines[0]["kind"] != "opened":
+        return ["the window did not open"]
+    painted = {line["id"]: line for line in lines if line["kind"] == "painted" and line["text"]}
+    found = []
+    with closing(ChatStore(path, makes_copies=False)) as store:
+        if store.notice:
+            found.append(store.notice)
+        chats = store.conversations()
+        trees = {chat.id: store.tree(chat.id) for chat in chats}
+    stored = {message.id: message for tree in trees.values() for message in tree.messages.values()}
+    for id, line in painted.items():
+        kept = stored.get(id)
+        if kept is None:
+            found.append(f"{line['role']} {id} is gone: {line['text'][:60]!r}")
+        elif line["text"] not in kept.content and line["role"] != "error":
+            found.append(f"{line['role']} {id}: painted {line['text'][-60:]!r}, kept {kept.content[-60:]!r}")
+    asked = Counter(message.content for message in stored.values() if message.role == "user")
+    found += [f"{text!r} is there {count} times" for text, count in asked.items() if count > 1 and text != "hello"]
+    titles = Counter(chat.title for chat in chats if chat.title.startswith("imported"))
+    found += [f"{title!r} is there {count} times" for title, count in titles.items() if count > 1]
+    return found
+
+
+def _wrong_files(home: Path) -> list[str]:
+    """Return the downloaded files that are in their place and are not the right ones."""
+    return [
+        f"{path.name} is damaged" for path in (home / "models").glob("*.gguf") if path.read_bytes() != FILES[path.name]
+    ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--rounds", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    done = [json.loads(line) for line in options.out.read_text().splitlines()] if options.out.exists() else []
+    scratch = Path(tempfile.mkdtemp(prefix="layerdeck-killed-"))
+    model = write_tiny_llama(scratch / "tiny.gguf", n_layers=2, n_ctx_train=1 << 16)
+    with hub_server() as server, options.out.open("a") as out:
+        server.plain.update(FILES)
+        for number in range(len(done), options.rounds):
+            home = scratch / f"home-{number // ROUNDS_OF_A_HOME}"
+            if number % ROUNDS_OF_A_HOME == 0:
+                shutil.rmtree(scratch / f"home-{number // ROUNDS_OF_A_HOME - 1}", ignore_errors=True)
+            line = play_round(home, model, server, options.seed * 1_000_000 + number)
+            done.append(line)
+            out.write(json.dumps(line) + "\n")
+            out.flush()
+    bad = [line for line in done if line["found"] or line["orphans"]]
+    print(json.dumps({"rounds": len(done), "bad": len(bad), "orphans": sum(bool(line["orphans"]) for line in done)}))
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

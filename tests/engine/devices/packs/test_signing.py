@@ -1,0 +1,133 @@
+"""Who made a pack: its signature, this computer's key, and the publishers that the user trusts."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from engine.base.engine_build import engine_version
+from engine.base.errors import PackError
+from engine.devices.packs.manifest import MANIFEST
+from engine.devices.packs.signing import PREFIX, PackKeys, checked_key
+from engine.devices.packs.store import PackBook, PackStore, Verdict, file_states, list_packs
+from tests.support.packs import write_pack, write_signed_pack
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> PackKeys:
+    return PackKeys(tmp_path / "here" / "key.pem", tmp_path / "here" / "publishers.json")
+
+
+@pytest.fixture
+def publisher(tmp_path: Path) -> PackKeys:
+    return PackKeys(tmp_path / "there" / "key.pem", tmp_path / "there" / "publishers.json")
+
+
+@pytest.fixture
+def store(tmp_path: Path, keys: PackKeys) -> PackStore:
+    return PackStore(tmp_path / "packs", (tmp_path / "beside",), keys)
+
+
+def test_a_pack_that_is_built_here_is_known_again(store: PackStore, keys: PackKeys, tmp_path: Path) -> None:
+    archive = write_signed_pack(tmp_path / "a.tar.gz", "vulkan", keys)
+    assert store.maker_of(archive).kind == "here"
+    assert store.install(archive, engine_version()).maker.words == "It was built on this computer."
+    assert [pack.maker.kind for pack in store.packs()] == ["here"], "the written manifest has the signature too"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has other rights")
+def test_only_our_user_reads_the_key(keys: PackKeys) -> None:
+    assert keys.own() == ""
+    keys._make()
+    assert keys.private.stat().st_mode & 0o777 == 0o600
+    keys.private.chmod(0o644)
+    own = keys.own()
+    assert own.startswith(PREFIX)
+    assert keys.private.stat().st_mode & 0o777 == 0o600
+    keys.private.write_bytes(b"no key")
+    with pytest.raises(PackError, match="cannot be used"):
+        keys.own()
+
+
+def test_a_publisher_is_trusted_from_the_moment_its_key_is_added(
+    store: PackStore, keys: PackKeys, publisher: PackKeys, tmp_path: Path
+) -> None:
+    archive = write_signed_pack(tmp_path / "a.tar.gz", "vulkan", publisher)
+    key = publisher.own()
+    assert store.maker_of(archive).words == f"It is signed with a key that you do not trust: {key}."
+    keys.trust(key, "Ada")
+    assert (store.maker_of(archive).is_trusted, store.maker_of(archive).name) == (True, "Ada")
+    keys.trust(f" {key}\n", "Bea")
+    assert [each.name for each in keys.publishers()] == ["Bea"]
+    keys.distrust(key)
+    assert not store.maker_of(archive).is_trusted
+    with pytest.raises(PackError, match="is not trusted"):
+        keys.distrust(key)
+
+
+@pytest.mark.parametrize("text", ["", "ed25519:", "ed25519:AAAA", "rsa:" + "A" * 44, "ed25519:" + "?" * 44])
+def test_what_is_no_key(keys: PackKeys, text: str) -> None:
+    with pytest.raises(PackError, match="is not the key of a publisher"):
+        keys.trust(text)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"backend": "CUDA"}, {"signature": "AAAA"}, {"signature": ""}, {"needs": {"glibc": "2.1"}}],
+)
+def test_a_pack_that_was_changed_after_it_was_signed_is_refused(
+    store: PackStore, publisher: PackKeys, tmp_path: Path, changed: dict[str, object]
+) -> None:
+    archive = write_signed_pack(tmp_path / "a.tar.gz", "vulkan", publisher, b"library", changed)
+    for refuse in (lambda: store.maker_of(archive), lambda: store.install(archive, engine_version())):
+        with pytest.raises(PackError, match="signature is wrong"):
+            refuse()
+    assert store.packs() == ()
+
+
+def test_an_unsigned_pack_says_so_for_as_long_as_it_is_on(store: PackStore, keys: PackKeys, tmp_path: Path) -> None:
+    pack = store.install(write_pack(tmp_path / "a.tar.gz", "vulkan"), engine_version())
+    states = file_states(pack.folder, ["libggml-vulkan.so"])
+    book = PackBook().with_verdict(
+        Verdict("vulkan", str(pack.folder), "engine", "libggml-vulkan.so", states, ok=True, devices=("Vulkan0",))
+    )
+    (used,) = list_packs(store, book, "engine")
+    assert used.words == "In use: Vulkan0. It is unsigned: nobody can tell who made it."
+    assert used.document()["maker"] == {"kind": "unsigned", "key": "", "name": ""}
+    (off,) = list_packs(store, book.switched("vulkan", on=False), "engine")
+    assert off.words == "Switched off."
+    beside = replace(store, user=tmp_path / "none", beside=(store.user,))
+    (came,) = list_packs(beside, book, "engine")
+    assert came.words == "In use: Vulkan0."
+
+
+def test_an_installed_pack_whose_manifest_was_changed_is_not_used(
+    store: PackStore, keys: PackKeys, tmp_path: Path
+) -> None:
+    pack = store.install(write_signed_pack(tmp_path / "a.tar.gz", "vulkan", keys), engine_version())
+    assert pack.manifest is not None
+    changed = msgspec.structs.replace(pack.manifest, backend="CUDA")
+    (pack.folder / MANIFEST).write_bytes(msgspec.json.encode(changed))
+    (found,) = store.packs()
+    assert (found.manifest, "signature is wrong" in found.fault) == (None, True)
+
+
+def test_a_library_that_was_replaced_with_its_times_is_not_loaded(store: PackStore, tmp_path: Path) -> None:
+    pack = store.install(write_pack(tmp_path / "a.tar.gz", "vulkan"), engine_version())
+    library = pack.folder / "libggml-vulkan.so"
+    names = [library.name]
+    verdict = Verdict("vulkan", str(pack.folder), "engine", library.name, file_states(pack.folder, names), ok=True)
+    assert verdict.is_current
+    times = library.stat()
+    library.write_bytes(b"another"[: times.st_size])
+    os.utime(library, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert library.stat().st_size == times.st_size
+    assert not verdict.is_current
+
+
+def test_a_key_has_one_spelling() -> None:
+    assert checked_key(f"  {PREFIX}{'A' * 43}=") == f"{PREFIX}{'A' * 43}="

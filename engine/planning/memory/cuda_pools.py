@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from engine.base.units import MIB
 from engine.devices.device import CPU_ID
 from engine.model.gguf.model_file import ModelFile, TensorInfo
+from engine.planning.memory.backends import ROW_PADDING
 from engine.planning.memory.hyper_parameters import HyperParameters
 from engine.planning.memory.kv_cache import ContextShape, pad, window_cells
 from engine.planning.memory.placement import Placement
@@ -41,7 +42,6 @@ _FLASH_COLUMNS, _FLASH_BLOCKS, _LARGE_HEAD = 64, 4, 256
 
 Larger heads have half as many blocks.
 """
-_ROW_PADDING = 512
 _FLOATS = {"F32": 4, "F16": 2, "BF16": 2}
 _FLOAT_CACHES = ("f32", "f16", "bf16")
 _WITHOUT_MMQ = frozenset({"IQ1_M", "Q8_K"})
@@ -287,7 +287,7 @@ def _mmq_bytes(n_in: int, n_rows: int) -> int:
     """Return the temporary bytes of `ggml_cuda_mul_mat_q`: the input as Q8_1, and tiles of partial sums."""
     # A `block_q8_1_mmq` has 144 bytes for 128 elements; up to 128 further ones pad the last tile
     # (`get_mmq_x_max_host`). Stream-k adds an F32 tile of partial sums for each multiprocessor.
-    return n_rows * pad(n_in, _ROW_PADDING) * 144 // 128 + 128 * 144 + _MULTIPROCESSORS * _TILE_ELEMENTS * 4
+    return n_rows * pad(n_in, ROW_PADDING) * 144 // 128 + 128 * 144 + _MULTIPROCESSORS * _TILE_ELEMENTS * 4
 
 
 def _cublas_bytes(type_name: str, n_weights: int, n_in: int, n_out: int, n_tokens: int) -> int:

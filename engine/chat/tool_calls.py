@@ -359,9 +359,12 @@ def _typed(value: str, type_: object) -> object:
     if type_ == "string":
         return value
     try:
-        return json.loads(value)
+        found = json.loads(value)
+        # `1e999` is infinite here, and JSON has no word for that.
+        json.dumps(found, allow_nan=False)
     except (ValueError, RecursionError):
         return value
+    return found
 
 
 def _mistral(_types: Types) -> _Call:

@@ -149,6 +149,11 @@ def test_a_call_that_ends_early_keeps_what_came() -> None:
     assert "".join(call.arguments for each in found for call in each.calls) == '{"town": "Bo'
 
 
+def test_a_number_that_json_cannot_write_stays_text() -> None:
+    text = "<tool_call><function=add><parameter=a>1e999</parameter><parameter=b>NaN</parameter></function></tool_call>"
+    assert read(HERMES, [text]) == ("", [("add", {"a": "1e999", "b": "NaN"})])
+
+
 def test_half_a_character_of_a_model_can_be_sent_on() -> None:
     reader = CallReader(HERMES, types_of(TOOLS))
     found = reader.add(r'<tool_call>{"name": "l\ud800", "arguments": "{\"a\": \"\udc00\"}"}</tool_call>')

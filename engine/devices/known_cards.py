@@ -57,6 +57,7 @@ CARDS: tuple[KnownCard, ...] = tuple(
 )
 _ID_PREFIXES = {"HIP": "ROCm"}
 """Prefix of device ids by backend, if it differs from the backend's name."""
+_SERIES = re.compile(r"^(rtx|gtx|rx|arc)")
 _ASKED = re.compile(r"\s*(?:(\d{1,2})\s*x\s*)?(.+?)\s*", re.IGNORECASE)
 
 
@@ -67,7 +68,7 @@ def find_card(name: str) -> KnownCard:
         ArgumentError: no card or several cards match; with similar names.
     """
     wanted = _key(name)
-    exact = [card for card in CARDS if wanted in (_key(card.name), _key(card.name).lstrip("rtxgac"))]
+    exact = [card for card in CARDS if wanted in (_key(card.name), _SERIES.sub("", _key(card.name)))]
     if exact:
         return exact[0]
     near = [card.name for card in CARDS if wanted and wanted in _key(card.name)]

@@ -120,7 +120,7 @@ class _Arranger:
         if self._missing:
             self.notes.append(
                 tr(
-                    "Not among the devices here: {names}. The layout names them, and can be loaded where they are.",
+                    "The layout uses devices that are not here: {names}. It can be loaded on a computer that has them.",
                     names=", ".join(dict.fromkeys(self._missing)),
                 )
             )

@@ -140,6 +140,12 @@ class SpeedBook:
         prompt = _answer(layout_class, rig, predicted.devices, predicted.token_s, tokens_per_second)
         return replace(self, prompts=(*self.prompts, prompt)[-KEPT_ANSWERS:]) if prompt.is_sensible else self
 
+    def with_answers_of(self, before: SpeedBook, after: SpeedBook) -> SpeedBook:
+        """Return the book with the answers that `after` has in addition to `before`, from which it was made."""
+        answers = (*self.answers, *(each for each in after.answers if each not in before.answers))
+        prompts = (*self.prompts, *(each for each in after.prompts if each not in before.prompts))
+        return replace(self, answers=answers[-KEPT_ANSWERS:], prompts=prompts[-KEPT_ANSWERS:])
+
 
 def _told(rig: Rig) -> dict[str, KeptDevice]:
     """Return the speeds that paired machines reported for the devices that they lend, by device id.

@@ -294,7 +294,7 @@ def _state(state: os.stat_result) -> tuple[int, int]:
 def _identity(device: Device) -> tuple[object, ...]:
     """Return the fields of a device that are part of `Plan.key`.
 
-    The overhead is one of them, because probed rows contain it.
+    The measured overhead is one of them, because the memory rows that a probe returns contain it.
     """
     return (
         device.id,

@@ -204,7 +204,8 @@ def make_preview(
     """Return the preview of `plan`.
 
     `tables`: the tables of the plan's model.
-    `answered`: last answer that the model computed with this edit; None if there is none.
+    `speeds`: measured speeds of the devices.
+    `answered`: last answer that the model computed with the plan's edit; None if there is none.
     """
     return Preview(
         model_name=plan.model.name,

@@ -139,7 +139,7 @@ SAMPLING: tuple[SamplingSetting, ...] = (
         WholeNumber(0, MAX_WINDOW),
         "Repetition",
         tr("DRY allowed length"),
-        tr("number of tokens that may be repeated without a penalty"),
+        tr("longest sequence of tokens that may be repeated without a penalty"),
     ),
     SamplingSetting(
         "dry_penalty_last_n",

@@ -33,7 +33,10 @@ def priority(
 
 
 def priority_candidates(bench: Workbench) -> Iterator[Candidate]:
-    """Yield the first device in the user's order that holds everything, else fillings in this order."""
+    """Yield the layout with everything on the first device, in the user's order, that has room for it.
+
+    If none has, yield layouts that fill the devices one after another in this order.
+    """
     order = bench.in_preferred_order()
     in_order = name_list(order)
     if not bench.constraints.split:

@@ -47,7 +47,9 @@ def decide_threads(asked: ContextSettings, host: HostFacts) -> Iterator[Decision
     elif asked.threads is not None:
         yield Decision("threads_batch", threads_batch, tr("Same as the chosen number of threads for answers."))
     else:
-        yield Decision("threads_batch", threads_batch, tr("As for answers: a second thread on a core adds nothing."))
+        yield Decision(
+            "threads_batch", threads_batch, tr("The same as for answers: a second thread on a core adds nothing.")
+        )
 
 
 def _reason(processor: Processor) -> str:

@@ -85,11 +85,14 @@ class Shared:
         return found
 
     def put(self, value: object, of: object = None) -> None:
-        """Store a value, replacing an earlier one of its class and `of`."""
+        """Store a value for `of`, a tensor or other key; None: for the whole graph.
+
+        It replaces an earlier value of the same class for the same `of`.
+        """
         self._values[type(value), of] = value
 
     def find(self, kind: type[Value], of: object = None) -> Value | None:
-        """Return the stored value of class `kind`; None if there is none."""
+        """Return the value of class `kind` that was stored for `of` (see `put`); None if there is none."""
         found = self._values.get((kind, of))
         assert found is None or isinstance(found, kind)
         return found

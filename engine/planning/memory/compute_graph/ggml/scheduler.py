@@ -99,7 +99,9 @@ class Bound:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Assigned:
-    """A section of the graph after pass 4 of the scheduler.
+    """The backend of each tensor of a section, as pass 4 of `ggml_backend_sched_split_graph` leaves it.
+
+    A section is a run of consecutive nodes of the graph: mostly a layer (`sections.py`).
 
     `backends`: backend index of each tensor that the section computes or reads.
     `involved`: indices of the backends that compute nodes of it.
@@ -197,7 +199,9 @@ def offload_batch(node: Tensor) -> int:
 
 
 class Scheduler:
-    """Runs the scheduler's passes on sections of a graph. The last of the backends is the CPU.
+    """Repeats the five passes of `ggml_backend_sched_split_graph`, one section of the graph after another.
+
+    A section is a run of consecutive nodes, mostly a layer. The last of the backends is the CPU.
 
     `offload_batch`: threshold of op offload, in tokens.
     """

@@ -115,9 +115,12 @@ class PlacedSection:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segment:
-    """Neighbouring sections on the devices of one `StepCache`. Compared by identity.
+    """Consecutive sections of the graph (mostly layers) on the same devices, which are simulated together.
 
-    `bufts`: real buffer type of each backend.
+    Segments are compared by identity.
+
+    `steps`: cached results for these devices.
+    `bufts`: buffer type of each backend.
     `placed_sections`: the sections, with one more before the segment and one more after it; None at an end of the
     graph.
     """

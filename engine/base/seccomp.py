@@ -4,7 +4,7 @@ It refuses what Landlock cannot: UDP, Unix sockets with a path, protocols other 
 starting programs on a kernel without Landlock, and signals to the parent before Landlock's version 6. It also binds
 threads that exist already, such as those of drivers; Landlock does so from version 8 on.
 
-The filter is a program of some 100 instructions (classic BPF, `linux/filter.h`). libseccomp could generate it, but its
+The filter is a program of some 120 instructions (classic BPF, `linux/filter.h`). libseccomp could generate it, but its
 binding (pyseccomp) needs a system library that not every desktop has, in a process that must start fast. The numbers of
 system calls are those of `asm/unistd_64.h` (x86_64) and `asm-generic/unistd.h` (aarch64). On other machines nothing is
 refused. Most calls cost no time: the kernel precomputes which numbers a filter always allows.
@@ -56,7 +56,8 @@ class _Machine(NamedTuple):
 
 _MACHINES = {
     "x86_64": _Machine(0xC000003E, {
-        "socket": 41, "accept": 43, "sendto": 44, "sendmsg": 46, "listen": 50, "execve": 59, "kill": 62, "ptrace": 101,
+        "socket": 41, "accept": 43, "sendto": 44, "sendmsg": 46, "listen": 50, "socketpair": 53, "clone": 56,
+        "execve": 59, "kill": 62, "fcntl": 72, "ptrace": 101, "prlimit64": 302,
         "rt_sigqueueinfo": 129, "pivot_root": 155, "chroot": 161, "mount": 165, "umount2": 166, "swapon": 167,
         "reboot": 169, "init_module": 175, "delete_module": 176, "tkill": 200, "tgkill": 234, "kexec_load": 246,
         "add_key": 248, "request_key": 249, "keyctl": 250, "unshare": 272, "accept4": 288, "rt_tgsigqueueinfo": 297,
@@ -65,6 +66,7 @@ _MACHINES = {
         "execveat": 322, "userfaultfd": 323,
     }),
     "aarch64": _Machine(0xC00000B7, {
+        "fcntl": 25, "socketpair": 199, "clone": 220, "prlimit64": 261,
         "umount2": 39, "mount": 40, "pivot_root": 41, "chroot": 51, "unshare": 97, "kexec_load": 104,
         "init_module": 105, "delete_module": 106, "ptrace": 117, "kill": 129, "tkill": 130, "tgkill": 131,
         "rt_sigqueueinfo": 138, "reboot": 142, "socket": 198, "listen": 201, "accept": 202, "sendto": 206,
@@ -77,7 +79,7 @@ _MACHINES = {
 _COMMON = {
     "pidfd_send_signal": 424, "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427, "open_tree": 428,
     "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432, "pidfd_open": 434, "pidfd_getfd": 438,
-    "process_madvise": 440, "mount_setattr": 442,
+    "clone3": 435, "process_madvise": 440, "mount_setattr": 442,
 }  # fmt: skip
 """Numbers of system calls that are the same on both machines, as all from 424 on are."""
 
@@ -90,6 +92,10 @@ _NEVER = (
 )  # fmt: skip
 """System calls that are always refused: no child and no driver needs them. io_uring would bypass every filter."""
 _SIGNALLING = ("kill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo")
+_NAMESPACES = 0x7E020000
+"""CLONE_NEW*: in namespaces of its own a process has all capabilities, and with them reaches more of the kernel."""
+_OWNING = (8, 10, 15)
+"""F_SETOWN, F_SETSIG, F_SETOWN_EX: the kernel then sends any signal to any process when a file is ready."""
 _SENDING = {"sendto": 3, "sendmsg": 2, "sendmmsg": 3}
 """Index of the flags among the arguments of each call that sends."""
 _FAST_OPEN = 0x20000000
@@ -100,6 +106,7 @@ _X32 = 0x40000000
 _LOAD, _AND, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x06
 _INSTRUCTION = struct.Struct("HBBI")
 _ALLOW, _REFUSE = 0x7FFF0000, 0x00050000 | errno.EACCES
+_UNKNOWN = 0x00050000 | errno.ENOSYS
 _NUMBER, _ARCHITECTURE = 0, 4
 _NEGATIVE = 1 << 31
 _ALL_BITS = 0xFFFFFFFF
@@ -146,6 +153,19 @@ def seccomp_filter(calls: Calls, machine: str = "") -> bytes:
     for tests in _sockets(calls):
         program += _when(_ALLOW, call("socket"), *tests)
     program += _when(_REFUSE, call("socket"))
+    if not calls.unix:
+        # A socket of datagrams sends to any path, whether it is one of a pair or not.
+        stream = _argument(1, socket.SOCK_STREAM, mask=_SOCKET_TYPE)
+        program += _when(_ALLOW, call("socketpair"), stream)
+        program += _when(_REFUSE, call("socketpair"))
+    program += _when(_ALLOW, call("clone"), _argument(0, 0, mask=_NAMESPACES))
+    program += _when(_REFUSE, call("clone"))
+    # Its flags are in memory, which a filter cannot read. The C library then takes `clone`.
+    program += _when(_UNKNOWN, call("clone3"))
+    # The limit of processor time ends a process as a signal does.
+    program += _when(_ALLOW, call("prlimit64"), _argument(0, 0, calls.pid))
+    program += _when(_REFUSE, call("prlimit64"))
+    program += _when(_REFUSE, call("fcntl"), _argument(1, *_OWNING))
     for name, place in _SENDING.items():
         program += _when(_REFUSE, call(name), _argument(place, _FAST_OPEN, mask=_FAST_OPEN))
     if not calls.listens:

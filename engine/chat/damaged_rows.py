@@ -14,7 +14,7 @@ from engine.base.json_file import UNREADABLE
 from engine.base.language import tr
 from engine.base.sqlite_file import FAULTS
 from engine.chat.message import ROLES, MessageState
-from engine.chat.schema import calls_of, details_of, settings_of
+from engine.chat.schema import calls_of, deltas_of, details_of, results_of, settings_of
 
 _TITLE_CHARACTERS = 60
 _TABLES = ("conversation", "message", "piece", "attachment")
@@ -55,10 +55,10 @@ def add_readable_rows(damaged: Path, connection: sqlite3.Connection) -> AddedRow
         # SQLite reads ids from the index of ids alone: it is another part of the file than the rows.
         listed = {ident for (ident,) in source.execute("SELECT id FROM message ORDER BY id")}
     for row in found["conversation"]:
-        if _can_read(settings_of, row["settings"]) and _can_read(settings_of, row.get("results", "{}")):
-            _put(connection, "conversation", row, replaces=True)
-    added = sum(_add_message(connection, row) for row in found["message"])
-    _add_pieces(connection, found["piece"])
+        if _can_read(settings_of, row["settings"]):
+            _put(connection, "conversation", _or_empty(row, "results", results_of, "{}"), replaces=True)
+    added = sum(_add_message(connection, _or_empty(row, "calls", calls_of)) for row in found["message"])
+    _add_pieces(connection, tuple(_or_empty(row, "calls", deltas_of) for row in found["piece"]))
     for row in found["attachment"]:
         _put(connection, "attachment", row)
     for table in ("piece", "attachment"):
@@ -135,6 +135,11 @@ def _can_read(read: Callable[[str], object], document: Value) -> bool:
         return False
 
 
+def _or_empty(row: Row, column: str, read: Callable[[str], object], empty: str = "") -> Row:
+    """Return a row without a document that cannot be read: the rest of it is worth keeping."""
+    return row if column not in row or _can_read(read, row[column]) else {**row, column: empty}
+
+
 # ---------------------------------------------------------------------- writing
 
 
@@ -160,7 +165,7 @@ def _add_message(connection: sqlite3.Connection, row: Row) -> int:
     the copy's text stays.
     """
     is_message = row["role"] in ROLES and row["state"] in get_args(MessageState)
-    if not is_message or not _can_read(details_of, row["details"]) or not _can_read(calls_of, row.get("calls", "")):
+    if not is_message or not _can_read(details_of, row["details"]):
         return 0
     kept = connection.execute(
         "SELECT content, reasoning, state, parent, pinned, details FROM message WHERE id = ?", (row["id"],)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from engine.base.language import tr
 from engine.base.sqlite_file import FAULTS, connect_read_only, is_damage, put_aside
 from engine.base.texts import one_line
 from engine.chat.recovery import damage_record, finish_recovery, recover
-from engine.chat.schema import VERSION, upgrade, version_of
+from engine.chat.schema import VERSION, calls_value, joined_calls, upgrade, version_of
 
 BUSY_SECONDS = 10.0
 """Longest wait in seconds for a writer in another process, as window and command line may write at the same time."""
@@ -123,14 +123,17 @@ def _mend(connection: sqlite3.Connection) -> None:
     connection.execute("BEGIN IMMEDIATE")
     for message in left:
         pieces = connection.execute(
-            "SELECT content, reasoning FROM piece WHERE message = ? ORDER BY number", (message,)
+            "SELECT content, reasoning, calls FROM piece WHERE message = ? ORDER BY number", (message,)
         ).fetchall()
-        content, reasoning = connection.execute(
-            "SELECT content, reasoning FROM message WHERE id = ?", (message,)
+        content, reasoning, calls = connection.execute(
+            "SELECT content, reasoning, calls FROM message WHERE id = ?", (message,)
         ).fetchone()
+        with suppress(TypeError, ValueError):  # A damaged page may have any text; what cannot be read stays as it is.
+            calls = calls_value(joined_calls(calls, (piece[2] for piece in pieces)))
         connection.execute(
-            "UPDATE message SET content = ?, reasoning = ?, state = 'interrupted', writer = NULL WHERE id = ?",
-            (content + "".join(p[0] for p in pieces), reasoning + "".join(p[1] for p in pieces), message),
+            "UPDATE message SET content = ?, reasoning = ?, calls = ?, state = 'interrupted', writer = NULL"
+            " WHERE id = ?",
+            (content + "".join(p[0] for p in pieces), reasoning + "".join(p[1] for p in pieces), calls, message),
         )
         connection.execute("DELETE FROM piece WHERE message = ?", (message,))
     connection.execute("COMMIT")

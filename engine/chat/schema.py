@@ -49,7 +49,7 @@ def conversation_value(field: str, value: object) -> object:
 def read_conversation(row: Sequence[Any]) -> Conversation:
     """Return a conversation from its row."""
     values = dict(zip(CONVERSATION_FIELDS, row, strict=True))
-    documents = {name: settings_of(values[name]) for name in ("settings", "results")}
+    documents = {"settings": settings_of(values["settings"]), "results": results_of(values["results"])}
     return msgspec.convert({**values, **documents, "pinned": bool(values["pinned"])}, Conversation)
 
 
@@ -67,7 +67,7 @@ def message_values(message: Message, conversation: str, writer: str) -> dict[str
         "content": text(message.content),
         "reasoning": text(message.reasoning),
         "details": _document(details),
-        "calls": _document(message.calls) if message.calls else "",
+        "calls": calls_value(message.calls),
         "state": message.state,
         "writer": writer if message.state == "writing" else None,
         "pinned": message.pinned,
@@ -95,7 +95,7 @@ def read_message(
         pinned=bool(pinned),
         created_ms=created_ms,
         attachments=tuple(attachments),
-        calls=calls_with(calls_of(calls), (delta for piece in pieces for delta in _deltas_of(piece[2]))),
+        calls=joined_calls(calls, (piece[2] for piece in pieces)),
         **details_of(details),
     )
 
@@ -110,7 +110,18 @@ def calls_of(document: str) -> tuple[ToolCall, ...]:
     return msgspec.json.decode(document, type=tuple[ToolCall, ...]) if document else ()
 
 
-def _deltas_of(document: str) -> tuple[CallDelta, ...]:
+def joined_calls(document: str, pieces: Iterable[str]) -> tuple[ToolCall, ...]:
+    """Return the calls of a message from its column and from those of its later pieces."""
+    return calls_with(calls_of(document), (delta for piece in pieces for delta in deltas_of(piece)))
+
+
+def calls_value(calls: Sequence[ToolCall]) -> str:
+    """Return the calls of a message as the value of their column."""
+    return _document(calls) if calls else ""
+
+
+def deltas_of(document: str) -> tuple[CallDelta, ...]:
+    """Return pieces of calls from their column."""
     return msgspec.json.decode(document, type=tuple[CallDelta, ...]) if document else ()
 
 
@@ -131,6 +142,11 @@ def settings_of(document: str) -> dict[str, object]:
     """Return the JSON object in a column, such as the sampling settings of a conversation."""
     found: Mapping[str, object] = msgspec.json.decode(document)
     return dict(found)
+
+
+def results_of(document: str) -> dict[str, str]:
+    """Return the typed results of calls from their column."""
+    return msgspec.json.decode(document, type=dict[str, str])
 
 
 def details_of(document: str) -> dict[str, Any]:

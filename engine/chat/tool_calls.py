@@ -10,7 +10,7 @@ import json
 import re
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -187,8 +187,9 @@ class _Closed(_Call):
         self._end, self._parse, self._held = end, parse, ""
 
     def read(self, text: str) -> tuple[str, str | None]:
+        seen = len(self._held) - len(self._end) + 1
         self._held += text
-        place = self._held.find(self._end)
+        place = self._held.find(self._end, max(0, seen))
         if place < 0:
             return "", None
         inner, rest = self._held[:place], self._held[place + len(self._end) :]
@@ -235,9 +236,12 @@ class _Headed(_Call):
     def read(self, text: str) -> tuple[str, str | None]:
         if self._body is None:
             self._held += text
-            match = self._head.match(self._held)
+            match = self._head.match(self._held[:_MAX_HEAD])
+            if match is None and len(self._held) < _MAX_HEAD:
+                return "", None
             if match is None:
-                return "", None if len(self._held) < _MAX_HEAD else self._held
+                # The head is text, with what begins it: read again, it would be taken for a head for ever.
+                return "", self._held[_MAX_HEAD:]
             self.name = next(filter(None, match.groups()), "")
             self._body = _Arguments(self.name)
             text = self._held[match.end() :]
@@ -277,8 +281,7 @@ class _Choice(_Call):
 # ------------------------------------------------------------------ how families write calls
 
 _FUNCTION = re.compile(r"\s*<function=([^>\n]+)>")
-_PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
-_GLM_PAIR = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
+_NAME = re.compile(r"[\w.:/-]+")
 _MISTRAL_HEAD = re.compile(r"\s*([\w.-]+)(?:\[CALL_ID\][^\[]*)?\[ARGS\]\s*(?=\{)")
 _DEEPSEEK_HEAD = re.compile(
     rf"(?:function{_DEEPSEEK_SEPARATOR}([\w.-]+)\s*```json\s*|([\w.-]+){_DEEPSEEK_SEPARATOR}\s*)(?=\{{)"
@@ -310,11 +313,42 @@ def _tagged(inner: str, types: Types) -> tuple[str, str]:
     """
     head = _FUNCTION.match(inner)
     if head is not None:
-        name, pairs = head[1].strip(), _PARAMETER.findall(inner)
+        name, pairs = head[1].strip(), list(_parameters(inner))
     else:
-        name, pairs = inner.partition("<arg_key>")[0].strip(), _GLM_PAIR.findall(inner)
+        name, pairs = inner.partition("<arg_key>")[0].strip(), list(_glm_pairs(inner))
+        if _NAME.fullmatch(name) is None:
+            return "", ""  # a model that writes about the mark
     known = types.get(name, {})
     return name, json.dumps({key.strip(): _typed(value, known.get(key.strip())) for key, value in pairs})
+
+
+def _between(text: str, begin: str, end: str, place: int) -> tuple[str, int] | None:
+    """Return what is between the next marks from `place` on, and the place after it; None if there is nothing.
+
+    Not an expression: without its end mark each beginning would be looked at up to the end of the text.
+    """
+    first = text.find(begin, place)
+    last = text.find(end, first + len(begin)) if first >= 0 else -1
+    return None if last < 0 else (text[first + len(begin) : last], last + len(end))
+
+
+def _parameters(inner: str) -> Iterator[tuple[str, str]]:
+    """Yield the parameters of Qwen3-Coder's form, `<parameter=town>\nBonn\n</parameter>`."""
+    place = 0
+    while (found := _between(inner, "<parameter=", "</parameter>", place)) is not None:
+        (key, _, value), place = found[0].partition(">"), found[1]
+        yield key, value.removeprefix("\n").removesuffix("\n")
+
+
+def _glm_pairs(inner: str) -> Iterator[tuple[str, str]]:
+    """Yield the parameters of GLM's form, `<arg_key>town</arg_key><arg_value>Bonn</arg_value>`."""
+    place = 0
+    while (key := _between(inner, "<arg_key>", "</arg_key>", place)) is not None:
+        value = _between(inner, "<arg_value>", "</arg_value>", key[1])
+        if value is None:
+            return
+        yield key[0], value[0]
+        place = value[1]
 
 
 def _typed(value: str, type_: object) -> object:
@@ -325,9 +359,12 @@ def _typed(value: str, type_: object) -> object:
     if type_ == "string":
         return value
     try:
-        return json.loads(value)
+        found = json.loads(value)
+        # `1e999` is infinite here, and JSON has no word for that.
+        json.dumps(found, allow_nan=False)
     except (ValueError, RecursionError):
         return value
+    return found
 
 
 def _mistral(_types: Types) -> _Call:
@@ -346,7 +383,8 @@ def _gemma(inner: str) -> tuple[str, str]:
 
     Gemma 4 has another mark around texts.
     """
-    match = _GEMMA_CALL.fullmatch(inner)
+    # NUL marks the places of texts below.
+    match = _GEMMA_CALL.fullmatch(inner.replace("\0", "\N{REPLACEMENT CHARACTER}"))
     if match is None:
         return "", ""
     texts: list[str] = []
@@ -369,8 +407,10 @@ _STYLES: Mapping[str, Callable[[Types], _Call]] = {
     GEMMA: lambda _types: _Closed("<tool_call|>", _gemma),
     FUNCTION_GEMMA: lambda _types: _Closed("<end_function_call>", _gemma),
 }
-_BETWEEN = (*_NOISE, "</tool_call>", _DEEPSEEK_END, "```", "]", ",", ";")
-"""Text that stands between calls or after the last one, and is ignored."""
+_BETWEEN = (*_NOISE, "</tool_call>", _DEEPSEEK_END, "]", ",", ";")
+"""Text that stands between calls or after the last one, and is ignored. DeepSeek's arguments are in a fence too."""
+_GAP = "\n\n"
+"""Text between what the model wrote before a call and what it wrote after it."""
 
 
 def begin_marks_of(template: str) -> tuple[str, ...]:
@@ -407,6 +447,7 @@ class CallReader:
         self._marks = begin_marks_of(template)
         self._harmony = is_harmony(template)
         self._bare = is_llama(template) or forced
+        self._between = (*_BETWEEN, "```") if DEEPSEEK in self._marks else _BETWEEN
         self._forced = forced
         self._id_length = 9 if MISTRAL in template else 0
         self._held = ""
@@ -415,6 +456,8 @@ class CallReader:
         self._index = 0
         self._named = self._arguments_given = False
         self._has_content = False
+        self._is_between = False
+        """Whether a call has ended, and no text has come since."""
 
     @property
     def has_calls(self) -> bool:
@@ -432,6 +475,7 @@ class CallReader:
                 self._read_call(content, calls)
             else:
                 content.append(self._read_content())
+            self._has_content = self._has_content or bool(content and content[-1])
             if (len(self._held), self._call) == before:
                 break
         return self._found(content, calls)
@@ -442,30 +486,30 @@ class CallReader:
         calls: list[CallDelta] = []
         if self._call is not None:
             arguments = self._call.end()
-            if not self._give(arguments, calls) and not self.has_calls:
-                content.append(self._call.text)
+            if not self._give(arguments, calls) and not self._named and self._call.text.strip() not in _STYLES:
+                content.append(self._after_calls(self._call.text))
             self._call = None
-        elif not self.has_calls:
+        elif not self._is_between:
             content.append(self._held)
         self._held = ""
         return self._found(content, calls)
 
     def _found(self, content: Sequence[str], calls: Sequence[CallDelta]) -> Found:
         text = "".join(content)
-        if self.has_calls and not text.strip():
+        if self._is_between and not text.strip():
             text = ""
         self._has_content = self._has_content or bool(text)
         return Found(text, tuple(calls))
 
     def _read_content(self) -> str:
         held = self._held
-        if self.has_calls:
+        if self._is_between:
             held = held.lstrip()
-            for between in _BETWEEN:
+            for between in self._between:
                 if held.startswith(between):
                     self._held = held[len(between) :]
                     return ""
-            if any(between.startswith(held) for between in _BETWEEN):
+            if any(between.startswith(held) for between in self._between):
                 return ""
             if self._continues_list(held):
                 self._call, self._held = JsonCall(), held
@@ -477,20 +521,27 @@ class CallReader:
             return ""
         if self._harmony:
             return self._read_harmony()
+        held = _without_noise(held)
         places = {mark: held.find(mark) for mark in self._marks}
         mark = min((each for each in places if places[each] >= 0), key=places.__getitem__, default=None)
         if mark is not None:
-            content = held[: places[mark]]
-            self._held = held[places[mark] + len(mark) :]
-            self._call = _STYLES[mark](self._types)
-            return _without_noise(content.rstrip())
+            content = held[: places[mark]].rstrip()
+            end = places[mark] + len(mark)
+            self._call, self._held = _STYLES[mark](self._types), held[end:]
+            self._call.text = held[len(content) : end]
+            return self._after_calls(content)
         # White space before a call belongs to neither.
         clear = len(held) - max(overlap(held, each) for each in (*self._marks, *_NOISE))
         clear = len(held[:clear].rstrip()) if self._types else clear
-        if self.has_calls:
-            clear = min(clear, len(held))
         content, self._held = held[:clear], held[clear:]
-        return _without_noise(content)
+        return self._after_calls(content)
+
+    def _after_calls(self, content: str) -> str:
+        """Return text with a gap before it if it is the first after a call."""
+        if not content or not self._is_between:
+            return content
+        self._is_between = False
+        return f"{_GAP if self._has_content else ''}{content}"
 
     def _continues_list(self, held: str) -> bool:
         """Return whether `held` begins another call of a list, as Mistral and Llama write several calls."""
@@ -498,7 +549,7 @@ class CallReader:
 
     def _read_harmony(self) -> str:
         """Read gpt-oss's messages from the held text: begin a call, or return text without the marks around it."""
-        held = self._held.lstrip() if not self._has_content or self.has_calls else self._held
+        held = self._held.lstrip() if not self._has_content or self._is_between else self._held
         if held.startswith("<|end|>"):
             self._held = held[len("<|end|>") :]
             return ""
@@ -512,7 +563,7 @@ class CallReader:
         place = min((at for mark in _HARMONY_MARKS if (at := held.find(mark)) >= 0), default=-1)
         clear = place if place >= 0 else len(held) - max(overlap(held, mark) for mark in _HARMONY_MARKS)
         content, self._held = held[:clear], held[clear:]
-        return content
+        return self._after_calls(content)
 
     def _read_call(self, content: list[str], calls: list[CallDelta]) -> None:
         assert self._call is not None
@@ -523,10 +574,12 @@ class CallReader:
             return
         if not given and not self._named:
             # It looked like a call: a bare object, or a mark without one.
-            content.append(self._call.text)
+            content.append(self._after_calls(self._call.text))
             self._bare = False
-        elif not self._arguments_given:
-            calls.append(CallDelta(self._index - 1, "{}"))
+        else:
+            self._is_between = True
+            if not self._arguments_given:
+                calls.append(CallDelta(self._index - 1, "{}"))
         self._call, self._named = None, False
 
     def _give(self, arguments: str, calls: list[CallDelta]) -> bool:
@@ -578,4 +631,5 @@ def _text(token: str) -> str:
         value = json.loads(token, strict=False)
     except (ValueError, RecursionError):
         return token.strip().strip('"')
-    return value if isinstance(value, str) else str(token).strip()
+    # Models write halves of surrogate pairs as escapes, and UTF-8 cannot encode them.
+    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else str(token).strip()

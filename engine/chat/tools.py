@@ -29,6 +29,7 @@ MAX_SCHEMA_VALUES = 1 << 15
 """Largest number of values in the schemas of all tools of one request. The engine allows as many characters."""
 MAX_CHARACTERS = 1 << 18
 """Largest number of characters of a conversation's tool definitions."""
+_MAX_DIGITS = 9
 NO_RESULT = "(no result)"
 """Result of a call that a person left without one; it is stored, and the model reads it."""
 
@@ -222,6 +223,11 @@ def read_tools(text: str) -> tuple[Document, ...]:
         )
     try:
         found = json.loads(text)
+        # JSON can write half of a surrogate pair as an escape, which cannot be sent to the engine.
+        json.dumps(found, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        half = tr("this contains a lone surrogate, which is not a character")
+        raise DefinitionError(tr("The tools are not JSON: {error}.", error=half)) from None
     except RecursionError:
         raise DefinitionError(tr("The tools are nested too deeply; make them simpler.")) from None
     except ValueError as error:
@@ -264,8 +270,9 @@ def check_tool(tool: object, place: str) -> Document:
     parameters = function.get("parameters")
     if parameters is not None and not isinstance(parameters, dict):
         raise DefinitionError(tr("{place}.function.parameters is not a JSON schema object.", place=place), place)
-    check_depth(parameters, place)
     kept = {key: function[key] for key in ("name", "description", "parameters") if function.get(key) is not None}
+    for value in kept.values():
+        check_depth(value, place)
     return {"type": "function", "function": kept}
 
 
@@ -377,8 +384,10 @@ def target_of(schema: Document, reference: str) -> Any:
     found: Any = schema
     for word in filter(None, reference[1:].split("/")):
         key = word.replace("~1", "/").replace("~0", "~")
-        if isinstance(found, list) and key.isascii() and key.isdigit() and int(key) < len(found):
-            found = found[int(key)]
+        # Python refuses to read numbers of many digits.
+        number = int(key) if key.isascii() and key.isdigit() and len(key) <= _MAX_DIGITS else -1
+        if isinstance(found, list) and 0 <= number < len(found):
+            found = found[number]
         elif isinstance(found, dict) and key in found:
             found = found[key]
         else:

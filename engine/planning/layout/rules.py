@@ -30,6 +30,7 @@ from engine.planning.layout.engine_parameters import (
 from engine.planning.layout.layout import Layout, Violation
 from engine.planning.layout.row_mode import row_violations
 from engine.planning.layout.split_modes import (
+    shared_cache_violations,
     single_head_violations,
     tensor_context_violations,
     tensor_model_violations,
@@ -326,7 +327,9 @@ def _tensor_mode(layout: Layout, model: ModelFile, rig: Rig, context: ContextSet
     members = split_members(layout)
     if len(members) > 1:
         yield from single_head_violations(model, context)
-        yield from uneven_head_violations(model, [share for _, share in layout.tensor_split if share > 0])
+        shares = [share for _, share in layout.tensor_split if share > 0]
+        yield from uneven_head_violations(model, shares)
+        yield from shared_cache_violations(model, shares)
         # Other kernels of HIP and Vulkan are not known to lack these, and a worker does not tell what it has.
         if any(device.backend == "CUDA" and device.id in members for device in rig.devices):
             yield from member_attention_violations(model, context)

@@ -134,6 +134,33 @@ def uneven_head_violations(model: ModelFile, shares: Sequence[float]) -> Iterato
         )
 
 
+def shared_cache_violations(model: ModelFile, shares: Sequence[float]) -> Iterator[Violation]:
+    """Yield why a model whose last layers read the KV cache of earlier ones cannot be split by these shares.
+
+    llama.cpp rotates the rounding of the shares from layer to layer. Without whole heads for each share the Q heads of
+    such a layer are on other devices than the K heads that it reads, and it aborts (ggml-backend-meta.cpp: "Assert that
+    ratio is consistent").
+    """
+    shares_kv = architecture_rules(model.architecture).shares_kv
+    if not shares_kv or not model.hyper_parameter("attention.shared_kv_layers"):
+        return
+    counts = model.hyper_parameter("attention.head_count_kv") or model.hyper_parameter("attention.head_count")
+    for count in sorted(
+        {each for each in (counts if isinstance(counts, tuple) else (counts,)) if isinstance(each, int)}
+    ):
+        if any((share * count / sum(shares)) % 1 for share in shares):
+            yield Violation(
+                "split_attention",
+                tr(
+                    "The engine cannot split this model by these shares: some layers read the KV cache of others, and "
+                    "its {count} K heads must be divided without a remainder.",
+                    count=count,
+                ),
+                tr("Choose shares that divide {count} heads, or split mode layer.", count=count),
+            )
+            return
+
+
 def _has_head_norms(block: Block) -> bool:
     names = ("attn_q_norm.weight", "attn_k_norm.weight")
     return any(

@@ -44,7 +44,7 @@ class _Planned:
 class Forecasts:
     """Plans the loads of models that are not loaded, one at a time, in threads, and caches the plans.
 
-    For the server's event loop.
+    Its methods are called in the server's event loop only.
     """
 
     def __init__(self, pool: ModelPool, *, clock: Callable[[], float] = time.monotonic) -> None:

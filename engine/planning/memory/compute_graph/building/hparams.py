@@ -276,7 +276,7 @@ def _positions(model: ModelFile) -> int:
 
 
 def _hashes(model: ModelFile) -> int:
-    """Return the number of rows that a token reads of the table of hashed token sequences (`ple_n_heads`)."""
+    """Return how many rows each token looks up in the embedding table of hashed n-grams (`ple_n_heads`)."""
     longest = number(model, "ple.ngram_size", 0, least=0)
     return max(0, longest - 1) * number(model, "ple.heads_per_ngram", 0, least=0)
 

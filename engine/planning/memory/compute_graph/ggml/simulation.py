@@ -1,5 +1,6 @@
 """Runs scheduler and allocator over the segments of a layout's graph, and caches every step.
 
+A section is a run of consecutive nodes of the graph, mostly those of one layer (`sections.py`).
 The passes are: assign backends, divide into splits, reorder nodes (Vulkan) or add allocation dependencies (CUDA),
 collect backwards which tensors later sections need, and allocate. A step of a pass depends on one section and a small
 state. Layers repeat, and the state is the same again after a layer or two. So most steps of a new layout are cached.

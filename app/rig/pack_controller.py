@@ -128,7 +128,8 @@ class PackController(QObject):
     def _do(self, what: str, work: Callable[[PackInstaller], object], *, quiet: bool = False) -> None:
         """Run `work` in the background, then emit the new list of packs; if another action runs, only show a notice.
 
-        `what`: name of the action, for notices. If `work` returns the name of a pack, that pack is shown as just installed.
+        `what`: name of the action, for notices.
+        `work`: if it returns the name of a pack, that pack is shown as just installed.
         """
         if self.packs.under_way:
             self._notices.say(tr("{under_way}: please wait for that first.", under_way=self.packs.under_way))

@@ -108,7 +108,10 @@ class RunMarks:
         self._write(self._mark)
 
     def keep(self, models: tuple[OpenedModel, ...], *, restored: bool) -> None:
-        """Write the open models into the mark. `restored`: as in `RunMark`. Does nothing after `end`."""
+        """Write the open models into the mark. Does nothing after `end`.
+
+        `restored`: whether this window has itself opened again the models of a window that crashed.
+        """
         self._write(msgspec.structs.replace(self._mark, models=models, restored=restored))
 
     def end(self) -> None:

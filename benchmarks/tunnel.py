@@ -18,7 +18,8 @@ from pathlib import Path
 from engine.base.units import MIB
 from engine.machines.tunnel.calling import pair_with
 from engine.machines.tunnel.identity import read_identity
-from engine.machines.tunnel.listener import Listener
+from engine.machines.tunnel.listener import LentDevice, Listener
+from engine.machines.tunnel.offers import OfferedDevice
 from engine.machines.tunnel.pairing import OpenCode
 from engine.machines.tunnel.pairings import PairingStore
 from engine.machines.tunnel.tunnels import Tunnels
@@ -61,6 +62,10 @@ def tunnel(address: tuple[str, int], folder: Path) -> Iterator[tuple[str, int]]:
     """Yield where a tunnel to `address` begins; its serving end is in this process, the other one in a child."""
     here, there = read_identity(folder / "here.pem"), read_identity(folder / "there.pem")
     book, code = PairingStore(folder / "here.json"), OpenCode()
+
+    def offered() -> OfferedDevice:
+        return OfferedDevice(name="CPU", kind="cpu", total_bytes=MIB)
+
     with Listener(
         "127.0.0.1",
         0,
@@ -68,7 +73,7 @@ def tunnel(address: tuple[str, int], folder: Path) -> Iterator[tuple[str, int]]:
         book=PairingStore(folder / "there.json"),
         code=code,
         name="there",
-        reach_worker=lambda: socket.create_connection(address),
+        devices=[LentDevice("CPU", lambda: socket.create_connection(address), offered)],
         on_paired=lambda _pairing: None,
     ) as listener:
         pairing = pair_with(f"127.0.0.1:{listener.port}", code.renew(), here, "here")

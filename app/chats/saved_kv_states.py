@@ -24,6 +24,7 @@ from app.notices import Notices
 from app.settings import Settings
 from engine.base.errors import EngineError
 from engine.base.language import tr
+from engine.base.texts import capitalised, show
 from engine.chat.saved_kv_states import (
     DEFAULT_QUOTA_BYTES,
     MIN_TOKENS,
@@ -377,5 +378,13 @@ class ModelKvStates(QObject, StateStorage):
             _log.info("a state was not restored: %s", lost.sentence)
             if lost.kind == "model_file" and self._restoring.path is not None:
                 self._repository.remove(self._restoring.path)
-            self._conversation.tell_restored(self._restoring.chat, Restored(0, lost.sentence))
+            self._conversation.tell_restored(self._restoring.chat, Restored(0, self._sentence(lost)))
             self._end_restoring()
+
+    def _sentence(self, lost: AnswerLost) -> str:
+        """Return why a state was not restored. People know its conversation, and not its file."""
+        restoring, chat = self._restoring, self._conversation.chat
+        if restoring is None or restoring.path is None or restoring.chat != chat.id:
+            return lost.sentence
+        state = tr("the saved KV state of “{title}”", title=show(chat.title))
+        return capitalised(lost.sentence.replace(restoring.path.name, state))

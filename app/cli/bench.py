@@ -94,7 +94,8 @@ def _keep(learnt: SpeedBook, before: SpeedBook) -> None:
     if learnt == before:
         return
     try:
-        write_speed_book(speeds_path(), learnt)
+        # Read again: the measurement took minutes, and a window may have written to the book meanwhile.
+        write_speed_book(speeds_path(), read_speed_book(speeds_path()).with_answers_of(before, learnt))
     except EngineError as error:
         say(f"layerdeck-cli: {error.summary()}")
 

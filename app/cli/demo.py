@@ -15,7 +15,7 @@ from engine.model.demo.speaking import SAMPLE_QUESTIONS
 
 
 def run_demo(options: Namespace) -> int:
-    """Write a demo model: the one that answers if it is installed, else the made-up one; return the exit code."""
+    """Write a demo model: the trained one if it is installed, else one with random weights; return the exit code."""
     fetched = None if options.generated else fetched_demo()
     prompt = _write(options.path, fetched)
     if options.json:

@@ -1,6 +1,6 @@
-"""Reads the inputs of `plan`, `load` and `embed` from their options: model, rig, layout, settings, order of the load.
+"""Makes the inputs of `plan`, `load` and `embed` from their options: model, rig, layout, settings, `LoadOrder`.
 
-Speeds that answers measure are saved for later commands.
+It also saves the speeds that are measured during answers, for later commands.
 """
 
 from __future__ import annotations

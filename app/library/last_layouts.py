@@ -69,9 +69,15 @@ class LastLayouts(QObject):
 
     def _on_edit_settled(self) -> None:
         model, text = self._document.model, self._layouts.text()
-        if model is None or text is None or self._document.has_first_edit:
+        if model is None or text is None:
             return
         path = model.paths[0].absolute()
+        if self._document.has_first_edit:
+            if self._unsaved is not None and self._unsaved[0] == path:
+                # The change that waits was undone.
+                self._timer.stop()
+                self._unsaved = None
+            return
         if self._unsaved is not None and self._unsaved[0] != path:
             # Another model is edited already.
             self._save()

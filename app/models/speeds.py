@@ -33,7 +33,7 @@ from engine.planning.fit.speed_book import SpeedBook, read_speed_book, speed_key
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan
-from engine.planning.speed.answers import KEPT_ANSWERS, MIN_TOKENS
+from engine.planning.speed.answers import MIN_TOKENS
 from engine.planning.speed.prediction import LastAnswer
 from engine.planning.speed.speeds import NO_MEASUREMENTS, Speeds
 from engine.runtime.session.events import Done
@@ -111,10 +111,7 @@ class SpeedRepository(QObject):
 
         The stored answers may have changed since `before`.
         """
-        book = self.book
-        answers = (*book.answers, *(each for each in after.answers if each not in before.answers))
-        prompts = (*book.prompts, *(each for each in after.prompts if each not in before.prompts))
-        self._keep(replace(book, answers=answers[-KEPT_ANSWERS:], prompts=prompts[-KEPT_ANSWERS:]))
+        self._keep(self.book.with_answers_of(before, after))
         self.compared.emit()
 
     def _on_answer(self, model: OpenModel, event: Done) -> None:

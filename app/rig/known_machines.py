@@ -202,7 +202,10 @@ def _write(path: Path, rig: Rig) -> None:
 
 def _facts(devices: Sequence[Device]) -> list[object]:
     """Return the stored fields of the devices except free memory, which changes all the time."""
-    return [(device.id, device.name, device.endpoint, device.total_bytes, device.remote) for device in devices]
+    return [
+        (device.id, device.name, device.endpoint, device.fingerprint, device.total_bytes, device.remote)
+        for device in devices
+    ]
 
 
 def _log_error(error: EngineError) -> None:

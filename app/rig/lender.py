@@ -86,7 +86,9 @@ class Lender(QObject):
         self._settings.keep(_KEY, choice)
         until = self._until = threading.Event()
         self._set(LendState(is_starting=True))
-        self._thread = threading.Thread(target=self._run, args=(choice, until), name="lender", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, args=(choice, until, self._thread), name="lender", daemon=True
+        )
         self._thread.start()
 
     def stop(self) -> None:
@@ -125,9 +127,13 @@ class Lender(QObject):
 
     # ------------------------------------------------------------------ in the thread
 
-    def _run(self, choice: LendChoice, until: threading.Event) -> None:
+    def _run(self, choice: LendChoice, until: threading.Event, before: threading.Thread | None) -> None:
+        # What was lent before keeps the port until its workers have ended.
+        if before is not None:
+            before.join()
         try:
-            self._serve(choice, until)
+            if not until.is_set():
+                self._serve(choice, until)
         except EngineError as error:
             sentence = error.summary()
             self._report(until, lambda: self._end(sentence))

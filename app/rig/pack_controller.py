@@ -126,9 +126,10 @@ class PackController(QObject):
         self._cancel.cancel()
 
     def _do(self, what: str, work: Callable[[PackInstaller], object], *, quiet: bool = False) -> None:
-        """Run `work` in the background, then emit the packs; if another action runs, only show a notice.
+        """Run `work` in the background, then emit the new list of packs; if another action runs, only show a notice.
 
-        If `work` returns the name of a pack, that pack is shown as just installed.
+        `what`: name of the action, for notices.
+        `work`: if it returns the name of a pack, that pack is shown as just installed.
         """
         if self.packs.under_way:
             self._notices.say(tr("{under_way}: please wait for that first.", under_way=self.packs.under_way))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -160,12 +160,29 @@ class Peers(QObject):
         self._background.run(tr("Pairing with {endpoint}", endpoint=endpoint), exchange, show, self._tell_error)
 
     def add(self, machine: Found) -> None:
-        """Connect to a paired machine, and add its lent devices that are not in the list yet."""
+        """Connect to a paired machine, and add its lent devices that are not in the list yet.
+
+        Devices of a machine that was set up anew, which has another certificate, replace those of before.
+        """
         asked = Machine(machine.endpoint, machine.fingerprint, machine.name)
 
         def show(found: LentDevices) -> None:
-            known = {device.endpoint for device in self._live.devices.rig.devices}
+            known = {device.endpoint: device.fingerprint for device in self._live.devices.rig.devices}
             new = [device for device in found.devices if device.endpoint not in known]
+            now = {
+                device.endpoint: self._limits.apply(device)
+                for device in found.devices
+                if known.get(device.endpoint) not in (None, device.fingerprint)
+            }
+            if now:
+                # With the ids of before: layouts name them.
+                self._live.set_devices(
+                    self._live.devices.with_changed(lambda old: replace(now.get(old.endpoint, old), id=old.id))
+                )
+                self._notices.say(tr("{name} is here again.", name=machine.name))
+                self.told.emit(_added_words(machine.name, tuple(now.values())), False)
+                if not new:
+                    return
             if not new:
                 sentence = tr(
                     "{name} at {endpoint} is already among the devices.", name=machine.name, endpoint=machine.endpoint

@@ -54,7 +54,7 @@ class Offers:
         return next((entry for entry in self._listed if entry.path == path), None)
 
     def recall(self) -> None:
-        """List the models of the library's last scan without a new scan, so that they have their names at once."""
+        """Offer the models of the library's last scan, so that requests can name them right after the start."""
         with self._lock:
             if self._scanned_s is None:
                 try:

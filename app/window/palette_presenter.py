@@ -40,11 +40,18 @@ class PalettePresenter(QObject):
         super().__init__(main)
         self._main, self._models, self._opener = main, models, opener
         self._library, self._layouts, self._settings = library, layouts, settings
+        self._palette: CommandPalette | None = None
 
     def show(self) -> None:
-        """Open the palette. Saved layouts of the current model are added when they have been read."""
+        """Open the palette, or close the open one.
+
+        Saved layouts of the current model are added when they have been read.
+        """
+        if self._palette is not None and isValid(self._palette):
+            self._palette.close()
+            return
         commands = [entry for action in self._main.menuBar().actions() for entry in menu_entries(action, ())]
-        palette = CommandPalette((*commands, *self._model_entries()), self._main)
+        palette = self._palette = CommandPalette((*commands, *self._model_entries()), self._main)
         palette.open()
         file = self._models.current.file
         if file is not None:

@@ -26,7 +26,8 @@ from engine.planning.plan.edit import Edit
 REPORT_FILTER = tr("Reports (*.txt);;All files (*)")
 OPENED = tr("Your models were opened again. Conversations were restored as last saved.")
 NOT_OPENED = tr(
-    "Your models were not opened again, because Layerdeck ended in the same way before. They are in the list of models."
+    "Your models were not opened again, because Layerdeck crashed the last time it opened them. They are in the list "
+    "of models."
 )
 # Changes in quick succession, as when a model opens, are written once.
 _KEEP_AFTER_MS = 1000

@@ -1,1 +1,1 @@
-"""The server for other programs: `wire` translates their JSON to requests of the engine and back, `server` is HTTP."""
+"""The HTTP API for other programs: `wire` translates JSON to engine requests and back, `server` handles HTTP."""

@@ -8,8 +8,10 @@ from contextlib import contextmanager
 
 
 class CancelToken:
-    """Cancellation flag that is set once, from any thread. A thread that blocks subscribes a callback that wakes it, so
-    nothing has to poll."""
+    """A cancellation flag that any thread can set once.
+
+    A blocking thread registers a callback that wakes it, so it need not poll.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -21,7 +23,7 @@ class CancelToken:
         return self._cancelled
 
     def cancel(self) -> None:
-        """Set the token and wake all subscribers; later calls do nothing."""
+        """Set the flag and call all registered callbacks. Later calls have no effect."""
         with self._lock:
             if self._cancelled:
                 return
@@ -33,9 +35,9 @@ class CancelToken:
 
     @contextmanager
     def waking(self, callback: Callable[[], None]) -> Iterator[None]:
-        """Call `callback` on cancel, or at once if the token is already set, until the context ends.
+        """Call `callback` when the token is cancelled, until the context ends; at once if it is already cancelled.
 
-        The callback may still run shortly after the context ended, so it must do no harm then.
+        The callback may still run shortly after the context has ended, so it must be harmless then.
         """
         # Both under one lock: a cancel either shows here or calls the callback.
         with self._lock:

@@ -1,10 +1,10 @@
-"""What each kind of child may still do once it has read its first request, and the rules that enforce it.
+"""The access rights of each kind of child process after its first request, and the rules that enforce them.
 
-`TABLE` has a row of rights for each kind; every rule is made from it. Linux enforces them: Landlock
+`TABLE` has a `Rights` row for each kind of child, from which all rules are made. Linux enforces them: Landlock
 (`engine.base.landlock`) for files, TCP ports, signals and programs, and seccomp (`engine.base.seccomp`) for what
-Landlock cannot refuse. macOS has a sandbox whose interface is deprecated and whose profiles are not documented, and
-Windows has AppContainer, which must be set up by the parent: neither is used, so that children there have all our
-rights. Everywhere they get no secrets of our environment (`engine.runtime.process.system`).
+Landlock cannot refuse. On macOS and Windows children have all rights of the user: the interface of macOS' sandbox is
+deprecated and its profiles are not documented, and Windows' AppContainer must be set up by the parent. On every system
+children get no secrets from our environment variables (`engine.runtime.process.system`).
 """
 
 from __future__ import annotations
@@ -36,18 +36,19 @@ _MIB, _GIB = 1 << 20, 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Rights:
-    """Rights of one kind of child, besides reading its own code and the system's libraries.
+    """The access rights of one kind of child, besides reading its own code and the system's libraries.
 
-    `reads`, `writes`: its files, in words; the paths come with the request. Empty: none.
-    `uses_drivers`: it reads facts about hardware, and writes to devices and to the caches of drivers.
-    `connects`: TCP ports that it connects to: "", those of "endpoints" in its request, or "any".
-    `listens`: it accepts TCP connections. `uses_udp`: it resolves names, or searches the network.
-    `uses_local_sockets`: Unix sockets, for services that resolve names.
-    `starts_renderer`: it starts this program's own renderer of templates, which has no more rights than it has.
-    `memory_bytes`: private memory or address space that it may add to what its start takes; 0 for no fixed limit.
-    `memory`: what limits its memory instead, in words.
+    `reads`, `writes`: description of the files that it reads and writes; their paths are in its request. Empty: none.
+    `uses_drivers`: whether it reads facts about hardware, and writes to devices and to the caches of drivers.
+    `connects`: TCP ports that it may connect to: "" (none), "endpoints" (those in its request), or "any".
+    `listens`: whether it accepts TCP connections.
+    `uses_udp`: whether it resolves names or searches the network.
+    `uses_local_sockets`: whether it uses Unix sockets, for services that resolve names.
+    `starts_renderer`: whether it starts our template renderer, whose rights are not wider than its own.
+    `memory_bytes`: private memory or address space that it may add after its start; 0: no fixed limit.
+    `memory`: description of what limits its memory instead.
 
-    No child signals another process than itself and its children, and none gets secrets of the environment.
+    No child may signal processes other than itself and its children, or gets secrets of the environment.
     """
 
     name: str
@@ -64,7 +65,7 @@ class Rights:
 
 
 DISCOVERY = Rights("discovery", uses_drivers=True, connects="endpoints", memory_bytes=4 * _GIB)
-"""Drivers of many cards take gigabytes. The list itself takes some kilobytes."""
+"""Rights of the child that lists devices. The drivers of many cards take gigabytes, its list a few kilobytes."""
 PROBE = Rights("probe", "model", uses_drivers=True, connects="endpoints", memory="as its header needs")
 LOAD = Rights(
     "load",
@@ -76,7 +77,7 @@ LOAD = Rights(
     memory="1 GiB for a step on foreign text",
 )
 VOCABULARY = Rights("vocabulary", "model", starts_renderer=True, memory_bytes=4 * _GIB)
-"""A vocabulary of 260,000 tokens takes some hundred MiB."""
+"""Rights of the child that reads a vocabulary. One of 260,000 tokens takes some hundred MiB of memory."""
 SPEED = Rights("speed", uses_drivers=True, connects="endpoints", memory="as the measurement needs")
 QUANTISE = Rights("quantise", "model", "folder of the new file", memory="as the model needs")
 SERVE = Rights("serve", "", "kept weights", uses_drivers=True, listens=True, memory="cap of the device")
@@ -93,17 +94,17 @@ TUNNEL = Rights(
     "tunnel", "key of this machine", connects="any", listens=True, uses_udp=True, uses_local_sockets=True, memory="none"
 )
 NEARBY = Rights("nearby", uses_udp=True, memory_bytes=256 * _MIB)
-"""Endless announcements fill its tables, and then end it."""
+"""Rights of the child that finds machines nearby. A flood of announcements fills its memory until the limit ends it."""
 
 TABLE = (
     LOAD, PROBE, DISCOVERY, VOCABULARY, SPEED, QUANTISE, SERVE, LIBRARY, PDF, IMAGE, SOUND, FORMULA, RENDERER, IMPORTER,
     DOWNLOAD, TUNNEL, NEARBY,
 )  # fmt: skip
-"""All kinds of children."""
+"""The rights of all kinds of children."""
 
 
 def cells(rights: Rights) -> dict[str, str]:
-    """Return a kind's rights as words, by the name of the right."""
+    """Return one kind's row in the table of rights that `doctor` prints, as texts by the name of the column."""
     drivers = "drivers" if rights.uses_drivers else ""
     tcp = [f"to {rights.connects}" if rights.connects else "", "listens" if rights.listens else ""]
     size = rights.memory_bytes
@@ -127,7 +128,7 @@ def _joined(*words: str) -> str:
 
 
 def missing_protections() -> tuple[str, ...]:
-    """Return what this system does not enforce of the table, a sentence each; empty if it enforces all."""
+    """Return a sentence for each protection of `TABLE` that this system does not enforce; empty if it enforces all."""
     if not sys.platform.startswith("linux"):
         system = {"darwin": "macOS", "win32": "Windows"}.get(sys.platform, sys.platform)
         return (f"Children are not confined on {system}: they reach all that you can, apart from your secrets.",)
@@ -149,12 +150,12 @@ def missing_protections() -> tuple[str, ...]:
 
 
 def limits_memory() -> bool:
-    """Return whether this system enforces a memory limit of its own on a child. Linux does, for private memory."""
+    """Return whether this system limits the private memory of a child; only Linux does."""
     return sys.platform.startswith("linux")
 
 
 def refuse_core_files() -> None:
-    """Disable core files for this process. A core file would hold the user's conversations."""
+    """Disable core dumps for this process, because they would contain the user's conversations."""
     if sys.platform == "win32":
         return
     import resource
@@ -174,11 +175,11 @@ def confine(
 ) -> bool:
     """Restrict this process to the rights of its kind; return whether the system enforces all of them.
 
-    It cannot be undone, and binds later threads and children. Call it while the process has a single thread: before
-    version 8 Landlock does not bind the others. Open files and connections stay usable.
-
-    `readable`, `writable`: the files and folders of its request. `ports`: TCP ports of the endpoints that it connects
-    to. `resolves_names`: some of them have names instead of addresses.
+    This cannot be undone, and also binds later threads and children. Call it while the process has a single thread:
+    before version 8 Landlock does not bind other existing threads. Open files and connections stay usable.
+    `readable`, `writable`: files and folders of the request.
+    `ports`: TCP ports of the endpoints that the process connects to.
+    `resolves_names`: whether some endpoints are host names instead of IP addresses.
     """
     if not sys.platform.startswith("linux"):
         return False
@@ -225,14 +226,18 @@ _FACTS = (
     *(Path("/proc", name) for name in ("self", "cpuinfo", "meminfo", "stat", "version", "sys")),
     Path("/sys/devices/system"),
 )
-"""What every child reads of this machine and of itself. The rest of /proc tells of other processes, and to root what
-is in their environment.
+"""Files and folders with facts about the machine and the process itself, which every child may read.
+
+The rest of /proc shows other processes, and to root also their environment variables.
 """
 _pinned: list[int] = []
 
 
 def _pin(paths: Iterable[Path]) -> None:
-    """Keep these paths of /proc open. The kernel makes its inodes anew when it needs memory, and rules name inodes."""
+    """Keep these paths of /proc open for the lifetime of the process.
+
+    Landlock rules refer to inodes, and the kernel recreates those of /proc when it needs memory.
+    """
     for path in paths:
         if path.parts[1:2] == ("proc",):
             with suppress(OSError):
@@ -241,7 +246,7 @@ def _pin(paths: Iterable[Path]) -> None:
 
 @cache
 def _own_programs() -> tuple[Path, ...]:
-    """Return the files that start when a child of this program does: the interpreter, and the linker that loads it."""
+    """Return the files that run when our program starts: the interpreter, and the dynamic linker that loads it."""
     with suppress(OSError):
         maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
         linkers = {line.split(maxsplit=5)[-1] for line in maps.splitlines() if _LINKER.search(line)}
@@ -253,7 +258,10 @@ _LINKER = re.compile(r"/ld(?:-[\w.-]+)?\.so[\w.]*$")
 
 
 def _has_nvidia() -> bool:
-    """Return whether NVIDIA's driver is here: it makes Unix sockets, to share memory and for a shared context (MPS)."""
+    """Return whether NVIDIA's driver is installed.
+
+    The driver creates Unix sockets to share memory, and for a shared CUDA context (MPS).
+    """
     return any(Path(path).exists() for path in ("/dev/nvidiactl", "/dev/dxg"))
 
 

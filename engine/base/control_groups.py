@@ -1,4 +1,4 @@
-"""The Linux control groups that limit this process, in version 1 and 2 of the interface."""
+"""The Linux control groups (versions 1 and 2) that limit this process."""
 
 from __future__ import annotations
 
@@ -8,30 +8,34 @@ from pathlib import Path
 
 ROOT = Path("/sys/fs/cgroup")
 OWN = Path("/proc/self/cgroup")
-"""Lists the groups of this process."""
+"""File that lists the control groups of this process."""
 
 
 @dataclass(frozen=True, slots=True)
 class ControlGroup:
-    """The folder of a control group. `version` (1 or 2) decides the names of its files."""
+    """One control group.
+
+    `version`: 1 or 2, which decides the names of its files. `folder`: its folder in /sys/fs/cgroup.
+    """
 
     version: int
     folder: Path
 
     def text(self, name: str) -> str:
-        """Return the text of a control file, empty if there is none."""
+        """Return the text of a control file; empty if the file does not exist."""
         return _text(self.folder / name)
 
     def number(self, name: str) -> int | None:
-        """Return the number in a control file; None if there is none or if it says "no limit" (`max`, -1)."""
+        """Return the number in a control file; None if the file does not exist or means "no limit" (`max`, -1)."""
         text = self.text(name).strip()
         return int(text) if text.isdecimal() else None
 
 
 def control_groups(controller: str, root: Path = ROOT, own: Path = OWN) -> Iterator[ControlGroup]:
-    """Yield the groups that may limit `controller` ("memory", "cpu"), from our own up to the root.
+    """Yield the control groups that may limit `controller` ("memory", "cpu"), from that of this process up to the root.
 
-    Inside a container our own path may be that of the outer machine. Then only the visible root group counts.
+    Inside a container the listed path may be that of the host. Then only the visible root group is used.
+    `root`: folder of the control groups. `own`: file that lists those of this process.
     """
     for line in _text(own).splitlines():
         hierarchy, _, rest = line.partition(":")

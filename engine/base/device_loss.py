@@ -1,7 +1,7 @@
-"""Recognises from the engine's output that a driver lost a device, and says what to do.
+"""Recognises from the engine's log that a driver lost a device, and makes the sentence with the remedy.
 
-Vulkan throws an exception: during a load it ends the load with a reason, during a computation it ends the process. CUDA
-aborts.
+Vulkan throws an exception, which fails a load with a reason, and ends the process during a computation. CUDA always
+aborts the process.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ def tells_of_loss(text: str) -> bool:
 
 
 def loss_sentences(text: str, when: str) -> str:
-    """Return sentences with the name of the lost device, if the engine gives it, and the remedy. `when`: the
-    operation, as in "while reading m.gguf"."""
+    """Return the sentences for people about a lost device: its name, if the log has it, and the remedy.
+
+    `text`: the engine's log. `when`: the operation, such as "while reading m.gguf".
+    """
     named = _NAME.search(text)
     return (
         f"{named[1] if named else 'A device'} was lost {when}: the driver stopped it, most often because an operation "

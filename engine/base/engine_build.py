@@ -1,4 +1,4 @@
-"""Identity of the installed engine: its version, and a digest that distinguishes builds."""
+"""The version of the installed engine (llama-cpp-python), and a digest that distinguishes its builds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def engine_version() -> str:
 
 @cache
 def engine_build() -> str:
-    """Return the engine's version with a digest of the installed files, which differs for other build flags."""
+    """Return the engine's version with a digest of its library files, which differs between builds with other flags."""
     from importlib import metadata
 
     # RECORD holds a hash of each installed file, so the libraries need not be read.

@@ -1,6 +1,6 @@
-"""Errors that people can act on.
+"""Expected errors, which people can act on.
 
-    EngineError                 summary() is the sentence for people; kind is the contract's word for it
+    EngineError                 summary() is the sentence for people; kind is its name in docs/contract.md
     +-- ArgumentError           a command-line or dialog value
     +-- PlacedError             a document that cannot be used, with the place in it
     |   +-- LayoutError         a layout (file)
@@ -29,7 +29,7 @@ from engine.base.texts import show
 
 
 class EngineError(Exception):
-    """Base of all expected errors. `kind` is the word for it in `docs/contract.md`."""
+    """Base class of all expected errors. `kind`: name of the error class in `docs/contract.md`."""
 
     kind: ClassVar[str] = "internal"
 
@@ -53,8 +53,8 @@ class ArgumentError(EngineError):
 class PlacedError(EngineError):
     """A document cannot be used.
 
-    `place`: path in the document such as `runs[2].layers`; empty if all of it is meant.
-    `source`: name of the file; empty if there is none.
+    `place`: path of the fault in the document, such as `runs[2].layers`; empty: the whole document.
+    `source`: name of the file; empty: the document has no file.
     """
 
     def __init__(self, reason: str, *, place: str = "", source: str = "") -> None:
@@ -68,13 +68,13 @@ class PlacedError(EngineError):
 
 
 class LayoutError(PlacedError):
-    """A layout cannot be used."""
+    """A layout, or a layout file, cannot be used."""
 
     kind = "layout"
 
 
 class RigError(PlacedError):
-    """A rig cannot be used."""
+    """A rig (list of devices), or a rig file, cannot be used."""
 
     kind = "rig"
 
@@ -96,7 +96,7 @@ class PackError(EngineError):
 
 
 class ModelFileError(EngineError):
-    """A file is not a readable model. `offset` is in bytes from the start of `path`; None if no place is known."""
+    """A file is not a readable model. `offset`: bytes from the start of `path` to the fault; None: unknown."""
 
     kind = "model_file"
 
@@ -112,7 +112,7 @@ class ModelFileError(EngineError):
 
 
 class RuleViolationError(EngineError):
-    """A layout breaks rules of the engine. `violations` are (rule, message, remedy)."""
+    """A layout breaks rules of the engine. `violations`: a tuple (rule, message, remedy) for each broken rule."""
 
     kind = "layout"
 
@@ -142,7 +142,9 @@ class BusyError(UnreachableError):
 class WorkerCrashedError(EngineError):
     """A child process ended without a final message.
 
-    `signal` or `exit_code` tells how it ended. `stderr_tail` has its last lines of standard error.
+    `signal`: number of the signal that ended it; None: no signal.
+    `exit_code`: its exit code; None: it has none.
+    `stderr_tail`: the last lines of its standard error.
     """
 
     kind = "crashed"

@@ -1,7 +1,7 @@
-"""Reading and writing files: writes are atomic, reads are bounded in size and time.
+"""Reading and writing files: writes are atomic, reads are limited in size and time.
 
-All our files are written through `replacing`: after a full disk, a crash or a kill the old file is still whole. File
-locks and the folders of the Hugging Face cache, which other programs share, are here too.
+All our files are written through `replacing`: after a full disk, a crash or a kill the old file is still whole. The
+module also has file locks, and the folders of the Hugging Face cache, which other programs share.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from engine.base.errors import ArgumentError
 from engine.base.language import tr
 
 READ_TIMEOUT_S = 5.0
-"""For pipes and other files that are not regular, such as `<(...)` of a shell."""
+"""Time limit in seconds for reading pipes and other files that are not regular, such as `<(...)` of a shell."""
 _READ_BYTES = 1 << 16
 
 
@@ -75,7 +75,7 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Write a file that only our user can read, unless it is there already. Raises `OSError`."""
+    """Write a file that only the user can read, unless it exists already. Raises `OSError`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # In the same folder, because a hard link cannot cross file systems.
     unfinished = path.with_name(f".{secrets.token_hex(8)}.tmp")
@@ -95,7 +95,9 @@ def write_private(path: Path, data: bytes) -> None:
 
 
 def read_at_most(path: Path, max_bytes: int, *, timeout_s: float = READ_TIMEOUT_S) -> bytes:
-    """Return at most `max_bytes` of a file. A file that is not regular may take `timeout_s`.
+    """Return the first `max_bytes` of a file, or all of a shorter one.
+
+    `timeout_s`: time limit for a file that is not regular, such as a pipe.
 
     Raises:
         OSError: if it cannot be read; `TimeoutError` if a pipe or device has no end within the time.
@@ -124,7 +126,7 @@ def read_at_most(path: Path, max_bytes: int, *, timeout_s: float = READ_TIMEOUT_
 
 
 def _is_readable(file: FileIO, timeout_s: float) -> bool:
-    """Return whether data or the end of the file can be read within `timeout_s`."""
+    """Wait until data or the end of the file can be read, at most `timeout_s`; return whether it can."""
     if sys.platform == "win32":
         return bool(select.select([file], [], [], timeout_s)[0])
     # Not `select`: it takes no descriptors from 1024 on.
@@ -134,10 +136,10 @@ def _is_readable(file: FileIO, timeout_s: float) -> bool:
 
 
 def open_regular(path: Path) -> FileIO:
-    """Return a regular file that is not empty, open for reading. Never blocks.
+    """Open a regular file that is not empty, for reading. Opening never blocks.
 
     Raises:
-        OSError: if it cannot be opened, is not regular, or is empty, as files of `/proc` report themselves.
+        OSError: if it cannot be opened, is not regular, or is empty (files of `/proc` report a size of 0).
         ValueError: if the path is not valid.
     """
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
@@ -156,7 +158,7 @@ def open_regular(path: Path) -> FileIO:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make a rename in this folder survive a power failure, if the system allows opening a folder for that."""
+    """Sync a folder to the disk, so that a rename in it survives a power failure. On Windows this does nothing."""
     if os.name == "nt":
         return
     descriptor = os.open(folder, os.O_RDONLY)
@@ -167,9 +169,9 @@ def sync_folder(folder: Path) -> None:
 
 
 def lock_file(descriptor: int, *, wait: bool) -> bool:
-    """Lock an open file; return False if another process holds the lock. The lock ends with the descriptor.
+    """Lock an open file exclusively; return False if another process holds the lock. Closing the descriptor unlocks it.
 
-    `wait`: block until the other process releases it. Windows has no such locks, so every caller gets it there.
+    `wait`: block until the other process releases the lock. On Windows nothing is locked, and the result is True.
     """
     if sys.platform == "win32":
         return True
@@ -183,9 +185,10 @@ def lock_file(descriptor: int, *, wait: bool) -> bool:
 
 
 def hugging_face_home(environment: Mapping[str, str], home: Path | None = None) -> Path:
-    """Return the folder of the Hugging Face tools. `home` is the user's folder; None asks the system.
+    """Return the folder of the Hugging Face tools (`HF_HOME`).
 
-    The environment variables are those of `constants.py` in huggingface_hub.
+    `home`: the user's home folder; None: that of the system. The environment variables are those of `constants.py` in
+    huggingface_hub.
     """
     named = _named_folder(environment, "HF_HOME", home)
     cache = _named_folder(environment, "XDG_CACHE_HOME", home)
@@ -211,10 +214,10 @@ def _named_folder(environment: Mapping[str, str], name: str, home: Path | None) 
 
 
 def require_hugging_face_cache(environment: Mapping[str, str]) -> Path:
-    """Return the Hugging Face cache to write to.
+    """Return the Hugging Face cache, for a caller that writes to it.
 
     Raises:
-        ArgumentError: if the variable that names it begins with an unknown user.
+        ArgumentError: if the environment variable of the folder begins with `~` and an unknown user.
     """
     for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"):
         if not (text := environment.get(name, "")):

@@ -16,12 +16,12 @@ from engine.base.language import tr
 from engine.base.units import MAX_SIZE_BYTES, parse_size
 
 MAX_FILE_BYTES = 1 << 20
-"""Layouts and rigs are a few KiB; a larger file is something else."""
+"""Largest JSON file that is read. Layouts and rigs have a few KiB; a larger file is something else."""
 
 MAX_DIGITS = 40
 
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""Exceptions of msgspec for arbitrary bytes."""
+"""Exceptions that msgspec raises for invalid JSON."""
 
 T = TypeVar("T")
 D = TypeVar("D")
@@ -36,7 +36,12 @@ class Fail(Protocol):
 
 
 class JsonObject:
-    """A JSON object whose readers check type and range. `place` is its path in the document, empty for the root."""
+    """A JSON object whose methods return values with checked type and range, or raise the document's error.
+
+    `place`: path of the object in the document; empty: the root.
+    `source`: name of the file in errors.
+    `fail`: constructor of the errors.
+    """
 
     def __init__(self, value: dict[str, object], place: str, source: str, fail: Fail) -> None:
         self._value = value
@@ -53,11 +58,11 @@ class JsonObject:
         return f"{self._place}.{key}" if self._place else key
 
     def refuse(self, reason: str, key: str | None = None) -> NoReturn:
-        """Raise the document's error at `key`, or at this object if there is no key."""
+        """Raise the document's error with the place of `key`; None: the place of this object."""
         raise self._fail(reason, place=self._place if key is None else self.place_of(key), source=self._source)
 
     def allow(self, *keys: str) -> None:
-        """Raise the document's error for a key that is not among `keys`."""
+        """Check that the object has no keys but `keys`; raise the document's error for the first other key."""
         for key in self._value:
             if key not in keys:
                 self.refuse(
@@ -77,7 +82,7 @@ class JsonObject:
         return default if self._value.get(key) is None else read(key)
 
     def integer(self, key: str, low: int, high: int) -> int:
-        """Return a whole number from `low` to `high`."""
+        """Return the whole number under `key`, which must be from `low` to `high`."""
         value = self._needed(key)
         # bool is a subclass of int.
         if isinstance(value, bool) or not isinstance(value, int):
@@ -87,7 +92,7 @@ class JsonObject:
         return value
 
     def number(self, key: str) -> float:
-        """Return a finite number."""
+        """Return the finite number under `key`."""
         value = self._needed(key)
         if isinstance(value, bool) or not isinstance(value, int | float):
             self.refuse(tr("this must be a number, not {shown}", shown=_shown(value)), key)
@@ -96,14 +101,14 @@ class JsonObject:
         return float(value)
 
     def flag(self, key: str) -> bool:
-        """Return true or false."""
+        """Return the boolean under `key`."""
         value = self._needed(key)
         if not isinstance(value, bool):
             self.refuse(tr("this must be true or false, not {shown}", shown=_shown(value)), key)
         return value
 
     def text(self, key: str) -> str:
-        """Return text that can be encoded as UTF-8."""
+        """Return the text under `key`, which must be encodable as UTF-8."""
         value = self._needed(key)
         if not isinstance(value, str):
             self.refuse(tr("this has to be text in quotes, not {shown}", shown=_shown(value)), key)
@@ -117,7 +122,7 @@ class JsonObject:
         return self._value.get(key) == text
 
     def choice(self, key: str, options: Sequence[Choice]) -> Choice:
-        """Return the option that the text under `key` names, one of the given ones."""
+        """Return the text under `key`, which must be one of `options`."""
         value = self.text(key)
         found = next((option for option in options if option == value), None)
         if found is None:
@@ -125,7 +130,7 @@ class JsonObject:
         return found
 
     def size(self, key: str) -> int:
-        """Return a size in bytes, given as a whole number or as text such as "24GiB"."""
+        """Return the size under `key` in bytes: a whole number, or text such as "24GiB"."""
         value = self._needed(key)
         if isinstance(value, str):
             try:
@@ -143,7 +148,7 @@ class JsonObject:
         return value
 
     def any_value(self, key: str) -> object:
-        """Return the unchecked value of `key`; the caller checks it."""
+        """Return the value under `key` without a check of its type."""
         return self._needed(key)
 
     def nested(self, key: str) -> JsonObject:
@@ -171,10 +176,12 @@ class JsonObject:
 
 
 def parse_document(data: bytes | str, *, what: str, source: str, version: int, fail: Fail) -> JsonObject:
-    """Return the root object of a versioned document.
+    """Return the root object of a JSON document with a version.
 
-    `what` is the kind, such as "layout". `source` names the document in error messages. Refused: more than
-    `MAX_FILE_BYTES`, text that is not UTF-8 or not JSON, duplicate keys, NaN, deep nesting, another version.
+    Raises the document's error (`fail`) for more than `MAX_FILE_BYTES`, text that is not UTF-8 or not JSON, duplicate
+    keys, NaN, deep nesting, or another version.
+    `what`: the kind of document for error messages, such as "layout".
+    `source`: name of the file for error messages.
     """
     try:
         if len(data) > MAX_FILE_BYTES:
@@ -229,7 +236,7 @@ def parse_document(data: bytes | str, *, what: str, source: str, version: int, f
 
 
 def read_file(path: Path, *, what: str, fail: Fail) -> bytes:
-    """Return the bytes of a small file: at most `MAX_FILE_BYTES` and one more, so that a larger file is noticed."""
+    """Return the first `MAX_FILE_BYTES` + 1 bytes of a file; `parse_document` refuses a longer one. Raises `fail`."""
     try:
         return read_at_most(path, MAX_FILE_BYTES + 1)
     except (OSError, ValueError) as error:
@@ -240,7 +247,7 @@ def read_file(path: Path, *, what: str, fail: Fail) -> bytes:
 
 
 def write_file(path: Path, data: bytes, *, what: str, fail: Fail) -> None:
-    """Write a file atomically: a reader finds the old or the new one."""
+    """Write a file atomically: other processes see the old or the new file. Raises `fail`."""
     try:
         write_whole(path, data)
     except (OSError, ValueError) as error:
@@ -252,7 +259,7 @@ def write_file(path: Path, data: bytes, *, what: str, fail: Fail) -> None:
 
 
 def read_kept(path: Path, kind: type[Kept], max_bytes: int) -> Kept | None:
-    """Return the document that `write_kept` wrote; None if it is missing, damaged or longer than `max_bytes`."""
+    """Return the document that `write_kept` wrote; None if the file is missing, damaged, or longer than `max_bytes`."""
     try:
         # No time for a pipe or device in the place of our own file: nobody waits for a user here.
         data = read_at_most(path, max_bytes + 1, timeout_s=0.0)
@@ -262,7 +269,7 @@ def read_kept(path: Path, kind: type[Kept], max_bytes: int) -> Kept | None:
 
 
 def write_kept(path: Path, document: msgspec.Struct, *, what: str, fail: Fail) -> None:
-    """Write `document` for our own later use; missing folders are created."""
+    """Write `document` as JSON that only our program reads, with `read_kept`; create missing folders. Raises `fail`."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

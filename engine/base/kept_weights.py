@@ -1,10 +1,10 @@
-"""The cache folder of an RPC worker: weights that clients have sent, so that each is sent once.
+"""The cache folder of an RPC worker: tensors that clients have sent, so that each is sent only once.
 
 llama.cpp's RPC server writes one file for each tensor of more than 10 MiB, named after a hash of its bytes. It never
-checks the hash again when it reads a file. So this module records which files are complete: a file counts once its size
-was the same in two scans, it was forced to disk, and the disk was not full meanwhile. The list of complete files is
-stored next to them. All others are removed before the worker starts. If the folder is too large, the least recently
-used files are removed.
+checks the hash again when it reads a file. So this module records which files are complete: a file is complete if its
+size was equal in two scans, it was synced to disk, and the disk was not full meanwhile. The list of complete files is
+stored in the folder. All others are removed before the worker starts. If the folder exceeds its quota, the least
+recently used files are removed.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from engine.base.units import GIB
 
 DEFAULT_QUOTA_BYTES = 20 * GIB
 RESERVE_BYTES = GIB
-"""Free space that is left on the disk."""
+"""Free space in bytes that the cache leaves on the disk."""
 LOOK_S = 1.0
-"""Seconds between scans. What a client sends in this time is how far the quota can be exceeded."""
+"""Seconds between two scans of the folder. The quota can be exceeded by the bytes that a client sends in this time."""
 _NAME = re.compile(r"[0-9a-f]{16}", re.ASCII)
 _LIST = "whole.json"
 _MAX_LIST_BYTES = 16 << 20
@@ -36,7 +36,7 @@ _MAX_LIST_BYTES = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class KeptFile:
-    """A cached tensor. `used_s`: time of the last write or, if the file system records it, the last read."""
+    """A cached tensor's file. `used_s`: time of its last write or, if the file system records it, of its last read."""
 
     path: Path
     size_bytes: int
@@ -57,7 +57,10 @@ def kept_bytes(folder: Path) -> int:
 
 
 def empty(folder: Path) -> int:
-    """Remove all cached tensors and return their bytes. A running worker goes on; clients send the weights again."""
+    """Remove all cached tensors, and return their total bytes.
+
+    Running workers continue; clients send the tensors again.
+    """
     freed_bytes = 0
     for file in kept_files(folder):
         with suppress(OSError):
@@ -68,8 +71,11 @@ def empty(folder: Path) -> int:
 
 @dataclass(slots=True)
 class WeightKeeper:
-    """Keeps the cache folder of one worker complete and within a quota. Call `begin` before the worker starts, then
-    `look` often."""
+    """Limits one worker's cache folder to a quota, and records which files are complete.
+
+    Call `begin` before the worker starts, then `look` every `LOOK_S` seconds.
+    `reserve_bytes`: free space to leave on the disk.
+    """
 
     folder: Path
     quota_bytes: int
@@ -78,8 +84,8 @@ class WeightKeeper:
     _seen: dict[str, int] = field(default_factory=dict)
 
     def begin(self) -> None:
-        """Remove files that are not known to be complete: those written when the worker ended, or when the disk was
-        full.
+        """Remove the files that are not recorded as complete: the worker's end or a full disk interrupted their
+        writing.
 
         Raises:
             EngineError: if the folder cannot be used.
@@ -99,7 +105,7 @@ class WeightKeeper:
         self._write_list()
 
     def look(self) -> None:
-        """Record files that have become complete, and remove files beyond the quota."""
+        """Scan the folder: record the files that have become complete, and remove files beyond the quota."""
         sizes = {file.path.name: file.size_bytes for file in _files(self.folder)}
         whole = {name: size for name, size in self._whole.items() if sizes.get(name) == size}
         if not self._has_room():
@@ -116,7 +122,7 @@ class WeightKeeper:
             self._write_list()
 
     def _trim(self) -> bool:
-        """Remove the least recently used files until quota and disk have room; return whether any was removed."""
+        """Remove the least recently used files until quota and free space are kept; return whether any was removed."""
         files = sorted(_files(self.folder), key=lambda file: file.used_s)
         too_many_bytes = sum(file.size_bytes for file in files) - self.quota_bytes
         too_many_bytes = max(too_many_bytes, self.reserve_bytes - _free_bytes(self.folder))

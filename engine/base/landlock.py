@@ -1,7 +1,7 @@
-"""Landlock: a Linux process limits the files, TCP ports, signals and abstract Unix sockets that it can use.
+"""Landlock, with which a Linux process limits its own access to files, TCP ports, signals and abstract Unix sockets.
 
 The kernel has it since version 5.13. The constants are those of `linux/landlock.h` and `linux/prctl.h`, since the
-standard library has no binding for them. What Landlock cannot refuse, `engine.base.seccomp` does.
+standard library has no binding for them. `engine.base.seccomp` refuses what Landlock cannot.
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ A right that a ruleset does not handle stays allowed, and a kernel refuses right
 """
 _READING = _READ_FILE | _READ_DIR
 _OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE
-"""The only rights that a rule for a file, as opposed to a folder, may name."""
+"""The rights that a rule for a single file may contain; the others apply only to folders."""
 _BIND_TCP, _CONNECT_TCP = 1 << 0, 1 << 1
 _ABSTRACT_SOCKETS, _SIGNALS = 1 << 0, 1 << 1
 
 TRUNCATING_SINCE, NETWORK_SINCE, SCOPES_SINCE, THREADS_SINCE = 3, 4, 6, 8
-"""Landlock versions since which the following can be restricted: the length of files, TCP ports, signals and abstract
-Unix sockets, and threads that exist already."""
+"""Landlock versions that introduced limits for the truncation of files, for TCP ports, for signals and abstract Unix
+sockets, and for threads that already exist.
+"""
 
 
 class _RulesetAttributes(ctypes.Structure):
@@ -62,9 +63,11 @@ class _PathBeneath(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """What a process can still use: files with all below them if they are folders, programs, and TCP ports.
+    """The access that Landlock leaves to a process. A folder includes everything below it.
 
-    `connect`: ports to connect to; `listen`: ports to listen on; None: any.
+    `readable`, `writable`: files and folders.
+    `programs`: files that may be executed.
+    `connect`, `listen`: TCP ports to connect to and to listen on; None: all ports.
     """
 
     readable: tuple[Path, ...] = ()
@@ -75,7 +78,7 @@ class Reach:
 
 
 def landlock_version() -> int:
-    """Return the Landlock version of this kernel; 0 without Landlock."""
+    """Return the Landlock version (ABI) of this kernel; 0 if it has no Landlock."""
     if not sys.platform.startswith("linux"):
         return 0
     # With this flag the call returns the version instead of a ruleset, and -1 if the kernel lacks Landlock.
@@ -83,9 +86,10 @@ def landlock_version() -> int:
 
 
 def drop_privileges() -> bool:
-    """Let this thread, and those that it starts, gain no privileges, as by a set-uid program; return whether it works.
+    """Prevent this thread, and those that it starts, from gaining privileges, as by a set-uid program.
 
-    The kernel requires it of an unprivileged process that restricts itself, by Landlock and by seccomp.
+    Return whether the call succeeds. The kernel requires this (PR_SET_NO_NEW_PRIVS) before an unprivileged process uses
+    Landlock or seccomp on itself.
     """
     return bool(ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0)
 
@@ -93,7 +97,8 @@ def drop_privileges() -> bool:
 def restrict(reach: Reach) -> bool:
     """Restrict the calling thread, and those that it starts, to `reach`; return whether the system can do that.
 
-    From version 8 on all threads of the process are restricted. `drop_privileges` goes first. Open files stay usable.
+    Call `drop_privileges` first. From Landlock version 8 on this restricts all threads of the process. Open files can
+    still be used.
     """
     version = landlock_version()
     if not version:
@@ -128,7 +133,7 @@ def restrict(reach: Reach) -> bool:
 
 
 def _allow_files(ruleset: int, paths: Iterable[Path], rights: int) -> None:
-    """Add a rule for each path; one that does not exist needs none."""
+    """Add a rule with these rights for each existing path."""
     for path in paths:
         try:
             descriptor = os.open(path, _O_PATH | os.O_CLOEXEC)

@@ -1,9 +1,8 @@
-"""The language of texts for people: English, unless the process of the window has chosen another one.
+"""The language of texts for people: English, unless the process of the window has chosen another language.
 
-A text is written in English at its place in the code, as `tr("{count} of {whole} files", count=3, whole=9)`. Variable
-parts are named fields, since other languages have another order; f-strings cannot be looked up. `tr_count` is for texts
-that depend on a number. The catalogue of another language has the English texts as keys. A text that it lacks stays
-English.
+The code has a text in English, as `tr("{count} of {whole} files", count=3, whole=9)`. Variable parts are named fields,
+because other languages need another order; f-strings cannot be looked up. `tr_count` is for texts that depend on a
+number. A catalogue translates English texts; a text that it lacks stays English.
 
 The language is chosen once, before modules with tables of texts are imported. The command line and all children choose
 none, so that their output, logs and reports are English.
@@ -18,7 +17,7 @@ from typing import NamedTuple
 
 ENGLISH = "en"
 LANGUAGES = {ENGLISH: "English", "de": "Deutsch"}
-"""The available languages, by code, with the name that each has in itself."""
+"""The available languages: the name of each in its own language, by code."""
 
 
 def _several(count: int) -> int:
@@ -26,10 +25,14 @@ def _several(count: int) -> int:
 
 
 class Language(NamedTuple):
-    """A catalogue: translations by English text, those of plural texts with all forms, and the rule that chooses a
-    form.
+    """A catalogue of translations.
 
-    Not a dataclass: the import of `dataclasses` is slow, and the help of the command line formats sizes.
+    `name`: code of the language.
+    `texts`: translations by English text.
+    `forms`: all plural forms by the English singular.
+    `form_of`: returns the index of the plural form for a number.
+
+    It is not a dataclass: importing `dataclasses` is slow, and the help of the command line formats sizes.
     """
 
     name: str = ENGLISH
@@ -42,7 +45,7 @@ _language = Language()
 
 
 def use_language(language: Language) -> None:
-    """Use `language` for all texts from now on."""
+    """Set the language of all texts of this process."""
     global _language  # noqa: PLW0603 - a process speaks one language
     _language = language
 
@@ -53,13 +56,16 @@ def language_name() -> str:
 
 
 def tr(text: str, /, **fields: object) -> str:
-    """Return `text` translated. With fields it is a format string as for `str.format`."""
+    """Return the translation of `text`. If fields are given, the text is formatted with `str.format`."""
     said = _language.texts.get(text, text)
     return said.format(**fields) if fields else said
 
 
 def tr_count(one: str, several: str, count: int, /, **fields: object) -> str:
-    """Return the text for `count` objects, in the plural form of the language. `{count}` in it is the number."""
+    """Return the text for `count` objects in the right plural form; `one` and `several` are the English forms.
+
+    `{count}` in the text becomes the number.
+    """
     forms = _language.forms.get(one)
     if forms is None:
         said = several if _several(count) else one
@@ -70,10 +76,10 @@ def tr_count(one: str, several: str, count: int, /, **fields: object) -> str:
 
 
 def read_language(document: str) -> Language:
-    """Parse a catalogue. A translation with a field that the English text lacks is left out.
+    """Return the language of a gettext catalogue. A translation with a field that the English text lacks is left out.
 
     Raises:
-        ValueError: if it is no catalogue.
+        ValueError: if the document is not a catalogue.
     """
     import gettext
 

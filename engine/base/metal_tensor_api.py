@@ -1,8 +1,9 @@
-"""Recognises from the engine's output that a load failed in Metal's tensor API, which can be left out.
+"""Recognises from the engine's log that a load failed in Metal's tensor API, which can be disabled.
 
-ggml-metal uses the tensor API (`metal_tensor`, MetalPerformancePrimitives) on M5 and A19 chips and later. It tries a
-small kernel first, but its matrix kernels can still fail to compile with the headers of some versions of macOS, and
-then no model loads: "Input types must match cooperative tensor types" (llama.cpp issue 17986, whisper.cpp issue 3601).
+ggml-metal uses the tensor API (`metal_tensor`, MetalPerformancePrimitives) on M5 and A19 chips and later. It tests the
+API with a small kernel first. Still, its matrix kernels can fail to compile with the headers of some macOS versions,
+and then no model loads: "Input types must match cooperative tensor types" (llama.cpp issue 17986, whisper.cpp issue
+3601).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import re
 
 TENSOR_API_VARIABLE = "GGML_METAL_TENSOR_DISABLE"
-"""ggml-metal-device.m leaves the tensor API out if this variable is set, whatever its value."""
+"""Environment variable that disables the tensor API in ggml-metal-device.m if it is set, whatever its value."""
 
 # Logged at level ERROR by ggml_metal_library_compile_all, ggml_metal_library_init and
 # ggml_metal_library_compile_pipeline; with the compiler's messages, which name the headers of the tensor API. `mul_mm`

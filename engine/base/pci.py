@@ -21,14 +21,17 @@ class PciId:
 
 @dataclass(frozen=True, slots=True)
 class PciName:
-    """A card with the number of its virtual device, if ggml makes several of one card (`0000:01:00.0-v1`)."""
+    """A card, or one of the virtual devices into which ggml divides a card (`0000:01:00.0-v1`).
+
+    `part`: number of the virtual device; None: the whole card.
+    """
 
     card: PciId
     part: int | None = None
 
 
 def parse_pci_name(text: str) -> PciName | None:
-    """Return the numbers of `0000:01:00.0` or `0000:01:00.0-v1`, None if it is not a PCI id."""
+    """Return the numbers in a text such as `0000:01:00.0` or `0000:01:00.0-v1`; None if it is not a PCI address."""
     match = _PCI_ID.fullmatch(text.strip())
     if match is None:
         return None
@@ -37,6 +40,6 @@ def parse_pci_name(text: str) -> PciName | None:
 
 
 def parse_pci_id(text: str) -> PciId | None:
-    """Return the address in a PCI id, None if it is not one."""
+    """Return the card's address in a text such as `0000:01:00.0`; None if it is not a PCI address."""
     name = parse_pci_name(text)
     return None if name is None else name.card

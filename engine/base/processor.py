@@ -1,4 +1,4 @@
-"""The processor as this process may use it: full-speed cores, within affinity and control groups."""
+"""The CPU cores that this process may use, given its CPU affinity and control groups."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ _FULL_SPEED_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Processor:
-    """Physical cores that this process may run on: two threads of one core count once.
+    """The physical cores that this process may run on; two hardware threads of one core count once.
 
-    `performance_cores`: cores without efficiency cores; equal to `cores` if all are alike.
-    `quota_cores`: limit of a control group in whole cores, rounded up; None if there is none.
+    `cores`: number of these cores.
+    `performance_cores`: number of them that are not efficiency cores.
+    `quota_cores`: CPU limit of a control group in whole cores, rounded up; None: no limit.
     """
 
     cores: int
@@ -37,14 +38,14 @@ class Processor:
 
 @cache
 def own_processor() -> Processor:
-    """Return the processor as this process may use it. It is read once."""
+    """Return the CPU cores that this process may use. They are read once."""
     if sys.platform == "darwin":
         return _from_sysctl()
     return read_processor(usable_processors())
 
 
 def default_threads() -> int:
-    """Return the number of threads to compute with by default."""
+    """Return the default number of threads for computations."""
     return own_processor().threads
 
 
@@ -58,7 +59,10 @@ def usable_processors() -> frozenset[int]:
 def read_processor(
     usable: frozenset[int], devices: Path = DEVICES, cgroup_root: Path = ROOT, own_cgroup: Path = OWN
 ) -> Processor:
-    """Return the cores behind the `usable` logical processors. Those without information count as alike."""
+    """Return the cores to which the `usable` logical processors belong.
+
+    Processors without information count as cores of their own, and as equally fast.
+    """
     saving = usable & _power_saving(usable, devices)
     return Processor(
         cores=_count_cores(usable, devices),
@@ -69,13 +73,16 @@ def read_processor(
 
 
 def quota_cores(root: Path = ROOT, own: Path = OWN) -> int | None:
-    """Return the tightest CPU quota above this process in whole cores, rounded up; None if there is none."""
+    """Return the smallest CPU quota of this process's control groups, in whole cores, rounded up; None: no quota."""
     quotas = [quota for group in control_groups("cpu", root, own) if (quota := _quota(group)) is not None]
     return min(quotas, default=None)
 
 
 def _count_cores(processors: frozenset[int], devices: Path) -> int:
-    """Count physical cores, if the system says which logical processors share one."""
+    """Return the number of physical cores of these logical processors.
+
+    A processor without information about its core counts as a core of its own.
+    """
     cores = set()
     for processor in processors:
         siblings = _text(devices / f"system/cpu/cpu{processor}/topology/thread_siblings_list")
@@ -84,7 +91,10 @@ def _count_cores(processors: frozenset[int], devices: Path) -> int:
 
 
 def _power_saving(usable: frozenset[int], devices: Path) -> frozenset[int]:
-    """Return the efficiency cores: x86 lists them as a separate PMU, ARM gives each core a capacity."""
+    """Return the logical processors that are efficiency cores.
+
+    On x86 Linux lists them as a separate PMU (`cpu_atom`); on ARM each core has a capacity.
+    """
     listed = _parse_list(_text(devices / "cpu_atom/cpus"))
     if listed:
         return listed
@@ -121,7 +131,7 @@ def _quota(group: ControlGroup) -> int | None:
 
 
 def _from_sysctl() -> Processor:
-    """Return the cores as macOS counts them; performance level 0 is the fastest."""
+    """Return the cores that macOS reports by sysctl; performance level 0 is the fastest."""
     logical = os.cpu_count() or 1
     cores = _sysctl_number("hw.physicalcpu") or logical
     return Processor(cores=cores, performance_cores=_sysctl_number("hw.perflevel0.physicalcpu") or cores)

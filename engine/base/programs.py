@@ -1,11 +1,11 @@
-"""The programs that run as children: a module for the interpreter, or an argument for the bundle's one executable."""
+"""The programs that run as child processes: a module of the interpreter, or an argument of the bundled executable."""
 
 from __future__ import annotations
 
 import sys
 
 LOG_MARK = "layerdeck log: "
-"""Prefix of lines on a worker's standard error that belong into the log; a worker has no log of its own."""
+"""Prefix of the lines on a worker's standard error that the parent writes to its log; a worker has no log file."""
 
 CHILDREN = {
     "worker": "engine.runtime.child",
@@ -19,7 +19,10 @@ CHILDREN = {
     "tunnel": "engine.machines.tunnel",
     "formula": "engine.runtime.media.images.formula",
 }
-"""Module by program name. In the bundle, `app.program` runs the module if it is started with `--NAME`."""
+"""Python module of each child program.
+
+The bundled executable runs it if it is started with `--NAME` (`app.program`).
+"""
 
 
 def child_argv(child: str, *words: str) -> list[str]:

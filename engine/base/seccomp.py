@@ -1,13 +1,13 @@
-"""seccomp: a Linux process refuses system calls of its own, in all of its threads.
+"""seccomp, with which a Linux process refuses system calls of its own, in all of its threads.
 
-It refuses what Landlock cannot: UDP, Unix sockets with a path, protocols beside TCP, listening without `bind`, starting
-programs on a kernel without Landlock, and signals to the parent before Landlock's version 6. It also binds threads that
-exist already, such as those of drivers; Landlock does so from version 8 on.
+It refuses what Landlock cannot: UDP, Unix sockets with a path, protocols other than TCP, listening without `bind`,
+starting programs on a kernel without Landlock, and signals to the parent before Landlock's version 6. It also binds
+threads that exist already, such as those of drivers; Landlock does so from version 8 on.
 
-The filter is a program of some 100 instructions (classic BPF, `linux/filter.h`). libseccomp would write it too, but its
-binding (pyseccomp) needs a library of the system that not every desktop has, in a process that must start fast. The
-numbers of system calls are those of `asm/unistd_64.h` (x86_64) and `asm-generic/unistd.h` (aarch64). On other machines
-nothing is refused. Most calls cost nothing more: the kernel knows in advance which numbers a filter always allows.
+The filter is a program of some 120 instructions (classic BPF, `linux/filter.h`). libseccomp could generate it, but its
+binding (pyseccomp) needs a system library that not every desktop has, in a process that must start fast. The numbers of
+system calls are those of `asm/unistd_64.h` (x86_64) and `asm-generic/unistd.h` (aarch64). On other machines nothing is
+refused. Most calls cost no time: the kernel precomputes which numbers a filter always allows.
 """
 
 from __future__ import annotations
@@ -27,10 +27,12 @@ from typing import NamedTuple
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """System calls that a process keeps. `pid`: its own number.
+    """The system calls that a process may still use.
 
-    `tcp`, `udp`, `unix`: sockets of this kind. `listens`: it accepts connections. `programs`: it starts programs, and
-    then it may also signal processes other than its parent.
+    `pid`, `parent`: process ids of the process and of its parent.
+    `tcp`, `udp`, `unix`: whether it may open sockets of this kind.
+    `listens`: whether it accepts connections.
+    `programs`: whether it starts programs; then it may also signal processes other than its parent.
     """
 
     pid: int
@@ -43,7 +45,10 @@ class Calls:
 
 
 class _Machine(NamedTuple):
-    """`architecture`: AUDIT_ARCH_* of `linux/audit.h`. `numbers`: of system calls, by name."""
+    """The system calls of a CPU architecture.
+
+    `architecture`: AUDIT_ARCH_* of `linux/audit.h`. `numbers`: numbers by name.
+    """
 
     architecture: int
     numbers: dict[str, int]
@@ -51,7 +56,8 @@ class _Machine(NamedTuple):
 
 _MACHINES = {
     "x86_64": _Machine(0xC000003E, {
-        "socket": 41, "accept": 43, "sendto": 44, "sendmsg": 46, "listen": 50, "execve": 59, "kill": 62, "ptrace": 101,
+        "socket": 41, "accept": 43, "sendto": 44, "sendmsg": 46, "listen": 50, "socketpair": 53, "clone": 56,
+        "execve": 59, "kill": 62, "fcntl": 72, "ptrace": 101, "prlimit64": 302,
         "rt_sigqueueinfo": 129, "pivot_root": 155, "chroot": 161, "mount": 165, "umount2": 166, "swapon": 167,
         "reboot": 169, "init_module": 175, "delete_module": 176, "tkill": 200, "tgkill": 234, "kexec_load": 246,
         "add_key": 248, "request_key": 249, "keyctl": 250, "unshare": 272, "accept4": 288, "rt_tgsigqueueinfo": 297,
@@ -60,6 +66,7 @@ _MACHINES = {
         "execveat": 322, "userfaultfd": 323,
     }),
     "aarch64": _Machine(0xC00000B7, {
+        "fcntl": 25, "socketpair": 199, "clone": 220, "prlimit64": 261,
         "umount2": 39, "mount": 40, "pivot_root": 41, "chroot": 51, "unshare": 97, "kexec_load": 104,
         "init_module": 105, "delete_module": 106, "ptrace": 117, "kill": 129, "tkill": 130, "tgkill": 131,
         "rt_sigqueueinfo": 138, "reboot": 142, "socket": 198, "listen": 201, "accept": 202, "sendto": 206,
@@ -72,9 +79,9 @@ _MACHINES = {
 _COMMON = {
     "pidfd_send_signal": 424, "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427, "open_tree": 428,
     "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432, "pidfd_open": 434, "pidfd_getfd": 438,
-    "process_madvise": 440, "mount_setattr": 442,
+    "clone3": 435, "process_madvise": 440, "mount_setattr": 442,
 }  # fmt: skip
-"""Numbers of system calls from 424 on are the same on both machines."""
+"""Numbers of system calls that are the same on both machines, as all from 424 on are."""
 
 _NEVER = (
     "ptrace", "process_vm_readv", "process_vm_writev", "process_madvise", "pidfd_open", "pidfd_getfd",
@@ -83,30 +90,35 @@ _NEVER = (
     "open_tree", "move_mount", "fsopen", "fsconfig", "fsmount", "mount_setattr", "open_by_handle_at", "init_module",
     "finit_module", "delete_module", "kexec_load", "kexec_file_load", "reboot", "swapon",
 )  # fmt: skip
-"""No child and no driver needs them. io_uring would open sockets and files that no filter sees."""
+"""System calls that are always refused: no child and no driver needs them. io_uring would bypass every filter."""
 _SIGNALLING = ("kill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo")
+_NAMESPACES = 0x7E020000
+"""CLONE_NEW*: in namespaces of its own a process has all capabilities, and with them reaches more of the kernel."""
+_OWNING = (8, 10, 15)
+"""F_SETOWN, F_SETSIG, F_SETOWN_EX: the kernel then sends any signal to any process when a file is ready."""
 _SENDING = {"sendto": 3, "sendmsg": 2, "sendmmsg": 3}
-"""Place of the flags among the arguments."""
+"""Index of the flags among the arguments of each call that sends."""
 _FAST_OPEN = 0x20000000
-"""MSG_FASTOPEN connects while it sends, without `connect`, which is what Landlock restricts."""
+"""MSG_FASTOPEN: it connects while sending, without `connect`, so that Landlock's limits for ports would not apply."""
 _X32 = 0x40000000
-"""Bit of the numbers of the x32 interface of x86_64."""
+"""Bit that marks system calls of the x32 interface of x86_64."""
 
 _LOAD, _AND, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x06
 _INSTRUCTION = struct.Struct("HBBI")
 _ALLOW, _REFUSE = 0x7FFF0000, 0x00050000 | errno.EACCES
+_UNKNOWN = 0x00050000 | errno.ENOSYS
 _NUMBER, _ARCHITECTURE = 0, 4
 _NEGATIVE = 1 << 31
 _ALL_BITS = 0xFFFFFFFF
 _SET_FILTER, _ALL_THREADS = 1, 1
 _SOCKET_TYPE = 0xF
-"""The other bits of the type are flags, such as SOCK_CLOEXEC."""
+"""Mask for the socket type; the other bits of the argument are flags, such as SOCK_CLOEXEC."""
 
 _Instruction = tuple[int, int, int, int]
 
 
 class _Test(NamedTuple):
-    """The word at `place` of `struct seccomp_data`, masked, is one of `values`."""
+    """A condition of the filter: the word at byte `place` of `struct seccomp_data`, masked, equals one of `values`."""
 
     place: int
     values: tuple[int, ...]
@@ -119,7 +131,7 @@ def _argument(index: int, *values: int, mask: int = _ALL_BITS) -> _Test:
 
 
 def seccomp_filter(calls: Calls, machine: str = "") -> bytes:
-    """Return the program of `linux/filter.h` that refuses all but `calls`; empty for an unknown machine."""
+    """Return the BPF program (`linux/filter.h`) that refuses all calls but `calls`; empty for an unknown machine."""
     known = _MACHINES.get(machine or platform.machine())
     if known is None:
         return b""
@@ -141,6 +153,19 @@ def seccomp_filter(calls: Calls, machine: str = "") -> bytes:
     for tests in _sockets(calls):
         program += _when(_ALLOW, call("socket"), *tests)
     program += _when(_REFUSE, call("socket"))
+    if not calls.unix:
+        # A socket of datagrams sends to any path, whether it is one of a pair or not.
+        stream = _argument(1, socket.SOCK_STREAM, mask=_SOCKET_TYPE)
+        program += _when(_ALLOW, call("socketpair"), stream)
+        program += _when(_REFUSE, call("socketpair"))
+    program += _when(_ALLOW, call("clone"), _argument(0, 0, mask=_NAMESPACES))
+    program += _when(_REFUSE, call("clone"))
+    # Its flags are in memory, which a filter cannot read. The C library then takes `clone`.
+    program += _when(_UNKNOWN, call("clone3"))
+    # The limit of processor time ends a process as a signal does.
+    program += _when(_ALLOW, call("prlimit64"), _argument(0, 0, calls.pid))
+    program += _when(_REFUSE, call("prlimit64"))
+    program += _when(_REFUSE, call("fcntl"), _argument(1, *_OWNING))
     for name, place in _SENDING.items():
         program += _when(_REFUSE, call(name), _argument(place, _FAST_OPEN, mask=_FAST_OPEN))
     if not calls.listens:
@@ -157,7 +182,7 @@ def seccomp_filter(calls: Calls, machine: str = "") -> bytes:
 
 
 def _sockets(calls: Calls) -> Iterable[tuple[_Test, ...]]:
-    """Yield the tests of each kind of socket that is allowed: family, type, protocol."""
+    """Yield the conditions (family, type, protocol) for each kind of socket that is allowed."""
     internet = _argument(0, socket.AF_INET, socket.AF_INET6)
     if calls.tcp:
         # Landlock sees TCP alone: Multipath TCP would connect to any port.
@@ -173,11 +198,11 @@ def _sockets(calls: Calls) -> Iterable[tuple[_Test, ...]]:
 
 
 _UNIX, _NETLINK = 1, 16
-"""Families AF_UNIX and AF_NETLINK, which Python's module has on some systems only."""
+"""Address families AF_UNIX and AF_NETLINK, which Python's `socket` module has only on some systems."""
 
 
 def _when(action: int, *tests: _Test) -> list[_Instruction]:
-    """Return instructions that end the program with `action` if all tests hold, and else go on after them."""
+    """Return instructions that end the filter with `action` if all tests hold; otherwise it continues after them."""
     body: list[_Instruction] = [(_RETURN, 0, 0, action)]
     for test in reversed(tests):
         masks = [(_AND, 0, 0, test.mask)] if test.mask != _ALL_BITS else []
@@ -191,14 +216,14 @@ def _when(action: int, *tests: _Test) -> list[_Instruction]:
 
 
 class _Program(ctypes.Structure):
-    """`struct sock_fprog`."""
+    """`struct sock_fprog` of `linux/filter.h`: the filter as seccomp takes it."""
 
     _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_void_p))
 
 
 @cache
 def can_refuse_calls() -> bool:
-    """Return whether this system has seccomp, on a machine whose system calls are known."""
+    """Return whether this system has seccomp filters, and the system calls of this machine are known."""
     if not sys.platform.startswith("linux") or platform.machine() not in _MACHINES:
         return False
     # GET_ACTION_AVAIL (2) fails if the kernel was built without filters.
@@ -207,9 +232,9 @@ def can_refuse_calls() -> bool:
 
 
 def refuse_other_calls(calls: Calls) -> bool:
-    """Refuse all but `calls` in all threads of this process; return whether the system can do that.
+    """Refuse all system calls but `calls`, in all threads of this process; return whether the system can do that.
 
-    A refused call fails with EACCES. `drop_privileges` of `engine.base.landlock` goes first.
+    Call `drop_privileges` of `engine.base.landlock` first. A refused call fails with EACCES.
     """
     if not can_refuse_calls():
         return False
@@ -228,7 +253,7 @@ def own_calls(
     listens: bool = False,
     programs: bool = False,
 ) -> Calls:
-    """Return the calls of this process; the arguments as of `Calls`."""
+    """Return the `Calls` of this process: its process ids, and the arguments."""
     return Calls(os.getpid(), os.getppid(), tcp, udp, unix, listens, programs)
 
 

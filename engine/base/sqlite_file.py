@@ -1,4 +1,4 @@
-"""Damaged SQLite files: which exceptions mean damage, and how a file is set aside."""
+"""Damaged SQLite files: which exceptions mean damage, and how a file is moved away."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 FAULTS = (sqlite3.Error, UnicodeDecodeError)
-"""Exceptions of a connection. The second comes if SQLite's own message quotes bytes of a damaged page."""
+"""Exceptions of an SQLite connection. UnicodeDecodeError comes if SQLite's message quotes bytes of a damaged page."""
 _DAMAGE = ("malformed", "no such table", "no such column", "already exists", "decode to UTF-8")
 _NO_DAMAGE = (
     sqlite3.OperationalError,
@@ -16,37 +16,37 @@ _NO_DAMAGE = (
     sqlite3.InterfaceError,
     sqlite3.DataError,
 )
-"""Exceptions about the system or the statement. Damage is raised as `DatabaseError` itself, without a subclass."""
+"""Exceptions about the system or the statement. Damage raises plain `DatabaseError`, not one of its subclasses."""
 _PASSING = frozenset({
     sqlite3.SQLITE_BUSY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_LOCKED,
     sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY,
 })  # fmt: skip
 _PRIMARY = 0xFF
-"""Mask for the primary result code; the higher bits say where it happened."""
+"""Mask for SQLite's primary result code; the higher bits are the extended code."""
 
 
 def is_damage(error: Exception) -> bool:
-    """Return whether the file is damaged, as opposed to locked by another program or on a full disk."""
+    """Return whether an error means a damaged file, and not a locked database or a full disk."""
     return not isinstance(error, _NO_DAMAGE) or any(words in str(error) for words in _DAMAGE)
 
 
 def passes(error: Exception) -> bool:
-    """Return whether the disk or another program is the cause, so that the same may succeed later."""
+    """Return whether the disk or another program caused an error, so that the same statement may succeed later."""
     code = getattr(error, "sqlite_errorcode", None)
     return isinstance(error, sqlite3.Error) and code is not None and (code & _PRIMARY) in _PASSING
 
 
 def cannot_write(error: Exception) -> bool:
-    """Return whether the system does not let the file be written; another program that holds it is no such reason."""
+    """Return whether an error means that the file cannot be written, for another reason than a lock of a program."""
     code = getattr(error, "sqlite_errorcode", 0) & _PRIMARY
     return isinstance(error, OSError) or (passes(error) and code not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED))
 
 
 def connect_read_only(path: Path) -> sqlite3.Connection:
-    """Return a connection that only reads, for a database that is in a folder without the right to write.
+    """Return a read-only connection to a database whose folder cannot be written.
 
     Raises:
-        sqlite3.Error: if it does not exist or cannot be read.
+        sqlite3.Error: if the database does not exist or cannot be read.
     """
     address = f"file:{quote(str(path.absolute()))}?mode=ro"
     try:
@@ -70,10 +70,10 @@ def _readable(address: str) -> sqlite3.Connection:
 
 
 def put_aside(path: Path) -> Path:
-    """Move a database with its journal files to a free name; return the new path.
+    """Move a database with its journal files to an unused name, and return the new path.
 
     Raises:
-        OSError: it cannot be moved.
+        OSError: a file cannot be moved.
     """
     number = 1
     while (aside := path.with_name(f"{path.stem}-kept-{number}{path.suffix}")).exists():

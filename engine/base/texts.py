@@ -1,4 +1,4 @@
-"""Makes foreign text safe to show: no control of a terminal, no reordering of its surroundings, no flood.
+"""Makes text from outside safe to show: it cannot control the terminal, reorder the text around it, or be too long.
 
 Text from files, command lines, devices, peers and path names passes through here before it is shown.
 """
@@ -8,11 +8,13 @@ from __future__ import annotations
 import re
 
 MAX_SENTENCE = 2000
-"""Most characters of one message."""
+"""Largest number of characters of one message."""
 
 _STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control and bidirectional characters, line separators and lone surrogates, but not newline and tab. Joiners stay,
-since some scripts need them."""
+"""Characters that are escaped: control and bidirectional characters, line separators and lone surrogates.
+
+Newline and tab are not among them, nor are joiners, which some scripts need.
+"""
 _KEPT_BYTE = re.compile("[\udc80-\udcff]")
 
 
@@ -25,7 +27,7 @@ def escape(text: str, *, keep_lines: bool = False) -> str:
 
 
 def shorten(text: str, max_length: int = MAX_SENTENCE) -> str:
-    """Return `text` with at most `max_length` characters; the middle of a longer one is left out."""
+    """Return `text`, shortened in its middle to at most `max_length` characters."""
     if len(text) <= max_length:
         return text
     head = max_length * 2 // 3
@@ -33,13 +35,13 @@ def shorten(text: str, max_length: int = MAX_SENTENCE) -> str:
 
 
 def show(text: str, max_length: int = MAX_SENTENCE) -> str:
-    """Return `text` escaped, shortened and on one line."""
+    """Return `text` for one line of output: escaped, and shortened to `max_length` characters."""
     # Before, because escaping megabytes takes long; after, because escapes are longer than what they replace.
     return shorten(escape(shorten(text, max_length)), max_length)
 
 
 def one_line(text: str) -> str:
-    """Return `text` on one line: unprintable characters become spaces, and several spaces become one."""
+    """Return `text` on one line: unprintable characters become spaces, and white space becomes single spaces."""
     return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
 
 
@@ -57,8 +59,10 @@ def escape_json(document: str) -> str:
 
 
 def _decoded(text: str) -> str:
-    """Return the text of path bytes that the locale could not decode: Python keeps each as a lone surrogate. Bytes that
-    are not UTF-8 stay."""
+    """Return a text in which surrogate escapes (path bytes that the locale cannot decode) are decoded as UTF-8.
+
+    Text whose bytes are not UTF-8 is returned unchanged.
+    """
     if not _KEPT_BYTE.search(text):
         return text
     try:
@@ -78,7 +82,7 @@ def _json_escaped(match: re.Match[str]) -> str:
 
 
 def fenced(text: str, language: str = "") -> str:
-    """Return a text as a block of code in Markdown, between fences that are longer than any in the text."""
+    """Return a text as a Markdown code block, with a fence that is longer than any in the text."""
     fence = "```"
     while fence in text:
         fence += "`"

@@ -1,4 +1,4 @@
-"""Sizes in bytes and counts as people write them (`24GiB`, `120M`, `8k`), and one rule for showing bytes."""
+"""Parsing of sizes and counts as people write them (`24GiB`, `120M`, `8k`), and formatting of bytes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ _COUNT = re.compile(
 
 
 def parse_size(text: str) -> int:
-    """Return the bytes that `text` names: `"512MiB"`, `"120MB"`, `"120M"` (both binary), `"1.5 GiB"`, `"4096"`.
+    """Return the number of bytes in a text such as `"512MiB"`, `"120MB"`, `"120M"`, `"1.5 GiB"` or `"4096"`.
+
+    All units are binary.
 
     Raises:
         ValueError: with a sentence that names the text and the accepted form.
@@ -43,7 +45,7 @@ def parse_size(text: str) -> int:
 
 
 def parse_count(text: str) -> int:
-    """Return the count of tokens or of other things that `text` names: `"8192"`, `"8k"`, `"16 384"`, `"1.5k"`, `"1M"`.
+    """Return the number in a text such as `"8192"`, `"8k"` (8192), `"16 384"`, `"1.5k"` or `"1M"`.
 
     Raises:
         ValueError: with a sentence that names the text and the accepted form.
@@ -59,13 +61,13 @@ def parse_count(text: str) -> int:
 
 
 def format_share(size_bytes: int, whole_bytes: int) -> str:
-    """Return `size_bytes` in the unit that `format_bytes` uses for `whole_bytes`, without the unit: "0.98"."""
+    """Return `size_bytes` as a number such as "0.98", in the unit that `format_bytes` chooses for `whole_bytes`."""
     factor, digits = (GIB, 2) if whole_bytes >= GIB else (MIB, 1) if whole_bytes >= MIB else (KIB, 1)
     return f"{size_bytes / factor:.{digits}f}"
 
 
 def format_bytes(size_bytes: int) -> str:
-    """Return a size for people: KiB below 1 MiB, MiB below 1 GiB, else GiB. Negative sizes keep their sign."""
+    """Return a size as text with its unit: B, KiB, MiB or GiB. Negative sizes keep their sign."""
     sign, size = ("-", -size_bytes) if size_bytes < 0 else ("", size_bytes)
     if size < KIB:
         return f"{sign}{size} B"

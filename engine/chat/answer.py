@@ -1,7 +1,7 @@
 """One answer from its question to its end, as a state machine without input and output.
 
-A driver (window, command line, API server) makes an `AnswerRun` for each answer; several may run at once. The driver
-calls one method for each event, and carries out the effects that the method returns in their order: restore the KV
+A driver (window, command line, API server) creates an `AnswerRun` for each answer; several may run at once. The driver
+calls one method for each event. The method returns effects, which the driver executes in their order: restore the KV
 state, count tokens, ask a person, read files, ask the model, write, finish. An event that comes too late returns no
 effects. Each answer has exactly one `Finish`.
 """
@@ -64,9 +64,9 @@ class AnswerOptions:
     """Settings of one answer. Later changes of the conversation or the model do not change them.
 
     `system`: the system prompt; empty: none.
-    `template`: a chat template instead of the model's; empty: none.
-    `n_ctx`: tokens of the context; None: unknown.
-    `model`, `model_identity`, `layout`: stored with the message.
+    `template`: a chat template instead of the model's; empty: the model's.
+    `n_ctx`: context size in tokens; None: unknown.
+    `model`, `model_identity`, `layout`: name, digest and layout of the model, stored with the message.
     `tools`: the tools that the model may call, with the chat template in use.
     """
 
@@ -86,21 +86,26 @@ class AnswerOptions:
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """Restore the saved KV state of the conversation, if there is one. Then call `restored`."""
+    """Effect of an `AnswerRun`: the driver restores the conversation's saved KV state, if any, then
+    calls `restored`.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """Ask the model to count the tokens of the prompt. Then call `counted`, or `fail`."""
+    """Effect of an `AnswerRun`: the driver sends `request` to count the prompt's tokens, then calls `counted` or
+    `fail`.
+    """
 
     request: CountTokens
 
 
 @dataclass(frozen=True, slots=True)
 class AskOverflow:
-    """Ask a person whether to drop the oldest turns from the prompt. Then call `answer_overflow`.
+    """Effect of an `AnswerRun`: the driver asks a person whether to drop the oldest turns, then calls
+    `answer_overflow`.
 
-    An empty sentence withdraws the question.
+    `sentence`: the question; empty: remove an earlier question from the screen.
     """
 
     sentence: str
@@ -108,34 +113,41 @@ class AskOverflow:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Show a sentence. The answer goes on."""
+    """Effect of an `AnswerRun`: the driver shows `sentence` to the person. The answer continues meanwhile."""
 
     sentence: str
 
 
 @dataclass(frozen=True, slots=True)
 class ReadFiles:
-    """Read the attachments with these SHA-256. Then call `files_read`."""
+    """Effect of an `AnswerRun`: the driver reads the attachments whose SHA-256 are in `names`, then
+    calls `files_read`.
+    """
 
     names: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Ask the model for the answer. Then call `token` for each piece of text, and `done` or `fail` at the end."""
+    """Effect of an `AnswerRun`: the driver sends `request` to the model.
+
+    It then calls `token` for each piece of text, and at the end `done` or `fail`.
+    """
 
     request: Generate
 
 
 @dataclass(frozen=True, slots=True)
 class StopAnswer:
-    """Ask the model to stop. `done` or `fail` follows as usual."""
+    """Effect of an `AnswerRun`: the driver asks the model to stop. It still calls `done` or `fail` at the end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """Store more text of the message, and of its calls. When it is on disk, or cannot be stored, call `written` and
-    show it."""
+    """Effect of an `AnswerRun`: the driver stores more text and tool calls of the message with the id `message`.
+
+    When they are on disk or cannot be stored, it calls `written` and shows them.
+    """
 
     message: str
     content: str
@@ -145,10 +157,10 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Store the complete message. The answer has ended.
+    """Last effect of an `AnswerRun`: the driver stores the complete message. The answer has ended.
 
-    `done`: the model's report; None if the answer failed.
-    `failure`: why it failed, as a sentence.
+    `done`: the model's final report; None: the answer failed.
+    `failure`: a sentence on why the answer failed; empty: it did not fail.
     """
 
     message: Message
@@ -161,7 +173,7 @@ Effects = tuple[Effect, ...]
 
 
 class _Step(Enum):
-    """The event that the answer waits for."""
+    """The event for which an `AnswerRun` waits."""
 
     RESTORING = auto()
     COUNTING = auto()
@@ -172,12 +184,12 @@ class _Step(Enum):
 
 
 class AnswerRun:
-    """One answer that is being written. For one thread.
+    """One answer while it is written: its methods take events and return effects (see the module). For one thread.
 
     `chat`: the id of the conversation.
     `tree`: its messages with the new answer. Store them before `begin`.
-    `message`: the answer as far as it is on disk; complete after its end.
-    `begun`: text that the model continues from. `message` has it already.
+    `message`: the answer with the text that is on disk; complete after the end.
+    `begun`: text that the model continues; `message` already has it.
     """
 
     def __init__(
@@ -198,9 +210,9 @@ class AnswerRun:
         self.path = tree.path_to(message.parent)
         """The messages before the answer; the question is the last of them."""
         self.goes_on = False
-        """Whether the model is stopped only to end its thought: see `continuation`."""
+        """Whether the model is stopped only to end its thought, and then continues with the answer (`continuation`)."""
         self.left_out = left_out_of(self.path, message.cut)
-        """Ids of messages that the prompt leaves out."""
+        """Ids of the messages that are left out of the prompt."""
         self._was_cut = cut_of_path(self.path, options.n_ctx) is not None
         self._overflow = options.overflow
         self._step = _Step.RESTORING
@@ -227,12 +239,12 @@ class AnswerRun:
 
     @property
     def question(self) -> Message | None:
-        """The message that is answered."""
+        """The message to which this is the answer; None if there is none."""
         return self.path[-1] if self.path else None
 
     @property
     def has_ended(self) -> bool:
-        """Whether `Finish` was among the effects."""
+        """Whether a method has returned `Finish`."""
         return self._step is _Step.ENDED
 
     @property
@@ -247,7 +259,7 @@ class AnswerRun:
 
     @property
     def continuation(self) -> str | None:
-        """The text that the model continues from after `answer_now`; None if that was not called."""
+        """The text from which the model continues after `answer_now`; None if `answer_now` was not called."""
         if not self.goes_on or self.message.state != "stopped":
             return None
         return begun_answer(self.message.reasoning, "", self.marks)
@@ -255,24 +267,24 @@ class AnswerRun:
     # ------------------------------------------------------------------ before the model is asked
 
     def begin(self) -> Effects:
-        """Begin the answer, after `tree` was stored."""
+        """Begin the answer. Call it when `tree` is stored."""
         return (Restore(),)
 
     def restored(self) -> Effects:
-        """Go on after `Restore`, whether a state was restored or not."""
+        """Continue after `Restore`, whether or not a KV state was restored."""
         if self._step is not _Step.RESTORING:
             return ()
         # Counting takes a round trip to the child, so short prompts are sent at once.
         return self._count() if may_be_too_long(self._prompt, self.options.n_ctx) else self._send()
 
     def counted(self, counted: Counted) -> Effects:
-        """Go on with the token counts of the prompt."""
+        """Continue with the token counts of the prompt."""
         if self._step is not _Step.COUNTING:
             return ()
         return self._take_count(counted)
 
     def answer_overflow(self, leave_out: bool) -> Effects:
-        """Go on with a person's choice: drop the oldest turns, or do not ask the model."""
+        """Continue with a person's choice. `leave_out`: drop the oldest turns; if false, the answer fails."""
         if self._step is not _Step.ASKING_PERSON:
             return ()
         assert self._counted is not None
@@ -283,7 +295,10 @@ class AnswerRun:
         return self.fail(tr("Not sent, because the context is full."))
 
     def files_read(self, files: Mapping[str, bytes]) -> Effects:
-        """Go on with the bytes of attachments. Files that are no longer stored are missing in `files`."""
+        """Continue with the bytes of the attachments by SHA-256.
+
+        Files that are no longer stored are missing in `files`.
+        """
         if self._step is not _Step.READING_FILES:
             return ()
         try:
@@ -345,7 +360,10 @@ class AnswerRun:
     # ------------------------------------------------------------------ while the model answers
 
     def token(self, text: str, choices: Sequence[TokenChoice] = ()) -> None:
-        """Take more text of the model. `flush` returns it as an effect."""
+        """Add a token's text to the answer. `flush` returns the effect that stores it.
+
+        `choices`: the chosen tokens with their alternatives, if they were requested.
+        """
         if self._step is not _Step.WRITING:
             return
         # Only the first tokens keep their alternatives: each takes some hundred bytes in the database.
@@ -357,14 +375,14 @@ class AnswerRun:
         self._take(self._splitter.add(text))
 
     def shifted(self, event: Shifted) -> Effects:
-        """Take note of a context shift; the note below the answer will tell it, too."""
+        """Handle a context shift: return a notice, and add its sentence to the note below the answer."""
         if self._step is not _Step.WRITING:
             return ()
         self._shift_note = shift_sentence(event.kept_tokens)
         return (Notice(self._shift_note),)
 
     def flush(self) -> Effects:
-        """Return an effect that stores the text since the last call as one piece; no effect if there is no text."""
+        """Return the effect that stores all text since the last call; no effect if there is no text."""
         content = "".join(delta.content for delta in self._waiting)
         reasoning = "".join(delta.reasoning for delta in self._waiting)
         calls = tuple(self._waiting_calls)
@@ -373,7 +391,7 @@ class AnswerRun:
         return (Append(self.message.id, content, reasoning, calls),) if content or reasoning or calls else ()
 
     def written(self, piece: Append) -> None:
-        """Add a piece to `message`, once it is on disk or cannot be stored."""
+        """Store a piece in `message`. Call it when the piece is on disk or cannot be stored."""
         if not self.has_ended:
             content, reasoning = self.message.content + piece.content, self.message.reasoning + piece.reasoning
             calls = calls_with(self.message.calls, piece.calls)
@@ -393,7 +411,7 @@ class AnswerRun:
         return self.fail(tr("Stopped before the model was asked."))
 
     def answer_now(self) -> Effects:
-        """Stop the thought, so that the model answers with it as it is: see `continuation`."""
+        """Stop the model while it thinks. A second `AnswerRun` then continues after the thought; see `continuation`."""
         if not self.is_thinking or self.goes_on or self._step is not _Step.WRITING:
             return ()
         self.goes_on = True
@@ -419,7 +437,7 @@ class AnswerRun:
         return (*rest, Finish(self.message, done=event))
 
     def fail(self, sentence: str) -> Effects:
-        """End the answer with an error. Text so far is kept, timed by our own clock.
+        """End the answer with an error. Its text so far is kept; its times are measured here instead of by the model.
 
         The message becomes `interrupted` if it has text, else `failed`.
         """
@@ -459,7 +477,7 @@ class AnswerRun:
         return rest
 
     def _take_rest(self) -> None:
-        """Take the text that was held back; nothing follows."""
+        """Add the text that the splitter and the call reader hold back, at the end of the answer."""
         self._take(self._splitter.rest())
         if self._reader is not None:
             self._take_found(self._reader.end())
@@ -486,7 +504,7 @@ class AnswerRun:
             self._thought_s = self._clock()
 
     def _timings(self, **counted: float | None) -> Timings:
-        """Return the model's counts with our own times. A continued answer adds them to its earlier ones."""
+        """Return the model's token counts with the times measured here, added to those of the answer's earlier part."""
         thought_s = self._clock() if self.is_thinking else self._thought_s
         timings = Timings(
             first_token_seconds=_between(self._asked_s, self._first_s),
@@ -499,14 +517,14 @@ class AnswerRun:
 
 
 def new_question(text: str, parent: str | None, attachments: Sequence[Attachment] = ()) -> Message:
-    """Return a question as the next message after `parent`."""
+    """Return a message of the role "user" that follows the message `parent`; None: a first message."""
     return Message(
         id=new_id(), role="user", content=text, parent=parent, attachments=tuple(attachments), created_ms=now_ms()
     )
 
 
 def new_answer(chat: str, tree: MessageTree, options: AnswerOptions) -> AnswerRun:
-    """Return a new answer to the leaf of `tree`, as another version if the leaf has answers already."""
+    """Return the run of a new answer to the leaf of `tree`. If the leaf has answers, this becomes another version."""
     message = Message(
         id=new_id(),
         role="assistant",
@@ -523,7 +541,7 @@ def new_answer(chat: str, tree: MessageTree, options: AnswerOptions) -> AnswerRu
 
 
 def continued_answer(chat: str, tree: MessageTree, message: Message, options: AnswerOptions, begun: str) -> AnswerRun:
-    """Return an existing answer of `tree`, to be continued from `begun`."""
+    """Return a run that continues an existing answer of `tree`. `begun`: its text, from which the model continues."""
     # The model goes on after the text, and writes the calls anew.
     writing = msgspec.structs.replace(message, state="writing", note="", stop_reason="", calls=())
     return AnswerRun(chat, changed(tree, writing), writing, options, begun=begun)
@@ -540,7 +558,7 @@ def layout_words(layout: Layout) -> str:
 
 
 def loss_words(ending: RequestEnding) -> str:
-    """Return why a request has no answer, as a sentence; empty if it has one."""
+    """Return a sentence on why a request has no answer; empty if it has one."""
     match ending:
         case Cancelled():
             return tr("Stopped before the model answered.")

@@ -1,4 +1,4 @@
-"""Makes requests to a model from messages of a conversation, and finds earlier answers in the tokens of a prompt."""
+"""Builds model requests from the messages of a conversation, and finds earlier answers in the tokens of a prompt."""
 
 from __future__ import annotations
 
@@ -25,23 +25,24 @@ from engine.runtime.protocol.messages import (
 )
 
 MAX_SENT_BYTES = 96 << 20
-"""Limit for the images and sounds of one request, which are in memory several times."""
+"""Limit for the images and sounds of one request in bytes; they are in memory several times."""
 SYSTEM = ""
-"""Stands for the system prompt among ids of messages."""
+"""Key of the system prompt in mappings by message id."""
 HEAD_CHARACTERS = 32
-"""A message is found in a prompt by so many of its first characters, after the message before it."""
+"""Number of characters at a message's beginning by which it is found in a prompt."""
 
 
 def chat_messages(system: str, shown: Sequence[Message], tools: ToolUse = NO_TOOLS) -> tuple[ChatMessage, ...]:
-    """Return the messages for the chat template; see `messages_by_id`."""
+    """Return the messages of the prompt as the chat template gets them; see `messages_by_id`."""
     return tuple(messages_by_id(system, shown, tools).values())
 
 
 def messages_by_id(system: str, shown: Sequence[Message], tools: ToolUse = NO_TOOLS) -> Mapping[str, ChatMessage]:
-    """Return the messages for the chat template by id: the system prompt, then the conversation with the text of its
-    attachments, and with images and sounds, whose bytes `with_files` adds. Calls and results are as `tools` has them.
+    """Return the messages of the prompt, as the chat template gets them, by message id.
 
-    Thoughts are left out, and so are questions without an answer: templates expect questions and answers in turns.
+    The system prompt comes first, with the key `SYSTEM`. Messages contain the text of their attachments, and images and
+    sounds without bytes, which `with_files` adds. Tool calls and results are in the form that `tools` needs. Thoughts
+    are left out. So are questions without an answer, because templates expect alternating questions and answers.
     """
     found = {SYSTEM: ChatMessage("system", system)} if system.strip() else {}
     # Results in the order of their calls: some templates write no ids, so that only the order tells them apart.
@@ -62,7 +63,7 @@ def messages_by_id(system: str, shown: Sequence[Message], tools: ToolUse = NO_TO
 
 
 def _chat_message(message: Message, names: Mapping[str, str]) -> ChatMessage:
-    """Return one message for the template. `names`: functions of the calls before it, by the ids of the calls."""
+    """Return one message as the chat template gets it. `names`: function names of earlier calls by call id."""
     text, media = message_text(message), media_of(message)
     if message.role == "tool":
         # A result of an unknown call, as in some imported conversations, has no place in any template.
@@ -74,7 +75,7 @@ def _chat_message(message: Message, names: Mapping[str, str]) -> ChatMessage:
 
 
 def message_text(message: Message) -> str:
-    """Return the text of a message, after the text of its attachments."""
+    """Return the text of a message's attachments, followed by its own text."""
     return "\n\n".join([*texts_of(message), message.content]).strip("\n")
 
 
@@ -94,15 +95,17 @@ def media_file(attachment: Attachment) -> MediaFile | None:
 
 
 def names_of_media(messages: Iterable[ChatMessage]) -> tuple[str, ...]:
-    """Return the SHA-256 of each file that `with_files` needs."""
+    """Return the SHA-256 of each image and sound, whose bytes `with_files` needs."""
     return tuple(dict.fromkeys(file.sha256 for message in messages for file in message.media))
 
 
 def with_files(messages: Iterable[ChatMessage], files: Mapping[str, bytes]) -> tuple[ChatMessage, ...]:
-    """Return messages with the bytes of their images and sounds.
+    """Return the messages with the bytes of their images and sounds.
+
+    `files`: bytes by SHA-256.
 
     Raises:
-        ChatError: one is missing, or together they are too large to be sent.
+        ChatError: a file is missing, or all together are too large for one request.
     """
     filled = tuple(
         msgspec.structs.replace(message, media=tuple(_with_bytes(file, files) for file in message.media))
@@ -129,7 +132,7 @@ def texts_of(message: Message) -> list[str]:
 
 
 def attachment_text(attachment: Attachment) -> str:
-    """Return the text of a file for the prompt, between fences that are longer than any in the file."""
+    """Return the text of an attachment for the prompt, in a code block whose fence is longer than any in the text."""
     if not attachment.text:
         return f"File: {attachment.name} (not text)"
     return f"File: {attachment.name}\n{fenced(attachment.text)}"
@@ -143,7 +146,7 @@ def answer_request(
     template: str = "",
     tools: ToolUse = NO_TOOLS,
 ) -> Generate:
-    """Return the request for an answer. `begun`: the text that it goes on from (`thinking.begun_answer`)."""
+    """Return the request for an answer. `begun`: text from which the model continues (`thinking.begun_answer`)."""
     return Generate(
         messages=tuple(messages),
         sampling=settings,
@@ -156,10 +159,11 @@ def answer_request(
 
 
 def choices_in_prompt(pieces: Sequence[str], shown: Sequence[Message]) -> Mapping[int, TokenChoice]:
-    """Return how tokens of a prompt were chosen, by their places. `shown`: the messages that it was made of.
+    """Return how tokens of a prompt were chosen in earlier answers, by their index in `pieces`.
 
-    A prompt is cut into tokens anew, so that an answer in it need not have the tokens that it was written with: those
-    that begin at the same place and have the same text are taken for the same.
+    `pieces`: text of each token of the prompt. `shown`: the messages from which the prompt was made.
+    The prompt is tokenised anew, so an answer in it may have other tokens than when it was generated. Tokens that begin
+    at the same character and have the same text count as the same.
     """
     text = "".join(pieces)
     begins = zip(pieces, accumulate(map(len, pieces), initial=0), strict=False)
@@ -187,7 +191,7 @@ def choices_in_prompt(pieces: Sequence[str], shown: Sequence[Message]) -> Mappin
 
 
 def _choices_of_content(message: Message) -> tuple[TokenChoice, ...]:
-    """Return the choices of an answer's words: thoughts come before them, and are in no prompt."""
+    """Return the token choices of an answer's text, without those of its thought, which is in no prompt."""
     if not message.reasoning:
         return message.choices
     text = "".join(choice.text for choice in message.choices)

@@ -1,6 +1,6 @@
 """Files that are attached to a question: text and code, the text of PDF files, images and sounds.
 
-Images need a model with a projector that sees, sounds one that hears. No file leaves this computer.
+Images and sounds need a model with a multimodal projector for them. No file leaves this computer.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MOST_BYTES: Mapping[AttachmentKind, int] = {
 
 
 class ReadFile(NamedTuple):
-    """An attachment with its bytes, and a small picture if it is an image."""
+    """An attachment with the bytes of its file. `thumbnail`: a small picture of an image; None for other files."""
 
     attachment: Attachment
     data: bytes

@@ -22,20 +22,24 @@ from engine.runtime.protocol.messages import ChatMessage
 Overflow = Literal["drop", "stop", "ask"]
 OVERFLOWS: tuple[Overflow, ...] = ("drop", "stop", "ask")
 DEFAULT_RESERVE = 1024
-"""Tokens reserved for an answer without a limit, if the context has room for them."""
+"""Tokens reserved for an answer that has no token limit, if the context has room for them."""
 RESERVE_SHARE = 4
-"""At most one part in this many of the context is reserved."""
+"""Divisor of the context size: at most one part in four is reserved for the answer."""
 ROOM_AFTER = 0.75
-"""Share of the room that the prompt may fill after turns were left out. The rest lets the next turns fit."""
+"""Share of the available tokens that the prompt may fill after turns were left out, so that the next turns fit."""
 COUNT_FROM = 0.5
-"""A prompt is counted only if it has more characters than this share of the context's tokens."""
+"""Share of the context size: the tokens of a prompt are counted only if it has more characters than that."""
 
 
 @dataclass(frozen=True, slots=True)
 class ContextUse:
-    """Tokens by part. `history`: includes the text that the template adds. `reserve`: reserved for the answer.
+    """Tokens of the prompt by part, and of the context.
 
-    `uncounted_media`: images and sounds that are in no part, because their tokens are not known.
+    `history`: messages, and the text that the chat template adds.
+    `attachments`: texts of attached files.
+    `reserve`: tokens reserved for the answer.
+    `n_ctx`: context size.
+    `uncounted_media`: number of images and sounds whose tokens are unknown and in no part.
     """
 
     system: int
@@ -53,10 +57,12 @@ class ContextUse:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Ids of the messages that are part of the prompt and of those that are left out, in the order of the path.
+    """A decision on which messages the prompt contains, as message ids in the order of the path.
 
-    `decision`: `fits` (maybe without some turns), `ask` a person, or `full`: it cannot be sent. `newly`: messages that
-    this decision leaves out. `over_tokens`: tokens for which there is no room, 0 if it fits.
+    `decision`: `fits` (maybe without some turns), `ask` a person, or `full` (the prompt cannot be sent).
+    `shown`, `left_out`: messages in the prompt, and those left out of it.
+    `newly`: messages that this decision leaves out, in addition to earlier ones.
+    `over_tokens`: number of tokens beyond the available room; 0 if the prompt fits.
     """
 
     decision: Literal["fits", "ask", "full"]
@@ -66,7 +72,7 @@ class Fit:
     over_tokens: int = 0
 
     def sentence(self) -> str:
-        """Return a sentence about the decision, empty if there is nothing new."""
+        """Return a sentence for people about the decision; empty if it leaves nothing new out."""
         if self.decision == "full":
             return tr(
                 "The conversation is {over_tokens} tokens too long for the context. Shorten the last question, "
@@ -90,9 +96,9 @@ def left_out_sentence() -> str:
 
 
 def shift_fault(sampling: SamplingSettings, context: ContextSettings) -> str:
-    """Return why a full context cannot be shifted with these settings of the load; empty if nothing is known yet.
+    """Return why a full context cannot be shifted with these load settings; empty if these settings do not prevent it.
 
-    The child knows the model, and refuses a question with the reasons that only it sees.
+    The child process checks the rest: it knows the model, and refuses a request with its reason.
     """
     if sampling.full_context != "shift" or not (is_quantised(context.type_k) or is_quantised(context.type_v)):
         return ""
@@ -105,7 +111,10 @@ def shift_fault(sampling: SamplingSettings, context: ContextSettings) -> str:
 
 
 def shift_sentence(kept_tokens: int) -> str:
-    """Return the sentence that is shown when the context was shifted during an answer."""
+    """Return the sentence for people when the context was shifted during an answer.
+
+    `kept_tokens`: tokens before the gap.
+    """
     return tr(
         "The context was full during this answer. It went on, but the model no longer sees what followed the first "
         "{kept_tokens} tokens.",
@@ -114,7 +123,10 @@ def shift_sentence(kept_tokens: int) -> str:
 
 
 def may_be_too_long(asked: Sequence[ChatMessage], n_ctx: int | None) -> bool:
-    """Return whether the tokens of a prompt have to be counted. Images and sounds are always counted."""
+    """Return whether the tokens of a prompt must be counted, because it may exceed the context.
+
+    A prompt with images or sounds must always be counted. `n_ctx`: context size in tokens; None: unknown.
+    """
     # An image takes hundreds of tokens and no characters.
     if any(message.media for message in asked):
         return True
@@ -122,17 +134,22 @@ def may_be_too_long(asked: Sequence[ChatMessage], n_ctx: int | None) -> bool:
 
 
 def shown_path(path: Sequence[Message], left_out: Collection[str]) -> tuple[Message, ...]:
-    """Return a path without the messages that are left out."""
+    """Return the messages of a path without those whose ids are in `left_out`."""
     return tuple(message for message in path if message.id not in left_out)
 
 
 def answer_reserve(n_ctx: int, max_tokens: int | None) -> int:
-    """Return the tokens to reserve for the answer."""
+    """Return the number of tokens to reserve for the answer. `max_tokens`: limit of the answer; None: no limit."""
     return max(1, min(max_tokens or DEFAULT_RESERVE, n_ctx // RESERVE_SHARE))
 
 
 def tokens_of(messages: Iterable[str], contents: Iterable[int], prompt: int) -> dict[str, int]:
-    """Return the tokens of each message, with an equal share of the template's own tokens; their sum is `prompt`."""
+    """Return the tokens of each message by id, including an equal share of the template's own tokens.
+
+    `messages`: message ids.
+    `contents`: tokens of each message's text.
+    `prompt`: tokens of the whole prompt; the result has this sum.
+    """
     found = dict(zip(messages, contents, strict=True))
     if found:
         # Text of the template is not part of any message, so all messages share it equally.
@@ -143,15 +160,19 @@ def tokens_of(messages: Iterable[str], contents: Iterable[int], prompt: int) -> 
 
 
 def use_of(used: int, system: int, attachments: int, reserve: int, n_ctx: int) -> ContextUse:
-    """Return the use by part. `used`: tokens of the prompt by the real template. `system`, `attachments`: of these
-    texts alone, without messages that are left out. The reserve ends with the context."""
+    """Return the tokens of the prompt by part.
+
+    `used`: tokens of the prompt with its chat template.
+    `system`, `attachments`: tokens of these texts alone, without messages that are left out.
+    `reserve`: tokens for the answer; limited to what the prompt leaves free.
+    """
     system = min(system, used)
     attachments = min(attachments, used - system)
     return ContextUse(system, used - system - attachments, attachments, max(0, min(reserve, n_ctx - used)), n_ctx)
 
 
 def turns_of(path: Sequence[Message]) -> tuple[tuple[Message, ...], ...]:
-    """Return each question with its answers; messages before the first question are a turn of their own."""
+    """Return the turns of a path: each question with its answers. Messages before the first question are one turn."""
     turns: list[list[Message]] = []
     for message in path:
         if message.role == "user" or not turns:
@@ -167,8 +188,13 @@ def choose(
     policy: Overflow = "drop",
     already: Collection[str] = (),
 ) -> Fit:
-    """Decide which messages are part of the prompt. `tokens`: by message, see `tokens_of`. `room`: tokens that a prompt
-    may have, without the reserve. `already`: messages that were left out before."""
+    """Decide which messages of a path the prompt contains.
+
+    `tokens`: tokens by message id, from `tokens_of`.
+    `room`: most tokens of the messages, without the answer's reserve.
+    `policy`: what to do if they do not fit: drop turns, ask a person, or stop.
+    `already`: ids of messages that earlier decisions left out.
+    """
     # Turns that were left out before stay out; they are not counted again.
     turns = [turn for turn in turns_of(path) if not all(message.id in already for message in turn)]
     shown_before = {message.id for turn in turns for message in turn}
@@ -195,7 +221,7 @@ def choose(
 
 
 def stays(turn: Sequence[Message]) -> bool:
-    """Return whether a turn is never left out."""
+    """Return whether a turn always stays in the prompt: it has a pinned message or a system message."""
     return any(message.pinned or message.role == "system" for message in turn)
 
 
@@ -219,15 +245,19 @@ def _fit(
 
 
 def cut_of_path(path: Sequence[Message], n_ctx: int | None) -> Cut | None:
-    """Return the cut of the last answer; None if there is none, or if it does not apply to a context of `n_ctx` tokens
-    (None: not known)."""
+    """Return the cut (turns left out of the prompt) of a path's last answer.
+
+    None: there is no such cut, or it does not apply to a context of `n_ctx` tokens (None: size unknown).
+    """
     last = next((message for message in reversed(path) if message.role == "assistant"), None)
     return None if last is None or not _holds(last.cut, n_ctx) else last.cut
 
 
 def cut_of_answer(tree: MessageTree, answer: str, n_ctx: int | None) -> Cut | None:
-    """Return the cut that an answer begins with: its own, else that of its newest version with one, else that of the
-    answer before it."""
+    """Return the cut (turns left out of the prompt) with which an answer begins.
+
+    This is its own cut, else that of its newest version with a cut, else that of the answer before it.
+    """
     return next(
         (message.cut for message in _versions(tree, answer) if _holds(message.cut, n_ctx)),
         cut_of_path(tree.path_to(tree.messages[answer].parent), n_ctx),
@@ -235,13 +265,17 @@ def cut_of_answer(tree: MessageTree, answer: str, n_ctx: int | None) -> Cut | No
 
 
 def left_out_of(path: Sequence[Message], cut: Cut | None) -> frozenset[str]:
-    """Return the messages of a path that a cut leaves out of the prompt."""
+    """Return the ids of the messages of a path that a cut leaves out of the prompt."""
     place = next((place for place, message in enumerate(path) if cut is not None and message.id == cut.first), 0)
     return frozenset(message.id for turn in turns_of(path[:place]) if not stays(turn) for message in turn)
 
 
 def cut_that_leaves_out(path: Sequence[Message], left_out: Collection[str], n_ctx: int) -> Cut | None:
-    """Return the cut that leaves these messages out of a path; the last turn is not among them."""
+    """Return the cut (a stored decision) that leaves these messages out of the prompt; None if there are none.
+
+    The last turn must not be left out.
+    """
+    # A cut names the first message after those that are left out.
     places = [place for place, message in enumerate(path) if message.id in left_out]
     return Cut(path[places[-1] + 1].id, n_ctx) if places else None
 

@@ -1,4 +1,4 @@
-"""A conversation without its messages: title and folder for the list, and its settings."""
+"""A conversation without its messages: its title and folder, and its settings."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ TITLE_CHARACTERS = 60
 
 
 class Conversation(msgspec.Struct, frozen=True, kw_only=True):
-    """A conversation. Times are milliseconds since 1970 (UTC).
+    """A conversation without its messages. Times are milliseconds since 1970 (UTC).
 
-    `folder`: the name of its folder; empty: none.
-    `leaf`: the id of the last shown message; None: there are no messages.
-    `system`: its own system prompt; empty: that of the preset, if any.
-    `preset`: the name of its preset; empty: none.
+    `folder`: name of its folder in the list; empty: none.
+    `leaf`: id of the last shown message; None: there are no messages.
+    `system`: its own system prompt; empty: the prompt of the preset, if any.
+    `preset`: name of its preset; empty: none.
     `settings`: its own sampling settings, by the names of `SamplingSettings`.
-    `template`: a chat template instead of the model's; empty: none.
-    `tools`: definitions of the tools that the model may call, a JSON list as OpenAI has it; empty: none. It is kept
-    as it was typed, with its faults.
-    `draft`: text that was typed and not sent.
-    `results`: typed results of calls that were not sent, by `result_key`.
-    `forked_from`: the id of the conversation that it was branched from.
-    `deleted_ms`: the time of its deletion, until it is purged.
+    `template`: a chat template instead of the model's; empty: the model's.
+    `tools`: definitions of the tools that the model may call, as an OpenAI JSON list; empty: none. The text is stored
+    as typed, even with errors.
+    `draft`: typed text that was not sent.
+    `results`: typed tool results that were not sent, by `result_key`.
+    `forked_from`: id of the conversation from which it was branched; None: none.
+    `deleted_ms`: time of its deletion, until it is purged; None: not deleted.
     """
 
     id: str
@@ -46,16 +46,21 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def result_key(message: str, call: str) -> str:
-    """Return the key of the typed result of a call; `message`: the id of the answer."""
+    """Return the key of a typed tool result in `Conversation.results`.
+
+    `message`: id of the answer. `call`: id of the call.
+    """
     return f"{message}/{call}"
 
 
 class Hit(msgspec.Struct, frozen=True, kw_only=True):
-    """A match of a search.
+    """A match of a text search in the conversations.
 
-    `message`: the id of the message; None: the match is in the title. `tree.select` shows its branch.
+    `conversation`, `title`: id and title of the conversation.
+    `message`: id of the message; None: the match is in the title. `tree.select` shows its branch.
     `snippet`: text around the match, on one line.
-    `begin`, `end`: place of the match in the snippet.
+    `begin`, `end`: character range of the match in the snippet.
+    `created_ms`: time of the message or, for a title, of the conversation's last change.
     """
 
     conversation: str
@@ -68,11 +73,13 @@ class Hit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def title_of(text: str) -> str:
-    """Return a title for a conversation that begins with `text`: its first line, without control characters."""
+    """Return a title from the first line of `text`, shortened and without control characters."""
     line = escape(" ".join(text.strip().split("\n", 1)[0].split()))
     return line if len(line) <= TITLE_CHARACTERS else f"{line[: TITLE_CHARACTERS - 1].rstrip()}…"
 
 
 def title_of_message(message: Message) -> str:
-    """Return a title for a conversation that begins with `message`: from its text, else the name of its first file."""
+    """Return a title for a conversation that begins with `message`, from its text or else its first
+    attachment's name.
+    """
     return title_of(message.content) or next((show(each.name) for each in message.attachments), "")

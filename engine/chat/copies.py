@@ -1,8 +1,8 @@
 """Copies of the conversation database, made in the background while it is in use.
 
-A copy is made with SQLite's backup call while something has changed: at most every ten minutes, and when the database
-is closed. A copy gets its name only after `PRAGMA quick_check` has found it sound. The last three copies and the last
-one of each of the last three days are kept, in the folder `chats-copies` beside `chats.sqlite3`.
+If the database has changed, it is copied with SQLite's backup API: at most every ten minutes, and when the database is
+closed. A copy gets its final name only after `PRAGMA quick_check` has passed. The last three copies and the last one of
+each of the last three days are kept, in the folder `chats-copies` beside `chats.sqlite3`.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from engine.chat.schema import VERSION, version_of
 
 INTERVAL_SECONDS = 600.0
 FIRST_LOOK_SECONDS = 60.0
-"""Delay of the first look after opening, so that it does not compete with the start of the window."""
+"""Seconds from opening the database to the first check for changes, so that it does not delay the window's start."""
 KEPT_LAST = 3
 KEPT_DAYS = 3
 RESERVE_BYTES = 64 * MIB
-"""Free space that a copy leaves on the disk, for the database itself."""
+"""Free space in bytes that a copy leaves on the disk, for the database itself."""
 _ABANDONED_SECONDS = 3600.0
-"""Age from which an unfinished copy belongs to a process that was killed."""
+"""Age in seconds from which an unfinished copy is removed: it belongs to a process that was killed."""
 
 _log = logging.getLogger("layerdeck.chats")
 
@@ -46,7 +46,7 @@ class DatabaseCopies:
         self.folder = database.with_name(f"{database.stem}-copies")
 
     def paths(self) -> tuple[Path, ...]:
-        """Return all copies, the newest first."""
+        """Return the paths of all copies, newest first."""
         found = self.folder.glob(f"{self.database.stem}-*{self.database.suffix}")
         return tuple(sorted(filter(self._is_ours, found), reverse=True))
 
@@ -66,12 +66,12 @@ class DatabaseCopies:
         return False
 
     def make(self) -> None:
-        """Make a copy and remove the copies that are not kept any more.
+        """Make a copy, and remove the copies that need not be kept any more.
 
-        Writers go on meanwhile: in WAL mode a reader does not hold them up.
+        Other processes can write meanwhile: in WAL mode a reader does not block writers.
 
         Raises:
-            DamageFound: the database is not sound; there is no new copy.
+            DamageFound: the database is damaged; there is no new copy.
             ChatError: no copy can be written; nothing else has changed.
         """
         unfinished = self.folder / f".{os.getpid()}.tmp"
@@ -104,7 +104,7 @@ class DatabaseCopies:
             raise DamageFound(fault)
 
     def confirm(self) -> None:
-        """Note that the newest copy is current: closing the database touched its file, and changed no row."""
+        """Mark the newest copy as current, after closing the database changed its file's time but no row."""
         for newest in self.paths()[:1]:
             with suppress(OSError):
                 stamp = self._stamp()
@@ -115,7 +115,7 @@ class DatabaseCopies:
         return next(filter(_is_sound, self.paths()), None)
 
     def time_of(self, copy: Path) -> datetime:
-        """Return when a copy was made, in local time."""
+        """Return the local time at which a copy was made, from its file name."""
         words = copy.stem.removeprefix(f"{self.database.stem}-")
         return datetime.strptime(words, _TIME_FORMAT).replace(tzinfo=UTC).astimezone()
 
@@ -128,7 +128,9 @@ class DatabaseCopies:
         return self.folder / f"{self.database.stem}-{words}{self.database.suffix}"
 
     def _stamp(self) -> int:
-        """Return the time of the database's last change in ns: that of its write-ahead log, if it has any."""
+        """Return the time of the database's last change in ns: that of its write-ahead log if not empty, else of the
+        file.
+        """
         with suppress(OSError):
             log = Path(f"{self.database}-wal").stat()
             if log.st_size:
@@ -160,7 +162,7 @@ class DamageFound(Exception):
 class BackgroundCopies:
     """The thread that makes copies while a database is open.
 
-    `report` gets the errors of `DatabaseCopies.make` in that thread, the same sentence once.
+    `report`: called in that thread with errors of `DatabaseCopies.make`; not again while the sentence stays the same.
     """
 
     def __init__(self, copies: DatabaseCopies, report: Callable[[ChatError | DamageFound], None]) -> None:
@@ -172,7 +174,7 @@ class BackgroundCopies:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread; a copy that has begun is finished."""
+        """End the thread, after the copy that it is making."""
         self._stop.set()
         self._thread.join()
 
@@ -181,9 +183,10 @@ class BackgroundCopies:
         return self._copies.is_current()
 
     def make_last(self, *, is_current: bool) -> None:
-        """Make the copy after the database was closed; `is_current`: whether there was no change to copy before that.
+        """Make the last copy, after the database was closed.
 
-        Closing moves the write-ahead log into the file, whose time changes then.
+        `is_current`: whether the newest copy was current before closing. Closing moves the write-ahead log into the
+        database file, whose time then changes, so it cannot be checked any more.
         """
         if is_current:
             self._copies.confirm()
@@ -214,7 +217,10 @@ _TIME_FORMAT = "%Y%m%d-%H%M%S"
 
 
 def kept_of(newest_first: Sequence[Path]) -> set[Path]:
-    """Return the copies to keep: the last ones, and the last one of each of the last days that have any."""
+    """Return the copies to keep: the last `KEPT_LAST`, and the last one of each of the last `KEPT_DAYS` days.
+
+    Days without copies do not count.
+    """
     of_day: dict[str, Path] = {}
     for path in newest_first:
         of_day.setdefault(path.stem.rpartition("-")[0], path)
@@ -222,7 +228,7 @@ def kept_of(newest_first: Sequence[Path]) -> set[Path]:
 
 
 def _back_up(database: Path, target: Path) -> str:
-    """Copy a database into one file; return the reason if the copy is not sound, else an empty string."""
+    """Copy a database into one file; return a sentence on the damage if the copy is damaged, else an empty string."""
     with closing(sqlite3.connect(database)) as source, closing(sqlite3.connect(target, isolation_level=None)) as copy:
         source.execute("PRAGMA query_only = ON")
         copy.execute("PRAGMA synchronous = OFF")  # one fsync at the end is enough

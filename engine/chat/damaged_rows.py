@@ -1,4 +1,4 @@
-"""Rows that plain SQL can still read from a damaged conversation database, added to a sound copy of it."""
+"""Adds the rows that SQL can still read from a damaged conversation database to an undamaged copy of it."""
 
 from __future__ import annotations
 
@@ -14,22 +14,25 @@ from engine.base.json_file import UNREADABLE
 from engine.base.language import tr
 from engine.base.sqlite_file import FAULTS
 from engine.chat.message import ROLES, MessageState
-from engine.chat.schema import calls_of, details_of, settings_of
+from engine.chat.schema import calls_of, deltas_of, details_of, results_of, settings_of
 
 _TITLE_CHARACTERS = 60
 _TABLES = ("conversation", "message", "piece", "attachment")
 _MAX_GAP = 100_000
-"""Row numbers tried one by one between the ends of two scans; a damaged page may have any numbers."""
+"""Largest number of row numbers that are read one by one between the ends of two scans.
+
+It is limited because a damaged page may contain any number.
+"""
 Value = int | float | str | bytes | None
 Row = Mapping[str, Value]
 
 
 @dataclass(frozen=True, slots=True)
 class AddedRows:
-    """Messages that a recovery found in the damaged file.
+    """The messages that a recovery added from the damaged database.
 
-    `n_messages`: messages that the copy did not have or had in an earlier state.
-    `n_lost`: messages that the damaged file lists and neither file contains; None if its list cannot be read.
+    `n_messages`: number of messages that the copy did not have, or had in an earlier state.
+    `n_lost`: number of messages in the damaged file's index that neither file contains; None: the index cannot be read.
     """
 
     n_messages: int
@@ -37,7 +40,7 @@ class AddedRows:
 
 
 def add_readable_rows(damaged: Path, connection: sqlite3.Connection) -> AddedRows:
-    """Add the readable rows of a damaged database to a database of this version.
+    """Add the readable rows of a damaged database to an open, undamaged database of the current version.
 
     Raises:
         OSError, sqlite3.Error: the database cannot be written.
@@ -52,10 +55,10 @@ def add_readable_rows(damaged: Path, connection: sqlite3.Connection) -> AddedRow
         # SQLite reads ids from the index of ids alone: it is another part of the file than the rows.
         listed = {ident for (ident,) in source.execute("SELECT id FROM message ORDER BY id")}
     for row in found["conversation"]:
-        if _can_read(settings_of, row["settings"]) and _can_read(settings_of, row.get("results", "{}")):
-            _put(connection, "conversation", row, replaces=True)
-    added = sum(_add_message(connection, row) for row in found["message"])
-    _add_pieces(connection, found["piece"])
+        if _can_read(settings_of, row["settings"]):
+            _put(connection, "conversation", _or_empty(row, "results", results_of, "{}"), replaces=True)
+    added = sum(_add_message(connection, _or_empty(row, "calls", calls_of)) for row in found["message"])
+    _add_pieces(connection, tuple(_or_empty(row, "calls", deltas_of) for row in found["piece"]))
     for row in found["attachment"]:
         _put(connection, "attachment", row)
     for table in ("piece", "attachment"):
@@ -72,7 +75,10 @@ def add_readable_rows(damaged: Path, connection: sqlite3.Connection) -> AddedRow
 
 
 def _sound_rows(source: sqlite3.Connection, target: sqlite3.Connection, table: str) -> tuple[Row, ...]:
-    """Return the rows of a table that have its columns, and no text from a page of zeros."""
+    """Return the readable rows of a table that have valid columns, and no text with zero bytes (from a page of zeros).
+
+    `target`: the undamaged database, which has the columns.
+    """
     columns = target.execute(f"PRAGMA table_info ({table})").fetchall()
     known = {name for _, name, *_ in columns} | {"rowid"}
     of_first_version = {name for _, name, _, _, default, _ in columns if default is None}
@@ -85,9 +91,9 @@ def _sound_rows(source: sqlite3.Connection, target: sqlite3.Connection, table: s
 
 
 def _readable_rows(source: sqlite3.Connection, table: str) -> Iterator[Row]:
-    """Yield the rows of a table in their order, without those on pages that cannot be read.
+    """Yield the rows of a table by row number, except those on unreadable pages.
 
-    One damaged page ends a scan. So a second one begins at the other end, and rows between both are read one by one.
+    A damaged page ends a scan. Then a second scan begins at the other end, and the rows between both are read singly.
     """
     rows: dict[int, Row] = {}
     if not _scan(source, table, "ASC", rows):
@@ -103,7 +109,7 @@ def _readable_rows(source: sqlite3.Connection, table: str) -> Iterator[Row]:
 
 
 def _scan(source: sqlite3.Connection, table: str, order: str, rows: dict[int, Row]) -> bool:
-    """Read rows in the order of their numbers, until one was read before; return whether the scan met no damage."""
+    """Add rows to `rows` by row number, up to a row that it already has; return False if damage ended the scan."""
     try:
         for row in _select(source, table, f"ORDER BY rowid {order}"):
             number = row["rowid"]
@@ -129,11 +135,19 @@ def _can_read(read: Callable[[str], object], document: Value) -> bool:
         return False
 
 
+def _or_empty(row: Row, column: str, read: Callable[[str], object], empty: str = "") -> Row:
+    """Return a row without a document that cannot be read: the rest of it is worth keeping."""
+    return row if column not in row or _can_read(read, row[column]) else {**row, column: empty}
+
+
 # ---------------------------------------------------------------------- writing
 
 
 def _put(connection: sqlite3.Connection, table: str, row: Row, *, replaces: bool = False) -> int:
-    """Insert a row under a new number; return how many rows have changed."""
+    """Insert a row under a new row number; return the number of changed rows.
+
+    `replaces`: update a row with the same id.
+    """
     names = [name for name in row if name not in ("rowid", "number")]
     updates = ", ".join(f"{name} = excluded.{name}" for name in names if name != "id")
     conflict = f"ON CONFLICT (id) DO UPDATE SET {updates}" if replaces else "ON CONFLICT DO NOTHING"
@@ -145,13 +159,13 @@ def _put(connection: sqlite3.Connection, table: str, row: Row, *, replaces: bool
 
 
 def _add_message(connection: sqlite3.Connection, row: Row) -> int:
-    """Add a message, or the later state of one.
+    """Add a message, or the later state of an existing one; return the number of changed rows.
 
-    Text is only ever added to a message (an edit is a message of its own). So a text that does not begin with that of
-    the copy is damaged, and the copy's stays.
+    Messages only grow (an edit makes a new message). So a text that does not begin with the copy's text is damaged, and
+    the copy's text stays.
     """
     is_message = row["role"] in ROLES and row["state"] in get_args(MessageState)
-    if not is_message or not _can_read(details_of, row["details"]) or not _can_read(calls_of, row.get("calls", "")):
+    if not is_message or not _can_read(details_of, row["details"]):
         return 0
     kept = connection.execute(
         "SELECT content, reasoning, state, parent, pinned, details FROM message WHERE id = ?", (row["id"],)
@@ -168,7 +182,7 @@ def _add_message(connection: sqlite3.Connection, row: Row) -> int:
 
 
 def _add_pieces(connection: sqlite3.Connection, pieces: tuple[Row, ...]) -> None:
-    """Put the pieces of messages that are being written in the place of the copy's, unless some of them are lost."""
+    """Replace the copy's pieces of messages that are being written, unless the damaged file has fewer of them."""
     by_message: dict[Value, list[Row]] = {}
     for piece in pieces:
         by_message.setdefault(piece["message"], []).append(piece)
@@ -198,7 +212,7 @@ def _add_file(source: sqlite3.Connection, connection: sqlite3.Connection, sha256
 
 
 def _begin_lost_conversations(connection: sqlite3.Connection) -> None:
-    """Create conversations of which only messages could be read. The first question becomes the title."""
+    """Create the conversations that are lost but have messages. The first question becomes the title."""
     connection.execute(
         "INSERT INTO conversation (id, title, folder, pinned, system, preset, settings, template, draft, created_ms,"
         " updated_ms) SELECT conversation, coalesce((SELECT substr(trim(replace(content, char(10), ' ')), 1, ?)"
@@ -210,7 +224,7 @@ def _begin_lost_conversations(connection: sqlite3.Connection) -> None:
 
 
 def _fill_holes(connection: sqlite3.Connection) -> None:
-    """Add a message for each lost one that has followers: chat templates expect alternating roles."""
+    """Add a substitute for each lost message that others follow, because chat templates expect alternating roles."""
     orphans = connection.execute(
         "SELECT conversation, place, parent, role, created_ms FROM message"
         " WHERE parent IS NOT NULL AND parent NOT IN (SELECT id FROM message) ORDER BY place, number"

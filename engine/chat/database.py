@@ -1,10 +1,10 @@
-"""Opening the conversation database: a damaged one is recovered, one of a newer version is set aside."""
+"""Opens the conversation database. A damaged one is recovered, and one of a newer version is renamed."""
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
@@ -15,20 +15,22 @@ from engine.base.language import tr
 from engine.base.sqlite_file import FAULTS, connect_read_only, is_damage, put_aside
 from engine.base.texts import one_line
 from engine.chat.recovery import damage_record, finish_recovery, recover
-from engine.chat.schema import VERSION, upgrade, version_of
+from engine.chat.schema import VERSION, calls_value, joined_calls, upgrade, version_of
 
 BUSY_SECONDS = 10.0
-"""Longest wait for a writer in another process: window and command line may write to the database together."""
+"""Longest wait in seconds for a writer in another process, as window and command line may write at the same time."""
 CHECKED_WHOLE_BYTES = 32 << 20
 """Databases up to this size are checked at each start, which takes about 1 ms per MB. In larger ones damage is found
 when a damaged page is read."""
 
 
 def open_database(path: Path) -> tuple[sqlite3.Connection, str]:
-    """Return the writing connection, and a sentence to show if the old database had to be set aside, else "".
+    """Return the connection for writing, and a sentence for people if the old database was recovered or renamed.
+
+    The sentence is empty if neither was necessary.
 
     Raises:
-        ChatError: no database can be opened or created there.
+        ChatError: no database can be opened or created at `path`.
     """
     notice = ""
     try:
@@ -55,10 +57,10 @@ def open_database(path: Path) -> tuple[sqlite3.Connection, str]:
 
 
 def open_read_only(path: Path) -> sqlite3.Connection:
-    """Return a connection that only reads, for a database that cannot be written.
+    """Return a read-only connection to a conversation database that cannot be written.
 
     Raises:
-        ChatError: it cannot be read, or is of another version.
+        ChatError: the database cannot be read, or has another version.
     """
     try:
         connection = connect_read_only(path)
@@ -80,7 +82,10 @@ def open_read_only(path: Path) -> sqlite3.Connection:
 
 
 def our_name() -> str:
-    """Return an id of this process for messages that it writes: process id and start time, since ids are reused."""
+    """Return the id of this process for messages that it writes: process id and start time.
+
+    The start time is needed because process ids are reused.
+    """
     process = psutil.Process()
     return f"{process.pid}:{process.create_time():.2f}"
 
@@ -95,7 +100,7 @@ def is_alive(writer: str) -> bool:
 
 
 def _open(path: Path) -> sqlite3.Connection:
-    """Return a connection to an upgraded database, in which messages of ended processes are complete."""
+    """Return a connection to the database, after upgrading it and completing the messages of ended processes."""
     if not path.exists():
         path.touch(mode=0o600)  # conversations are private
     connection = _connect(path)
@@ -118,14 +123,17 @@ def _mend(connection: sqlite3.Connection) -> None:
     connection.execute("BEGIN IMMEDIATE")
     for message in left:
         pieces = connection.execute(
-            "SELECT content, reasoning FROM piece WHERE message = ? ORDER BY number", (message,)
+            "SELECT content, reasoning, calls FROM piece WHERE message = ? ORDER BY number", (message,)
         ).fetchall()
-        content, reasoning = connection.execute(
-            "SELECT content, reasoning FROM message WHERE id = ?", (message,)
+        content, reasoning, calls = connection.execute(
+            "SELECT content, reasoning, calls FROM message WHERE id = ?", (message,)
         ).fetchone()
+        with suppress(TypeError, ValueError):  # A damaged page may have any text; what cannot be read stays as it is.
+            calls = calls_value(joined_calls(calls, (piece[2] for piece in pieces)))
         connection.execute(
-            "UPDATE message SET content = ?, reasoning = ?, state = 'interrupted', writer = NULL WHERE id = ?",
-            (content + "".join(p[0] for p in pieces), reasoning + "".join(p[1] for p in pieces), message),
+            "UPDATE message SET content = ?, reasoning = ?, calls = ?, state = 'interrupted', writer = NULL"
+            " WHERE id = ?",
+            (content + "".join(p[0] for p in pieces), reasoning + "".join(p[1] for p in pieces), calls, message),
         )
         connection.execute("DELETE FROM piece WHERE message = ?", (message,))
     connection.execute("COMMIT")
@@ -156,7 +164,7 @@ def _newer(path: Path) -> str:
 
 
 def _damage(path: Path) -> str:
-    """Return how an existing database is damaged; empty if no damage is known."""
+    """Return the reason if an existing database is damaged; empty if no damage is found."""
     try:
         with _looking(path) as connection:
             if path.exists() and path.stat().st_size <= CHECKED_WHOLE_BYTES:
@@ -177,7 +185,7 @@ def _damage(path: Path) -> str:
 
 @contextmanager
 def _looking(path: Path) -> Iterator[sqlite3.Connection]:
-    """Provide a connection to an existing database, or to an empty one in memory if there is none."""
+    """Provide a connection to an existing database, or to an empty one in memory if the file is missing or empty."""
     place = path if path.exists() and path.stat().st_size else ":memory:"
     with closing(sqlite3.connect(place, timeout=BUSY_SECONDS, isolation_level=None)) as connection:
         yield connection

@@ -1,4 +1,4 @@
-"""Conversations as documents: a web page of the shown branch, and Layerdeck's JSON with all branches."""
+"""Exports conversations: a web page of the shown branch, Layerdeck's JSON with all branches, and OpenAI's messages."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _STYLE = (
 
 
 def as_html(conversation: Conversation, messages: Sequence[Message], files: Mapping[str, bytes] | None = None) -> str:
-    """Return messages as one page that needs nothing else and runs nothing: all text in it is escaped.
+    """Return messages as one HTML page without external resources and scripts; all text in it is escaped.
 
-    `files`: bytes of attachments by their SHA-256. Images among them are part of the page.
+    `files`: bytes of attachments by SHA-256. The page contains the images among them.
     """
     title = html.escape(one_line(conversation.title) or "Conversation")
     parts = [
@@ -66,7 +66,7 @@ def as_html(conversation: Conversation, messages: Sequence[Message], files: Mapp
 def as_json(
     conversations: Sequence[tuple[Conversation, MessageTree]], files: Mapping[str, bytes] | None = None
 ) -> bytes:
-    """Return conversations with all branches as our own document; `files`: bytes of attachments by their SHA-256."""
+    """Return conversations with all branches as Layerdeck's JSON document. `files`: bytes of attachments by SHA-256."""
     # The format and its version come first, so that readers can refuse early.
     document = {
         "format": FORMAT,
@@ -86,9 +86,9 @@ def as_json(
 
 
 def as_openai(conversation: Conversation, messages: Sequence[Message]) -> bytes:
-    """Return messages as a request to OpenAI's API has them, with the tools of the conversation.
+    """Return messages and tools as the JSON of a request to OpenAI's API.
 
-    Attachments that are text are part of it; images and sounds, thoughts and settings are not.
+    The text of attachments is included; images, sounds, thoughts and settings are not.
     """
     shown = [*([{"role": "system", "content": conversation.system}] if conversation.system else [])]
     document: dict[str, object] = {"messages": [*shown, *map(openai_message, messages)]}
@@ -99,7 +99,7 @@ def as_openai(conversation: Conversation, messages: Sequence[Message]) -> bytes:
 
 
 def openai_message(message: Message) -> dict[str, object]:
-    """Return a message in OpenAI's form."""
+    """Return a message as OpenAI's JSON object."""
     document: dict[str, object] = {"role": message.role, "content": message_text(message)}
     if message.calls:
         document["tool_calls"] = openai_calls(message.calls)
@@ -109,7 +109,7 @@ def openai_message(message: Message) -> dict[str, object]:
 
 
 def openai_calls(calls: Sequence[ToolCall]) -> list[dict[str, object]]:
-    """Return calls in OpenAI's form."""
+    """Return tool calls as OpenAI's JSON list."""
     return [
         {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
         for call in calls
@@ -117,12 +117,12 @@ def openai_calls(calls: Sequence[ToolCall]) -> list[dict[str, object]]:
 
 
 def copied_text(message: Message) -> str:
-    """Return a message as Markdown for the clipboard, with its calls."""
+    """Return a message with its tool calls as Markdown for the clipboard."""
     return "\n\n".join(filter(None, (message.content, *map(call_block, message.calls))))
 
 
 def call_block(call: ToolCall) -> str:
-    """Return a call as Markdown."""
+    """Return a tool call as a Markdown code block with its name."""
     return f"Call of {one_line(call.name)}\n{fenced(pretty_arguments(call), 'json')}"
 
 
@@ -139,7 +139,7 @@ def data_url(attachment: Attachment, files: Mapping[str, bytes] | None) -> str:
 
 
 def heading(message: Message) -> str:
-    """Return the heading of a message: who wrote it, and when (UTC)."""
+    """Return the heading of a message: author, model and time (UTC)."""
     words = [_NAMES[message.role]]
     if message.model:
         words.append(f"({one_line(message.model)})")

@@ -25,21 +25,26 @@ SECONDS = 600.0
 
 
 class ImportFile(Job, frozen=True, tag="import_file", kw_only=True):
-    """Import the conversations of a file. Paths are bytes, since file names need not be valid UTF-8."""
+    """The request to import a file's conversations.
+
+    `database`, `file`: paths as bytes, which need not be valid UTF-8.
+    """
 
     database: bytes
     file: bytes
 
 
 class FileImported(Message, frozen=True, tag="file_imported", kw_only=True):
-    """The new conversations; or `fault`, the reason why there are none."""
+    """The imported conversations. `fault`: a sentence on why there are none; empty if the import succeeded."""
 
     conversations: tuple[Conversation, ...] = ()
     fault: str = ""
 
 
 def import_file(database: Path, path: Path, cancelled: Callable[[], bool] | None = None) -> tuple[Conversation, ...]:
-    """Import the conversations of a file in a child process, and return them.
+    """Import the conversations of a file in a child process, and return them. Blocks until it ends.
+
+    `cancelled`: returns whether to stop.
 
     Raises:
         ChatError: the file cannot be imported; the sentence names it.
@@ -55,7 +60,7 @@ def import_file(database: Path, path: Path, cancelled: Callable[[], bool] | None
 
 
 def main() -> None:
-    """Answer requests until the parent ends the process."""
+    """Run the child process: answer requests until the parent ends it."""
     run_child(ImportFile, _limits, lambda request, send: send(_imported(request)))
 
 

@@ -36,18 +36,18 @@ MAX_BYTES = 256 << 20
 MAX_CONVERSATIONS = 20_000
 MAX_MESSAGES = 1_000_000
 MAX_CALLS = 1000
-"""Limit for the calls of one message."""
+"""Largest number of tool calls of one message."""
 MAX_LABEL_CHARACTERS = 500
-"""Limit for titles, folders, and names of models, presets and files."""
+"""Largest number of characters in titles, folders, and names of models, presets and files."""
 _TOO_LATE_MS = 1 << 52
 _IMAGE_EXTRAS = ("IMAGE", "imageFile")
-"""Names of the web UI for an attached image, now and in earlier versions."""
+"""Types of an attached image in the web UI's JSON, now and in earlier versions."""
 _SOUND_EXTRAS = ("AUDIO", "audioFile")
 
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """A conversation with its messages, and the bytes of its attachments by their SHA-256."""
+    """An imported conversation. `tree`: its messages. `files`: bytes of its attachments by SHA-256."""
 
     conversation: Conversation
     tree: MessageTree
@@ -71,7 +71,10 @@ def read_conversations(path: Path) -> tuple[Imported, ...]:
 
 
 def parse_conversations(data: bytes, *, source: str) -> tuple[Imported, ...]:
-    """Return the conversations of a document; raises as `read_conversations` does."""
+    """Return the conversations in a document; raises as `read_conversations` does.
+
+    `source`: file name for error messages.
+    """
     if len(data) > MAX_BYTES:
         raise ChatError(
             tr("{source} is larger than {max_bytes} MiB; split the file.", source=source, max_bytes=MAX_BYTES >> 20)
@@ -142,7 +145,7 @@ def _from_document(document: object) -> Iterator[Imported]:
 
 
 def _from_openai(request: Mapping[str, Any]) -> Imported:
-    """Return a conversation of a request to OpenAI's API: its messages, and its tools."""
+    """Return the conversation in a request to OpenAI's API, with its tools."""
     messages: list[Message] = []
     for record in map(_dict, _limited(_list(request["messages"]), MAX_MESSAGES)):
         role = record.get("role")
@@ -205,7 +208,7 @@ def _role(role: object) -> Role:
 
 
 def _tools(text: str) -> str:
-    """Return the tools of an imported conversation; a text that is too long to be shown is refused."""
+    """Return the tool definitions of an imported conversation; refuse a text of more than `MAX_CHARACTERS`."""
     if len(text) > MAX_CHARACTERS:
         _refuse(tr("its tools have more than {most} characters", most=MAX_CHARACTERS))
     return text
@@ -343,7 +346,7 @@ def _llama_conversation(session: Mapping[str, Any], items: Sequence[Any]) -> Imp
 
 
 def _llama_message(record: Mapping[str, Any], roots: Mapping[str, Any], files: dict[str, bytes]) -> Message:
-    """Return a message, and add the bytes of its images and sounds to `files`."""
+    """Return a message of the web UI's JSON, and add the bytes of its images and sounds to `files`."""
     parent = record.get("parent")
     attachments = []
     for extra in record.get("extra") or ():
@@ -381,7 +384,7 @@ def _llama_message(record: Mapping[str, Any], roots: Mapping[str, Any], files: d
 
 
 def _llama_image(extra: Mapping[str, Any], files: dict[str, bytes]) -> Attachment:
-    """Return an image. Its size in pixels is not in the file, so it is decoded, which takes a moment."""
+    """Return an attached image. It is decoded, which takes a moment, because the JSON lacks its size in pixels."""
     _, _, encoded = _text(extra.get("base64Url")).partition(";base64,")
     try:
         found = as_attachment(base64.b64decode(encoded, validate=True), str(extra.get("name") or "image"))
@@ -392,7 +395,7 @@ def _llama_image(extra: Mapping[str, Any], files: dict[str, bytes]) -> Attachmen
 
 
 def _llama_sound(extra: Mapping[str, Any], files: dict[str, bytes]) -> Attachment:
-    """Return a sound. Its length is not in the file, so it is decoded."""
+    """Return an attached sound. It is decoded, which takes a moment, because the JSON lacks its length."""
     try:
         found = as_attachment(
             base64.b64decode(_text(extra.get("base64Data")), validate=True), str(extra.get("name") or "sound")
@@ -407,7 +410,10 @@ def _llama_sound(extra: Mapping[str, Any], files: dict[str, bytes]) -> Attachmen
 
 
 def _renamed(messages: Sequence[Message], leaf: object) -> MessageTree:
-    """Return a tree with new ids, short labels, and no message in state `writing`."""
+    """Return the messages as a tree with new ids and shortened labels.
+
+    Messages in state `writing` become `interrupted`.
+    """
     # The file may have missing parents or circles: a mended tree has neither.
     tree = mended_tree(messages, leaf if isinstance(leaf, str) else None)
     ids = {message: new_id() for message in tree.messages}
@@ -439,7 +445,7 @@ def _renamed(messages: Sequence[Message], leaf: object) -> MessageTree:
 
 
 def _with_ids(calls: Sequence[ToolCall]) -> Iterator[ToolCall]:
-    """Yield calls with an id of its own for each, which their results need."""
+    """Yield the calls, each with a unique id, which its result refers to."""
     seen: set[str] = set()
     for call in _limited(calls, MAX_CALLS):
         ident = new_call_id() if not call.id or call.id in seen else call.id
@@ -448,9 +454,9 @@ def _with_ids(calls: Sequence[ToolCall]) -> Iterator[ToolCall]:
 
 
 def _without_system(tree: MessageTree) -> tuple[str, MessageTree]:
-    """Return the system prompt and the tree without it, if the only root is a system message.
+    """Return the system prompt, and the tree without it, if the only root is a system message; else "" and the tree.
 
-    As a message it would be part of the prompt, but people could neither see nor change it.
+    As a message the system prompt would be part of the prompt, but people could neither see nor change it.
     """
     beginnings = tree.children.get(None, ())
     first = tree.messages[beginnings[0]] if len(beginnings) == 1 else None

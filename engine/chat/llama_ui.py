@@ -1,4 +1,4 @@
-"""Conversations in the export format of llama.cpp's web UI: JSON lines, one for a conversation and each message.
+"""Exports conversations for llama.cpp's web UI: JSON lines, one for each conversation and each message.
 
 The format is that of tools/ui in llama.cpp (conversation-transfer.service.ts, database.d.ts). Each tree begins with a
 message of type `root`; the system prompt is a message below it.
@@ -78,7 +78,7 @@ def _lines(
 
 
 def _extra(attachment: Attachment, files: Mapping[str, bytes] | None) -> dict[str, object]:
-    """Return an attachment in the format of the web UI; empty if it has none for this kind of file."""
+    """Return an attachment as the web UI's JSON object; empty if the web UI has no type for this kind of file."""
     if address := data_address(attachment, files):
         return {"type": "IMAGE", "name": attachment.name, "base64Url": address}
     data = (files or {}).get(attachment.sha256)

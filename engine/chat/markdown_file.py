@@ -1,9 +1,9 @@
-"""A conversation as a Markdown file, and back: the messages of the shown branch.
+"""Writes a conversation as a Markdown file, and reads it back: the messages of the shown branch.
 
 People and other programs read the file as plain Markdown. Below each heading an HTML comment, which Markdown viewers
-hide, has the values of that message that its text does not show. All comments begin with one key that occurs nowhere
-else in the file. So text that looks like a heading or a comment of ours is taken for what it is, and the text of a
-message may be edited by hand. Only the probabilities of tokens (`Message.choices`) are not written.
+hide, has the fields of the message that its text does not show. All these comments begin with one key that occurs
+nowhere else in the file. So text that looks like our headings or comments stays text, and people may edit the text of a
+message by hand. Only the probabilities of tokens (`Message.choices`) are not written.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _FIRST = re.compile(r"^<!-- layerdeck-conversation (\d+) ([0-9a-f]+) (\{.*\}) --
 SOUND_TYPES = frozenset(MIMES.values())
 _SYSTEM = {"part": "system"}
 _HIDDEN_OF_CHAT = ("id", "system", "leaf", "draft", "results", "forked_from", "deleted_ms")
-"""Fields of a conversation that its comment leaves out: they are in the text, or say nothing in another database."""
+"""Fields of a conversation that its comment leaves out: the text has them, or another database cannot use them."""
 _HIDDEN_OF_MESSAGE = ("parent", "content", "reasoning", "choices")
 
 
 @dataclass(frozen=True, slots=True)
 class MarkdownConversation:
-    """A conversation that was read from Markdown. `files`: bytes of attachments by their SHA-256."""
+    """A conversation read from a Markdown file. `files`: bytes of its attachments by SHA-256."""
 
     conversation: Conversation
     messages: tuple[Message, ...]
@@ -48,9 +48,9 @@ class MarkdownConversation:
 def as_markdown(
     conversation: Conversation, messages: Sequence[Message], files: Mapping[str, bytes] | None = None
 ) -> str:
-    """Return messages as Markdown, which `read_markdown` reads again.
+    """Return messages as a Markdown file that `read_markdown` can read.
 
-    `files`: bytes of attachments by their SHA-256. Images and sounds among them are part of the text.
+    `files`: bytes of attachments by SHA-256. Images and sounds among them become data URLs in the text.
     """
     parts = _parts(conversation, messages, files)
     # The key marks our comments; text of a message that looks like one has another key.
@@ -115,7 +115,7 @@ def read_markdown(text: str) -> MarkdownConversation:
 def _parts(
     conversation: Conversation, messages: Sequence[Message], files: Mapping[str, bytes] | None
 ) -> list[tuple[str, dict[str, Any], str]]:
-    """Return heading, values and text of each part."""
+    """Return heading, hidden fields and text of each part: the system prompt, then each message."""
     parts: list[tuple[str, dict[str, Any], str]] = []
     if conversation.system:
         parts.append(("System", dict(_SYSTEM), conversation.system))
@@ -142,7 +142,7 @@ def _parts(
 
 
 def _attached(attachment: Attachment, files: Mapping[str, bytes] | None) -> str:
-    """Return an attachment as a block: an image, a sound as a link, the text of another file between fences."""
+    """Return an attachment as Markdown: an image, a link for a sound, or a code block for text."""
     name = _bracketed(one_line(attachment.name))
     if address := data_address(attachment, files):
         return f"![{name}]({address})"
@@ -186,12 +186,15 @@ def _bracketed(text: str) -> str:
 
 
 def _with_line_feeds(text: str) -> str:
-    """Return a file that an editor on Windows has saved with the line ends that `as_markdown` writes."""
+    """Return a file's text with LF line ends, even if an editor on Windows has saved it with CRLF."""
     return text.replace("\r\n", "\n") if text[: text.find("\n")].endswith("\r") else text
 
 
 def _read_message(values: dict[str, Any], part: str, parent: str | None) -> tuple[Message, dict[str, bytes]]:
-    """Return a message and the bytes of its attachments. `part`: the text below its comment."""
+    """Return a message, and the bytes of its attachments by SHA-256.
+
+    `values`: fields from its comment. `part`: the text below the comment. `parent`: id of the message before it.
+    """
     quoted = _count(values.pop("reasoning_lines", 0))
     lines = part.split("\n")
     files: dict[str, bytes] = {}
@@ -221,9 +224,9 @@ def _count(value: object) -> int:
 
 
 def _take_attached(lines: list[str], count: int, sha256: object, files: dict[str, bytes]) -> str:
-    """Remove the block of an attachment from the beginning of `lines`; return its text, and put its bytes in `files`.
+    """Remove the block of an attachment from the beginning of `lines`, and return its text.
 
-    `count`: lines of the text.
+    `count`: number of lines of the text. `sha256`: checksum of the attachment. Its bytes are added to `files`.
     """
     if not lines or not re.match(r"!\[|\[?Attached: ", lines[0]):
         return ""  # removed by hand

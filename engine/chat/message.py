@@ -1,4 +1,4 @@
-"""Messages of conversations with attachments and timings. Fields `..._ms` of time are milliseconds since 1970 (UTC)."""
+"""Messages of conversations with attachments and timings. Times in `..._ms` are milliseconds since 1970 (UTC)."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ Role = Literal["system", "user", "assistant", "tool"]
 ROLES: tuple[Role, ...] = ("system", "user", "assistant", "tool")
 MessageState = Literal["done", "writing", "stopped", "interrupted", "failed"]
 """`done`: complete. `writing`: more text is to come. `stopped`: by a person. `interrupted`: the program or the model's
-process ended during the answer. `failed`: with an error, which is in `note`. Text so far is kept in each case."""
+process ended during the answer. `failed`: with the error in `note`. The text so far is kept in each state.
+"""
 MAX_CHOICES = 2048
-"""Most tokens of a message whose alternatives are stored: each takes some hundred bytes."""
+"""Largest number of a message's tokens that are stored with their alternatives; each takes some hundred bytes."""
 AttachmentKind = Literal["text", "pdf", "image", "audio"]
 
 
@@ -32,8 +33,12 @@ def now_ms() -> int:
 
 
 class Timings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Token counts and times of an answer. `cached_tokens`: prompt tokens found in the KV cache. Times may be None:
-    unknown."""
+    """Token counts and times of an answer. A time is None if it is unknown.
+
+    `cached_tokens`: prompt tokens that were in the KV cache.
+    `thinking_tokens`: generated tokens of the thought.
+    `first_token_seconds`: time from the request to the first token.
+    """
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -46,7 +51,7 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def prompt_tokens_per_second(self) -> float | None:
-        """Speed of reading the prompt tokens that were not cached."""
+        """Prompt tokens per second, without those from the cache; None: unknown."""
         return _speed(self.prompt_tokens - self.cached_tokens, self.prompt_seconds)
 
     @property
@@ -54,7 +59,10 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return _speed(self.generated_tokens, self.generation_seconds)
 
     def after(self, earlier: Timings | None) -> Timings:
-        """Return the sum with the timings of the answer that this one continues. The prompt is that of the earlier."""
+        """Return the timings of a continued answer: the prompt of `earlier`, and the sum of both generations.
+
+        `earlier`: timings of the part that this answer continues; None: it continues nothing.
+        """
         if earlier is None:
             return self
         first = earlier.first_token_seconds
@@ -69,10 +77,10 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Attachment(msgspec.Struct, frozen=True, kw_only=True):
-    """A file that belongs to a message.
+    """A file attached to a message.
 
-    `sha256`: the key of its bytes in the database.
-    `text`: the text that the model reads of it; empty for images and sounds.
+    `sha256`: key of its bytes in the database.
+    `text`: its text for the model; empty for images and sounds.
     `width_px`, `height_px`: size of an image as the model sees it; 0 for other files.
     `length_ms`: length of a sound; 0 for other files.
     """
@@ -90,8 +98,10 @@ class Attachment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cut(msgspec.Struct, frozen=True):
-    """The part of a conversation that a full context of `n_ctx` tokens leaves out: all turns before the message
-    `first`, except pinned ones."""
+    """The turns that a full context leaves out of the prompt: all before the message `first`, except pinned ones.
+
+    `n_ctx`: size in tokens of that context.
+    """
 
     first: str
     n_ctx: int
@@ -100,19 +110,20 @@ class Cut(msgspec.Struct, frozen=True):
 class Message(msgspec.Struct, frozen=True, kw_only=True):
     """A message of a conversation. Messages with the same parent are versions of each other.
 
-    `parent`: the id of the message before it; None for a root.
-    `pinned`: its turn stays in the prompt when old turns are dropped.
-    `call_id`: of a message with role "tool": the call whose result it is.
-    The other fields are those of answers:
+    `parent`: id of the message before it; None: a first message.
+    `pinned`: whether its turn stays in the prompt when old turns are dropped.
+    `call_id`: id of the call whose result it is; empty unless the role is "tool".
+
+    The other fields are used by answers:
     `reasoning`: the thought before `content`.
-    `model`, `model_identity`: name of the model, and a digest that tells it from others.
+    `model`, `model_identity`: name of the model, and a digest that identifies it.
     `layout`: devices with their layers, as text.
-    `settings`: sampling settings that are not defaults, by the names of `SamplingSettings`.
-    `stop_reason`: as in events.
-    `note`: a sentence on an error, or on dropped turns.
+    `settings`: sampling settings that differ from the defaults, by the names of `SamplingSettings`.
+    `stop_reason`: why generation ended, as in the engine's `Done` event.
+    `note`: a sentence on an error or on dropped turns.
     `choices`: alternatives of its first tokens (thought included) if they were requested; at most `MAX_CHOICES`.
     `cut`: the turns that its prompt left out; None: none.
-    `calls`: the tools that the model called after `content`.
+    `calls`: tool calls that the model wrote after `content`.
     """
 
     id: str

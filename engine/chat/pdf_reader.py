@@ -1,4 +1,4 @@
-"""`python -m engine.chat.pdf_reader`: the child that reads the text of a PDF file.
+"""`python -m engine.chat.pdf_reader`: the child process that extracts the text of a PDF file.
 
 PDF files are complex and come from strangers, so they are parsed in a confined process.
 """
@@ -17,25 +17,25 @@ SECONDS = 30.0
 
 
 class ReadPdf(Job, frozen=True, tag="read_pdf", kw_only=True):
-    """Read the text of a PDF file."""
+    """The request to extract the text of a PDF file. `data`: its bytes."""
 
     data: bytes
 
 
 class PdfText(Message, frozen=True, tag="pdf_text", kw_only=True):
-    """The text, with empty lines between pages; or `fault`, the reason why there is none."""
+    """The text of a PDF file, with empty lines between pages. `fault`: why there is none; empty if there is a text."""
 
     text: str = ""
     fault: str = ""
 
 
 def main() -> None:
-    """Answer requests until the parent ends the process."""
+    """Run the child process: answer requests until the parent ends it."""
     run_decoder(ReadPdf, lambda request: pdf_text(request.data), PDF)
 
 
 def pdf_text(data: bytes) -> PdfText:
-    """Return the text of a PDF file. Time and memory are limited by the caller's process limits only."""
+    """Return the text of a PDF file. Its time and memory are limited only by the limits of the process."""
     import pypdf
 
     try:

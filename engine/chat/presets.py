@@ -1,5 +1,6 @@
-"""Presets: named system prompts and settings of samplers, in a JSON file that people edit and share; and which system
-prompt and settings apply to a conversation.
+"""Presets (named system prompts with sampling settings), in a JSON file that people edit and share.
+
+The module also decides which system prompt and settings apply to a conversation.
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ MAX_NAME_CHARACTERS = 200
 
 
 class Preset(msgspec.Struct, frozen=True, kw_only=True):
-    """A named system prompt with sampling settings, by the names of `SamplingSettings`. Settings that it does not have
-    are those of the model or the chat."""
+    """A named system prompt with sampling settings, by the names of `SamplingSettings`.
+
+    Settings that are not in it come from the model or the conversation.
+    """
 
     name: str
     system: str = ""
@@ -47,7 +50,7 @@ def read_presets(path: Path) -> tuple[Preset, ...]:
 
 
 def parse_presets(data: bytes | str, *, source: str = "") -> tuple[Preset, ...]:
-    """Return the presets of a document; raises as `read_presets` does."""
+    """Return the presets in a document; raises as `read_presets` does. `source`: file name for error messages."""
     root = parse_document(data, what="preset", source=source, version=VERSION, fail=_fault)
     root.allow("version", "presets")
     items = root.nested_list("presets")
@@ -80,14 +83,17 @@ def system_prompt(conversation: Conversation, preset: Preset | None) -> str:
 
 
 def chat_sampling(model: ModelFile | None, preset: Preset | None, settings: Mapping[str, object]) -> Sampling:
-    """Return how tokens are chosen, and the source of each value; `settings` are those of the conversation."""
+    """Return the sampling settings of a conversation with the source of each value.
+
+    `settings`: the conversation's own settings, which come before those of the preset and of the model.
+    """
     of_model = {} if model is None else model_sampling(model.metadata)
     of_preset = {} if preset is None else preset.settings
     return sampling_of(of_model, of_preset, settings, authors=recommended_sampling(model))
 
 
 def chat_template(model: ModelFile | None, own: str = "") -> str:
-    """Return the chat template in use: `own` of a conversation, else the model's; empty if there is none."""
+    """Return the chat template in use: `own` (the conversation's) if it is not empty, else the model's; empty: none."""
     found = own or ("" if model is None else model.metadata.get(TEMPLATE_KEY))
     return found if isinstance(found, str) else ""
 

@@ -1,8 +1,8 @@
-"""Recovery of a damaged conversation database: it is set aside, and the newest sound copy takes its place.
+"""Recovery of a damaged conversation database: it is renamed, and the newest undamaged copy takes its place.
 
-Rows that plain SQL can still read from the damaged file are added to the copy, so that at most text written after the
-copy is lost. Damage may be met in the middle of a conversation, with a window and a command line at work. It is then
-recorded in a file beside the database, and the next start recovers it while nobody else has it open.
+Rows that SQL can still read from the damaged file are added to the copy, so at most text written after the copy is
+lost. Damage may be found during a conversation, while a window and a command line use the database. Then it is recorded
+in a file beside the database, and the next start recovers the database when no other process has it open.
 """
 
 from __future__ import annotations
@@ -27,12 +27,15 @@ _PARTS = ("-journal", "-wal", "-shm", "")
 
 
 def damage_record(path: Path) -> Path:
-    """Return the file that exists while a database is known to be damaged."""
+    """Return the path of the file that exists while a database is known to be damaged."""
     return path.with_name(f"{path.name}.damaged")
 
 
 def damage_met(path: Path, error: Exception) -> ChatError | None:
-    """Record that a database is damaged, for the next start, and return the error to show; None for other errors."""
+    """Return the error to show if an exception means a damaged database, and record the damage for the next start.
+
+    None: the exception does not mean damage.
+    """
     if isinstance(error, UnicodeEncodeError) or not is_damage(error):
         return None  # UnicodeEncodeError is about new text and not about the file.
     # The disk may be the cause of the damage, so this may fail, too.
@@ -48,7 +51,7 @@ def damage_met(path: Path, error: Exception) -> ChatError | None:
 
 
 def finish_recovery(path: Path) -> None:
-    """Move the recovered database into place if a recovery was killed between its last steps."""
+    """Move the recovered database into place, if a recovery was killed before its last step."""
     if not path.exists():
         if _new(path).exists():
             _new(path).replace(path)
@@ -56,12 +59,12 @@ def finish_recovery(path: Path) -> None:
 
 
 def recover(path: Path, reason: str) -> str:
-    """Put the newest sound copy in the place of a damaged database, which is set aside; return the sentence to show.
+    """Rename a damaged database, put the newest undamaged copy in its place, and return the sentence for people.
 
-    The sentence is empty if another program has recovered it meanwhile. This process must not have the database open.
+    The sentence is empty if another process has already recovered it. This process must not have the database open.
 
     Raises:
-        OSError, sqlite3.Error: there is no room or no permission; all is as it was.
+        OSError, sqlite3.Error: the disk has no room, or a permission is missing; nothing has changed.
     """
     record = damage_record(path)
     with _alone(record):
@@ -82,13 +85,19 @@ def recover(path: Path, reason: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Recovered:
-    """How a database was recovered. `copied_at`: local time of the copy, empty if there was none."""
+    """The result of a recovery.
+
+    `copied_at`: local time of the copy; empty: there was no copy. `added`: rows added to it.
+    """
 
     copied_at: str
     added: AddedRows
 
     def sentence(self, reason: str, aside: str) -> str:
-        """Return sentences for people about the recovery and the lost messages."""
+        """Return sentences for people about the recovery and the lost messages.
+
+        `reason`: why, as in "is damaged". `aside`: new name of the damaged file.
+        """
         return f"{self._opened(reason, aside)} {self._lost()}"
 
     def _opened(self, reason: str, aside: str) -> str:
@@ -136,7 +145,10 @@ def _new(path: Path) -> Path:
 
 @contextmanager
 def _alone(record: Path) -> Iterator[None]:
-    """Hold a file lock, so that one process at a time recovers the database. Windows has no such lock here."""
+    """Hold an exclusive file lock, so that only one process at a time recovers the database.
+
+    Windows has no such lock.
+    """
     if sys.platform == "win32":
         record.touch()
         yield
@@ -152,7 +164,7 @@ def _alone(record: Path) -> Iterator[None]:
 
 
 def _is_open_elsewhere(path: Path) -> bool:
-    """Return whether another program has the database open; if not, the write-ahead log is now part of the file."""
+    """Return whether another process has the database open; if not, merge the write-ahead log into the file."""
     try:
         with closing(sqlite3.connect(path, timeout=0, isolation_level=None)) as connection:
             # An exclusive transaction fails if any other program has the database open.
@@ -166,7 +178,7 @@ def _is_open_elsewhere(path: Path) -> bool:
 
 
 def _make_new(damaged: Path, new: Path) -> _Recovered:
-    """Write the new database: the newest sound copy, with the rows that can still be read."""
+    """Write the new database: the newest undamaged copy, with the rows that can still be read from the damaged one."""
     copies = DatabaseCopies(damaged)
     copy = copies.newest_sound()
     _remove(new)

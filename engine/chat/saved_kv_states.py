@@ -1,7 +1,8 @@
-"""Saved KV states: the KV cache of a conversation on disk, with which it continues without being read again.
+"""Saved KV states: the KV cache of a conversation in a file, so that its prompt need not be processed again.
 
-There is a file for each conversation and model. The child writes and reads it (`SaveSequence`, `RestoreSequence`) and
-checks model, cache types and tokens; the layout does not matter. The files used longest ago are removed first.
+There is one file for each conversation and model. The child process writes and reads it (`SaveSequence`,
+`RestoreSequence`), and checks that model, cache types and tokens match; the layout may differ. If the folder exceeds
+its quota, the least recently used files are removed.
 """
 
 from __future__ import annotations
@@ -27,16 +28,18 @@ if TYPE_CHECKING:
 DEFAULT_QUOTA_BYTES = 10 * GIB
 SUFFIX = ".state"
 MIN_TOKENS = 128
-"""A shorter conversation is read again faster than a file is written and kept."""
+"""Number of tokens below which no state is saved: processing them again is faster than using a file."""
 UNFINISHED_S = 3600.0
-"""Age from which an unfinished file belongs to a child that was killed."""
+"""Age in seconds from which an unfinished file is removed: it belongs to a child that was killed."""
 
 
 @dataclass(frozen=True, slots=True)
 class KvStateKey:
-    """The model that a state is of, and the layout of its KV cache.
+    """The model of a KV state, and the form of its KV cache; a state can be restored only with the same key.
 
-    `adapters`: paths and scales of LoRA adapters loaded with the model, in words; empty if there are none.
+    `model`: identity of the model (`model_identity`).
+    `streams`: number of separate sequences in the KV cache.
+    `adapters`: paths and scales of the loaded LoRA adapters as text; empty: none.
     """
 
     model: str
@@ -48,7 +51,7 @@ class KvStateKey:
 
     @property
     def name(self) -> str:
-        """A digest of the key, for file names."""
+        """A digest of the key for file names, 16 hexadecimal digits."""
         words = "|".join((self.model, self.type_k, self.type_v, str(self.swa_full), str(self.streams)))
         words += f"|{self.adapters}" if self.adapters else ""
         return hashlib.sha256(words.encode("utf-8", "replace")).hexdigest()[:16]
@@ -67,7 +70,7 @@ def model_identity(model: ModelFile) -> str:
 
 
 def key_of(model: str, settings: ContextSettings, adapters: Sequence[Adapter] = ()) -> KvStateKey:
-    """Return the key of a loaded model's states, from its identity, settings and adapters."""
+    """Return the key of a loaded model's states. `model`: its identity (`model_identity`)."""
     # With separate streams the KV cache has another shape, which a state must match.
     streams = 1 if settings.kv_unified else settings.n_seq_max
     words = "|".join(f"{each.path}*{each.scale:g}" for each in adapters)
@@ -75,10 +78,10 @@ def key_of(model: str, settings: ContextSettings, adapters: Sequence[Adapter] = 
 
 
 class SavedKvStates:
-    """A folder of states within a quota in bytes. It reads and writes the disk: for threads that may wait.
+    """A folder of KV state files with a quota in bytes. Its methods read and write the disk, so they block.
 
-    Call `make_folder` first. To save: `place` names the file for the child, and `keep` counts it when the child has
-    sent `SequenceSaved`. To restore: `find` names the file for the child.
+    Call `make_folder` first. To save a state, give the child the path from `place`, and call `keep` after its
+    `SequenceSaved`. To restore a state, give the child the path from `find`.
     """
 
     def __init__(self, folder: Path, quota_bytes: int = DEFAULT_QUOTA_BYTES) -> None:
@@ -86,7 +89,8 @@ class SavedKvStates:
         self.quota_bytes = quota_bytes
 
     def make_folder(self) -> Path:
-        """Create the folder, before a session uses it: a confined child may write only to folders that exist then.
+        """Create the folder and return it. A confined child may write only to folders that exist when its session
+        starts.
 
         Raises:
             ChatError: the folder cannot be created.
@@ -105,11 +109,11 @@ class SavedKvStates:
         return self.folder
 
     def place(self, conversation: str, key: KvStateKey) -> Path:
-        """Return the file for the state of a conversation."""
+        """Return the path for the state of a conversation, whether or not it exists."""
         return self.folder / f"{_safe(conversation)}-{key.name}{SUFFIX}"
 
     def find(self, conversation: str, key: KvStateKey) -> Path | None:
-        """Return the state of a conversation, or None if there is none. It counts as used now."""
+        """Return the path of a conversation's state, and mark it as used now; None if there is no state."""
         # The time of change is the time of use, by which the quota removes files.
         path = self.place(conversation, key)
         try:
@@ -119,7 +123,10 @@ class SavedKvStates:
         return path
 
     def keep(self, path: Path) -> tuple[Path, ...]:
-        """Count a new file; return the files removed for it, or itself if it alone exceeds the quota."""
+        """Mark a new file as used now, then remove the least recently used files beyond the quota.
+
+        Return the removed files; the new file is one of them if it alone exceeds the quota.
+        """
         with suppress(OSError):
             os.utime(path)
         left_bytes = self.quota_bytes
@@ -134,18 +141,18 @@ class SavedKvStates:
         return tuple(gone)
 
     def set_quota(self, quota_bytes: int) -> tuple[Path, ...]:
-        """Set the quota; return the files removed for it."""
+        """Set the quota in bytes, and return the files that were removed for it."""
         self.quota_bytes = quota_bytes
         # `keep` needs a path to touch. The folder itself is no state.
         return self.keep(self.folder)
 
     def forget(self, path: Path) -> None:
-        """Remove a state."""
+        """Remove a state file."""
         with suppress(OSError):
             path.unlink()
 
     def forget_conversation(self, conversation: str) -> None:
-        """Remove the states of a conversation, with every model."""
+        """Remove the states of a conversation for all models."""
         for path in self._files():
             if path.name.startswith(f"{_safe(conversation)}-"):
                 self.forget(path)
@@ -157,11 +164,11 @@ class SavedKvStates:
 
     @property
     def size_bytes(self) -> int:
-        """The size of all states."""
+        """Size of all states in bytes."""
         return sum(self._files().values())
 
     def sizes(self) -> Mapping[str, int]:
-        """Return the size of each conversation's states in bytes."""
+        """Return the size in bytes of each conversation's states, by conversation id."""
         found: dict[str, int] = {}
         for path, size_bytes in self._files().items():
             conversation = path.stem.rpartition("-")[0]
@@ -187,7 +194,7 @@ class SavedKvStates:
 
 
 def _safe(conversation: str) -> str:
-    """Return an id as a part of a file name; ids made by us are that already."""
+    """Return a conversation id as a part of a file name. Our own ids are unchanged, others become a digest."""
     if conversation.isalnum() and conversation.isascii() and len(conversation) <= 64:
         return conversation
     return hashlib.sha256(conversation.encode("utf-8", "replace")).hexdigest()[:20]

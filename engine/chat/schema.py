@@ -1,8 +1,8 @@
-"""The tables of the conversation database, its upgrade from earlier versions, and values as rows.
+"""The tables of the conversation database, its upgrade from earlier versions, and the conversion of values to rows.
 
-The version is SQLite's `user_version`. Each script of `SCRIPTS` leads to the next version and stays as it is once
-released. Text of an answer that is being written comes as rows of `piece`, so that a long answer is not written again
-with each piece; the text index gets a message when nothing is added to it any more.
+The version is SQLite's `user_version`. Each script in `SCRIPTS` upgrades to the next version, and is never changed
+after its release. Text of an answer that is being written is added as rows of `piece`, so that a long answer is not
+written again with each piece. The full-text index gets a message when its text is complete.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DETAILS = (
 """Fields of a message that no query uses. They are one JSON column, so that a new field needs no upgrade."""
 
 _SELDOM = ("choices", "cut", "call_id")
-"""Fields of `DETAILS` that are written only if the message has them."""
+"""Fields of `DETAILS` that are written only if they are not empty."""
 
 
 def text(value: str) -> str:
@@ -40,7 +40,7 @@ def text(value: str) -> str:
 
 
 def conversation_value(field: str, value: object) -> object:
-    """Return a field of a conversation as the value of its column."""
+    """Return the value of a conversation's field for its column."""
     if field in ("settings", "results"):
         return _document(value)
     return text(value) if isinstance(value, str) else value
@@ -49,12 +49,15 @@ def conversation_value(field: str, value: object) -> object:
 def read_conversation(row: Sequence[Any]) -> Conversation:
     """Return a conversation from its row."""
     values = dict(zip(CONVERSATION_FIELDS, row, strict=True))
-    documents = {name: settings_of(values[name]) for name in ("settings", "results")}
+    documents = {"settings": settings_of(values["settings"]), "results": results_of(values["results"])}
     return msgspec.convert({**values, **documents, "pinned": bool(values["pinned"])}, Conversation)
 
 
 def message_values(message: Message, conversation: str, writer: str) -> dict[str, object]:
-    """Return the columns of a message. `writer`: the process that writes it, stored while its state is `writing`."""
+    """Return the column values of a message.
+
+    `writer`: id of the process that writes it, stored while it is `writing`.
+    """
     details = {name: getattr(message, name) for name in DETAILS if name not in _SELDOM or getattr(message, name)}
     return {
         "id": message.id,
@@ -64,7 +67,7 @@ def message_values(message: Message, conversation: str, writer: str) -> dict[str
         "content": text(message.content),
         "reasoning": text(message.reasoning),
         "details": _document(details),
-        "calls": _document(message.calls) if message.calls else "",
+        "calls": calls_value(message.calls),
         "state": message.state,
         "writer": writer if message.state == "writing" else None,
         "pinned": message.pinned,
@@ -75,7 +78,10 @@ def message_values(message: Message, conversation: str, writer: str) -> dict[str
 def read_message(
     row: Sequence[Any], pieces: Sequence[tuple[str, str, str]], attachments: Iterable[Attachment], is_alive: bool
 ) -> Message:
-    """Return a message from its row and its later pieces. `is_alive`: the process that writes it still runs."""
+    """Return a message from its database row and the pieces added to it.
+
+    `is_alive`: whether the process that writes it still runs. If not, a message in state `writing` is `interrupted`.
+    """
     ident, role, content, parent, reasoning, state, pinned, created_ms, details, calls, _writer = row
     return Message(
         id=ident,
@@ -89,22 +95,33 @@ def read_message(
         pinned=bool(pinned),
         created_ms=created_ms,
         attachments=tuple(attachments),
-        calls=calls_with(calls_of(calls), (delta for piece in pieces for delta in _deltas_of(piece[2]))),
+        calls=joined_calls(calls, (piece[2] for piece in pieces)),
         **details_of(details),
     )
 
 
 def piece_value(calls: Sequence[CallDelta]) -> str:
-    """Return pieces of calls as the value of their column."""
+    """Return the pieces of tool calls as JSON for the column `calls` of `piece`."""
     return _document(calls) if calls else ""
 
 
 def calls_of(document: str) -> tuple[ToolCall, ...]:
-    """Return the calls of a message from their column."""
+    """Return the tool calls in a message's column `calls`."""
     return msgspec.json.decode(document, type=tuple[ToolCall, ...]) if document else ()
 
 
-def _deltas_of(document: str) -> tuple[CallDelta, ...]:
+def joined_calls(document: str, pieces: Iterable[str]) -> tuple[ToolCall, ...]:
+    """Return the calls of a message from its column and from those of its later pieces."""
+    return calls_with(calls_of(document), (delta for piece in pieces for delta in deltas_of(piece)))
+
+
+def calls_value(calls: Sequence[ToolCall]) -> str:
+    """Return the calls of a message as the value of their column."""
+    return _document(calls) if calls else ""
+
+
+def deltas_of(document: str) -> tuple[CallDelta, ...]:
+    """Return pieces of calls from their column."""
     return msgspec.json.decode(document, type=tuple[CallDelta, ...]) if document else ()
 
 
@@ -114,18 +131,26 @@ def read_attachment(row: sqlite3.Row | Sequence[Any]) -> Attachment:
 
 
 def _document(value: object) -> str:
-    """Return JSON. `json` is used because msgspec refuses lone surrogates, which imported files may contain."""
+    """Return a value as JSON.
+
+    It uses `json`, because msgspec refuses lone surrogates, which imported files may contain.
+    """
     return text(json.dumps(msgspec.to_builtins(value), ensure_ascii=False))
 
 
 def settings_of(document: str) -> dict[str, object]:
-    """Return the object of a column, such as the sampling settings of a conversation."""
+    """Return the JSON object in a column, such as the sampling settings of a conversation."""
     found: Mapping[str, object] = msgspec.json.decode(document)
     return dict(found)
 
 
+def results_of(document: str) -> dict[str, str]:
+    """Return the typed results of calls from their column."""
+    return msgspec.json.decode(document, type=dict[str, str])
+
+
 def details_of(document: str) -> dict[str, Any]:
-    """Return the fields of `DETAILS` from their column."""
+    """Return the fields of `DETAILS` from a message's column `details`."""
     # A newer program may have stored further fields.
     values = {name: value for name, value in msgspec.json.decode(document).items() if name in DETAILS}
     if values.get("timings") is not None:
@@ -201,7 +226,7 @@ def version_of(connection: sqlite3.Connection) -> int:
 
 
 def upgrade(connection: sqlite3.Connection) -> None:
-    """Upgrade a database to this version in one transaction."""
+    """Upgrade a database to the current schema version, in one transaction."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         # The version is read inside the transaction: another process may have upgraded meanwhile.

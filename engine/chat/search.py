@@ -1,4 +1,4 @@
-"""Full-text search in titles and messages, by an index of trigrams: it also finds code and scripts without spaces."""
+"""Full-text search in titles and messages with a trigram index, which also finds code and scripts without spaces."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TRIGRAM = 3
 MAX_WANTED_CHARACTERS = 1000
 """Longer search texts are cut here: SQLite limits the length of LIKE patterns."""
 BEFORE_CHARACTERS, AFTER_CHARACTERS = 40, 120
-"""Length of the snippet before and after the match."""
+"""Characters of the snippet before and after the match."""
 
 
 def search(connection: sqlite3.Connection, text: str, limit: int) -> tuple[Hit, ...]:
@@ -55,7 +55,7 @@ def search(connection: sqlite3.Connection, text: str, limit: int) -> tuple[Hit, 
 
 
 def _text_with(wanted: str, content: str, calls: str) -> str:
-    """Return the text of a message that has the match: its content, or else its calls."""
+    """Return the text of a message that contains the match: its content, or else its tool calls."""
     if not calls or wanted.lower() in content.lower():
         return content
     return " ".join(f"{call.name} {call.arguments}" for call in calls_of(calls))

@@ -1,13 +1,13 @@
 """The conversation database: one SQLite file, written by one thread and read from any thread.
 
-Reading waits for the disk: call it from a thread that may wait. Writing does not wait. It returns a `Future`, which is
-done when the change is on disk and survives even a killed process; if it cannot be stored, the future holds a
-`ChatError`. Callbacks of futures run in the writing thread. Changes are written in the order of the calls. A change for
-which the disk has no room stays in memory: it is read like the others, and written when there is room.
+Reading blocks on the disk. Writing does not block: it returns a `Future`, which is done when the change is on disk and
+survives even a killed process. If the change cannot be stored, the future holds a `ChatError`. Callbacks of futures run
+in the writing thread. Changes are written in the order of the calls. A change for which the disk has no room stays in
+memory: reading includes it, and it is written when there is room.
 
 An answer is stored in three steps: `apply` a tree with a message in state `writing`; `append` its text piece by piece,
-and paint each piece when its future is done; `finish` with the complete message. After a crash the message has all
-stored pieces, and the state `interrupted`.
+and show each piece when its future is done; `finish` with the complete message. After a crash the message has all
+stored pieces and the state `interrupted`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from engine.chat.writer import Writer
 
 
 class ChatStore:
-    """The conversation database. `notice`: a sentence to show if it had to be recovered or set aside, else empty."""
+    """The conversation database. `notice`: a sentence for people if it was recovered or renamed; else empty."""
 
     def __init__(
         self,
@@ -47,10 +47,11 @@ class ChatStore:
         makes_copies: bool = True,
         only_reads: bool = False,
     ) -> None:
-        """Open the database, or create it. A damaged one is recovered, one of a newer version is set aside.
+        """Open the database, or create it. A damaged one is recovered, and one of a newer version is renamed.
 
         `report`: called in another thread with errors of the background copies.
-        `only_reads`: the caller writes nothing. A database that exists and cannot be written is then opened as well.
+        `makes_copies`: whether to copy the database in the background.
+        `only_reads`: whether the caller writes nothing. Then a database that cannot be written is opened as well.
 
         Raises:
             ChatError: the database cannot be opened or created.
@@ -74,7 +75,7 @@ class ChatStore:
         self._copies = BackgroundCopies(DatabaseCopies(path), self._on_copy_failed) if makes_copies else None
 
     def close(self) -> None:
-        """Write waiting changes and close the database. Make a copy if something has changed since the last one."""
+        """Write all queued changes, close the database, and copy it if it has changed since the last copy."""
         if self._copies is not None and not self._closed:
             self._copies.stop()
         # This is found out before closing: closing the database changes the time of its file.
@@ -105,13 +106,16 @@ class ChatStore:
 
     @property
     def is_behind(self) -> bool:
-        """Whether changes wait for room on the disk."""
+        """Whether changes wait in memory until the disk has room."""
         return self._writer.is_behind
 
     # ------------------------------------------------------------------ reading
 
     def conversations(self, *, deleted: bool = False) -> tuple[Conversation, ...]:
-        """Return all conversations, pinned ones first, then by their last change; or only the deleted ones."""
+        """Return all conversations, pinned ones first, then by their last change, newest first.
+
+        `deleted`: return only the deleted ones; else only the others.
+        """
         with self._reading() as connection:
             found = connection.execute(
                 f"SELECT {schema.CONVERSATION_COLUMNS} FROM conversation"
@@ -128,7 +132,7 @@ class ChatStore:
             return None if row is None else schema.read_conversation(row)
 
     def tree(self, conversation: str) -> MessageTree:
-        """Return the messages of a conversation; an empty tree if it has none."""
+        """Return the message tree of a conversation; an empty tree if it has no messages."""
         with self._reading() as connection:
             # One read transaction: pieces, attachments and messages must be of the same moment.
             connection.execute("SAVEPOINT tree")
@@ -151,7 +155,10 @@ class ChatStore:
     # ------------------------------------------------------------------ writing
 
     def save(self, conversation: Conversation, before: Conversation | None = None) -> Future[None]:
-        """Store a conversation: a new one if `before` is None, else the fields that differ from `before`."""
+        """Store a conversation.
+
+        `before`: its stored state, of which only changed fields are written; None: it is new.
+        """
         fields = tuple(
             field
             for field in schema.CONVERSATION_FIELDS
@@ -172,7 +179,7 @@ class ChatStore:
         )
 
     def apply(self, conversation: str, before: MessageTree, after: MessageTree) -> Future[None]:
-        """Store the difference of two trees of one conversation. With swapped arguments it is undone."""
+        """Store the difference of two trees of one conversation. With the arguments swapped, the change is undone."""
         change = difference(before, after)
         # New messages come last. Only an undone deletion brings one back in the middle; then all places are written.
         new = {message.id for message in change.put} - set(before.messages)
@@ -196,7 +203,7 @@ class ChatStore:
     def append(
         self, message: str, content: str = "", reasoning: str = "", calls: Sequence[CallDelta] = ()
     ) -> Future[None]:
-        """Store more text of a message in state `writing`. Show it when the future is done."""
+        """Store more text and tool calls of a message in state `writing`. Show them when the future is done."""
         return self._writer.do(
             lambda connection: _execute(
                 connection,
@@ -207,7 +214,7 @@ class ChatStore:
         )
 
     def finish(self, conversation: str, message: Message) -> Future[None]:
-        """Store the complete message in place of its pieces."""
+        """Store the complete message, and delete its pieces."""
 
         def job(connection: sqlite3.Connection) -> None:
             self._put(connection, conversation, message)
@@ -226,11 +233,12 @@ class ChatStore:
         return self._writer.settled()
 
     def written_by_others(self) -> bool:
-        """Return whether another program wrote to the database since the last call. It waits for running writes. For
-        one thread at a time.
+        """Return whether another process wrote to the database since the last call. Blocks until queued jobs are done.
+
+        It must not be called from two threads at a time.
 
         Raises:
-            ChatError: the database cannot be asked.
+            ChatError: the database cannot be read.
         """
         found: list[int] = []
         self._writer.do(lambda connection: found.append(_data_version(connection)), comes_again=True).result()
@@ -243,12 +251,12 @@ class ChatStore:
         return self._writer.do(lambda connection: _execute(connection, statement, [now_ms(), conversation]))
 
     def restore(self, conversation: str) -> Future[None]:
-        """Undo the deletion of a conversation."""
+        """Restore a deleted conversation that is not purged yet."""
         statement = "UPDATE conversation SET deleted_ms = NULL WHERE id = ?"
         return self._writer.do(lambda connection: _execute(connection, statement, [conversation]))
 
     def purge(self, deleted_before_ms: int) -> Future[None]:
-        """Remove conversations that were deleted before a time, and files that no message uses any more."""
+        """Remove conversations deleted before a time (ms since 1970) for good, and files that no message uses."""
 
         def job(connection: sqlite3.Connection) -> None:
             connection.execute("DELETE FROM conversation WHERE deleted_ms < ?", (deleted_before_ms,))
@@ -311,7 +319,7 @@ class ChatStore:
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
-        """Provide a connection for reading, which also sees changes that wait for room on the disk.
+        """Provide a connection for reading, which includes changes that wait until the disk has room.
 
         Raises:
             ChatError: the database cannot be read.
@@ -350,5 +358,5 @@ def _connect_reader(path: Path) -> sqlite3.Connection:
 
 
 def _data_version(connection: sqlite3.Connection) -> int:
-    """Return a number that changes when another connection has written."""
+    """Return SQLite's `data_version`, which changes when another connection has written."""
     return int(connection.execute("PRAGMA data_version").fetchone()[0])

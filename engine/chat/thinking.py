@@ -1,7 +1,7 @@
-"""Splits the streamed text of a model into thought and answer. The result does not depend on how the text is cut.
+"""Splits the streamed text of a model into thought and answer, in the same way for any division into pieces.
 
 A model thinks at the beginning of its text, between the two tags of its family. A tag later in an answer is plain text.
-The text must contain the tags, some of which are control tokens: `Generate.marks` requests them.
+The text must contain the tags. Some of them are control tokens, which the request must name in `Generate.marks`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FAMILIES: tuple[Marks, ...] = (
     Marks("<|channel|>analysis<|message|>", "<|end|>"),
     Marks("<|channel>thought", "<channel|>"),
 )
-"""Tags of Qwen and DeepSeek; three common in fine-tunes; Seed; Mistral; Command; gpt-oss; Gemma."""
+"""Thinking tags of Qwen and DeepSeek; of fine-tunes (three pairs); of Seed, Mistral, Command, gpt-oss and Gemma."""
 SKIPPED = ("<|start|>assistant", "<|channel|>final<|message|>", "<|START_RESPONSE|>")
 """Tags before an answer that are part of neither the answer nor the thought."""
 CONTROL_MARKS = frozenset(
@@ -43,18 +43,18 @@ CONTROL_MARKS = frozenset(
 """Tags that are control tokens in some vocabularies. The text has them only if the request names them."""
 
 _COMMON = ("<|end|>",)
-"""End tags that other families (Phi) use at the end of each message. Alone they are no sign of thoughts."""
+"""End tags that other families (Phi) write at the end of each message. Without the begin tag they mean no thought."""
 
 
 class Delta(NamedTuple):
-    """Text that a piece adds to the thought and to the answer."""
+    """The text that one piece adds to the thought (`reasoning`) and to the answer (`content`)."""
 
     reasoning: str
     content: str
 
 
 class Splitter:
-    """Splits text piece by piece. `marks`: the tags of the thought; None if there is none."""
+    """Splits one streamed answer into thought and answer. `marks`: tags of its thought; None: it has no thought."""
 
     def __init__(self) -> None:
         self._state: Literal["begin", "thinking", "after", "answer"] = "begin"
@@ -69,11 +69,14 @@ class Splitter:
 
     @property
     def has_thought(self) -> bool:
-        """Whether a thought has ended."""
+        """Whether a thought has begun and ended."""
         return self.marks is not None and not self.is_thinking
 
     def add(self, text: str) -> Delta:
-        """Take more text. An end that may be the beginning of a tag is held back until more text comes."""
+        """Add a piece of text, and return what it adds.
+
+        An end that may begin a tag is held back until more text comes.
+        """
         self._held += text
         reasoning: list[str] = []
         content: list[str] = []
@@ -92,7 +95,7 @@ class Splitter:
         return Delta("".join(reasoning), "".join(content))
 
     def rest(self) -> Delta:
-        """Return the text that was held back; nothing follows."""
+        """Return the text that was held back, at the end of the answer."""
         held, self._held = self._held, ""
         if self._state == "thinking":
             return Delta(self._lead(held.rstrip()), "")
@@ -132,7 +135,7 @@ class Splitter:
         return self._lead(thought)
 
     def _lead(self, text: str) -> str:
-        """Remove white space at the beginning of the thought."""
+        """Return a piece of the thought; white space at the thought's beginning is removed."""
         # Models write line breaks between the tag and the thought.
         if not self._has_reasoning:
             text = text.lstrip()
@@ -149,9 +152,9 @@ def marks_of(template: str) -> Marks | None:
 
 
 def begun_answer(reasoning: str, content: str, marks: Marks | None, *, thinking: bool = False) -> str:
-    """Return the text that a model continues from.
+    """Return the text from which a model continues an answer.
 
-    `thinking`: the thought is not complete. Otherwise the thought is closed, and an answer follows ("Answer now").
+    `thinking`: continue the incomplete thought. Otherwise the thought is closed, and the answer follows ("Answer now").
     """
     # Without a thought the answer is the whole text.
     if not reasoning and not thinking:

@@ -1,7 +1,7 @@
-"""Finds calls of tools in the text of a model as it comes; the result does not depend on the pieces.
+"""Finds tool calls in the streamed text of a model, in the same way for any division into pieces.
 
-Families write calls differently. Which marks a model uses is read off its chat template. Some of these marks are
-control tokens: `MARKS` has to be among `Generate.marks`, so that they are part of the text.
+Model families write calls differently. The chat template shows which marks a model uses. Some marks are control tokens:
+`Generate.marks` must contain `MARKS`, so that they are part of the text.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import re
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -26,7 +26,7 @@ FUNCTION_GEMMA = "<start_function_call>"
 HARMONY = "<|channel|>"
 _DEEPSEEK_SEPARATOR, _DEEPSEEK_END = "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
 _NOISE = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
-"""Marks around all calls of an answer."""
+"""Marks around the list of all calls of an answer (DeepSeek)."""
 MARKS = frozenset(
     {
         *(HERMES, "</tool_call>", PYTHON_TAG, MISTRAL, "[ARGS]", "[CALL_ID]"),
@@ -36,12 +36,12 @@ MARKS = frozenset(
     }
 )
 _MAX_HEAD = 400
-"""Characters of what comes before the arguments of a call."""
+"""Largest number of characters before the arguments of a call; with more, the text is not a call."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallDelta:
-    """A piece of call `index`. `id` and `name` are set in its first piece only."""
+    """A piece of the call with number `index`. Only the first piece of a call has `id` and `name`."""
 
     index: int
     arguments: str = ""
@@ -50,14 +50,14 @@ class CallDelta:
 
 
 class Found(NamedTuple):
-    """What a piece of text adds."""
+    """The text and the pieces of calls that a piece of the model's text adds to an answer."""
 
     content: str = ""
     calls: tuple[CallDelta, ...] = ()
 
 
 def calls_with(calls: Sequence[ToolCall], deltas: Iterable[CallDelta]) -> tuple[ToolCall, ...]:
-    """Return calls with further pieces of the last one, and with new ones."""
+    """Return calls extended by `deltas`: a piece with a name begins a new call, others extend the last one."""
     found = list(calls)
     for delta in deltas:
         if delta.name:
@@ -69,15 +69,20 @@ def calls_with(calls: Sequence[ToolCall], deltas: Iterable[CallDelta]) -> tuple[
 
 
 class _Call(ABC):
-    """One way to write a call. `name` is known before the first piece of `arguments` is given out."""
+    """A parser for one way to write a call; `CallReader` creates one for each call and feeds it text.
+
+    `name`: name of the function; set before the first piece of arguments is returned.
+    """
 
     def __init__(self) -> None:
         self.name = ""
         self.text = ""
-        """All that was read, to be given out as content if it is no call."""
+        """All text that was read. It becomes content of the answer if it turns out not to be a call."""
 
     def add(self, text: str) -> tuple[str, str | None]:
-        """Return what `text` adds to the arguments, and what comes after the call; None: it has not ended."""
+        """Return the arguments that `text` adds, and the text after the call; None for the latter: the call has not
+        ended.
+        """
         self.text += text
         arguments, rest = self.read(text)
         if rest:
@@ -86,21 +91,21 @@ class _Call(ABC):
 
     @abstractmethod
     def read(self, text: str) -> tuple[str, str | None]:
-        """See `add`."""
+        """Parse the next text; the result is that of `add`."""
 
     def end(self) -> str:
-        """Return what is left of the arguments; the text has ended."""
+        """Return the rest of the arguments, at the end of the text."""
         return ""
 
 
 class _Strings:
-    """Tells which characters of JSON are those of its strings."""
+    """Tracks which characters of a JSON text belong to its strings."""
 
     def __init__(self) -> None:
         self._is_open = self._is_escaped = False
 
     def has(self, character: str) -> bool:
-        """Return whether the next character belongs to a string, its quotes included."""
+        """Return whether the next character belongs to a string or is one of its quotes."""
         if not self._is_open:
             self._is_open = character == '"'
             return self._is_open
@@ -114,7 +119,7 @@ class _Strings:
 
 
 class JsonCall(_Call):
-    """`{"name": "look", "arguments": {...}}`; Llama says `parameters`."""
+    """Parser of a call as a JSON object: `{"name": "look", "arguments": {...}}`; Llama writes `parameters` instead."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -124,7 +129,7 @@ class JsonCall(_Call):
         self._token: list[str] = []
         self._is_value = False
         self._held = ""
-        """Arguments that came before the name."""
+        """Arguments that came before the name, held back until the name is known."""
 
     def read(self, text: str) -> tuple[str, str | None]:
         given: list[str] = []
@@ -151,7 +156,10 @@ class JsonCall(_Call):
         return self._given(given), None
 
     def _add(self, character: str, given: list[str]) -> None:
-        """Add a character to the key or the value; the arguments are given out as they come if they are an object."""
+        """Add a character to the key or the value.
+
+        Arguments that are an object are appended to `given` as they come.
+        """
         self._token.append(character)
         if self._is_value and self._key in ("arguments", "parameters") and self._token[0] == "{":
             given.append(character)
@@ -172,15 +180,16 @@ class JsonCall(_Call):
 
 
 class _Closed(_Call):
-    """A call that is read once its end mark has come."""
+    """Parser of a call that has an end mark. `parse`: returns name and arguments from the text before the mark."""
 
     def __init__(self, end: str, parse: Callable[[str], tuple[str, str]]) -> None:
         super().__init__()
         self._end, self._parse, self._held = end, parse, ""
 
     def read(self, text: str) -> tuple[str, str | None]:
+        seen = len(self._held) - len(self._end) + 1
         self._held += text
-        place = self._held.find(self._end)
+        place = self._held.find(self._end, max(0, seen))
         if place < 0:
             return "", None
         inner, rest = self._held[:place], self._held[place + len(self._end) :]
@@ -194,7 +203,7 @@ class _Closed(_Call):
 
 
 class _Arguments(_Call):
-    """The arguments alone, a JSON object, of a function whose name is known."""
+    """Parser of the arguments alone, a JSON object, of a call whose function name is known."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -217,7 +226,7 @@ class _Arguments(_Call):
 
 
 class _Headed(_Call):
-    """A call whose arguments follow a head that names the function: `look[ARGS]{...}`."""
+    """Parser of a call whose arguments follow a head that names the function: `look[ARGS]{...}`."""
 
     def __init__(self, head: re.Pattern[str]) -> None:
         super().__init__()
@@ -227,9 +236,12 @@ class _Headed(_Call):
     def read(self, text: str) -> tuple[str, str | None]:
         if self._body is None:
             self._held += text
-            match = self._head.match(self._held)
+            match = self._head.match(self._held[:_MAX_HEAD])
+            if match is None and len(self._held) < _MAX_HEAD:
+                return "", None
             if match is None:
-                return "", None if len(self._held) < _MAX_HEAD else self._held
+                # The head is text, with what begins it: read again, it would be taken for a head for ever.
+                return "", self._held[_MAX_HEAD:]
             self.name = next(filter(None, match.groups()), "")
             self._body = _Arguments(self.name)
             text = self._held[match.end() :]
@@ -237,7 +249,10 @@ class _Headed(_Call):
 
 
 class _Choice(_Call):
-    """A call that shows by its beginning how it is written."""
+    """Parser of a call whose form is recognised from its beginning.
+
+    `choose`: returns the parser for the form; None: it needs more text.
+    """
 
     def __init__(self, choose: Callable[[str], _Call | None]) -> None:
         super().__init__()
@@ -266,8 +281,7 @@ class _Choice(_Call):
 # ------------------------------------------------------------------ how families write calls
 
 _FUNCTION = re.compile(r"\s*<function=([^>\n]+)>")
-_PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
-_GLM_PAIR = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
+_NAME = re.compile(r"[\w.:/-]+")
 _MISTRAL_HEAD = re.compile(r"\s*([\w.-]+)(?:\[CALL_ID\][^\[]*)?\[ARGS\]\s*(?=\{)")
 _DEEPSEEK_HEAD = re.compile(
     rf"(?:function{_DEEPSEEK_SEPARATOR}([\w.-]+)\s*```json\s*|([\w.-]+){_DEEPSEEK_SEPARATOR}\s*)(?=\{{)"
@@ -293,24 +307,64 @@ def _hermes(types: Types) -> _Call:
 
 
 def _tagged(inner: str, types: Types) -> tuple[str, str]:
-    """Read Qwen3-Coder's form, `<function=look><parameter=town>`, and GLM's, `look<arg_key>town</arg_key>`."""
+    """Return name and arguments of a call in Qwen3-Coder's or GLM's form.
+
+    These are `<function=look><parameter=town>` and `look<arg_key>town</arg_key>`. `inner`: the text between the marks.
+    """
     head = _FUNCTION.match(inner)
     if head is not None:
-        name, pairs = head[1].strip(), _PARAMETER.findall(inner)
+        name, pairs = head[1].strip(), list(_parameters(inner))
     else:
-        name, pairs = inner.partition("<arg_key>")[0].strip(), _GLM_PAIR.findall(inner)
+        name, pairs = inner.partition("<arg_key>")[0].strip(), list(_glm_pairs(inner))
+        if _NAME.fullmatch(name) is None:
+            return "", ""  # a model that writes about the mark
     known = types.get(name, {})
     return name, json.dumps({key.strip(): _typed(value, known.get(key.strip())) for key, value in pairs})
 
 
+def _between(text: str, begin: str, end: str, place: int) -> tuple[str, int] | None:
+    """Return what is between the next marks from `place` on, and the place after it; None if there is nothing.
+
+    Not an expression: without its end mark each beginning would be looked at up to the end of the text.
+    """
+    first = text.find(begin, place)
+    last = text.find(end, first + len(begin)) if first >= 0 else -1
+    return None if last < 0 else (text[first + len(begin) : last], last + len(end))
+
+
+def _parameters(inner: str) -> Iterator[tuple[str, str]]:
+    """Yield the parameters of Qwen3-Coder's form, `<parameter=town>\nBonn\n</parameter>`."""
+    place = 0
+    while (found := _between(inner, "<parameter=", "</parameter>", place)) is not None:
+        (key, _, value), place = found[0].partition(">"), found[1]
+        yield key, value.removeprefix("\n").removesuffix("\n")
+
+
+def _glm_pairs(inner: str) -> Iterator[tuple[str, str]]:
+    """Yield the parameters of GLM's form, `<arg_key>town</arg_key><arg_value>Bonn</arg_value>`."""
+    place = 0
+    while (key := _between(inner, "<arg_key>", "</arg_key>", place)) is not None:
+        value = _between(inner, "<arg_value>", "</arg_value>", key[1])
+        if value is None:
+            return
+        yield key[0], value[0]
+        place = value[1]
+
+
 def _typed(value: str, type_: object) -> object:
-    """Return the value of a parameter that is written without quotes: a text unless its schema has another type."""
+    """Return the value of a parameter written without quotes.
+
+    `type_`: its JSON type in the schema; "string" stays text.
+    """
     if type_ == "string":
         return value
     try:
-        return json.loads(value)
+        found = json.loads(value)
+        # `1e999` is infinite here, and JSON has no word for that.
+        json.dumps(found, allow_nan=False)
     except (ValueError, RecursionError):
         return value
+    return found
 
 
 def _mistral(_types: Types) -> _Call:
@@ -325,8 +379,12 @@ def _mistral(_types: Types) -> _Call:
 
 
 def _gemma(inner: str) -> tuple[str, str]:
-    """Read `call:look{town:<escape>Bonn<escape>,days:2}`; Gemma 4 has another mark around texts."""
-    match = _GEMMA_CALL.fullmatch(inner)
+    """Return name and arguments (as JSON) of a call in Gemma's form: `call:look{town:<escape>Bonn<escape>,days:2}`.
+
+    Gemma 4 has another mark around texts.
+    """
+    # NUL marks the places of texts below.
+    match = _GEMMA_CALL.fullmatch(inner.replace("\0", "\N{REPLACEMENT CHARACTER}"))
     if match is None:
         return "", ""
     texts: list[str] = []
@@ -349,12 +407,17 @@ _STYLES: Mapping[str, Callable[[Types], _Call]] = {
     GEMMA: lambda _types: _Closed("<tool_call|>", _gemma),
     FUNCTION_GEMMA: lambda _types: _Closed("<end_function_call>", _gemma),
 }
-_BETWEEN = (*_NOISE, "</tool_call>", _DEEPSEEK_END, "```", "]", ",", ";")
-"""What stands between calls, or after the last one."""
+_BETWEEN = (*_NOISE, "</tool_call>", _DEEPSEEK_END, "]", ",", ";")
+"""Text that stands between calls or after the last one, and is ignored. DeepSeek's arguments are in a fence too."""
+_GAP = "\n\n"
+"""Text between what the model wrote before a call and what it wrote after it."""
 
 
 def begin_marks_of(template: str) -> tuple[str, ...]:
-    """Return the marks before a call that a chat template uses; Hermes' if it knows no tools, as we describe them."""
+    """Return the marks before a call that a chat template contains.
+
+    For a template that knows no tools this is Hermes' mark, which our own description of the tools prescribes.
+    """
     found = tuple(mark for mark in _STYLES if mark in template)
     if not found and HARMONY not in template:
         return (HERMES,)
@@ -362,24 +425,29 @@ def begin_marks_of(template: str) -> tuple[str, ...]:
 
 
 def is_llama(template: str) -> bool:
-    """Return whether a template has calls written as bare JSON, as Llama 3's does."""
+    """Return whether a template writes calls as bare JSON, as that of Llama 3 does."""
     return "<|start_header_id|>" in template and '"parameters"' in template
 
 
 def is_harmony(template: str) -> bool:
-    """Return whether a template is gpt-oss's, whose calls are messages to `functions.NAME`."""
+    """Return whether a template is that of gpt-oss, whose calls are messages to `functions.NAME`."""
     return HARMONY in template and "to=functions." in template
 
 
 class CallReader:
-    """Takes the text of an answer, without its thought, piece by piece."""
+    """Separates the tool calls from the text of one streamed answer, without its thought."""
 
     def __init__(self, template: str, types: Types | None = None, *, forced: bool = False) -> None:
-        """`forced`: the text is one call as JSON, because a grammar has it so."""
+        """Create a reader for a model's chat template.
+
+        `types`: JSON types of the tools' parameters (`types_of`).
+        `forced`: whether a grammar makes the text a single call as JSON.
+        """
         self._types = types or {}
         self._marks = begin_marks_of(template)
         self._harmony = is_harmony(template)
         self._bare = is_llama(template) or forced
+        self._between = (*_BETWEEN, "```") if DEEPSEEK in self._marks else _BETWEEN
         self._forced = forced
         self._id_length = 9 if MISTRAL in template else 0
         self._held = ""
@@ -388,14 +456,16 @@ class CallReader:
         self._index = 0
         self._named = self._arguments_given = False
         self._has_content = False
+        self._is_between = False
+        """Whether a call has ended, and no text has come since."""
 
     @property
     def has_calls(self) -> bool:
-        """Whether a call has begun."""
+        """Whether the answer has a call, even an incomplete one."""
         return self._index > 0
 
     def add(self, text: str) -> Found:
-        """Take more text."""
+        """Add a piece of text, and return the content and the pieces of calls that it adds."""
         content: list[str] = []
         calls: list[CallDelta] = []
         self._held += text
@@ -405,40 +475,41 @@ class CallReader:
                 self._read_call(content, calls)
             else:
                 content.append(self._read_content())
+            self._has_content = self._has_content or bool(content and content[-1])
             if (len(self._held), self._call) == before:
                 break
         return self._found(content, calls)
 
     def end(self) -> Found:
-        """Return what was held back; nothing follows."""
+        """Return the content and calls that were held back, at the end of the answer."""
         content: list[str] = []
         calls: list[CallDelta] = []
         if self._call is not None:
             arguments = self._call.end()
-            if not self._give(arguments, calls) and not self.has_calls:
-                content.append(self._call.text)
+            if not self._give(arguments, calls) and not self._named and self._call.text.strip() not in _STYLES:
+                content.append(self._after_calls(self._call.text))
             self._call = None
-        elif not self.has_calls:
+        elif not self._is_between:
             content.append(self._held)
         self._held = ""
         return self._found(content, calls)
 
     def _found(self, content: Sequence[str], calls: Sequence[CallDelta]) -> Found:
         text = "".join(content)
-        if self.has_calls and not text.strip():
+        if self._is_between and not text.strip():
             text = ""
         self._has_content = self._has_content or bool(text)
         return Found(text, tuple(calls))
 
     def _read_content(self) -> str:
         held = self._held
-        if self.has_calls:
+        if self._is_between:
             held = held.lstrip()
-            for between in _BETWEEN:
+            for between in self._between:
                 if held.startswith(between):
                     self._held = held[len(between) :]
                     return ""
-            if any(between.startswith(held) for between in _BETWEEN):
+            if any(between.startswith(held) for between in self._between):
                 return ""
             if self._continues_list(held):
                 self._call, self._held = JsonCall(), held
@@ -450,28 +521,35 @@ class CallReader:
             return ""
         if self._harmony:
             return self._read_harmony()
+        held = _without_noise(held)
         places = {mark: held.find(mark) for mark in self._marks}
         mark = min((each for each in places if places[each] >= 0), key=places.__getitem__, default=None)
         if mark is not None:
-            content = held[: places[mark]]
-            self._held = held[places[mark] + len(mark) :]
-            self._call = _STYLES[mark](self._types)
-            return _without_noise(content.rstrip())
+            content = held[: places[mark]].rstrip()
+            end = places[mark] + len(mark)
+            self._call, self._held = _STYLES[mark](self._types), held[end:]
+            self._call.text = held[len(content) : end]
+            return self._after_calls(content)
         # White space before a call belongs to neither.
         clear = len(held) - max(overlap(held, each) for each in (*self._marks, *_NOISE))
         clear = len(held[:clear].rstrip()) if self._types else clear
-        if self.has_calls:
-            clear = min(clear, len(held))
         content, self._held = held[:clear], held[clear:]
-        return _without_noise(content)
+        return self._after_calls(content)
+
+    def _after_calls(self, content: str) -> str:
+        """Return text with a gap before it if it is the first after a call."""
+        if not content or not self._is_between:
+            return content
+        self._is_between = False
+        return f"{_GAP if self._has_content else ''}{content}"
 
     def _continues_list(self, held: str) -> bool:
-        """Whether another call of a list begins, as Mistral and Llama write several."""
+        """Return whether `held` begins another call of a list, as Mistral and Llama write several calls."""
         return held.startswith("{") and (self._is_bare or MISTRAL in self._marks or PYTHON_TAG in self._marks)
 
     def _read_harmony(self) -> str:
-        """Read messages of gpt-oss: a call, or text between marks that are no part of it."""
-        held = self._held.lstrip() if not self._has_content or self.has_calls else self._held
+        """Read gpt-oss's messages from the held text: begin a call, or return text without the marks around it."""
+        held = self._held.lstrip() if not self._has_content or self._is_between else self._held
         if held.startswith("<|end|>"):
             self._held = held[len("<|end|>") :]
             return ""
@@ -485,7 +563,7 @@ class CallReader:
         place = min((at for mark in _HARMONY_MARKS if (at := held.find(mark)) >= 0), default=-1)
         clear = place if place >= 0 else len(held) - max(overlap(held, mark) for mark in _HARMONY_MARKS)
         content, self._held = held[:clear], held[clear:]
-        return content
+        return self._after_calls(content)
 
     def _read_call(self, content: list[str], calls: list[CallDelta]) -> None:
         assert self._call is not None
@@ -496,14 +574,16 @@ class CallReader:
             return
         if not given and not self._named:
             # It looked like a call: a bare object, or a mark without one.
-            content.append(self._call.text)
+            content.append(self._after_calls(self._call.text))
             self._bare = False
-        elif not self._arguments_given:
-            calls.append(CallDelta(self._index - 1, "{}"))
+        else:
+            self._is_between = True
+            if not self._arguments_given:
+                calls.append(CallDelta(self._index - 1, "{}"))
         self._call, self._named = None, False
 
     def _give(self, arguments: str, calls: list[CallDelta]) -> bool:
-        """Give out a piece of the call that is being read; return whether it has a name."""
+        """Append a piece of the current call to `calls`; return whether the call's name is known."""
         assert self._call is not None
         if not self._call.name:
             return False
@@ -518,12 +598,15 @@ class CallReader:
 
 
 def new_call_id(length: int = 0) -> str:
-    """Return an id for a call; Mistral's templates refuse any that has not nine letters and digits."""
+    """Return a new call id.
+
+    `length`: 9 for Mistral's templates, which accept only nine letters and digits; 0: the usual length.
+    """
     return secrets.token_hex(length)[:length] if length else f"call_{secrets.token_hex(12)}"
 
 
 def types_of(tools: Sequence[Mapping[str, Any]]) -> Types:
-    """Return the JSON types of the parameters of OpenAI tool definitions."""
+    """Return the JSON types of the parameters in OpenAI tool definitions, by tool and parameter."""
     found: dict[str, dict[str, object]] = {}
     for tool in tools:
         function = tool.get("function") or {}
@@ -543,9 +626,10 @@ def _without_noise(text: str) -> str:
 
 
 def _text(token: str) -> str:
-    """Return the text of a JSON string as it stands in a call; the token itself if it is none."""
+    """Return the text of a JSON string in a call; the token itself if it is not a JSON string."""
     try:
         value = json.loads(token, strict=False)
     except (ValueError, RecursionError):
         return token.strip().strip('"')
-    return value if isinstance(value, str) else str(token).strip()
+    # Models write halves of surrogate pairs as escapes, and UTF-8 cannot encode them.
+    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else str(token).strip()

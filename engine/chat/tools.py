@@ -1,4 +1,4 @@
-"""Tools that a model may call: checks of their definitions, and messages with calls and results for a chat template.
+"""Tools that a model may call: checks of their definitions, and the chat template's messages with calls and results.
 
 A definition is OpenAI's: `{"type": "function", "function": {"name": ..., "description": ..., "parameters": ...}}`.
 """
@@ -24,20 +24,24 @@ from engine.runtime.protocol.messages import ChatMessage, ToolCall
 MAX_TOOLS = 256
 MAX_NAME_CHARACTERS = 128
 MAX_DEPTH = 64
-"""Objects within objects, in definitions of tools and in schemas."""
+"""Deepest nesting in definitions of tools and in schemas."""
 MAX_SCHEMA_VALUES = 1 << 15
-"""Values in the schemas of all tools of a call; the engine takes as many characters."""
+"""Largest number of values in the schemas of all tools of one request. The engine allows as many characters."""
 MAX_CHARACTERS = 1 << 18
-"""Limit for the definitions of a conversation as text."""
+"""Largest number of characters of a conversation's tool definitions."""
+_MAX_DIGITS = 9
 NO_RESULT = "(no result)"
-"""Stored as the result of a call that a person answered without one; the model reads it."""
+"""Result of a call that a person left without one; it is stored, and the model reads it."""
 
 Document = dict[str, Any]
 NO_TEXTS: Mapping[str, str] = MappingProxyType({})
 
 
 class DefinitionError(ValueError):
-    """A tool or a schema cannot be used. `place`: where in the document, such as `tools[2]`; empty if unknown."""
+    """A tool definition or a JSON schema cannot be used.
+
+    `place`: its place in the document, such as `tools[2]`; empty: unknown.
+    """
 
     def __init__(self, reason: str, place: str = "") -> None:
         super().__init__(reason)
@@ -46,35 +50,41 @@ class DefinitionError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """What one request may call. `tools`: definitions; empty: nothing. `template`: the chat template in use."""
+    """The tools that one request may call.
+
+    `tools`: OpenAI definitions; empty: no tools. `template`: chat template in use.
+    """
 
     tools: tuple[Document, ...] = ()
     template: str = ""
 
     @property
     def knows_tools(self) -> bool:
-        """Whether the chat template writes definitions of tools."""
+        """Whether the chat template can write tool definitions into the prompt."""
         return "tools" in self.template
 
     @property
     def definitions(self) -> str:
-        """The tools as JSON for the template; empty if it gets none."""
+        """The tools as JSON for the chat template; empty if there are none, or the template cannot write them."""
         return json.dumps(self.tools, ensure_ascii=False) if self.tools and self.knows_tools else ""
 
     @property
     def writes_hermes(self) -> bool:
-        """Whether calls are written as Hermes' models do."""
+        """Whether the model writes calls in the form of Hermes' models (`<tool_call>` with a JSON object)."""
         template = self.template
         return not self.knows_tools or (HERMES in template and not is_harmony(template) and not is_llama(template))
 
     def reader(self, *, forced: bool = False) -> CallReader:
-        """Return the reader of the calls in an answer. `forced`: a grammar makes the answer one call as JSON."""
+        """Return a reader that finds the calls in an answer.
+
+        `forced`: whether a grammar makes the answer one call as JSON.
+        """
         return CallReader(self.template if self.knows_tools else "", types_of(self.tools), forced=forced)
 
     def messages(self, messages: Sequence[ChatMessage]) -> tuple[ChatMessage, ...]:
-        """Return messages as this template takes them.
+        """Return messages in the form that the chat template can write.
 
-        If it knows no tools, they are described in the system prompt, which may become a new first message.
+        If it cannot write tools, they are described in the system prompt, which may become a new first message.
         """
         has_calls = any(each.calls or each.call_id for each in messages)
         if not self.knows_tools and (self.tools or has_calls):
@@ -133,7 +143,7 @@ def _short(call_id: str) -> str:
 
 
 def is_whole(call: ToolCall) -> bool:
-    """Return whether the arguments of a call are a JSON object; they are not if the answer ended within the call."""
+    """Return whether the arguments of a call are a complete JSON object; if not, the answer was cut off within it."""
     try:
         return isinstance(json.loads(call.arguments), dict)
     except (ValueError, RecursionError):
@@ -141,7 +151,7 @@ def is_whole(call: ToolCall) -> bool:
 
 
 def pretty_arguments(call: ToolCall) -> str:
-    """Return the arguments of a call for people: indented JSON, or the text as it is if it is not JSON."""
+    """Return the arguments of a call for people: as indented JSON, or unchanged if they are not JSON."""
     try:
         return json.dumps(json.loads(call.arguments), ensure_ascii=False, indent=2)
     except (ValueError, RecursionError):
@@ -149,7 +159,7 @@ def pretty_arguments(call: ToolCall) -> str:
 
 
 def in_order_of_calls(path: Sequence[Message]) -> tuple[Message, ...]:
-    """Return messages with the results of each answer in the order of its calls."""
+    """Return the messages of a path with the tool results after each answer in the order of its calls."""
     places: dict[str, tuple[int, int]] = {}
     order: dict[str, int] = {}
     first = 0
@@ -163,7 +173,7 @@ def in_order_of_calls(path: Sequence[Message]) -> tuple[Message, ...]:
 
 
 def calls_of_path(path: Sequence[Message]) -> Message | None:
-    """Return the answer whose results the end of a path waits for, or has; None if it does not end with calls."""
+    """Return the last answer of a path if it has tool calls and only their results follow it; else None."""
     last = next((message for message in reversed(path) if message.role != "tool"), None)
     return last if last is not None and last.calls else None
 
@@ -178,9 +188,9 @@ def missing_results(path: Sequence[Message]) -> tuple[ToolCall, ...]:
 
 
 def with_results(tree: MessageTree, texts: Mapping[str, str] = NO_TEXTS) -> MessageTree:
-    """Return messages with a result for each call at their end: templates expect one.
+    """Return the tree with a result for each open call at its end, because templates expect one.
 
-    `texts`: results by the ids of calls; `NO_RESULT` for others.
+    `texts`: results by call id; a call that is not among them gets `NO_RESULT`.
     """
     for call in missing_results(tree.path):
         tree = add(tree, result_message(call, texts.get(call.id) or NO_RESULT, tree.leaf))
@@ -188,7 +198,7 @@ def with_results(tree: MessageTree, texts: Mapping[str, str] = NO_TEXTS) -> Mess
 
 
 def result_message(call: ToolCall, text: str, parent: str | None) -> Message:
-    """Return the result of a call as the next message after `parent`."""
+    """Return the tool's result as a message that follows the message `parent`."""
     return Message(id=new_id(), role="tool", content=text, parent=parent, call_id=call.id, created_ms=now_ms())
 
 
@@ -196,10 +206,10 @@ def result_message(call: ToolCall, text: str, parent: str | None) -> Message:
 
 
 def read_tools(text: str) -> tuple[Document, ...]:
-    """Return the tools of a JSON list, as people type it; none if the text is blank.
+    """Return the tool definitions in a JSON list that a person typed; none if the text is blank.
 
     Raises:
-        DefinitionError: it cannot be used.
+        DefinitionError: the text is not a list of valid definitions.
     """
     if not text.strip():
         return ()
@@ -213,6 +223,11 @@ def read_tools(text: str) -> tuple[Document, ...]:
         )
     try:
         found = json.loads(text)
+        # JSON can write half of a surrogate pair as an escape, which cannot be sent to the engine.
+        json.dumps(found, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        half = tr("this contains a lone surrogate, which is not a character")
+        raise DefinitionError(tr("The tools are not JSON: {error}.", error=half)) from None
     except RecursionError:
         raise DefinitionError(tr("The tools are nested too deeply; make them simpler.")) from None
     except ValueError as error:
@@ -235,10 +250,10 @@ def read_tools(text: str) -> tuple[Document, ...]:
 
 
 def check_tool(tool: object, place: str) -> Document:
-    """Return the definition of a function.
+    """Return the definition of a function, reduced to the known keys. `place`: its place in the document, for errors.
 
     Raises:
-        DefinitionError: it is none.
+        DefinitionError: the value is not a valid definition.
     """
     function = tool.get("function") if isinstance(tool, dict) else None
     name = function.get("name") if isinstance(function, dict) else None
@@ -255,13 +270,14 @@ def check_tool(tool: object, place: str) -> Document:
     parameters = function.get("parameters")
     if parameters is not None and not isinstance(parameters, dict):
         raise DefinitionError(tr("{place}.function.parameters is not a JSON schema object.", place=place), place)
-    check_depth(parameters, place)
     kept = {key: function[key] for key in ("name", "description", "parameters") if function.get(key) is not None}
+    for value in kept.values():
+        check_depth(value, place)
     return {"type": "function", "function": kept}
 
 
 def check_depth(value: object, place: str) -> None:
-    """Raise `DefinitionError` for a value that is nested more than `MAX_DEPTH` deep."""
+    """Raise `DefinitionError` if a value is nested deeper than `MAX_DEPTH`."""
     level = [value]
     for _ in range(MAX_DEPTH):
         level = [
@@ -276,16 +292,16 @@ def check_depth(value: object, place: str) -> None:
 
 
 class SchemaBudget:
-    """Values that may be looked at, or written out, of a schema: its references may mean overlapping parts of it."""
+    """Limits how many values of a schema are visited or written, as references may point to overlapping parts."""
 
     def __init__(self) -> None:
         self._left = MAX_SCHEMA_VALUES
 
     def take(self) -> None:
-        """Count one value.
+        """Count one visited value of the schema.
 
         Raises:
-            DefinitionError: it is one too many.
+            DefinitionError: the limit is exceeded.
         """
         self._left -= 1
         if self._left < 0:
@@ -293,12 +309,12 @@ class SchemaBudget:
 
 
 def check_finite(schema: Document, place: str) -> None:
-    """Refuse a schema that needs itself, as a list of lists without end does: no answer could ever be whole.
+    """Refuse a schema that requires itself without end, such as an endless list of lists: no finite value matches it.
 
-    A schema that may contain itself, such as a tree, is taken.
+    A schema that only may contain itself, such as a tree, is accepted.
 
     Raises:
-        DefinitionError: it does, or a reference means nothing.
+        DefinitionError: the schema requires itself, or a reference has no target.
     """
     needed: dict[str, tuple[str, ...]] = {}
     budget = SchemaBudget()
@@ -308,6 +324,7 @@ def check_finite(schema: Document, place: str) -> None:
         if reference not in needed:
             needed[reference] = tuple(_needs(target_of(schema, reference), budget))
             pending += needed[reference]
+    # Depth-first search for a cycle. False: the reference is on the present path; True: it leads to no cycle.
     is_clear: dict[str, bool] = {}
     for begin, first in needed.items():
         path: list[tuple[str, Iterator[str]]] = [(begin, iter(first))]
@@ -335,7 +352,7 @@ def check_finite(schema: Document, place: str) -> None:
 
 
 def _needs(schema: object, budget: SchemaBudget) -> Iterator[str]:
-    """Yield the references without which there is no value of a schema."""
+    """Yield the references whose targets every value of a schema must contain."""
     pending = [schema]
     while pending:
         value = pending.pop()
@@ -359,16 +376,18 @@ def _needs(schema: object, budget: SchemaBudget) -> Iterator[str]:
 
 
 def target_of(schema: Document, reference: str) -> Any:
-    """Return what a JSON pointer means.
+    """Return the part of a schema to which a JSON pointer refers.
 
     Raises:
-        DefinitionError: there is nothing.
+        DefinitionError: the pointer has no target.
     """
     found: Any = schema
     for word in filter(None, reference[1:].split("/")):
         key = word.replace("~1", "/").replace("~0", "~")
-        if isinstance(found, list) and key.isascii() and key.isdigit() and int(key) < len(found):
-            found = found[int(key)]
+        # Python refuses to read numbers of many digits.
+        number = int(key) if key.isascii() and key.isdigit() and len(key) <= _MAX_DIGITS else -1
+        if isinstance(found, list) and 0 <= number < len(found):
+            found = found[number]
         elif isinstance(found, dict) and key in found:
             found = found[key]
         else:

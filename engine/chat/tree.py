@@ -18,14 +18,18 @@ from engine.chat.message import Cut, Message, new_id
 
 @dataclass(frozen=True)
 class MessageTree:
-    """Messages by id, in the order in which they were added (parents before children), and the shown `leaf`."""
+    """An immutable tree of messages.
+
+    `messages`: messages by id, in the order in which they were added (parents before children).
+    `leaf`: id of the last shown message; None: the tree is empty.
+    """
 
     messages: Mapping[str, Message] = field(default_factory=dict)
     leaf: str | None = None
 
     @cached_property
     def children(self) -> Mapping[str | None, tuple[str, ...]]:
-        """Ids of messages by their parent's id, in the order of adding. The parent of a root is None."""
+        """Ids of child messages by their parent's id, in the order of adding. Roots have the key None."""
         # One pass over all messages; `versions` and `newest_leaf` then need no search.
         found: dict[str | None, list[str]] = {}
         for message in self.messages.values():
@@ -38,7 +42,7 @@ class MessageTree:
         return self.path_to(self.leaf)
 
     def path_to(self, message: str | None) -> tuple[Message, ...]:
-        """Return the messages from the root to this one; none if it is None."""
+        """Return the messages from the root to `message`, both included; none if it is None."""
         path: list[Message] = []
         while message is not None:
             path.append(self.messages[message])
@@ -46,11 +50,11 @@ class MessageTree:
         return tuple(reversed(path))
 
     def versions(self, message: str) -> tuple[str, ...]:
-        """Return the ids of all messages with the same parent as this one, in the order of adding."""
+        """Return the ids of all messages with the same parent as `message`, itself included, in the order of adding."""
         return self.children[self.messages[message].parent]
 
     def newest_leaf(self, message: str) -> str:
-        """Return the last message of the newest branch below a message; the message itself if it has no children."""
+        """Return the id of the last message of the newest branch below `message`; its own id if it has no children."""
         while below := self.children.get(message):
             message = below[-1]
         return message
@@ -109,14 +113,20 @@ def mended_tree(messages: Iterable[Message], leaf: str | None) -> MessageTree:
 
 
 def select(tree: MessageTree, message: str) -> MessageTree:
-    """Show a branch with this message: the shown branch if it is part of it, else the newest one below it."""
+    """Return the tree with a shown branch that contains `message`.
+
+    This is the shown branch if it contains the message, else the newest branch below the message.
+    """
     if any(shown.id == message for shown in tree.path):
         return tree
     return replace(tree, leaf=tree.newest_leaf(message))
 
 
 def step_version(tree: MessageTree, message: str, step: int) -> MessageTree:
-    """Show another version of a message: `step` places later, or earlier if negative, at most the last or first."""
+    """Return the tree with another version of a message shown: `step` places later, or earlier if negative.
+
+    The first and the last version are the limits.
+    """
     versions = tree.versions(message)
     # No wrapping around: the arrows are disabled at both ends.
     place = min(max(versions.index(message) + step, 0), len(versions) - 1)
@@ -124,12 +134,15 @@ def step_version(tree: MessageTree, message: str, step: int) -> MessageTree:
 
 
 def add(tree: MessageTree, message: Message) -> MessageTree:
-    """Add a message below its `parent`, and show it."""
+    """Return the tree with a message added below its `parent` and shown as the leaf."""
     return tree_with(tree, {**tree.messages, message.id: message}, message.id)
 
 
 def edited(tree: MessageTree, message: str, content: str, *, created_ms: int) -> MessageTree:
-    """Add a version of a message with other content, and show it. Later messages stay below the old version."""
+    """Return the tree with a new, shown version of a message that has other content.
+
+    Later messages stay at the old version.
+    """
     old = tree.messages[message]
     new = Message(
         id=new_id(),
@@ -145,8 +158,10 @@ def edited(tree: MessageTree, message: str, content: str, *, created_ms: int) ->
 
 
 def edited_result(tree: MessageTree, message: str, content: str, *, created_ms: int) -> MessageTree:
-    """Add a version of a tool's result with other content, and show it. Results of parallel calls that follow it on
-    the shown path are copied below it, so that all calls still have theirs."""
+    """Return the tree with a new, shown version of a tool result that has other content.
+
+    Results of parallel calls that follow it on the shown path are copied below it, so that each call keeps its result.
+    """
     path = tree.path
     place = next((place for place, each in enumerate(path) if each.id == message), len(path))
     parent = tree.messages[message].parent
@@ -160,7 +175,7 @@ def edited_result(tree: MessageTree, message: str, content: str, *, created_ms: 
 
 
 def changed(tree: MessageTree, message: Message) -> MessageTree:
-    """Replace the message that has the same id."""
+    """Return the tree with `message` in place of the message with the same id."""
     return tree_with(tree, {**tree.messages, message.id: message}, tree.leaf)
 
 
@@ -183,12 +198,15 @@ def branched(tree: MessageTree, message: str) -> MessageTree:
 
 
 def renamed_cut(cut: Cut | None, ids: Mapping[str, str]) -> Cut | None:
-    """Return the cut of a copied message. `ids`: new ids by old ones."""
+    """Return the cut (turns left out of the prompt) of a copied message, with the copy's message id.
+
+    `ids`: new ids by old ids. None: the message at which the cut ends was not copied.
+    """
     return None if cut is None or cut.first not in ids else Cut(ids[cut.first], cut.n_ctx)
 
 
 def turn_of(tree: MessageTree, message: str) -> str:
-    """Return the question of a message's turn; the message itself if no question comes before it."""
+    """Return the id of the question of a message's turn; the message's own id if no question comes before it."""
     for earlier in reversed(tree.path_to(message)):
         if earlier.role == "user":
             return earlier.id
@@ -196,7 +214,7 @@ def turn_of(tree: MessageTree, message: str) -> str:
 
 
 def without_turn(tree: MessageTree, message: str) -> MessageTree:
-    """Remove the turn of a message: its question with all answers.
+    """Return the tree without the turn of a message (its question with all answers).
 
     Later questions then follow the message before that turn.
     """
@@ -211,7 +229,7 @@ def without_turn(tree: MessageTree, message: str) -> MessageTree:
 
 
 def is_empty_failure(tree: MessageTree, message: str) -> bool:
-    """Return whether a message is an answer without text that failed or was interrupted, and that nothing follows."""
+    """Return whether a message is an answer without text that failed or was interrupted, and has no children."""
     known = tree.messages[message]
     # An answer is still "writing" in the database if the program was killed.
     is_lost = known.state in ("failed", "interrupted", "writing")
@@ -220,17 +238,17 @@ def is_empty_failure(tree: MessageTree, message: str) -> bool:
 
 
 def without_leaf(tree: MessageTree, message: str) -> MessageTree:
-    """Remove one message that nothing follows."""
+    """Return the tree without a message that has no children."""
     return _without(tree, {message})
 
 
 @dataclass(frozen=True, slots=True)
 class TreeChange:
-    """The difference of two trees.
+    """The difference of two trees of a conversation.
 
     `gone`: ids of removed messages.
     `put`: new and changed messages, in their order.
-    `leaf`: the new leaf.
+    `leaf`: id of the new leaf; None: the new tree is empty.
     """
 
     gone: tuple[str, ...]
@@ -239,14 +257,14 @@ class TreeChange:
 
 
 def difference(before: MessageTree, after: MessageTree) -> TreeChange:
-    """Return the change that makes `after` of `before`."""
+    """Return the change that turns the tree `before` into `after`."""
     gone = tuple(message for message in before.messages if message not in after.messages)
     put = tuple(message for message in after.messages.values() if before.messages.get(message.id) != message)
     return TreeChange(gone, put, after.leaf)
 
 
 def tree_with(tree: MessageTree, messages: Mapping[str, Message], leaf: str | None) -> MessageTree:
-    """Return a tree with these messages, after a check that all parents are among them."""
+    """Return a tree of these messages. Raises ValueError if a parent is not among them."""
     for message in messages.values():
         if message.parent is not None and message.parent not in messages:
             raise ValueError(tr("the message {id} follows a message that is missing", id=message.id[:40]))
@@ -254,7 +272,7 @@ def tree_with(tree: MessageTree, messages: Mapping[str, Message], leaf: str | No
 
 
 def _without(tree: MessageTree, gone: set[str]) -> MessageTree:
-    """Remove messages. Their children move to the nearest ancestor that stays."""
+    """Return the tree without the messages `gone`. Their children move to the nearest remaining ancestor."""
     messages: dict[str, Message] = {}
     for message in tree.messages.values():
         if message.id not in gone:
@@ -265,7 +283,10 @@ def _without(tree: MessageTree, gone: set[str]) -> MessageTree:
 
 
 def _cut_after(tree: MessageTree, message: Message, gone: set[str]) -> Cut | None:
-    """Return the cut of a message without the removed ones: it begins at the next message that stays."""
+    """Return the cut (turns left out of the prompt) of a message after the removal of `gone`.
+
+    If the message at which it ends is removed, it ends at the next remaining message of the path.
+    """
     cut = message.cut
     if cut is None or cut.first not in gone:
         return cut
@@ -281,8 +302,11 @@ def _nearest(tree: MessageTree, message: str | None, gone: set[str]) -> str | No
 
 
 def _leaf_after(tree: MessageTree, left: MessageTree, gone: set[str]) -> str | None:
-    """Return the new leaf: the old one if it stays, else the nearest version of the removed message, else the end of
-    the branch before it."""
+    """Return the leaf after the removal of `gone` from `tree`.
+
+    This is the old leaf if it remains, else the end of the nearest version of the removed message, else the end of the
+    branch before it. `left`: the remaining messages.
+    """
     if tree.leaf is None or tree.leaf not in gone:
         return tree.leaf
     first_gone = next(message for message in tree.path if message.id in gone)

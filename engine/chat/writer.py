@@ -1,7 +1,7 @@
-"""The thread that writes to the database. Jobs that arrive together share one transaction, in their order.
+"""The thread that writes to the conversation database. Jobs that arrive together share one transaction, in their order.
 
-A job for which the disk has no room waits in memory. Its future fails at once, and the job is done before all later
-ones when there is room again. So no stored message refers to one that was never stored.
+If the disk is full, a job waits in memory. Its future fails at once, and the job is run before all later ones when
+there is room again. So no stored message refers to one that was never stored.
 """
 
 from __future__ import annotations
@@ -22,20 +22,26 @@ from engine.base.sqlite_file import FAULTS, passes
 from engine.chat.recovery import damage_met
 
 BATCH_SECONDS = 0.04
-"""Least time between two commits: a single change is on disk at once, a stream of pieces is written in batches."""
+"""Shortest time in seconds between two commits: a single change is on disk at once, streamed pieces come in batches."""
 RETRY_SECONDS = 2.0
-"""Least time between two tries while the disk is full; at least ten times the duration of the last try."""
+"""Shortest time in seconds between two attempts to write while the disk is full.
+
+It is also at least ten times the duration of the last attempt.
+"""
 MAX_BEHIND = 50_000
-"""Most jobs that wait for room. Beyond it pieces of text are dropped: the complete message follows in `finish`."""
+"""Largest number of jobs that wait for room on the disk.
+
+Beyond it pieces of text are dropped, because `finish` writes the complete message later.
+"""
 Job = Callable[[sqlite3.Connection], None]
 
 
 class _QueuedJob(NamedTuple):
     """A job in the queue.
 
-    `job`: None: only wait for all earlier jobs.
-    `done`: the future of the caller.
-    `comes_again`: a later job writes the same data once more.
+    `job`: the function to run; None: only wait for all earlier jobs.
+    `done`: the future that the caller has.
+    `comes_again`: whether a later job writes the same data again.
     """
 
     job: Job | None
@@ -44,9 +50,10 @@ class _QueuedJob(NamedTuple):
 
 
 class Writer:
-    """Owns the only writing connection. The future of a job is done when the job is on disk, or holds the error.
+    """The thread with the only connection for writing.
 
-    A job that found no room is repeated later. Jobs after it succeed only when it has.
+    A job's future is done when the job is on disk, or holds the error. A job that fails on a full disk is repeated
+    later; jobs after it succeed only after it.
     """
 
     def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
@@ -64,9 +71,9 @@ class Writer:
         self._thread.start()
 
     def do(self, job: Job, *, comes_again: bool = False) -> Future[None]:
-        """Run a job in a transaction. If another job of that transaction fails, it is run again alone.
+        """Queue a job to be run in a transaction. If another job of the transaction fails, the job is run again alone.
 
-        `comes_again`: a later job writes the same data once more.
+        `comes_again`: whether a later job writes the same data again.
         """
         return self._enqueue(job, comes_again=comes_again)
 
@@ -81,7 +88,9 @@ class Writer:
 
     @contextmanager
     def with_all(self) -> Iterator[sqlite3.Connection]:
-        """Provide the connection in a transaction with all waiting jobs, for reading. It is rolled back afterwards."""
+        """Provide the connection for reading, in a transaction with all waiting jobs, which is
+        rolled back afterwards.
+        """
         with self._lock:
             self._connection.execute("BEGIN")
             try:
@@ -95,7 +104,7 @@ class Writer:
                     self._connection.execute("ROLLBACK")
 
     def close(self) -> None:
-        """Run the jobs in the queue, then close the connection."""
+        """Run the queued jobs, close the connection, and wait for the thread's end."""
         if not self._closed:
             self._closed = True
             self._queue.put(None)

@@ -1,4 +1,4 @@
-"""Devices, the host and rigs as plain values: the places for layers."""
+"""Devices, the host and rigs as plain values; a device is a place for layers of a model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,11 @@ _ID = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """Abilities of the device's backend: split modes, and the same device several times in one layout."""
+    """Abilities of a device's backend.
+
+    `row_split`, `tensor_split`: whether it supports this split mode of llama.cpp.
+    `repeatable`: whether one layout may use the device several times.
+    """
 
     row_split: bool = False
     tensor_split: bool = True
@@ -34,15 +38,15 @@ class Capabilities:
 
 Feature = Literal["extra_buffers", "flash_attention", "tensor_split", "repeated", "weights"]
 FEATURES: tuple[Feature, ...] = get_args(Feature)
-"""Parts of the engine that can be broken on one device while the others work there."""
+"""Features of the engine that can be broken on one device while the others work there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
     """A feature that the engine's self-check found broken on a device, so that it is not used there.
 
-    `of`: type of KV cache (flash attention) or of weights that is affected; empty for all.
-    `reason`: a sentence.
+    `reason`: a sentence for people.
+    `of`: affected type of the KV cache (flash attention) or of the weights; empty: all types.
     """
 
     feature: Feature
@@ -83,12 +87,12 @@ class BufferFacts:
 
 @dataclass(frozen=True, slots=True)
 class RemoteFacts:
-    """What a paired machine tells of a device that it lends; within bounds, but not verified.
+    """What a paired machine reports about a device that it lends; checked for plausible ranges, but not verified.
 
-    `backend`: backend that computes behind the RPC server; empty if unknown.
-    `overhead_bytes`: what loads of that machine took beyond the engine's buffers; None if never measured.
-    `read_bytes_per_second`, `by_type`, `op_s`, `products`: speeds that it measured, as of `KeptDevice`; None or empty
-    if it did not. The mappings are pairs of type and speed.
+    `backend`: backend that computes behind the RPC server; empty: unknown.
+    `overhead_bytes`: memory that loads on that machine took beyond the engine's buffers; None: never measured.
+    `read_bytes_per_second`, `op_s`: measured speeds, as in `KeptDevice`; None: not measured.
+    `by_type`, `products`: measured speeds as pairs of type and speed; empty: not measured.
     """
 
     backend: str = ""
@@ -101,7 +105,10 @@ class RemoteFacts:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """Memory that a loaded model of ours holds on a device. `model`: its display name, which need not be unique."""
+    """Memory that one of our loaded models holds on a device.
+
+    `model`: its display name, which need not be unique. `key`: identity of its file.
+    """
 
     model: str
     size_bytes: int
@@ -109,20 +116,24 @@ class Holding:
 
 
 def device_key(device: Device) -> str:
-    """Return the key of a device, which stays the same from run to run."""
+    """Return the key of a device in stored files: backend with PCI address, endpoint or id.
+
+    It is the same in each run.
+    """
     place = device.pci_bus_id or (f"{device.endpoint}/{device.endpoint_device}" if device.endpoint else device.id)
     return f"{device.backend} {place.lower()}"
 
 
 class ComputingNeed(msgspec.Struct, frozen=True):
-    """What a model was found to need on a device beyond its buffers, when it ran out of memory while it computed.
+    """The memory that a model was found to need on a device beyond its buffers.
 
-    The engine's pools and workspaces do not depend on how many layers the device has, but on what is computed.
-
+    It is recorded after the model ran out of memory while computing. The engine's pools and workspaces depend on the
+    computation, not on how many layers the device has.
     `device`, `model`: keys of the device and the model.
-    `n_ctx`, `n_ubatch`: settings of the load; with less of either the need is not known.
-    `flash_attention`: whether it was on or left open. `types`: types of the K and V cache.
-    `overhead_bytes`: least bytes beyond weights, state and buffers.
+    `n_ctx`, `n_ubatch`: settings of the load; for smaller values the need is unknown.
+    `flash_attention`: whether it was on or automatic.
+    `types`: types of the K and V cache.
+    `overhead_bytes`: least bytes needed beyond weights, state and buffers.
     """
 
     device: str
@@ -134,11 +145,14 @@ class ComputingNeed(msgspec.Struct, frozen=True):
     overhead_bytes: int
 
     def is_like(self, other: ComputingNeed) -> bool:
-        """Whether both are about the same device, model, flash attention and cache types."""
+        """Return whether both needs are about the same device, model, flash attention and cache types."""
         return self._subject == other._subject
 
     def covers(self, asked: ComputingNeed) -> bool:
-        """Whether what is asked about needs at least as much."""
+        """Return whether this measured need also applies to `asked`.
+
+        It does if both are alike (`is_like`), and `n_ctx` and `n_ubatch` of `asked` are not smaller.
+        """
         return self.is_like(asked) and asked.n_ctx >= self.n_ctx and asked.n_ubatch >= self.n_ubatch
 
     @property
@@ -150,16 +164,20 @@ class ComputingNeed(msgspec.Struct, frozen=True):
 class Device:
     """One place for layers: a card, an RPC device, or the host.
 
-    `free_bytes`: free memory as last read; None if unknown, then planning uses the total.
-    `cap_bytes`: upper limit for planning; None for none. `margin_bytes`: memory that stays free.
-    `overhead_bytes`: measured memory that a load takes in addition to the engine's buffers; None if never measured.
+    `free_bytes`: free memory at the last reading; None: unknown, so planning uses the total.
+    `pci_bus_id`: PCI address of a card; None: unknown or not a card.
+    `endpoint`, `endpoint_device`: host:port of an RPC server, and the index of the device there; None: a local device.
+    `cap_bytes`: upper limit for planning; None: no limit.
+    `margin_bytes`: memory that planning leaves free.
+    `overhead_bytes`: measured memory of a load beyond the engine's buffers; None: never measured.
     `holdings`: memory of our other models that stay loaded; it is not part of `free_bytes`.
-    `fingerprint`: of the certificate of the paired machine at `endpoint`, which is reached only through a tunnel.
-    `via`: local address (host:port) of that tunnel; None while there is none.
-    `computing`: what models were found to need here beyond their forecast, while they computed.
-    `is_stopped`: the process of a lab worker ended by itself; nothing can be placed there until it runs again.
-    `away`: why a device of a paired machine cannot be used now, in a few words; empty if it can.
-    `remote`: what a paired machine told of its device behind the RPC worker; None if it told nothing.
+    `fingerprint`: SHA-256 of the paired machine's certificate; this endpoint is reached only through a tunnel. None:
+    not paired.
+    `via`: local address (host:port) of that tunnel; None: there is no tunnel.
+    `is_stopped`: whether the process of a lab worker has ended by itself; it must be started again before use.
+    `away`: why a device of a paired machine cannot be used now, in a few words; empty: it can.
+    `remote`: what a paired machine reports about its device behind the RPC server; None: nothing.
+    `computing`: needs beyond the forecast that were measured for models on this device.
     """
 
     id: str
@@ -186,9 +204,9 @@ class Device:
     computing: tuple[ComputingNeed, ...] = ()
 
     def fault(self, feature: Feature, of: str = "") -> Fault | None:
-        """Return the fault because of which a feature is not used here for type `of`; None if it is used.
+        """Return the fault because of which a feature is not used on this device; None: it is used.
 
-        Upper and lower case are the same: files write "Q4_0", caches "q4_0".
+        `of`: type of the KV cache or of the weights. Case is ignored: files write "Q4_0", caches "q4_0".
         """
         # A fault without a type concerns all types.
         types = ("", of.casefold())
@@ -198,9 +216,9 @@ class Device:
 
     @property
     def available_bytes(self) -> int:
-        """Memory for planning: free memory, or the total if that is unknown, at most the cap.
+        """Memory for planning in bytes: the free memory, or the total if that is unknown, at most the cap.
 
-        0 if it has stopped or is away.
+        It is 0 if the device has stopped or is away.
         """
         if self.is_stopped or self.away:
             return 0
@@ -218,7 +236,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Rig:
-    """All devices with the host. `devices` excludes the host; `all_devices` has it at the end."""
+    """All devices of a computer or a plan. `devices` excludes the host; `all_devices` has it at the end."""
 
     devices: tuple[Device, ...]
     host: Device
@@ -237,9 +255,9 @@ class Rig:
 
 
 def routes_of(devices: Iterable[Device]) -> dict[str, str]:
-    """Return the address to connect to for each endpoint behind a tunnel; empty while there is no tunnel.
+    """Return the address to connect to for each endpoint of a paired machine; empty if its tunnel does not exist now.
 
-    An endpoint that is missing in the result is connected to directly.
+    Endpoints that are not in the result are connected to directly.
     """
     # An empty address says that there is no tunnel: such a machine is never asked in the clear.
     return {
@@ -273,7 +291,7 @@ def find_id_fault(device_id: str) -> str | None:
 
 
 def with_free_ids(devices: Iterable[Device], taken: Iterable[str]) -> tuple[Device, ...]:
-    """Return `devices` with another id for each whose id is taken: ids are the lanes' names in layouts."""
+    """Return `devices` with a new id for each whose id is in `taken`, as layouts refer to devices by id."""
     known = set(taken)
     added = []
     for device in devices:
@@ -300,9 +318,9 @@ def names_of(devices: Iterable[Device]) -> str:
 
 
 REMOTE_MARGIN_BYTES = 256 * MIB
-"""Margin for changes in other programs on that machine between discovery and load."""
+"""Default margin of a device on another machine, where other programs may change between discovery and load."""
 _REMOTE_PART = 20
-"""The margin is at most 1/20 of the device's memory."""
+"""Divisor for small devices: the margin is at most 1/20 of the device's memory."""
 _LOOPBACK = re.compile(r"(127\.|localhost|\[::1\])")
 
 
@@ -312,14 +330,14 @@ def is_on_this_machine(device: Device) -> bool:
 
 
 def remote_margin_bytes(device: Device) -> int:
-    """Return the default margin of an RPC worker: none on this machine, where the user sets caps."""
+    """Return the default margin of an RPC device in bytes; 0 for one on this machine, where the user sets caps."""
     if device.endpoint is None or is_on_this_machine(device):
         return 0
     return min(REMOTE_MARGIN_BYTES, device.total_bytes // _REMOTE_PART)
 
 
 def margin_words(device: Device) -> str:
-    """Return one line with the margin of an RPC worker and its origin; empty if there is none."""
+    """Return a sentence on the margin of an RPC device and its origin; empty if there is no margin."""
     if not device.is_rpc or not device.margin_bytes:
         return ""
     usual = device.margin_bytes == remote_margin_bytes(device)

@@ -1,8 +1,9 @@
-"""A bounded handshake with RPC endpoints before the engine connects to them.
+"""A handshake with RPC endpoints, limited in time and size, before the engine connects to them.
 
 The engine's RPC client has no time-outs, and aborts the process when a connection fails. It also trusts every number in
-an answer and creates as many devices as a server claims. So the questions that the engine will ask are asked here
-first. All endpoints are greeted at once from the calling thread, with non-blocking sockets and one deadline.
+an answer, and creates as many devices as a server claims. So this module first sends the requests that the engine will
+send, and checks the answers. One call handles all endpoints in the calling thread, with non-blocking sockets and a
+common deadline.
 """
 
 from __future__ import annotations
@@ -35,13 +36,12 @@ _DEVICE = struct.Struct("<I")
 _MEMORY = struct.Struct("<QQ")
 
 MAX_DEVICES = 64
-"""Most devices of one server; the engine takes 16 in all (`llama_max_devices`)."""
+"""Largest number of devices that one server may report; the engine uses at most 16 in total (`llama_max_devices`)."""
 MAX_DEVICE_BYTES = 1 << 50
 MAX_ALIGNMENT_BYTES = 1 << 20
 _MAX_PORT = 65535
 NOTICE = b"\xffLDTUNL\n"
-"""First bytes of a message from our tunnel. A server begins with the length of an answer, which these bytes cannot be.
-"""
+"""First bytes of a message from our tunnel. A server's answer begins with its length, which these bytes cannot be."""
 MAX_NOTICE_BYTES = 1000
 # 253 is the longest name of DNS.
 _ENDPOINT = re.compile(r"([A-Za-z0-9._-]{1,253}):(\d{1,5})", re.ASCII)
@@ -54,11 +54,17 @@ _CONNECTING = {0, errno.EINPROGRESS, errno.EWOULDBLOCK, getattr(errno, "WSAEWOUL
 
 
 class GreetingStatus(StrEnum):
-    """Result of a greeting.
+    """Result of the handshake with an RPC endpoint.
 
-    `BUSY`: connected, but no answer in time, as from a server with another client.
-    `ABSURD`: greeted, then claimed impossible numbers.
-    `SILENT`: greeted, then did not answer the engine's first question.
+    `OK`: the server answered all requests with plausible values.
+    `BUSY`: connected, but no answer in time, as from a server that serves another client.
+    `NOT_RPC`: the answer is not that of an RPC server.
+    `WRONG_VERSION`: the version of the RPC protocol does not match ours.
+    `ABSURD`: an RPC server that reports impossible numbers.
+    `SILENT`: an RPC server that did not answer a request after the first one.
+    `REFUSED`: the connection was refused, or could not be made.
+    `TIMED_OUT`: no connection in time.
+    `UNRESOLVED`: the host name has no IPv4 address.
     `UNTRUSTED`: the tunnel found another certificate than the paired one, or this machine is not known there.
     """
 
@@ -76,7 +82,10 @@ class GreetingStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Greeting:
-    """The result of a greeting. `version`: protocol version of the RPC server. `sentence`: for people."""
+    """The result of the handshake with one endpoint.
+
+    `sentence`: the result for people. `version`: version of the server's RPC protocol; None: unknown.
+    """
 
     endpoint: str
     status: GreetingStatus
@@ -89,7 +98,7 @@ class Greeting:
 
 
 def parse_endpoint(text: str) -> tuple[str, int]:
-    """Return host and port of `"host:port"`.
+    """Return host and port of a text such as `"192.0.2.7:50052"`.
 
     Raises:
         ValueError: with a sentence. IPv6 is refused, because the engine's client cannot use it.
@@ -120,7 +129,7 @@ def parse_lent_endpoint(text: str) -> tuple[str, str]:
 
 
 def greet(host: str, port: int, timeout_s: float = DEFAULT_TIMEOUT_S) -> Greeting:
-    """Greet one endpoint, within `timeout_s` in all."""
+    """Perform the handshake with one endpoint, within `timeout_s` in total."""
     endpoint = f"{host}:{port}"
     return greet_all([endpoint], timeout_s)[endpoint]
 
@@ -132,13 +141,14 @@ def greet_all(
     routes: Mapping[str, str] | None = None,
     cancel: CancelToken | None = None,
 ) -> dict[str, Greeting]:
-    """Greet all endpoints in parallel, within `timeout_s` in all. After a cancel the unanswered ones time out.
+    """Perform the handshake with all endpoints in parallel, within `timeout_s` in total; return results by endpoint.
 
-    If the system has no socket left for an endpoint, that is its result. `routes`: address to connect to for endpoints
-    behind our tunnels; empty while there is no tunnel.
+    `routes`: address to connect to for endpoints behind our tunnels (`routes_of`); empty: there is no tunnel now.
+    `cancel`: when it is set, endpoints that have not answered count as timed out.
+    If the system has no socket left for an endpoint, that is its result.
 
     Raises:
-        ValueError: for a text that is no endpoint.
+        ValueError: for a text that is not an endpoint.
     """
     routes = routes or {}
     asked = {endpoint: routes.get(endpoint, endpoint) for endpoint in endpoints}
@@ -182,7 +192,7 @@ def _talk_to(
 
 
 class _Wake:
-    """Lets other threads end a `select`. Calls after `close` do nothing."""
+    """Lets other threads end a `select` by calling this object. Calls after its end have no effect."""
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
         self._sender, self._receiver = socket.socketpair()
@@ -222,7 +232,7 @@ class _Addresses:
                     raise OSError(errno.EAGAIN, str(error)) from None
 
     def get(self, host: str) -> tuple[bool, str | None]:
-        """Return whether the name is resolved, and the address if there is one."""
+        """Return whether the lookup of a host has ended, and its address; None: it has no address."""
         return host in self._found, self._found.get(host)
 
     def _look_up(self, host: str, wake: _Wake) -> None:
@@ -236,11 +246,13 @@ class _Addresses:
 
 _Verdict = tuple[GreetingStatus, str]
 _Questions = Generator[tuple[bytes, int], bytes, _Verdict]
-"""Yields a request with the length of its answer, receives the answer, and returns the verdict on the server."""
+"""Generator of a handshake: it yields each request with its answer's length, receives the answer, and returns the
+verdict.
+"""
 
 
 class _Talk:
-    """One greeting in progress: resolve, connect, then one question after another, with bounded answers."""
+    """One handshake in progress: it resolves the name, connects, then sends the requests and checks the answers."""
 
     def __init__(self, endpoint: str, host: str, port: int, timeout_s: float, *, tunnelled: bool) -> None:
         self.endpoint = endpoint
@@ -271,7 +283,7 @@ class _Talk:
         self._socket.close()
 
     def _ask(self) -> _Questions:
-        """Yield the engine's questions in its order, for every device of the server."""
+        """Yield the requests that the engine will send, in its order, for every device of the server."""
         # The order of ggml-rpc.cpp's client: HELLO, DEVICE_COUNT, then alignment, maximum size and memory of each
         # device.
         hello = yield _request(_HELLO, bytes(_CONN_CAPS_BYTES)), 4 + _CONN_CAPS_BYTES
@@ -313,7 +325,7 @@ class _Talk:
         return GreetingStatus.OK, "answers"
 
     def begin(self, addresses: _Addresses, selector: selectors.BaseSelector) -> None:
-        """Connect as soon as the address is known."""
+        """Connect to the endpoint if its address is known now. Call it again until then."""
         if self._socket is not None:
             return
         known, address = addresses.get(self._host)
@@ -338,7 +350,7 @@ class _Talk:
             self._refused(code)
 
     def give_up(self) -> Greeting:
-        """Return the result at the deadline."""
+        """Return the result for an endpoint that has not finished the handshake at the deadline."""
         if self._has_greeted:
             return self._greeting(
                 GreetingStatus.SILENT,
@@ -390,7 +402,10 @@ class _Talk:
             selector.modify(self._socket, selectors.EVENT_READ, self._on_readable)
 
     def _send(self, selector: selectors.BaseSelector) -> bool:
-        """Send the next question. It fits the empty socket buffer, since every answer was read before."""
+        """Send the next request; return False if the connection is broken.
+
+        The request fits the empty socket buffer, since every earlier answer was read.
+        """
         assert self._socket is not None
         try:
             self._socket.send(self._request)
@@ -428,7 +443,7 @@ class _Talk:
             selector.unregister(self._socket)
 
     def _go_on(self) -> bool:
-        """Handle the answer and go to the next question; return False if that was the last one."""
+        """Check the answer and prepare the next request; return False if the handshake has ended."""
         answer, self._received = self._received[_HEADER.size :], b""
         try:
             self._request, self._answer_bytes = self._questions.send(answer)
@@ -473,12 +488,15 @@ class _Talk:
 
 
 def make_notice(status: GreetingStatus, words: str) -> bytes:
-    """Return the message that a tunnel sends to its client instead of an answer that it could not get."""
+    """Return the message that a tunnel sends to its client if it cannot reach the server at the other end."""
     return NOTICE + f"{status.value} {words}".encode()[:MAX_NOTICE_BYTES]
 
 
 def read_notice(data: bytes) -> tuple[GreetingStatus, str]:
-    """Return why a tunnel did not reach its other end: status, and words that follow the endpoint in a sentence."""
+    """Return status and reason from a message of `make_notice`.
+
+    The reason completes a sentence that begins with the endpoint.
+    """
     name, _, words = data.removeprefix(NOTICE).decode("utf-8", "replace").partition(" ")
     # OK is not accepted from a notice: it stands in the place of an answer.
     known = {status.value: status for status in GreetingStatus if status is not GreetingStatus.OK}

@@ -18,10 +18,11 @@ _MAX_VALUE = 60
 
 @dataclass(frozen=True, slots=True)
 class HidingVariable:
-    """A variable that can hide devices.
+    """An environment variable that can hide devices.
 
-    `backends`: backends whose devices it hides. `empty_hides`: whether the empty value hides all of them; else an empty
-    variable has no effect. `is_path`: its value is a list of paths, which is not shown.
+    `backends`: ggml backends whose devices it hides.
+    `empty_hides`: whether an empty value hides all devices; if not, an empty value has no effect.
+    `is_path`: whether its value is a list of paths, which is not shown.
     """
 
     name: str
@@ -56,19 +57,19 @@ HIDING_VARIABLES = (
 )
 
 _HIDES_NOTHING = {"NVIDIA_VISIBLE_DEVICES": "all", "ONEAPI_DEVICE_SELECTOR": "*:*"}
-"""Values without an effect, by variable."""
+"""Values that hide no device, by variable."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hiding:
-    """A variable that is set, with its value as shown; None if the value is not shown."""
+    """A variable that is set and can hide devices. `value`: its value for people; None: the value is not shown."""
 
     variable: HidingVariable
     value: str | None
 
     @property
     def sentence(self) -> str:
-        """Return what the variable does, as a sentence."""
+        """A sentence on the devices that the variable can hide."""
         backends = " ".join(self.variable.backends)
         if len(self.variable.backends) > 1:
             backends = tr("{names} and {names2}", names=self.variable.backends[0], names2=self.variable.backends[1])
@@ -83,7 +84,7 @@ class Hiding:
 
 
 def find_hiding(environment: Mapping[str, str] | None = None) -> tuple[Hiding, ...]:
-    """Return the variables that hide devices in `environment`; by default that of this process."""
+    """Return the variables in an environment that can hide devices. `environment`: None: that of this process."""
     environment = os.environ if environment is None else environment
     found = []
     for variable in HIDING_VARIABLES:

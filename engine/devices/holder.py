@@ -9,8 +9,11 @@ from engine.base.units import format_bytes
 
 
 class MemoryHolder(msgspec.Struct, frozen=True, kw_only=True):
-    """A process with its memory on a device. `held_bytes`: None if the driver does not report it. `ours`: this program
-    or its child."""
+    """A process that holds memory of a device.
+
+    `held_bytes`: bytes that it holds; None: the driver does not report them.
+    `ours`: whether it is this program or its child.
+    """
 
     pid: int
     name: str

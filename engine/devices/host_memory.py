@@ -13,9 +13,9 @@ _FILES = {
     1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     2: ("memory.max", "memory.current", "inactive_file"),
 }
-"""By version of control groups: files with limit and usage, and the line of memory.stat with reclaimable page cache."""
+"""Files with limit and usage, and the line of memory.stat with reclaimable page cache, by version of control groups."""
 _UNLIMITED_BYTES = 1 << 60
-"""Version 1 writes a number near 2**63 for "no limit"."""
+"""Limits from here on mean "no limit": version 1 writes a number near 2**63 for that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class HostMemory:
 
 
 def read_host_memory(cgroup_root: Path = ROOT, own_cgroup: Path = OWN) -> HostMemory:
-    """Return the memory of this machine within the tightest control group above this process."""
+    """Return the host's memory, within the tightest limit of this process's control groups."""
     machine = psutil.virtual_memory()
     total_bytes, free_bytes = int(machine.total), int(machine.available)
     # Every group above counts: a container may have a limit, and the slice around it a tighter one.
@@ -45,7 +45,7 @@ def read_host_memory(cgroup_root: Path = ROOT, own_cgroup: Path = OWN) -> HostMe
 
 
 def _limits(group: ControlGroup) -> tuple[int, int] | None:
-    """Return the limit and the committed bytes of a group, None for a group without a limit."""
+    """Return the limit and the used bytes of a control group, without reclaimable cache; None if it has no limit."""
     limit_name, usage_name, cache_line = _FILES[group.version]
     limit_bytes, usage_bytes = group.number(limit_name), group.number(usage_name)
     if limit_bytes is None or usage_bytes is None or limit_bytes >= _UNLIMITED_BYTES:

@@ -1,7 +1,7 @@
-"""A catalogue of cards by name, from which devices are made that are not in this machine: "what if I had another?".
+"""A catalogue of cards by name, to add cards to a plan that are not in this machine ("what if I had another card?").
 
-Memory is the size that the makers publish. Bandwidths are in `engine/planning/speed/speeds.py`, which finds them by the
-same names; the link to the host is the usual one there.
+Memory sizes are those that the makers publish. `engine/planning/speed/speeds.py` has the bandwidths by the same names;
+for the link to the host it assumes the usual one.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from engine.base.units import GIB
 from engine.devices.device import Device, Rig
 
 MAX_ADDED = 16
-"""Most devices of one layout in llama.cpp (`GGML_SCHED_MAX_BACKENDS`, less the CPU)."""
+"""Largest number of devices in one layout of llama.cpp (`GGML_SCHED_MAX_BACKENDS`, less the CPU)."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownCard:
-    """A card of the catalogue. `backend`: of ggml, with which its maker's cards are used mostly."""
+    """A card of the catalogue. `backend`: ggml backend that is used most with cards of its maker."""
 
     name: str
     backend: str
@@ -56,18 +56,19 @@ CARDS: tuple[KnownCard, ...] = tuple(
     KnownCard(name, backend, memory_gib) for backend, cards in _MEMORY_GIB.items() for name, memory_gib in cards.items()
 )
 _ID_PREFIXES = {"HIP": "ROCm"}
-"""ggml names devices by the backend, except those of HIP."""
+"""Prefix of device ids by backend, if it differs from the backend's name."""
+_SERIES = re.compile(r"^(rtx|gtx|rx|arc)")
 _ASKED = re.compile(r"\s*(?:(\d{1,2})\s*x\s*)?(.+?)\s*", re.IGNORECASE)
 
 
 def find_card(name: str) -> KnownCard:
-    """Return the card called `name`, in any case and with any spaces; the maker's name, RTX, RX or Arc may be missing.
+    """Return the card with this name. Case, spaces, the maker's name, and RTX, RX or Arc are ignored.
 
     Raises:
-        ArgumentError: with the names that are near.
+        ArgumentError: no card or several cards match; with similar names.
     """
     wanted = _key(name)
-    exact = [card for card in CARDS if wanted in (_key(card.name), _key(card.name).lstrip("rtxgac"))]
+    exact = [card for card in CARDS if wanted in (_key(card.name), _SERIES.sub("", _key(card.name)))]
     if exact:
         return exact[0]
     near = [card.name for card in CARDS if wanted and wanted in _key(card.name)]
@@ -84,9 +85,9 @@ def find_card(name: str) -> KnownCard:
 
 
 def with_cards(rig: Rig, asked: Sequence[str]) -> Rig:
-    """Return `rig` with cards that are not there, before the accelerators that belong to the CPU.
+    """Return `rig` with cards that the machine does not have, placed before the accelerators that belong to the CPU.
 
-    `asked`: names of the catalogue; "2 x RTX 3090" are two.
+    `asked`: names in the catalogue; "2 x RTX 3090" adds two.
 
     Raises:
         ArgumentError: a name is unknown, or there are too many cards.

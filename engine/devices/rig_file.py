@@ -38,7 +38,7 @@ def parse_rig(data: bytes | str, *, source: str = "") -> Rig:
     """Return the rig in the text of a rig file.
 
     Raises:
-        RigError: one sentence with the place; it begins with `source`, the file's name.
+        RigError: one sentence with the place of the fault; it begins with `source`, the file's name.
     """
     root = parse_document(data, what="rig", source=source, version=VERSION, fail=RigError)
     root.allow("version", "devices", "host")
@@ -51,12 +51,12 @@ def parse_rig(data: bytes | str, *, source: str = "") -> Rig:
 
 
 def read_rig(path: Path) -> Rig:
-    """Return the rig in the file at `path`."""
+    """Return the rig in the file at `path`; raises as `parse_rig` does, and if the file cannot be read."""
     return parse_rig(read_file(path, what="rig", fail=RigError), source=path.name)
 
 
 def rig_document(rig: Rig) -> dict[str, object]:
-    """Return the rig as a JSON document; default values of a device are left out."""
+    """Return the rig as a JSON document. Rarely used keys are left out if they have their default values."""
     host = rig.host
     return {
         "version": VERSION,
@@ -71,12 +71,12 @@ def rig_document(rig: Rig) -> dict[str, object]:
 
 
 def encode_rig(rig: Rig) -> bytes:
-    """Return the bytes of the rig file."""
+    """Return the rig as the bytes of a rig file."""
     return encode_document(rig_document(rig))
 
 
 def write_rig(path: Path, rig: Rig) -> None:
-    """Write a rig file atomically."""
+    """Write a rig file atomically; raises `RigError` if it cannot be written."""
     write_file(path, encode_rig(rig), what="rig", fail=RigError)
 
 

@@ -54,7 +54,7 @@ def folder_stores(folders: Iterable[Path]) -> tuple[Store, ...]:
 
 
 def opened_stores(paths: Iterable[Path]) -> tuple[Store, ...]:
-    """Return the stores of opened models."""
+    """Return a store for each of `paths`: files of models that the user opened outside of all scanned folders."""
     return tuple(Store("opened", path) for path in paths)
 
 

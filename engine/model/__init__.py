@@ -1,1 +1,1 @@
-"""Model files: the GGUF reader, the architectures that llama.cpp knows, the demo model."""
+"""Model files: the GGUF reader, the architectures that llama.cpp knows, and the demo models."""

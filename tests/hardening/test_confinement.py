@@ -103,7 +103,7 @@ def test_what_the_environment_names_for_a_driver_is_within_reach(
 
 
 RIGHTS = """
-import ctypes, json, os, signal, socket, subprocess, sys
+import ctypes, fcntl, json, os, resource, signal, socket, subprocess, sys, threading
 from pathlib import Path
 from engine.base.confinement import IMAGE, LOAD, confine
 
@@ -133,7 +133,40 @@ def listen():
         each.bind(("127.0.0.1", 0))
 
 
+def send_from_pair():
+    for each in socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM):
+        each.sendto(b"x", sys.argv[5])
+
+
+def clone(flags):
+    libc = ctypes.CDLL(None)
+    libc.syscall.restype = ctypes.c_long
+    number = {"x86_64": 56, "aarch64": 220}[os.uname().machine]
+    child = libc.syscall(number, flags | signal.SIGCHLD, 0, 0, 0, 0)
+    if child == 0:
+        os._exit(0)
+    if child < 0:
+        raise OSError
+    os.waitpid(child, 0)
+
+
+def in_thread():
+    thread = threading.Thread(target=lambda: None)
+    thread.start()
+    thread.join()
+
+
+pipe = os.pipe()
+socket.socketpair()
+in_thread()
+resource.prlimit(os.getpid(), resource.RLIMIT_CORE)
+fcntl.fcntl(pipe[0], fcntl.F_SETFD, 1)
+clone(0)
 print(json.dumps({
+    "datagram of a pair": can(send_from_pair),
+    "limit the parent": can(lambda: resource.prlimit(parent, resource.RLIMIT_CORE)),
+    "let a file signal the parent": can(lambda: fcntl.fcntl(pipe[0], fcntl.F_SETOWN, parent)),
+    "namespace": can(lambda: clone(0x10000000)),
     "allowed port": can(lambda: connect(("127.0.0.1", allowed))),
     "other port": can(lambda: connect(("127.0.0.1", other))),
     "listen": can(listen),
@@ -150,18 +183,20 @@ print(json.dumps({
 @needs_landlock
 @pytest.mark.skipif(landlock_version() < 6, reason="this kernel's Landlock restricts files only")
 @pytest.mark.parametrize("mode", ["engine", "named", "decoder"])
-def test_a_child_connects_signals_and_starts_what_it_needs(mode: str) -> None:
+def test_a_child_connects_signals_and_starts_what_it_needs(mode: str, tmp_path: Path) -> None:
     root = Path(__file__).parents[2]
     with (
         socket.create_server(("127.0.0.1", 0)) as allowed,
         socket.create_server(("127.0.0.1", 0)) as other,
         socket.socket(socket.AF_UNIX) as abstract,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as datagrams,
     ):
+        datagrams.bind(str(tmp_path / "datagrams"))
         abstract.bind(f"\0layerdeck-test-{os.getpid()}")
         abstract.listen()
         numbers = [str(each.getsockname()[1]) for each in (allowed, other)]
         done = subprocess.run(
-            [sys.executable, "-P", "-c", RIGHTS, *numbers, str(os.getpid()), mode],
+            [sys.executable, "-P", "-c", RIGHTS, *numbers, str(os.getpid()), mode, str(tmp_path / "datagrams")],
             capture_output=True,
             text=True,
             env={**os.environ, "PYTHONPATH": str(root)},
@@ -169,7 +204,7 @@ def test_a_child_connects_signals_and_starts_what_it_needs(mode: str) -> None:
         )
     assert done.returncode == 0, done.stderr
     needs = set() if mode == "decoder" else {"allowed port", "start a program"}
-    needs |= {"look up a name"} if mode == "named" else set()
+    needs |= {"look up a name", "datagram of a pair"} if mode == "named" else set()
     assert {name for name, can in json.loads(done.stdout).items() if can} == {"signal itself", *needs}
 
 

@@ -14,21 +14,35 @@ from engine.devices.device import Rig
 from engine.machines.rigs.discovery import host_device
 from engine.model.gguf.reader import read_model
 from engine.planning.layout.layout import single_device
+from engine.planning.memory.backends import HOST_RULE
+from engine.planning.memory.side_files import read_projector
 from engine.planning.plan.plan import Plan
 from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime import requests
 from engine.runtime.child.native.rights import data_bytes
 from engine.runtime.process.questions import Questions, ask_child
-from engine.runtime.protocol.messages import CountTokens, Probed, Tokenise
+from engine.runtime.protocol.messages import (
+    Aborting,
+    ChatMessage,
+    CountTokens,
+    Load,
+    LoadedModel,
+    Probed,
+    ProjectorFile,
+    Tokenise,
+)
 from engine.runtime.requests import probe_memory_bytes, probe_request
 from engine.runtime.session.events import Crashed, Loaded
+from tests.engine.runtime.child.raw_child import RawChild, entries
 from tests.support.command_line import run_cli
 from tests.support.gguf_bytes import F32, number_value, text_value
 from tests.support.models import write_tiny_llama
 from tests.support.mutation import change_values
 from tests.support.orders import order_of
 from tests.support.patience import DEADLINE_S
+from tests.support.pictures import image_file, picture
 from tests.support.session_log import SessionLog
+from tests.support.side_models import write_tiny_projector
 
 ENDLESS = {"tokenizer.ggml.model": text_value("rwkv")}
 """llama.cpp's RWKV tokenizer looks for each byte in a trie. A byte that no token begins with is looked for again and
@@ -57,6 +71,20 @@ def test_a_tokenizer_without_end_is_ended_with_the_name_of_the_file(
     assert "the tokenizer of endless.gguf took more than" in crashed.message
     assert "use another file" in crashed.message
     assert "Check" not in crashed.message
+
+
+def test_a_tokenizer_without_end_is_ended_in_a_prompt_with_an_image_too(tmp_path: Path) -> None:
+    path = change_values(write_tiny_llama(tmp_path / "endless.gguf", n_embd=64), ENDLESS)
+    projector = write_tiny_projector(tmp_path / "projector.gguf")
+    file = ProjectorFile(str(projector), "CPU", read_projector(projector).weights_bytes(HOST_RULE))
+    context = ContextSettings(n_ctx=256, n_batch=64, n_ubatch=64, threads=1, threads_batch=1)
+    message = ChatMessage("user", "a < b", (image_file(picture(1)),))
+    with RawChild() as child:
+        load = Load(path=str(path), devices=(), parameters=entries(), context=context, projector=file)
+        assert isinstance(child.ask(load), LoadedModel)
+        told = child.ask(CountTokens(messages=(message,)))
+        assert isinstance(told, Aborting), told
+        assert "the tokenizer of endless.gguf took more than" in told.text
 
 
 def test_a_child_that_dies_while_a_prompt_is_counted_has_crashed(tmp_path: Path) -> None:

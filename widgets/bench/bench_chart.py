@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from html import escape
 
 import numpy as np
 import pyqtgraph as pg
@@ -107,7 +108,8 @@ class BenchChart(pg.PlotWidget):  # type: ignore[misc]
                 symbol="o",
                 symbolBrush=colour,
                 symbolPen=pg.mkPen(colour),
-                name=name,
+                # pyqtgraph shows names as HTML, and those of a file may be anything.
+                name=escape(name),
             )
         self._draw_intervals([(float(row.depth), row) for row in rows])
         deepest = max(row.depth for row in rows)

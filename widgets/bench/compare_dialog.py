@@ -69,6 +69,8 @@ class CompareDialog(Dialog):
         for key, words in PRESET_WORDS:
             self.preset_combo.addItem(words, key)
         self.start_button = QPushButton(tr("Compare"))
+        # Return would press the first button of the dialog, which adds a file.
+        self.start_button.setDefault(True)
         self.cancel_button = QPushButton(tr("Cancel"))
         self.progress_bar = QProgressBar()
         self.progress_bar.setTextVisible(False)

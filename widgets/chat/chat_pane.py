@@ -352,6 +352,7 @@ class ChatPane(QWidget):
         self.stop_requested.emit()
 
     def _send(self, text: str) -> None:
+        self.message_list.flush()  # The question takes typed results of calls along.
         # Set at once: a second Return must not send another question before the model reports.
         self._is_answering = True
         self.heading.settings_button.setChecked(False)

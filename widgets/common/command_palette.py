@@ -18,6 +18,7 @@ from PySide6.QtWidgets import (
     QVBoxLayout,
     QWidget,
 )
+from shiboken6 import isValid
 
 from engine.base.language import tr
 from widgets.common.roles import plain_label
@@ -162,9 +163,10 @@ class CommandPalette(QFrame):
 
     def closeEvent(self, event: QCloseEvent) -> None:
         """Return the focus to the widget that had it, unless the user has clicked another one."""
-        focused = QApplication.focusWidget()
-        if focused is not None and self.isAncestorOf(focused) and self._focused_before is not None:
-            self._focused_before.setFocus()
+        focused, before = QApplication.focusWidget(), self._focused_before
+        # The widget before may be gone: another model was shown meanwhile, for example.
+        if focused is not None and self.isAncestorOf(focused) and before is not None and isValid(before):
+            before.setFocus()
         event.accept()
         self.closed.emit()
 

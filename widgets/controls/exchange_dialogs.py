@@ -109,7 +109,7 @@ class ExportLayoutDialog(Dialog):
 
 
 class ImportLayoutDialog(Dialog):
-    """Imports a text of another program, and shows the layout that was read from it.
+    """Reads a layout from text in the format of another program, such as a llama-server command, and shows it.
 
     OK accepts the layout read last.
     """

@@ -138,6 +138,7 @@ class DeviceDetails(Dialog):
         self._readings.setColumnStretch(4, 1)
         self._labels: list[tuple[QLabel, QLabel]] = []
         self.holders = RowTable((tr("Program or model"), tr("Memory")), tr("Who holds the memory"), wide=0)
+        self.holders.setMinimumHeight(120)
         self.holders.setMaximumHeight(150)
         self.span_box = ComboBox()
         self.span_box.setAccessibleDescription(tr("Time span"))
@@ -297,7 +298,8 @@ class DeviceDetails(Dialog):
                 angle=90,
                 movable=False,
                 pen=pg.mkPen(self._palette.dim, style=Qt.PenStyle.DashLine),
-                label=mark.text,
+                # pyqtgraph takes a label for a format string, and names of models come from files.
+                label=mark.text.replace("{", "{{").replace("}", "}}"),
                 labelOpts={"color": self._palette.dim, "position": 0.9, "anchors": [(0, 0), (0, 0)]},
             )
             line.is_mark = True

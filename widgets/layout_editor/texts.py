@@ -259,7 +259,10 @@ def measured_texts(row: DeviceRow, forecast: DeviceRow) -> tuple[str, ...]:
 
 
 def held_texts(holdings: Sequence[Holding]) -> tuple[str, ...]:
-    """Return texts for the memory of other loaded models on a device, the longest first; none without models."""
+    """Return one text about the memory of other loaded models on a device in several lengths, the longest first.
+
+    The first one that fits is painted. Empty if there are no such models.
+    """
     if not holdings:
         return ()
     names = ", ".join(each.model for each in holdings)

@@ -283,6 +283,10 @@ class ChatPresenter(QObject):
     def _on_context_use(self, use: ContextFill) -> None:
         """Show the number of tokens at once; its parts are shown when they have been counted."""
         self._pane.show_context(None if use.used is None else [_history(use.used)], use.total)
+        # A load with another context may let the model see messages that the one before had no room for.
+        marked = {message.id for message in self._pane.message_list.messages if message.is_left_out}
+        if marked != self._conversation.left_out:
+            self._pane.show_messages(self._shown(), at_end=False)
         if use.total is not None and (use.used or self._conversation.tree.messages):
             self._counter.count(self._conversation.counted_chat())
 

@@ -14,6 +14,7 @@ from app.models.open_models import OpenModels
 from app.notices import Notices
 from app.theme import Theme
 from app.window.dialogs import ask_save, write_chosen
+from engine.base.errors import EngineError
 from engine.base.language import tr
 from engine.devices.device import Device
 from engine.devices.holder import MemoryHolder
@@ -48,6 +49,7 @@ class DetailsPresenter(QObject):
         self._models, self._history = models, history
         self._background, self._notices, self._theme, self._window = background, notices, theme, window
         self._open: dict[str, DeviceDetails] = {}
+        self._asked: set[str] = set()
         self._timer = QTimer(self)
         self._timer.setInterval(HOLDERS_EVERY_MS)
         self._timer.timeout.connect(self._ask_holders)
@@ -89,16 +91,25 @@ class DetailsPresenter(QObject):
     def _ask_holders(self) -> None:
         for details in self._open.values():
             device = details.device
+            # A driver that hangs must not get a thread more every few seconds.
+            if device.id in self._asked:
+                continue
+            self._asked.add(device.id)
             self._background.run(
                 tr("Reading who holds memory"),
                 partial(memory_holders, device),
                 partial(self._show_holders, device.id),
-                self._notices.tell,
+                partial(self._on_no_holders, device.id),
                 quiet=True,
             )
 
+    def _on_no_holders(self, device_id: str, error: EngineError) -> None:
+        self._asked.discard(device_id)
+        self._notices.tell(error)
+
     def _show_holders(self, device_id: str, holders: tuple[MemoryHolder, ...]) -> None:
         """Show which programs hold memory of a device: first loaded models by their own reports, then processes."""
+        self._asked.discard(device_id)
         details = self._open.get(device_id)
         if details is None:
             return

@@ -61,7 +61,10 @@ class LendDialog(Dialog):
         super().__init__(tr("Lend This Computer"), parent, once=True)
         self._lender = lender
         devices = live.devices.rig.all_devices
-        local = [device for device in devices if not device.is_rpc and device.kind != "accel"]
+        # Planning may show cards that are not here.
+        local = [
+            each for each in devices if not (each.is_rpc or each.kind == "accel" or each.id in live.missing_devices)
+        ]
         self.rows = tuple(_DeviceRow(device, lender.choice) for device in local)
         self.address_box = QComboBox()
         self.port_box = QSpinBox()

@@ -64,6 +64,8 @@ class OtherCardsPresenter(OneDialog[OtherCardsDialog]):
         try:
             rig = with_cards(self._live.rig, dialog.chosen)
         except EngineError as error:
+            # Figures of other cards must not take the place of the sentence.
+            self._latest.cancel()
             dialog.refuse(error.summary())
             return
         if plan is None:

@@ -97,7 +97,8 @@ class PacksDialog(QDialog):
             )
         self.machine_button.setVisible(bool(packs.fresh))
         self._words.setText(
-            said or (tr("A pack is not in use; see its row for the reason.") if broken else tr("All packs work."))
+            said
+            or (tr("A pack is not in use; see its row for the reason.") if broken else tr("All engine packs work."))
         )
         set_role(self._words, "error" if broken and not packs.under_way and not packs.fresh else "strong")
         self._show_buttons()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from PySide6.QtWidgets import QWidget
 
 from app.load.comparer import LayoutComparer, NamedEdit
@@ -37,6 +39,7 @@ class ComparePresenter(OneDialog[CompareDialog]):
         self._window = window
         self._model: ModelFile | None = None
         self._files: list[tuple[str, LayoutFile]] = []
+        document.preview_changed.connect(lambda _preview: self._follow_model())
         comparer.progressed.connect(self._on_progressed)
         comparer.finished.connect(self._on_finished)
         comparer.failed.connect(self._on_failed)
@@ -55,10 +58,18 @@ class ComparePresenter(OneDialog[CompareDialog]):
         dialog.finished.connect(lambda _result: self._comparer.cancel())
         return dialog
 
+    def _follow_model(self) -> None:
+        """Forget the layout files of another model; what was measured stays, with a note."""
+        if self._document.model is self._model:
+            return
+        # Layout files are for a number of layers.
+        self._model, self._files = self._document.model, []
+        self._show_layouts()
+        if self.dialog is not None and self.dialog.results is not None and not self._comparer.is_running:
+            self._say_of(self.dialog.results)
+
     def _fill(self) -> None:
-        if self._document.model is not self._model:
-            # Layout files are for a number of layers.
-            self._model, self._files = self._document.model, []
+        self._follow_model()
         self._show_layouts()
         if self.dialog is not None:
             self.dialog.show_running(self._comparer.is_running)
@@ -109,13 +120,23 @@ class ComparePresenter(OneDialog[CompareDialog]):
             return
         dialog.show_running(False)
         dialog.show_results(results)
+        self._say_of(results)
+
+    def _say_of(self, results: BenchResults) -> None:
+        dialog = self.dialog
+        if dialog is None:
+            return
         note = "" if self._model is None else import_note(model_facts(self._model), results.model)
         if note:
             dialog.say(note, bad=True)
         elif results.ended:
             dialog.say(results.ended)
+        elif not results.winner:
+            dialog.say(tr("Nothing could be measured."))
+        elif len(results.layouts) == 1:
+            dialog.say(tr("One layout was measured. Add others to compare it with."))
         else:
-            dialog.say(winner_words(results) if results.winner else tr("Nothing could be measured."))
+            dialog.say(winner_words(results))
 
     def _on_failed(self, sentence: str) -> None:
         if self.dialog is not None:
@@ -130,9 +151,12 @@ class ComparePresenter(OneDialog[CompareDialog]):
             return
         path = dialogs.ask_open(dialog, tr("Add a layout"), dialogs.LAYOUT_FILTER)
         if path is not None:
-            self._comparer.read_layout(path, model.n_layers, self._add)
+            self._comparer.read_layout(path, model.n_layers, partial(self._add, model))
 
-    def _add(self, name: str, file: LayoutFile) -> None:
+    def _add(self, model: ModelFile, name: str, file: LayoutFile) -> None:
+        # It was read in the background: another model may be shown by now.
+        if model is not self._document.model:
+            return
         taken = {CURRENT, *(known for known, _ in self._files)}
         free = next(each for number in range(1, len(taken) + 2)
                     if (each := name if number == 1 else f"{name} {number}") not in taken)  # fmt: skip

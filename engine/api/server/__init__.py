@@ -1,1 +1,1 @@
-"""HTTP in front of loaded models: routes, limits, keys, streams, and the models that are loaded on demand."""
+"""The HTTP server in front of loaded models: routes, limits, API keys, streams, and loading models on demand."""

@@ -1,4 +1,4 @@
-"""Answers to chat requests, whole and as streams, in the form of any interface."""
+"""Writes the answers to chat requests, as one JSON document or as a stream of events, in the form of any API."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _log = logging.getLogger("layerdeck.server")
 async def answer_question(
     exchange: Exchange, pool: ModelPool, question: Question, make_writer: Callable[[str], AnswerWriter]
 ) -> None:
-    """Answer a chat request. `make_writer` gets the id of the model.
+    """Answer a chat request over HTTP. `make_writer` gets the id of the model that answers.
 
     Raises:
-        ApiError: it cannot be answered, and nothing has been sent.
+        ApiError: the request cannot be answered, and nothing has been sent yet.
     """
     if question.streams:
         # A load may take minutes: comments keep the stream open meanwhile.
@@ -52,12 +52,14 @@ async def send_answers(
     streams: bool,
     per_prompt: int = 1,
 ) -> None:
-    """Ask for several answers at once and send them. `counting`: requests that count the tokens of their prompts.
+    """Send several requests to the model at once, and write the answers to the client, streamed or whole.
 
-    `per_prompt`: answers to each prompt, side by side.
+    `asked`, `readers`, `counting`: one entry for each answer.
+    `counting`: requests that count the tokens of the prompts, for errors.
+    `per_prompt`: number of consecutive answers to the same prompt.
 
     Raises:
-        ApiError: one of them failed, and nothing has been sent.
+        ApiError: an answer failed, and nothing has been sent yet.
     """
     answers = _Answers(exchange, model, asked, readers, counting, per_prompt)
     try:
@@ -70,7 +72,7 @@ async def send_answers(
 
 
 class _Answers:
-    """Several answers that are being written."""
+    """The answers to one HTTP request while the model writes them."""
 
     def __init__(
         self,
@@ -87,7 +89,7 @@ class _Answers:
         self._requests = Requests(model, asked)
 
     def close(self) -> None:
-        """Stop what has not ended."""
+        """Stop the model requests that have not ended."""
         self._requests.close()
 
     async def send_whole(self, writer: AnswerWriter) -> None:
@@ -126,13 +128,14 @@ class _Answers:
         return b"".join(written)
 
     def _part(self, index: int, event: RequestEvent) -> Part:
-        """Return what an event adds to an answer."""
+        """Return the part that an event adds to answer `index`; record the event in the journal."""
         if isinstance(event, Token):
             self._exchange.record.note_first_token()
             self._exchange.record.note_answered(event.text)
             return self._readers[index].add(event)
         if isinstance(event, Done):
             self._answers[index].done = event
+            # Answers to one prompt are consecutive; the prompt counts with the first of them.
             self._exchange.record.note_done(event, has_own_prompt=index % self._per_prompt == 0)
             if event.replaced_for_log:
                 _log.info("%s: %s", escape(self._model.id), event.replaced_for_log)
@@ -140,7 +143,7 @@ class _Answers:
         return Part()
 
     async def _check(self, index: int, event: RequestEvent) -> None:
-        """Raise `ApiError` for an ending that is not good."""
+        """Raise `ApiError` if the event ends its request with anything but `Done`."""
         if isinstance(event, RequestEnding) and not isinstance(event, Done):
             self.close()
             raise await failure_of(self._model, self._counting[index], event)

@@ -1,4 +1,4 @@
-"""The endpoints, as an ASGI application."""
+"""The endpoints of the API (routes and their handlers) as an ASGI application."""
 
 from __future__ import annotations
 
@@ -37,16 +37,20 @@ from engine.api.wire.texts import read_detokenise, read_tokenise, tokens_documen
 from engine.runtime.protocol.messages import Counted, Detokenise, Detokenised, Embed, Embedded, Tokenised
 
 _LARGE_BODY_BYTES = 1 << 16
-"""Bodies from here on are read in a thread, and so are those with files: the loop serves others meanwhile."""
+"""Larger request bodies are parsed in a thread, as are those with images or sounds, to keep the event loop free."""
 
 _BARE = frozenset({"/v1/models", "/v1/chat/completions", "/v1/embeddings", "/v1/responses"})
-"""Paths that are also there without /v1. `/completions` is not: llama.cpp's own has another form."""
+"""Paths that are also served without `/v1`. `/completions` is not among them: llama.cpp's endpoint has another form."""
 READERS = 2
-"""Threads that read such bodies: each image and sound is decoded in a child, one at a time in each thread."""
+"""Number of threads that parse large bodies. Each decodes images and sounds one at a time, in a child process."""
 
 
 class Api:
-    """What the endpoints work with. `version`: of Layerdeck."""
+    """The handlers of all endpoints, and the objects that they share.
+
+    `version`: Layerdeck's version.
+    `on_start`: called in the event loop when the server has started.
+    """
 
     def __init__(self, pool: ModelPool, journal: Journal, access: Access, version: str) -> None:
         self.pool, self.journal, self._access, self._version = pool, journal, access, version
@@ -56,7 +60,7 @@ class Api:
         self.on_start: Callable[[], None] = lambda: None
 
     def application(self) -> App:
-        """Return the application with all that stands before it."""
+        """Return the ASGI application: the routes behind the `Guard`, which checks names, origins, keys and sizes."""
         routes = [
             self._route("/health", "GET", self._health),
             self._route("/metrics", "GET", self._metrics),
@@ -211,7 +215,7 @@ class Api:
 
     @staticmethod
     async def _text(model: LoadedModel, prompt: str | tuple[int, ...]) -> str:
-        """Return a prompt as text; some clients send tokens."""
+        """Return a prompt as text. Some clients send tokens; the model detokenises them."""
         if isinstance(prompt, str):
             return prompt
         answer = await ask(model, Detokenise(tokens=prompt))
@@ -246,7 +250,7 @@ def _is_loaded(states: dict[str, dict[str, Any]], entry: ModelEntry) -> bool:
 
 
 def _refuse(status: int, message: str) -> Callable[[Request, Exception], Awaitable[Response]]:
-    """Return the answer to paths and methods that there are not, in the form of all errors."""
+    """Return an exception handler that answers with `status` and a JSON error, for unknown paths and wrong methods."""
     body = msgspec.json.encode(ApiError(status, message).document())
 
     async def refuse(_request: Request, _error: Exception) -> Response:

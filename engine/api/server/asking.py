@@ -1,4 +1,7 @@
-"""Requests to a loaded model from the event loop: the session's thread reports, the loop reads."""
+"""Sends requests to a loaded model from the event loop.
+
+The session's thread reports events, and the loop reads them.
+"""
 
 from __future__ import annotations
 
@@ -15,22 +18,24 @@ from engine.runtime.protocol.messages import AnyModelRequest, Counted, CountToke
 from engine.runtime.session.events import Answered, Done, Failed, RequestEnding, RequestEvent, Token
 
 MAX_UNREAD_CHARACTERS = 1 << 20
-"""Text that a slow client has not taken; beyond it the answer is stopped."""
+"""Largest number of characters that the model has written and a slow client has not read; beyond it the answer is
+stopped.
+"""
 
 
 class TooSlowError(Exception):
-    """The client takes the answer too slowly, or not at all."""
+    """The client reads the answer too slowly, or not at all."""
 
 
 class Requests:
-    """Requests of one HTTP request, all asked at once. Read in the loop; `close` ends what is left.
+    """The model requests of one HTTP request, all sent to the session at once.
 
-    Events are (place of the request, event). Many events may come between two turns of the loop: only the first of
-    them wakes it.
+    The session's thread queues their events. The event loop reads them with `next` as pairs (index of the request,
+    event). Many events may come between two iterations of the loop: only the first of them wakes it.
     """
 
     def __init__(self, model: LoadedModel, requests: Sequence[AnyModelRequest]) -> None:
-        """Ask them.
+        """Send all requests to the session.
 
         Raises:
             ApiError: the model was lost a moment ago.
@@ -39,9 +44,9 @@ class Requests:
         self._loop = asyncio.get_running_loop()
         self._events: deque[tuple[int, RequestEvent]] = deque()
         self._put_characters = 0
-        """Text that has come; only the session's thread counts it."""
+        """Characters that the model has written; only the session's thread counts them."""
         self._taken_characters = 0
-        """Text that was read; only the loop counts it."""
+        """Characters that `next` has returned; only the event loop counts them."""
         self._is_too_slow = False
         self._arrived = asyncio.Event()
         self._is_woken = False
@@ -54,7 +59,7 @@ class Requests:
             raise ApiError(503, error.summary(), code="model_lost") from None
 
     def _put(self, place: int, event: RequestEvent) -> None:
-        """Take an event, in the session's thread."""
+        """Queue an event of request number `place`. Called in the session's thread."""
         if isinstance(event, Token):
             self._put_characters += len(event.text)
             if self._put_characters - self._taken_characters > MAX_UNREAD_CHARACTERS:
@@ -76,10 +81,10 @@ class Requests:
         return not self._open and not self._events
 
     async def next(self) -> list[tuple[int, RequestEvent]]:
-        """Return the events that have come since the last call; wait for one.
+        """Return the events since the last call; wait for one if there is none.
 
         Raises:
-            TooSlowError: the caller has left too much text unread.
+            TooSlowError: more than `MAX_UNREAD_CHARACTERS` were left unread.
         """
         while not self._events:
             # Cleared before the last look: an event that comes from now on wakes the loop again.
@@ -100,17 +105,17 @@ class Requests:
         return found
 
     def close(self) -> None:
-        """Stop the requests that have not ended; they end by themselves."""
+        """Ask the session to stop the requests that have not ended, without waiting for their ends."""
         for number in self._open.values():
             self._session.stop(number)
         self._open.clear()
 
 
 async def ask(model: LoadedModel, request: AnyModelRequest) -> FinalMessage:
-    """Return the model's answer to a request that generates nothing.
+    """Return the model's answer to a request that generates no text, such as counting tokens.
 
     Raises:
-        ApiError: it failed.
+        ApiError: the request failed.
     """
     requests = Requests(model, [request])
     try:
@@ -130,9 +135,10 @@ def _answer(ending: RequestEnding) -> FinalMessage:
 
 
 async def failure_of(model: LoadedModel, counting: CountTokens | Tokenise, ending: RequestEnding) -> ApiError:
-    """Return the error for an answer that failed; a prompt that is too long is told with both numbers.
+    """Return the error for an answer that failed.
 
-    `counting`: the request that counts the tokens of the prompt. It is asked only now, when something is wrong.
+    If the prompt is too long, the error states the number of its tokens and the context size. `counting`: the request
+    that counts these tokens; it is sent only here, after a failure.
     """
     assert not isinstance(ending, Done | Answered)
     if isinstance(ending, Failed) and ending.kind == "argument":

@@ -1,4 +1,4 @@
-"""One HTTP request and its answer, as handlers use it."""
+"""One HTTP request and its answer, as the handlers of the endpoints use them."""
 
 from __future__ import annotations
 
@@ -20,17 +20,20 @@ from engine.base.texts import escape
 _log = logging.getLogger("layerdeck.server")
 
 SEND_SECONDS = 60.0
-"""How long a client may take nothing of what is sent."""
+"""Seconds after which the connection is closed if the client reads none of the data sent to it."""
 PING_S = 15.0
-"""Between signs of life of a stream in which nothing happens."""
+"""Seconds without data after which a stream gets a comment, so that clients and proxies keep the connection open."""
 GONE = 499
-"""Status in the journal of a client that went away; nginx's."""
+"""Status in the journal if the client closed the connection, as in nginx. It is never sent."""
 
 
 class Exchange:
-    """`body`: of the request, whole. The answer is one `respond`, or `begin_stream`, `send`s and `end_stream`.
+    """One HTTP request with its answer: the argument of each endpoint's handler. For the event loop.
 
-    `on_fail`: writes the end of a stream that fails after its first byte.
+    A handler answers with one `respond`, or with `begin_stream`, several `send` and `end_stream`.
+    `body`: the whole body of the request.
+    `record`: the journal's record of the request.
+    `on_fail`: returns the last bytes of a stream that fails after its first byte; None until `keep_open` is called.
     """
 
     def __init__(self, scope: Scope, send: Send, body: bytes, record: Record) -> None:
@@ -46,15 +49,15 @@ class Exchange:
 
     @property
     def path_name(self) -> str:
-        """The rest of the path, of routes that have one."""
+        """The path parameter `name`, such as the model id in `/v1/models/{name}`; empty if the route has none."""
         return str(self.scope["path_params"].get("name", ""))
 
     async def respond(self, document: object, status: int = 200) -> None:
-        """Answer with JSON."""
+        """Send a JSON document as the whole answer."""
         await self.respond_raw(msgspec.json.encode(document), "application/json", status)
 
     async def respond_raw(self, body: bytes, media_type: str, status: int = 200) -> None:
-        """Answer with a body of any type."""
+        """Send a body of any media type as the whole answer."""
         self.has_begun = self.has_ended = True
         headers = [(b"content-type", media_type.encode()), (b"content-length", str(len(body)).encode())]
         await self._send_soon({"type": "http.response.start", "status": status, "headers": headers})
@@ -62,7 +65,10 @@ class Exchange:
         self.record.end(status)
 
     def keep_open(self, on_fail: Callable[[ApiError], bytes]) -> None:
-        """Send a comment whenever nothing was sent for `PING_S`. The first one begins the stream."""
+        """Send a comment whenever nothing was sent for `PING_S` seconds. The first comment begins the stream.
+
+        `on_fail`: returns the last bytes of the stream if it fails.
+        """
         is_open = self.on_fail is not None
         self.on_fail = on_fail
         if not is_open:
@@ -74,6 +80,7 @@ class Exchange:
         if silent_s >= PING_S and self._sending_since_s is None and not self.has_ended:
             self._ping = self._loop.create_task(self._send_ping())
             silent_s = 0.0
+        # While `send` waits for the client, the silence may exceed PING_S: the next look is then after a whole PING_S.
         self._call_later(max(0.0, PING_S - silent_s) or PING_S, self._ping_if_silent)
 
     async def _send_ping(self) -> None:
@@ -84,7 +91,8 @@ class Exchange:
             await self.send(PING)
 
     async def begin_stream(self) -> None:
-        """Begin an answer of server-sent events, unless a comment has."""
+        """Begin a stream of server-sent events, unless a comment of `keep_open` has begun it."""
+        # A comment may be under way: two tasks must not send at the same time.
         if self._ping is not None:
             await self._ping
         await self._begin()
@@ -103,7 +111,10 @@ class Exchange:
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
     def _watch_client(self) -> None:
-        """Break off a stream whose client has taken nothing for too long. One timer, and none for each part."""
+        """Close the connection of a stream if the client has read nothing for `SEND_SECONDS`.
+
+        One timer serves the whole stream, instead of one for each part.
+        """
         since_s, now_s = self._sending_since_s, self._loop.time()
         if since_s is not None and now_s - since_s >= SEND_SECONDS:
             break_off(self.scope)
@@ -114,27 +125,30 @@ class Exchange:
         self._timers[call] = self._loop.call_later(seconds, call)
 
     def close(self) -> None:
-        """End what watches the client."""
+        """Cancel the timers and the task that send comments and watch the client."""
         for timer in self._timers.values():
             timer.cancel()
         if self._ping is not None:
             self._ping.cancel()
 
     async def send(self, data: bytes) -> None:
-        """Send a part of the stream; waits while the client takes nothing, for a bounded time."""
+        """Send a part of the stream.
+
+        Wait while the client reads nothing, until `_watch_client` closes the connection.
+        """
         if data:
             self._sent_s = self._sending_since_s = self._loop.time()
             await self._send({"type": "http.response.body", "body": data, "more_body": True})
             self._sending_since_s = None
 
     async def end_stream(self, data: bytes, code: str = "") -> None:
-        """Send the last part of the stream."""
+        """Send the last part of the stream. `code`: error code for the journal; empty if the answer is complete."""
         self.has_ended = True
         await self._send_soon({"type": "http.response.body", "body": data})
         self.record.end(200, code)
 
     async def fail(self, error: ApiError) -> None:
-        """Answer with an error, or end the stream that has begun with it."""
+        """Answer with an error. If a stream has begun, end it with the error instead."""
         if not self.has_begun:
             self.has_begun = self.has_ended = True
             await respond_with_error(self._send, error, self.scope["path"])
@@ -161,20 +175,23 @@ class Exchange:
 
 
 class GoneError(Exception):
-    """The client has gone away, or takes nothing."""
+    """The client has closed the connection, or reads nothing."""
 
 
 Handler = Callable[[Exchange], Awaitable[None]]
 
 
 class Endpoint:
-    """An ASGI application around a handler: reads the body, ends the handler with the client, answers errors."""
+    """An ASGI application that runs one handler for each request.
+
+    It reads the body, cancels the handler if the client disconnects, and answers exceptions with errors.
+    """
 
     def __init__(self, journal: Journal, handler: Handler) -> None:
         self._journal, self._handler = journal, handler
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Handle one HTTP request."""
         client = scope.get("client")
         record = self._journal.begin(client[0] if client else "", scope["path"])
         exchange = Exchange(scope, send, b"", record)
@@ -199,7 +216,7 @@ class Endpoint:
             exchange.close()
 
     async def _while_connected(self, exchange: Exchange, receive: Receive) -> None:
-        """Run the handler; it is cancelled when the client goes away."""
+        """Run the handler; cancel it and raise `GoneError` if the client disconnects."""
         # uvicorn tells of a lost client only to who waits in `receive`.
         work = asyncio.ensure_future(self._handler(exchange))
         gone = asyncio.ensure_future(_until_gone(receive))
@@ -244,7 +261,7 @@ async def _until_gone(receive: Receive) -> None:
 
 
 def break_off(scope: Scope) -> None:
-    """Close the connection without what it still has to send: its client takes nothing."""
+    """Abort the connection and discard unsent data, so that a client that still reads sees an incomplete answer."""
     transport: asyncio.Transport | None = scope.get("layerdeck.transport")
     if transport is not None:
         transport.abort()

@@ -1,4 +1,4 @@
-"""What models that are not loaded would take, and whether they fit: for lists, never for a load."""
+"""Memory forecasts of models that are not loaded, and whether they fit. Only model lists use them, never loads."""
 
 from __future__ import annotations
 
@@ -20,14 +20,20 @@ from engine.planning.layout.layout_file import LayoutFile, encode_layout
 from engine.planning.plan.report import DeviceRow
 
 FRESH_S = 300.0
-"""How long a plan counts. Which models are loaded beside it is looked at each time."""
+"""Seconds for which a plan is reused. The memory of the models loaded beside it is read at each call."""
 LIST_SECONDS = 2.0
-"""How long a list waits for plans that are missing; they are made in the background then."""
+"""Longest time in seconds that a model list waits for missing plans; they are then completed in the background."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Planned:
-    """The load that a request would begin, as far as it is told. `fault`: why there is none, as a sentence."""
+    """The parts of a load's plan that a forecast shows.
+
+    `made_s`: time of the monotonic clock at which the plan was made.
+    `rows`: forecast of memory by device.
+    `layout`: the planned layout as JSON.
+    `fault`: a sentence that says why the model cannot be loaded; empty if it can.
+    """
 
     made_s: float
     rows: tuple[DeviceRow, ...] = ()
@@ -36,7 +42,10 @@ class _Planned:
 
 
 class Forecasts:
-    """Plans loads of models that are not loaded, one at a time, in threads. For the server's loop."""
+    """Plans the loads of models that are not loaded, one at a time, in threads, and caches the plans.
+
+    Its methods are called in the server's event loop only.
+    """
 
     def __init__(self, pool: ModelPool, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._pool, self._clock = pool, clock
@@ -46,14 +55,17 @@ class Forecasts:
         self._lock = asyncio.Lock()
 
     async def of(self, entry: ModelEntry) -> dict[str, Any]:
-        """Return the forecast of one model."""
+        """Return the forecast of one model as JSON fields; plan its load first if there is no fresh plan."""
         async with self._lock:
             if self._fresh(entry) is None and await self._look():
                 await self._plan(entry)
         return self.known(entry)
 
     async def prepare(self, entries: Sequence[ModelEntry]) -> None:
-        """Plan those that are missing; returns after `LIST_SECONDS` at the latest, and goes on in the background."""
+        """Plan the models that have no fresh plan.
+
+        Return after `LIST_SECONDS` at the latest; the planning continues in the background.
+        """
         missing = [entry for entry in entries if self._fresh(entry) is None]
         if missing and (self._task is None or self._task.done()):
             self._task = asyncio.get_running_loop().create_task(self._plan_all(missing))
@@ -61,7 +73,10 @@ class Forecasts:
             await asyncio.wait((self._task,), timeout=LIST_SECONDS)
 
     def known(self, entry: ModelEntry) -> dict[str, Any]:
-        """Return the forecast of a model beside what is loaded now; `fits` is None while it is not known."""
+        """Return the forecast of a model as JSON fields, beside the models loaded now.
+
+        `fits` is None if there is no fresh plan.
+        """
         planned, rig = self._fresh(entry), self._rig
         if planned is None or rig is None:
             return {"fits": None}
@@ -79,7 +94,7 @@ class Forecasts:
         }
 
     async def close(self) -> None:
-        """End what is planned in the background."""
+        """Cancel the planning in the background."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -97,7 +112,7 @@ class Forecasts:
                     await self._plan(entry)
 
     async def _look(self) -> bool:
-        """Look at the devices; return False if nothing can be planned for them."""
+        """Query the devices; return False if they cannot be read, so that nothing can be planned."""
         try:
             self._rig = await asyncio.to_thread(self._pool.parts.rig)
         except (EngineError, NotImplementedError):
@@ -129,7 +144,7 @@ class Forecasts:
 
 
 def _key(entry: ModelEntry) -> tuple[object, ...]:
-    """Return what a plan depends on besides the devices."""
+    """Return the cache key of a plan: everything but the devices that the plan depends on."""
     try:
         state = entry.path.stat()
         return entry.id, entry.path, entry.layout, entry.projector, state.st_mtime_ns, state.st_size

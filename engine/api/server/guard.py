@@ -1,7 +1,7 @@
-"""What stands before every request: names of the server, origins of web pages, keys, sizes.
+"""Checks before every request: names of the server, origins of web pages, API keys, sizes.
 
-A page that a browser shows may send requests to this machine. It cannot lie about its `Origin`, and a name that its
-owner makes point here (DNS rebinding) is seen in `Host`.
+A web page in a browser may send requests to this computer. It cannot forge its `Origin` header. If its owner points a
+domain name to this computer (DNS rebinding), that name is in the `Host` header.
 """
 
 from __future__ import annotations
@@ -27,28 +27,32 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 PUBLIC = frozenset({"/health"})
-"""Paths without a key: others ask them whether the server is there."""
+"""Paths that need no API key, so that monitors can check whether the server runs."""
 LOOPBACK_NAMES = frozenset({"localhost", "ip6-localhost", "ip6-loopback"})
 _CORS_HEADERS = re.compile(
     r"(?:authorization|content-type|accept|accept-language|user-agent|x-api-key|x-request-id|idempotency-key"
     r"|x-stainless-[a-z-]{1,40}|anthropic-[a-z-]{1,40}|openai-[a-z-]{1,40})"
 )
-"""Headers that web pages may send: those of OpenAI's and Anthropic's clients for JavaScript."""
+"""Request headers that web pages may send (CORS): those of OpenAI's and Anthropic's JavaScript clients."""
 _CLOSING = frozenset({401, 403, 408, 413, 415, 431})
-"""Refusals after which the connection ends: of strangers, and of requests whose body was not read."""
+"""Error statuses after which the connection is closed: the client is not allowed, or its body was not read."""
 MAX_HEADERS = 100
 MAX_BODIES = 4
-"""Bodies of the largest size that are held at a time."""
+"""All request bodies in memory together may take the bytes of this many bodies of the largest size."""
 BODY_SECONDS = 30.0
-"""How long a body may pause."""
+"""Longest pause in seconds between two parts of a body."""
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Who may ask. `keys`: SHA-256 of each key; none if no key is needed.
+    """Who may send requests, and how large they may be.
 
-    `hosts`: names of the server besides addresses and those of the loopback interface, in lower case.
-    `origins`: web pages that may ask, such as `http://localhost:3000`.
+    `keys`: SHA-256 of each API key; empty: no key is needed.
+    `hosts`: names of the server in lower case, besides IP addresses and the names of the loopback interface.
+    `origins`: origins of web pages that may send requests, such as `http://localhost:3000`.
+    `max_body_bytes`: largest body of a request.
+    `body_seconds`: longest pause between two parts of a body.
+    `is_loopback`: whether only this computer can reach the server.
     """
 
     keys: tuple[bytes, ...] = ()
@@ -59,7 +63,7 @@ class Access:
     is_loopback: bool = True
 
     def knows_key(self, key: str) -> bool:
-        """Return whether this is one of the keys, in a time that does not depend on which."""
+        """Return whether `key` is one of the API keys, in a time that does not depend on which one it is."""
         digest = key_digest(key)
         found = False
         for each in self.keys:
@@ -67,10 +71,10 @@ class Access:
         return found
 
     def knows_host(self, header: str) -> bool:
-        """Return whether `Host` names this server: an address, the loopback's names, or a name that was allowed.
+        """Return whether a `Host` header names this server: by an IP address, a loopback name, or an allowed name.
 
-        An address is never the work of a foreign name server. While only this computer can reach the server, it has
-        to be one of the loopback interface.
+        DNS rebinding needs a domain name, so an IP address in the header is safe. If only this computer can reach the
+        server, the address must be one of the loopback interface.
         """
         name = _host_name(header)
         if name in LOOPBACK_NAMES or name in self.hosts:
@@ -83,7 +87,10 @@ class Access:
 
 
 def key_digest(key: str) -> bytes:
-    """Return the SHA-256 of a key: digests have one length, whatever their keys have."""
+    """Return the SHA-256 of an API key.
+
+    All digests have the same length, so their comparison does not reveal the key's.
+    """
     return hashlib.sha256(key.encode(errors="surrogateescape")).digest()
 
 
@@ -95,14 +102,14 @@ def _host_name(header: str) -> str:
 
 
 class Guard:
-    """The outermost application: refuses what may not come in, and limits bodies."""
+    """The outermost ASGI application: it refuses requests that `Access` does not allow, and limits bodies."""
 
     def __init__(self, app: App, access: Access) -> None:
         self._app, self._access = app, access
         self._bodies = _Bodies(access.max_body_bytes * MAX_BODIES)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let a request in, or refuse it."""
+        """Pass a request to the inner application, or answer it with an error."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -196,13 +203,16 @@ class Guard:
 
 @dataclass(slots=True)
 class _Bodies:
-    """Bytes of bodies that may still be taken, of all requests under way."""
+    """The bytes of request bodies that may still be read, for all requests together."""
 
     left_bytes: int
 
 
 class _Body:
-    """`receive` of a request whose body may not be larger, or come slower, than is allowed. `release` at its end."""
+    """The ASGI `receive` of one request, which refuses a body that is too large or too slow.
+
+    Call `release` when the request ends.
+    """
 
     def __init__(self, receive: Receive, access: Access, bodies: _Bodies) -> None:
         self._receive, self._access, self._bodies = receive, access, bodies
@@ -236,7 +246,7 @@ class _Body:
         return message
 
     def release(self) -> None:
-        """Give back what the body took."""
+        """Return the bytes of this body to the budget that all requests share."""
         self._bodies.left_bytes += self._taken_bytes
         self._taken_bytes = 0
 
@@ -246,7 +256,7 @@ def _too_large(most_bytes: int) -> ApiError:
 
 
 class _Headers:
-    """Headers by their names; what is no ASCII counts as it is in Latin-1."""
+    """The headers of a request by name. Bytes that are not ASCII are decoded as Latin-1."""
 
     def __init__(self, pairs: list[tuple[bytes, bytes]]) -> None:
         self._pairs = pairs
@@ -255,11 +265,11 @@ class _Headers:
         return len(self._pairs)
 
     def count(self, name: str) -> int:
-        """Return how often a header is there."""
+        """Return how many headers have this name."""
         return sum(key == name.encode() for key, _ in self._pairs)
 
     def one(self, name: str) -> str:
-        """Return the first header of this name, empty if there is none."""
+        """Return the value of the first header with this name; empty if there is none."""
         return next((value.decode("latin-1").strip() for key, value in self._pairs if key == name.encode()), "")
 
 
@@ -273,7 +283,10 @@ async def _respond(send: Send, status: int, body: bytes, headers: dict[str, str]
 
 
 async def respond_with_error(send: Send, error: ApiError, path: str, *, cors: dict[str, str] | None = None) -> None:
-    """Answer with an error, in Anthropic's form for its own endpoint. What is left of the body is not read."""
+    """Answer with a JSON error: in Anthropic's form below `/v1/messages`, else in OpenAI's.
+
+    The rest of the request's body is not read. `cors`: further headers for web pages; None: no further headers.
+    """
     is_anthropic = path.startswith("/v1/messages")
     body = msgspec.json.encode(error.anthropic_document() if is_anthropic else error.document())
     headers = {"Content-Type": "application/json", "Content-Length": str(len(body)), **error.headers, **(cors or {})}

@@ -1,4 +1,7 @@
-"""The requests of a server: who asked which model, and how it went; never a word of what was said."""
+"""The journal of a server: for each request its client, model, tokens, times and status.
+
+Entries contain no text of requests or answers. `RequestText` has it, in memory only, while a person has enabled that.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +15,24 @@ from dataclasses import dataclass, replace
 from engine.runtime.session.events import Done
 
 MAX_ENTRIES = 500
-"""Ended requests that are remembered."""
+"""Number of ended requests in the journal."""
 MAX_TEXTS = 50
-"""Requests whose texts are kept, if any are."""
+"""Number of requests whose texts are kept, if texts are kept at all."""
 MAX_TEXT = 1 << 16
-"""Characters of a request, and of its answer, that are kept."""
+"""Length to which the kept text of a request, and that of its answer, is cut."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestEntry:
-    """One request.
+    """One request in the journal.
 
-    `began_s`: seconds since 1970. `client`: address of the caller. `status`: of HTTP; 0 while it is under way, and 499
-    if the client went away. `first_token_s`, `duration_s`: since it came; None while unknown.
+    `number`: number of the request since the server began, from 1.
+    `began_s`: time of the request in seconds since 1970.
+    `client`: IP address of the client.
+    `model`: id of the model; empty until it is known.
+    `status`: HTTP status; 0 while the request is under way, 499 if the client closed the connection.
+    `first_token_s`, `duration_s`: seconds from the request to its first token and to its end; None: not known yet.
+    `code`: error code; empty if there was no error.
     """
 
     number: int
@@ -48,7 +56,11 @@ class RequestEntry:
 
 @dataclass(frozen=True, slots=True)
 class RequestText:
-    """What was said, cut at `MAX_TEXT`. `asked`: the body as it came. `answered`: all that the model wrote."""
+    """The text of a request and of its answer, each cut at `MAX_TEXT`.
+
+    `asked`: the body as it was received.
+    `answered`: all text that the model wrote.
+    """
 
     asked: str = ""
     answered: str = ""
@@ -56,7 +68,7 @@ class RequestText:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Sums since the server began, for metrics."""
+    """Sums over all requests that have ended since the server began."""
 
     requests: int = 0
     failed: int = 0
@@ -66,24 +78,27 @@ class Totals:
 
 
 class Record:
-    """One request that is under way; for the thread of the server."""
+    """Updates the journal's entry of one request while it is under way. For the server's thread."""
 
     def __init__(self, journal: Journal, entry: RequestEntry) -> None:
         self._journal, self.entry, self._begun_s = journal, entry, time.monotonic()
 
     def name_model(self, model: str) -> None:
-        """Note which model answers."""
+        """Note the id of the model that answers."""
         self.entry = replace(self.entry, model=model)
         self._journal.put(self.entry)
 
     def note_first_token(self) -> None:
-        """Note that the answer begins."""
+        """Note the time of the first token, at the first call."""
         if self.entry.first_token_s is None:
             self.entry = replace(self.entry, first_token_s=time.monotonic() - self._begun_s)
             self._journal.put(self.entry)
 
     def note_done(self, done: Done, *, has_own_prompt: bool) -> None:
-        """Note the tokens of an answer; there may be several. `has_own_prompt`: its prompt was not counted yet."""
+        """Add the token counts of one answer; a request may have several answers.
+
+        `has_own_prompt`: whether the prompt of this answer has not been counted yet.
+        """
         entry = self.entry
         self.entry = replace(
             entry,
@@ -94,7 +109,7 @@ class Record:
         )
 
     def note_prompt(self, tokens: int) -> None:
-        """Note the tokens of a request that generates none."""
+        """Note the prompt tokens of a request that generates no text."""
         self.entry = replace(self.entry, prompt_tokens=tokens)
 
     def note_asked(self, body: bytes) -> None:
@@ -106,7 +121,7 @@ class Record:
         self._journal.keep_text(self.entry.number, answered=text)
 
     def end(self, status: int, code: str = "") -> None:
-        """Note how it ended; the first call counts."""
+        """Note that the request has ended, with its HTTP status and error code. Only the first call counts."""
         if self.entry.is_under_way:
             duration_s = time.monotonic() - self._begun_s
             self.entry = replace(self.entry, status=status, code=code, duration_s=duration_s)
@@ -114,9 +129,10 @@ class Record:
 
 
 class Journal:
-    """All of them. `changed` is called with each entry that is another one, in the server's thread.
+    """All requests of a server, under way and ended.
 
-    `keeps_texts`: whether the texts of requests that come from now on are kept, in memory only; for any thread.
+    `changed`: called with each new state of an entry, in the server's thread.
+    `keeps_texts`: whether to keep the texts of requests that begin from now on, in memory only. For any thread.
     """
 
     def __init__(self, changed: Callable[[RequestEntry], None] | None = None) -> None:
@@ -130,13 +146,13 @@ class Journal:
         self.keeps_texts = False
 
     def begin(self, client: str, path: str) -> Record:
-        """Return the record of a request that has come."""
+        """Add a new request to the journal, and return its record."""
         entry = RequestEntry(next(self._numbers), time.time(), client, path)
         self.put(entry)
         return Record(self, entry)
 
     def put(self, entry: RequestEntry) -> None:
-        """Take a new state of a request."""
+        """Store a new state of a request. If it has ended, add it to the totals."""
         with self._lock:
             if entry.is_under_way:
                 self._under_way[entry.number] = entry
@@ -155,7 +171,10 @@ class Journal:
             self._changed(entry)
 
     def keep_text(self, number: int, *, asked: str = "", answered: str = "") -> None:
-        """Add to the text of a request, up to `MAX_TEXT` each; those of the last `MAX_TEXTS` requests are kept."""
+        """Append to the kept text of request `number`, up to `MAX_TEXT`.
+
+        Only the last `MAX_TEXTS` requests keep their text.
+        """
         with self._lock:
             before = self._texts.get(number)
             # A request that came before texts were kept, or whose text was dropped, has no half of one.
@@ -169,30 +188,30 @@ class Journal:
                 self._texts.popitem(last=False)
 
     def text_of(self, number: int) -> RequestText | None:
-        """Return the text of a request, None if it was not kept; for any thread."""
+        """Return the kept text of request `number`; None if it was not kept. For any thread."""
         with self._lock:
             return self._texts.get(number)
 
     def forget_texts(self) -> None:
-        """Keep no more texts, and drop those that were kept; for any thread."""
+        """Stop keeping texts, and drop the kept ones. For any thread."""
         with self._lock:
             self.keeps_texts = False
             self._texts.clear()
 
     @property
     def under_way(self) -> tuple[RequestEntry, ...]:
-        """Requests that have not ended, the oldest first; for any thread."""
+        """The requests that have not ended, oldest first. For any thread."""
         with self._lock:
             return tuple(self._under_way.values())
 
     @property
     def ended(self) -> tuple[RequestEntry, ...]:
-        """The last that have ended, the oldest first; for any thread."""
+        """The last `MAX_ENTRIES` requests that have ended, oldest first. For any thread."""
         with self._lock:
             return tuple(self._ended)
 
     @property
     def totals(self) -> Totals:
-        """Sums over all that have ended; for any thread."""
+        """Sums over all requests that have ended. For any thread."""
         with self._lock:
             return self._totals

@@ -1,4 +1,4 @@
-"""`/metrics` in Prometheus' text format."""
+"""The document of `/metrics`, in Prometheus' text format."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from engine.api.server.journal import Journal
 
 
 def metrics_text(journal: Journal, states: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return the sums since the server began, and what goes on now."""
+    """Return the metrics: totals since the server began, and current numbers.
+
+    `states`: result of `ModelPool.states`.
+    """
     totals = journal.totals
     lines: list[str] = []
 

@@ -1,4 +1,4 @@
-"""What a server offers: a file, or the models of the library, each as an entry with the names that mean it."""
+"""Makes the entries of the models that a server offers, from one file or from the library."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from engine.model.gguf.reader import read_model
 
 
 def entries_of_library(models: Iterable[Listed], index: LibraryIndex) -> tuple[ModelEntry, ...]:
-    """Return the models of a library, each once for each quantisation that can be opened."""
+    """Return the models of a library: one entry for each quantisation that can be opened."""
     return tuple(entry for model in models for entry in _entries_of(model.entry, index))
 
 
@@ -26,7 +26,7 @@ def entry_of_file(path: Path) -> ModelEntry:
 
 
 def entry_of_model(model: ModelFile) -> ModelEntry:
-    """Return the entry of a file that was read."""
+    """Return the entry of a model file whose header has been read."""
     path = model.paths[0]
     part = parse_part_name(path.name)
     stem = part.stem if part is not None else path.stem
@@ -41,7 +41,7 @@ def entry_of_model(model: ModelFile) -> ModelEntry:
 
 
 def _entries_of(entry: Entry, index: LibraryIndex) -> list[ModelEntry]:
-    """Return a model of the library, once for each quantisation that can be opened."""
+    """Return one entry for each quantisation of a library model that can be opened."""
     sound = [each for each in entry.quantisations if not each.fault]
     return [_entry_of(entry, each, index, is_only=len(sound) == 1) for each in sound]
 

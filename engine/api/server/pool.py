@@ -1,9 +1,9 @@
-"""The models that a server has loaded, and loads for requests: one load at a time, each in its turn.
+"""The pool of models that a server loads for requests, one load at a time, in the order of the requests.
 
-All of it runs in the server's event loop; sessions report there. What takes long (plans, discovery of devices, the end
-of a child) runs in threads. Rules: a model that answers is never unloaded. A load that needs the memory of one that
-answers waits for the end of its answers; requests for that one which come later wait for the load, so that two models
-that exclude each other take turns.
+The pool runs in the server's event loop, and sessions report to it there. Slow work (plans, device discovery, the end
+of a child process) runs in threads. A model that is answering is never unloaded. A load that needs its memory waits
+until these answers have ended. Later requests for that model wait for the load, so that two models that do not fit
+together take turns.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ from engine.runtime.session.snapshot import Snapshot
 _log = logging.getLogger("layerdeck.server")
 
 DEFAULT_KEEP_ALIVE_S = 300.0
-"""Idle time of a model that was loaded for a request; Ollama's."""
+"""Seconds after which an idle model is unloaded if a request loaded it; Ollama's default."""
 MAX_WAITING = 64
-"""Requests that wait for a load."""
+"""Largest number of requests that wait for loads; further ones are refused."""
 RETRY = {"Retry-After": "5"}
 
 
@@ -59,7 +59,7 @@ def _no_rig() -> Rig:
 
 
 def _learn_nothing(_need: ComputingNeed) -> None:
-    """Forget what a model needed."""
+    """Ignore a measured need; default of `PoolParts.learn`."""
 
 
 def _no_plan(_entry: ModelEntry, _rig: Rig) -> LoadOrder:
@@ -68,16 +68,17 @@ def _no_plan(_entry: ModelEntry, _rig: Rig) -> LoadOrder:
 
 @dataclass(frozen=True, slots=True)
 class PoolParts:
-    """What a pool is made of; the functions block, and are called in threads.
+    """The functions with which a pool finds, plans and loads models.
 
-    `entries`: the models that may be asked for.
-    `rig`: the devices as they are now.
-    `plan`: the load of a model on these devices; raises `EngineError`.
-    `holders`: processes that hold memory of a device.
-    `learn`: saves what a model was found to need while it computed, so that `rig` has it. In the session's thread.
-    `load`: loads a model elsewhere and lends it; `rig` and `plan` are for forecasts then. Raises `ApiError`. In the
-    loop.
-    `keep_alive`: sets the idle time in seconds of a model that is lent. In the loop.
+    They may block and are called in threads, except as noted.
+    `entries`: returns the models that requests may name.
+    `rig`: returns the devices in their present state.
+    `plan`: plans the load of a model on these devices; raises `EngineError`.
+    `holders`: returns the processes that hold memory of a device.
+    `learn`: saves a model's measured computing memory, so that `rig` includes it. Called in the session's thread.
+    `load`: loads a model outside the pool and lends it to the pool (`ModelPool.lend`). Called in the event loop. Raises
+    `ApiError`. None: the pool loads models itself. If it is set, `rig` and `plan` serve only forecasts.
+    `keep_alive`: sets the idle time in seconds of a lent model. Called in the event loop.
     """
 
     entries: Callable[[], Sequence[ModelEntry]]
@@ -91,7 +92,10 @@ class PoolParts:
 
 @dataclass(frozen=True, slots=True)
 class Holdings:
-    """Memory of loaded models. `own`: of those that the pool may unload. `lent`: of those that it may not."""
+    """The memory of loaded models.
+
+    `own`: models that the pool may unload. `lent`: models that only their owner may unload.
+    """
 
     own: tuple[HeldModel, ...]
     lent: tuple[HeldModel, ...]
@@ -102,7 +106,13 @@ class Holdings:
 
 
 class _Slot:
-    """A model that is loaded or wanted. `users`: requests that it answers."""
+    """The pool's state of one model that is loaded or requested.
+
+    `session`: the model's session; None: not loaded.
+    `waiting`: futures of the requests that wait for the model.
+    `users`: number of requests that the model is answering.
+    `held`: memory of a model that the pool has loaded; None: not loaded by the pool.
+    """
 
     def __init__(self, entry: ModelEntry, keep_alive_s: float) -> None:
         self.entry, self.keep_alive_s = entry, keep_alive_s
@@ -110,12 +120,12 @@ class _Slot:
         self.waiting: list[asyncio.Future[None]] = []
         self.users = 0
         self.is_leaving = False
-        """Whether another model waits for its memory: further requests wait for it to come back."""
+        """Whether the model will be unloaded for another one. New requests for it wait until it is loaded again."""
         self.held: HeldModel | None = None
         self.lent: HeldModel | None = None
-        """Memory of a model that somebody else loads and unloads; None if the pool does."""
+        """Memory of a model that is lent to the pool (`ModelPool.lend`); None: the pool loads the model itself."""
         self.ended: asyncio.Future[LoadEnding] | None = None
-        """How its load ended."""
+        """Future of the result of its load; None: the pool has not loaded it."""
 
     @property
     def snapshot(self) -> Snapshot:
@@ -123,12 +133,12 @@ class _Slot:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it can be asked now."""
+        """Whether the model is loaded and may get new requests."""
         return self.snapshot.loaded is not None and not self.snapshot.is_unloading and not self.is_leaving
 
 
 class LoadedModel:
-    """A loaded model for the time of one request."""
+    """A loaded model during one request; `ModelPool.use` provides it."""
 
     def __init__(self, entry: ModelEntry, session: ModelSession, profile: Profile) -> None:
         self.id, self.session, self.profile = entry.id, session, profile
@@ -136,12 +146,16 @@ class LoadedModel:
 
     @property
     def n_ctx(self) -> int:
-        """Tokens that one request may take."""
+        """Context size in tokens of one request; 0 if the model is no longer loaded."""
         return self.session.snapshot.context_size or 0
 
 
 class ModelPool:
-    """`keep_alive_s`: idle time of models that are loaded for a request; `pinned_s`: of those whose id is `pinned`."""
+    """The models of a server: loads them for requests, and unloads idle ones. For the server's event loop.
+
+    `keep_alive_s`: idle time in seconds of models that requests load.
+    `pinned_s`: idle time in seconds of models whose ids are in `pinned`.
+    """
 
     def __init__(
         self,
@@ -155,25 +169,25 @@ class ModelPool:
         self._pinned_s, self._pinned = pinned_s, frozenset(pinned)
         self._slots: dict[str, _Slot] = {}
         self._wanted: list[_Slot] = []
-        """Models that wait to be loaded, in the order in which they were asked for."""
+        """Models that wait for their load, in the order of the requests."""
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._loading: _Slot | None = None
         self._profiles: dict[str, Profile] = {}
         self._last_used = ""
         self._offered_ids: set[str] | None = None
-        """Ids of all models, as of the last look."""
+        """Ids of all offered models at the last call of `entries`; None before the first call."""
         self._is_closed = False
         self._closing: set[asyncio.Future[None]] = set()
 
     # ------------------------------------------------------------------ from the beginning to the end
 
     def start(self) -> None:
-        """Begin to load what is asked for; in the loop."""
+        """Start the task that loads and unloads models. Call it in the event loop."""
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def close(self) -> None:
-        """End every model; requests that wait are refused. A second call only waits."""
+        """Unload the pool's own models, and refuse the requests that wait. A second call only waits."""
         self._is_closed = True
         if self._task is not None:
             self._task.cancel()
@@ -185,10 +199,10 @@ class ModelPool:
         await asyncio.gather(*self._closing, *(asyncio.to_thread(session.close) for session in sessions))
 
     async def preload(self, entry: ModelEntry) -> None:
-        """Load a model before anybody asks for it.
+        """Load a model before the first request for it.
 
         Raises:
-            ApiError: it cannot be loaded.
+            ApiError: the model cannot be loaded.
         """
         async with self._lease(entry, None, answers=False):
             pass
@@ -196,10 +210,10 @@ class ModelPool:
     # ------------------------------------------------------------------ models of others
 
     def lend(self, entry: ModelEntry, session: ModelSession, held: HeldModel) -> None:
-        """Answer requests for a model that somebody else has loaded, who alone unloads it; in the loop.
+        """Answer requests with a model that the caller has loaded; only the caller unloads it.
 
-        Called again after each load of this session: requests that came meanwhile are let in. Nothing happens while the
-        pool itself has loaded this model.
+        Call it in the event loop, and again after each load of this session, to admit the requests that waited for it.
+        The call has no effect if the pool itself has loaded this model.
         """
         slot = self._slots.setdefault(entry.id, _Slot(entry, UNTIL_UNLOADED_S))
         if slot.session is not None and slot.lent is None:
@@ -210,7 +224,7 @@ class ModelPool:
         self._changed.set()
 
     def take_back(self, id: str) -> None:
-        """End `lend`; requests that wait for the model have it loaded by the pool. In the loop."""
+        """End `lend`. The pool loads the model itself for the requests that wait for it. Call it in the event loop."""
         slot = self._slots.get(id)
         if slot is None or slot.lent is None:
             return
@@ -223,26 +237,27 @@ class ModelPool:
 
     @asynccontextmanager
     async def use(self, name: str, keep_alive_s: float | None = None) -> AsyncIterator[LoadedModel]:
-        """Have the model that `name` means for a request; it is loaded first if need be.
+        """Provide the model with this name for one request; load it first if necessary.
 
-        Without a name it is the model that was used last, else the only one there is.
+        An empty name means the model that was used last, else the only one that exists.
+        `keep_alive_s`: new idle time of the model in seconds; None: unchanged.
 
         Raises:
-            ApiError: there is none, or it cannot be loaded.
+            ApiError: no model has this name, or it cannot be loaded.
         """
         entry = await self.entry(name)
         async with self._lease(entry, keep_alive_s) as model:
             yield model
 
     async def entries(self) -> tuple[ModelEntry, ...]:
-        """Return the models that may be asked for."""
+        """Return the models that requests may name: those offered, and those lent to the pool."""
         offered = tuple(await asyncio.to_thread(self._parts.entries))
         ids = self._offered_ids = {entry.id for entry in offered}
         lent = (slot.entry for slot in self._slots.values() if slot.lent is not None and slot.entry.id not in ids)
         return (*offered, *lent)
 
     async def entry(self, name: str) -> ModelEntry:
-        """Return the model that `name` means; raises as `use` does."""
+        """Return the entry of the model that `name` means; raises as `use` does."""
         known = [slot.entry for slot in self._slots.values() if slot.session is not None]
         if not name:
             last = self._slots.get(self._last_used)
@@ -295,7 +310,7 @@ class ModelPool:
         return self._profiles[slot.entry.id]
 
     async def _enter(self, slot: _Slot) -> None:
-        """Count a request as one of the model's, once it is loaded."""
+        """Wait until the model is loaded, and count a request as one of its users."""
         if self._is_closed:
             raise _ending()
         if slot.is_ready:
@@ -332,7 +347,7 @@ class ModelPool:
         self._changed.set()
 
     def _admit(self, slot: _Slot) -> None:
-        """Let in the requests that wait for a model that is loaded now."""
+        """Admit all requests that wait for a model, now that it is loaded."""
         for future in slot.waiting:
             if not future.done():
                 self._hold(slot)
@@ -375,7 +390,7 @@ class ModelPool:
             await self._wait(next_expiry_s(self._held()))
 
     async def _wait(self, until_s: float | None) -> None:
-        """Wait until something has changed, or until a time of the monotonic clock."""
+        """Wait until the pool changes, or until the monotonic clock reaches `until_s`; None: without a limit."""
         self._changed.clear()
         seconds = None if until_s is None else max(0.0, until_s - time.monotonic())
         with suppress(TimeoutError):
@@ -391,7 +406,7 @@ class ModelPool:
                 await self._unload(slot)
 
     async def _unload(self, slot: _Slot) -> None:
-        """End the model's child; returns when its memory is free."""
+        """End the model's child process; return when its memory is free."""
         session, slot.session, slot.held = slot.session, None, None
         if session is not None:
             # `close` of the pool may end this task while the child ends; it then waits for the child.
@@ -401,10 +416,10 @@ class ModelPool:
             await asyncio.shield(closing)
 
     async def _load(self, slot: _Slot) -> None:
-        """Load a model, after what has to go; requests that wait for it are let in.
+        """Load a model, after unloading others if necessary, and admit the requests that wait for it.
 
         Raises:
-            ApiError, EngineError: it cannot be loaded.
+            ApiError, EngineError: the model cannot be loaded.
         """
         if slot.snapshot.loaded is not None:
             self._admit(slot)
@@ -446,12 +461,12 @@ class ModelPool:
         slot.held = held.idle(time.monotonic(), answered=False)
 
     async def _make_room(self, slot: _Slot) -> LoadOrder | None:
-        """Return the load, planned for devices on which no idle model is left; unload those that are in its way.
+        """Return the order of a load, planned as if all idle models were gone; unload those whose memory it needs.
 
-        None: those who waited for it have gone away. Nothing is unloaded for them.
+        None: all requests that waited for the load have gone; nothing is unloaded then.
 
         Raises:
-            ApiError: it does not fit, even with all others gone.
+            ApiError: the model does not fit, even if all others are unloaded.
         """
         while True:
             # Asked anew in each round: answers that were waited for may have taken minutes.
@@ -477,7 +492,7 @@ class ModelPool:
                 await self._wait(None)
 
     def _planned(self, entry: ModelEntry, rig: Rig, beside: Holdings) -> tuple[LoadOrder, Room]:
-        """Return the load, and what has to go for it of the pool's own models."""
+        """Return the order of a load, and the room for it: which of the pool's own models must be unloaded."""
         idle = [held for held in beside.own if not held.is_busy]
         order = self._parts.plan(entry, rig_beside(rig, beside.all, idle))
         plan = order.plan
@@ -486,7 +501,7 @@ class ModelPool:
         return order, find_room(plan.forecast, beside.own, lambda leaving: rig_beside(rig, beside.all, leaving))
 
     def _on_update(self, loop: asyncio.AbstractEventLoop, slot: _Slot, update: SessionUpdate) -> None:
-        """Take an update of a session, in its thread."""
+        """Handle an update of a session. Called in the session's thread."""
         if isinstance(update, ComputingNeed):
             self._parts.learn(update)
             return
@@ -504,7 +519,7 @@ class ModelPool:
             _log.warning("%s was lost: %s", escape(slot.entry.id), kind)
 
     def _on_unloaded(self, slot: _Slot) -> None:
-        """Count no memory of a child that was lost; its next request loads it again."""
+        """Drop the memory of a model whose child process was lost. Its next request loads it again."""
         if slot.snapshot.loaded is None and slot.held is not None:
             slot.held = None
             self._changed.set()
@@ -513,7 +528,7 @@ class ModelPool:
 
     @property
     def parts(self) -> PoolParts:
-        """What it is made of."""
+        """The functions with which the pool finds, plans and loads models."""
         return self._parts
 
     @property
@@ -522,16 +537,16 @@ class ModelPool:
         return self._loading is not None or any(slot.users for slot in self._slots.values())
 
     def holdings(self, but: _Slot | None = None) -> Holdings:
-        """Return what loaded models hold.
+        """Return the memory of all loaded models except `but`.
 
-        Whoever lends models and loads others for them (`PoolParts.load`) unloads idle ones, too: they count as own.
+        If models are loaded outside the pool (`PoolParts.load`), their owner also unloads idle ones: they count as own.
         """
         lent = tuple(each.lent for each in self._slots.values() if each.lent is not None and each is not but)
         own = tuple(self._held(but))
         return Holdings(own, lent) if self._parts.load is None else Holdings((*own, *lent), ())
 
     def states(self) -> dict[str, dict[str, Any]]:
-        """Return the state of each model that is loaded or wanted, by its id."""
+        """Return the state of each loaded or requested model as JSON fields, by the model's id."""
         return {slot.entry.id: self._state(slot) for slot in self._slots.values()}
 
     def _state(self, slot: _Slot) -> dict[str, Any]:
@@ -571,7 +586,7 @@ def _refusal(error: EngineError) -> ApiError:
 
 
 def no_room(entry: ModelEntry, room: Room) -> ApiError:
-    """Return the error for a model that does not fit, even with all others gone."""
+    """Return the error for a model that does not fit, even if all others are unloaded."""
     device, missing_bytes = room.still_short[0]
     names = ", ".join(f"{format_bytes(size_bytes)} on {name}" for name, size_bytes in room.still_short)
     return ApiError(

@@ -1,4 +1,4 @@
-"""The file of what people prefer of a server: names of models of their own, and idle times."""
+"""The file with a user's settings of the server: further names of models, and idle times."""
 
 from __future__ import annotations
 
@@ -20,16 +20,20 @@ MAX_NAME = 200
 
 
 def preferences_error(reason: str, *, place: str = "", source: str = "") -> ArgumentError:
-    """Return the error for a file that cannot be used."""
+    """Return the error for a preferences file that cannot be used.
+
+    `place`: key in the file. `source`: name of the file.
+    """
     return ArgumentError(f"{source}{': ' * bool(place)}{place}: {reason}.")
 
 
 @dataclass(frozen=True, slots=True)
 class Preferences:
-    """`aliases`: the name or file that a name of the user stands for.
+    """A user's settings of the server.
 
-    `keep_alive_s`: idle time of models that a request loads; None for the usual one.
-    `keep_alive_of`: idle time of single models, by a name or file.
+    `aliases`: name or file of a model, by the further name that the user gave it.
+    `keep_alive_s`: idle time in seconds of models that requests load; None: the server's default.
+    `keep_alive_of`: idle time in seconds of single models, by their name or file.
     """
 
     aliases: Mapping[str, str] = field(default_factory=dict)
@@ -38,10 +42,10 @@ class Preferences:
 
 
 def read_preferences(path: Path) -> Preferences:
-    """Return the preferences in a file; those of a missing one are empty.
+    """Return the preferences in a file; empty preferences if the file does not exist.
 
     Raises:
-        ArgumentError: it cannot be read, or has a value that means nothing.
+        ArgumentError: the file cannot be read, or has an invalid value.
     """
     if not path.exists():
         return Preferences()
@@ -72,10 +76,10 @@ def _seconds(document: JsonObject, key: str) -> float:
 
 
 def check_alias(name: str) -> str:
-    """Return a name that a user gives.
+    """Return a user's name for a model, without white space around it.
 
     Raises:
-        ArgumentError: it is empty or too long, or has control characters.
+        ArgumentError: the name is empty or too long, or has control characters.
     """
     if not name.strip() or len(name) > MAX_NAME or not name.isprintable():
         raise ArgumentError(f"A name of a model has 1 to {MAX_NAME} characters on one line; choose another one.")
@@ -83,10 +87,9 @@ def check_alias(name: str) -> str:
 
 
 def with_preferences(entries: Sequence[ModelEntry], preferences: Preferences) -> tuple[ModelEntry, ...]:
-    """Return entries with their further names and idle times; files that are in no library become entries.
+    """Return entries with the user's names and idle times; named files outside the library become further entries.
 
-    What names no model, or no file that can be opened, is left out: a library changes, and a name may mean something
-    again tomorrow.
+    Preferences for a model or file that does not exist now are skipped and kept, because it may exist again later.
     """
     found = list(entries)
     for alias, target in preferences.aliases.items():
@@ -104,7 +107,7 @@ def with_preferences(entries: Sequence[ModelEntry], preferences: Preferences) ->
 
 
 def _entry_of(path: Path) -> ModelEntry | None:
-    """Return the entry of a file, None if it is no model that can be opened."""
+    """Return the entry of a file; None if it is not a model file that can be opened."""
     try:
         state = path.stat()
         return _entry_in_state(path, state.st_mtime_ns, state.st_size) if path.is_file() else None
@@ -119,7 +122,7 @@ def _entry_in_state(path: Path, _changed_ns: int, _size_bytes: int) -> ModelEntr
 
 
 def _place_of(entries: Sequence[ModelEntry], target: str) -> int | None:
-    """Return the index of the entry that a name or a file means, None if there is none."""
+    """Return the index of the entry that a name or a file path means; None if there is none."""
     try:
         return list(entries).index(find_entry(target, entries))
     except ApiError:

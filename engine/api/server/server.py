@@ -1,4 +1,4 @@
-"""The server as an object: a thread with an event loop of its own, in the command line's process or in the window's."""
+"""The API server: a thread with its own event loop, in the process of the command line or of the window."""
 
 from __future__ import annotations
 
@@ -32,15 +32,18 @@ _log = logging.getLogger("layerdeck.server")
 MAX_CONNECTIONS = 256
 MAX_HEADER_BYTES = 32 << 10
 HEADER_SECONDS = 15.0
-"""How long the head of a request may take."""
+"""Longest time in seconds in which the head of a request must arrive."""
 KEEP_ALIVE_SECONDS = 30
 STOP_SECONDS = 15.0
-"""How long models may take to end; a session takes some seconds at most."""
+"""Longest wait in seconds for models and the server's thread to end; a session takes some seconds at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where the server listens. `certificate`, `private_key`: PEM files for TLS, empty for none."""
+    """The address on which the server listens.
+
+    `certificate`, `private_key`: paths of PEM files for TLS; empty: no TLS.
+    """
 
     host: str = "127.0.0.1"
     port: int = 8080
@@ -54,9 +57,10 @@ class Address:
 
 
 class ApiServer:
-    """Made stopped; `start` and `stop` are called once each, from one thread.
+    """The API server in its own thread. It is created stopped; call `start` and `stop` once each, from one thread.
 
-    `port`: the one it got, for port 0. `on_end`: called in the server's thread when it has ended, however that was.
+    `address`: after `start` it has the port that the system chose for port 0.
+    `on_end`: called in the server's thread when the server has ended, also after a failure.
     """
 
     def __init__(
@@ -79,10 +83,10 @@ class ApiServer:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Listen, and serve in a thread of its own.
+        """Listen on the address, and serve in a new thread. Return when the server has started.
 
         Raises:
-            ArgumentError: the address cannot be listened on.
+            ArgumentError: the server cannot listen on the address, or the certificate cannot be used.
         """
         listening = _listen(self.address)
         self.address = Address(
@@ -121,7 +125,10 @@ class ApiServer:
         self._begun.wait()
 
     def stop(self) -> None:
-        """End every model that it has loaded, then the server, waiting a bounded time. A second call only waits."""
+        """Unload all models that the pool has loaded, then end the server; wait a bounded time.
+
+        A second call only waits.
+        """
         if self._server is not None and not self._server.should_exit:
             if self._loop is not None and self.is_running:
                 # Models first: answers under way and requests that wait get an ending that is sent.
@@ -132,26 +139,29 @@ class ApiServer:
             self._thread.join(STOP_SECONDS)
 
     def preload(self, entry: ModelEntry) -> Future[None]:
-        """Begin to load a model before anybody asks for it; the result raises `ApiError` if it cannot be loaded."""
+        """Begin to load a model before the first request for it.
+
+        The future's result raises `ApiError` if the load fails.
+        """
         return asyncio.run_coroutine_threadsafe(self.pool.preload(entry), self.loop)
 
     def lend(self, entry: ModelEntry, session: ModelSession, held: HeldModel) -> None:
-        """Answer requests for a model that the caller has loaded; see `ModelPool.lend`. For any thread."""
+        """Answer requests with a model that the caller has loaded; see `ModelPool.lend`. For any thread."""
         self.loop.call_soon_threadsafe(self.pool.lend, entry, session, held)
 
     def take_back(self, id: str) -> None:
-        """End `lend`: no request begins with this session any more. For any thread."""
+        """End `lend`: no new request uses this session. For any thread."""
         self.loop.call_soon_threadsafe(self.pool.take_back, id)
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The event loop of the server that runs; for calls of the pool from other threads."""
+        """The event loop of the running server, for calls of the pool from other threads."""
         assert self._loop is not None
         return self._loop
 
     @property
     def is_running(self) -> bool:
-        """Whether it serves."""
+        """Whether the server's thread is running."""
         return self._thread is not None and self._thread.is_alive()
 
     def _on_start(self) -> None:
@@ -172,9 +182,9 @@ class ApiServer:
 
 
 class _Protocol(H11Protocol):
-    """uvicorn's, with limits on what a client may cost before it has shown a key, and on how long it takes answers.
+    """uvicorn's HTTP/1 protocol of one connection, with time limits for clients that have no key or read too slowly.
 
-    `is_trusted`: a request of this connection was let in by the guard, and not to a public path.
+    `is_trusted`: whether the guard has admitted a request of this connection to a path that is not public.
     """
 
     def connection_made(self, transport: Any) -> None:
@@ -217,12 +227,12 @@ class _Protocol(H11Protocol):
         self.is_trusted = True
 
     def _make_place(self) -> None:
-        """Close the oldest connection that has shown no key: nobody without one keeps others out."""
+        """Close the oldest connection that has shown no key, so that clients without a key cannot keep others out."""
         strangers = [each for each in self.connections if isinstance(each, _Protocol) and not each.is_trusted]
         min(strangers, key=lambda each: each._opened_s, default=self).transport.abort()
 
     def _watch_header(self) -> None:
-        """Limit how long the head of a request may take: of the first one, and of each that follows."""
+        """Start or cancel the timer that limits how long the head of each request may take to arrive."""
         is_due = self.conn.their_state in (h11.IDLE, h11.ERROR)
         if not is_due and self._header_timer is not None:
             self._header_timer.cancel()
@@ -235,7 +245,10 @@ class _Protocol(H11Protocol):
         return self.transport.get_write_buffer_size()
 
     def _check_flushed(self, before_bytes: int) -> None:
-        """Break off a client that takes nothing of the end of an answer: no handler waits for that."""
+        """Close the connection if the last bytes of an answer stay unsent because the client reads nothing.
+
+        The handler has already returned then, so that only this timer notices it.
+        """
         unsent_bytes, self._flush_timer = self._unsent_bytes, None
         if unsent_bytes and unsent_bytes >= before_bytes and (self.cycle is None or self.cycle.response_complete):
             self.transport.abort()
@@ -244,7 +257,10 @@ class _Protocol(H11Protocol):
 
 
 def _listen(address: Address) -> socket.socket:
-    """Return a socket that is bound, so that a refusal is a sentence here and not a log line of a thread."""
+    """Return a socket that is bound and listens.
+
+    It is made here, so that a failure raises `ArgumentError` instead of a log line in the server's thread.
+    """
     try:
         found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, protocol, _, place = found[0]

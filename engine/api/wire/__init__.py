@@ -1,1 +1,1 @@
-"""JSON of OpenAI's and Anthropic's interfaces to requests of the engine and back; functions and values, no sockets."""
+"""Translates the JSON of OpenAI's and Anthropic's APIs to engine requests and back, without sockets."""

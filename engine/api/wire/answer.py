@@ -1,5 +1,4 @@
-"""What a model writes, taken apart: thought, answer and calls of tools; what its end says in numbers; and the events of
-a stream."""
+"""The parts of a model's answer (thought, text, tool calls), its token counts, and the events of a stream."""
 
 from __future__ import annotations
 
@@ -18,22 +17,25 @@ from engine.runtime.protocol.messages import TokenChoice
 from engine.runtime.session.events import Done, Reading, Token
 
 NO_CHANCE = -9999.0
-"""Logarithm of a probability that is too small to be told from 0; OpenAI writes this one."""
+"""Log-probability of a token whose probability is 0; OpenAI uses the same number."""
 PING = b": ping\n\n"
-"""A comment among server-sent events, which keeps proxies from closing a stream while a long prompt is read."""
+"""A comment in a stream of server-sent events, which keeps proxies from closing it while a long prompt is processed."""
 DONE = b"data: [DONE]\n\n"
 _encoder = msgspec.json.Encoder()
 
 
 def event_of(document: object, name: str = "") -> bytes:
-    """Return a server-sent event; Anthropic's clients and those of the Responses interface want a name."""
+    """Return a server-sent event. `name`: event type, which Anthropic's and the Responses API need; empty: none."""
     head = b"event: " + name.encode() + b"\n" if name else b""
     return head + b"data: " + _encoder.encode(document) + b"\n\n"
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What a piece of text adds to an answer. `choices`: how its tokens were chosen, if that was asked for."""
+    """The text and tool calls that one event adds to an answer.
+
+    `choices`: the chosen tokens with their probabilities; empty unless the request asks for them.
+    """
 
     reasoning: str = ""
     content: str = ""
@@ -45,7 +47,7 @@ class Part:
 
 
 class Reader(Protocol):
-    """Takes the text of one answer piece by piece."""
+    """Splits the streamed text of one answer into parts."""
 
     @property
     def has_calls(self) -> bool: ...
@@ -56,21 +58,21 @@ class Reader(Protocol):
 
 
 class PlainReader:
-    """Takes a text in which nothing is looked for."""
+    """A reader that returns text unchanged, without a search for thoughts or tool calls."""
 
     has_calls = False
 
     def add(self, token: Token) -> Part:
-        """Return the next piece."""
+        """Return the token's text as a part."""
         return Part(content=token.text, choices=token.choices)
 
     def end(self) -> Part:
-        """Return nothing: no piece is held back."""
+        """Return an empty part, as this reader holds no text back."""
         return Part()
 
 
 class AnswerReader:
-    """Takes the text of one answer piece by piece."""
+    """Splits the streamed text of one chat answer into thought, text and tool calls."""
 
     def __init__(self, question: Question, profile: Profile) -> None:
         self._splitter = Splitter()
@@ -82,13 +84,13 @@ class AnswerReader:
         return self._calls is not None and self._calls.has_calls
 
     def add(self, token: Token) -> Part:
-        """Take the next piece."""
+        """Return the part that the next token adds. Text that may be the beginning of a tag is held back."""
         delta = self._splitter.add(token.text)
         # Probabilities are those of the answer; OpenAI has none for thoughts.
         return self._part(delta, () if self._splitter.is_thinking else token.choices)
 
     def end(self) -> Part:
-        """Return what was held back; nothing follows."""
+        """Return the text that was held back, at the end of the answer."""
         part = self._part(self._splitter.rest(), ())
         if self._calls is None:
             return part
@@ -104,7 +106,7 @@ class AnswerReader:
 
 @dataclass(slots=True)
 class Call:
-    """A whole call."""
+    """A complete tool call. `arguments`: a JSON object as text."""
 
     id: str
     name: str
@@ -113,7 +115,7 @@ class Call:
 
 @dataclass(slots=True)
 class Answer:
-    """A whole answer, as far as it has come. `done`: the engine's report, None until the end."""
+    """One answer, as far as the model has written it. `done`: the engine's final report; None until the end."""
 
     reasoning: str = ""
     content: str = ""
@@ -122,7 +124,7 @@ class Answer:
     done: Done | None = None
 
     def add(self, part: Part) -> None:
-        """Take the next part."""
+        """Append the next part to the answer."""
         self.reasoning += part.reasoning
         self.content += part.content
         self.choices += part.choices
@@ -134,21 +136,23 @@ class Answer:
 
     @property
     def finish_reason(self) -> str:
-        """OpenAI's word for why the answer ended."""
+        """Why the answer ended, as OpenAI's `finish_reason`."""
         return finish_reason(self.done, has_calls=bool(self.calls))
 
 
 class AnswerWriter(Protocol):
-    """Writes the answer to one request in the form of one interface. `index`: number of an answer, from 0.
+    """Writes the answers to one HTTP request in the form of one API.
 
-    A stream is `begin`, `part`s and `end` for each answer, and then `close`; or `fail`, wherever it is.
+    Without streaming only `whole` is called. A stream calls `begin`, `part` several times and `end` for each answer,
+    then `close`; or `fail` at any point.
+    `index`: number of the answer, from 0.
     """
 
     def whole(self, answers: Sequence[Answer]) -> dict[str, object]:
-        """Return the document of a request that does not stream."""
+        """Return the JSON document of all answers, for a request without streaming."""
 
     def begin(self, index: int, prompt: Reading | None) -> bytes:
-        """`prompt`: how much of the prompt is read already, if that is known."""
+        """Return the first events of an answer. `prompt`: how much of the prompt is processed; None: unknown."""
 
     def part(self, index: int, part: Part) -> bytes: ...
 
@@ -160,14 +164,14 @@ class AnswerWriter(Protocol):
 
 
 def finish_reason(done: Done | None, *, has_calls: bool) -> str:
-    """Return OpenAI's word for why an answer ended."""
+    """Return why an answer ended, as OpenAI's `finish_reason`."""
     if done is not None and done.stop_reason in ("length", "context_full"):
         return "length"
     return "tool_calls" if has_calls else "stop"
 
 
 def usage_of(answers: Sequence[Done]) -> dict[str, object]:
-    """Return the tokens of the answers to one request; they share the prompt."""
+    """Return OpenAI's `usage` of the answers to one request, which share one prompt."""
     prompt = answers[0].prompt_tokens if answers else 0
     completion = sum(each.generated_tokens for each in answers)
     return {
@@ -179,13 +183,13 @@ def usage_of(answers: Sequence[Done]) -> dict[str, object]:
 
 
 def warnings_of(answers: Sequence[Done]) -> dict[str, list[str]]:
-    """Return what a client should know of answers, as further keys of a document: a template that was not used."""
+    """Return a document's key `warnings`: notes on a chat template that was replaced. Empty if there are none."""
     told = list(dict.fromkeys(done.replaced for done in answers if done.replaced))
     return {"warnings": told} if told else {}
 
 
 def timings_of(done: Done) -> dict[str, object]:
-    """Return llama.cpp's numbers of an answer, in tokens and milliseconds."""
+    """Return llama.cpp's `timings` of an answer, in tokens and milliseconds."""
     read = done.prompt_tokens - done.cached_tokens
     return {
         "cache_n": done.cached_tokens,
@@ -203,7 +207,7 @@ def _milliseconds(tokens: int, per_second: float) -> float:
 
 
 def logprobs_of(choices: Iterable[TokenChoice], count: int) -> list[dict[str, object]]:
-    """Return OpenAI's entries for tokens, each with `count` alternatives."""
+    """Return OpenAI's `logprobs` entries of tokens, each with `count` alternatives."""
     return [
         {
             **_entry(choice.text, choice.probability),
@@ -218,5 +222,5 @@ def _entry(text: str, probability: float) -> dict[str, object]:
 
 
 def logarithm(probability: float) -> float:
-    """Return the natural logarithm, or `NO_CHANCE`."""
+    """Return the natural logarithm of a probability; `NO_CHANCE` if the probability is 0."""
     return math.log(probability) if probability > 0 else NO_CHANCE

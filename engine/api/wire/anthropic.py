@@ -1,4 +1,4 @@
-"""`/v1/messages` and `/v1/messages/count_tokens`: Anthropic's form."""
+"""Anthropic's API: translates the JSON of `/v1/messages` and `/v1/messages/count_tokens`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from engine.runtime.session.events import Done, Reading
 
 
 class ImageSource(msgspec.Struct):
-    """Where an image is; only base64 is taken."""
+    """The source of an image block. Only base64 data and data URLs are accepted."""
 
     type: str
     data: str | None = None
@@ -36,7 +36,7 @@ class ImageSource(msgspec.Struct):
 
 
 class Block(msgspec.Struct):
-    """A block of a message; which field counts depends on `type`."""
+    """A content block of a message; `type` decides which other fields are used."""
 
     type: str
     text: str | None = None
@@ -50,14 +50,14 @@ class Block(msgspec.Struct):
 
 
 class MessageIn(msgspec.Struct):
-    """A message of the conversation."""
+    """A message of a `/v1/messages` request."""
 
     role: str
     content: str | list[Block]
 
 
 class ToolIn(msgspec.Struct):
-    """A tool; those with another `type` run on Anthropic's servers."""
+    """The definition of a tool. A tool without `input_schema` runs on Anthropic's servers, and is refused."""
 
     name: str
     description: str | None = None
@@ -66,7 +66,7 @@ class ToolIn(msgspec.Struct):
 
 
 class ToolChoice(msgspec.Struct):
-    """Whether a tool has to be called."""
+    """Whether the model must call a tool, and which one."""
 
     type: str
     name: str | None = None
@@ -79,7 +79,7 @@ class Thinking(msgspec.Struct):
 
 
 class MessagesRequest(msgspec.Struct, kw_only=True):
-    """A request for a message; all other fields are ignored."""
+    """The body of a `/v1/messages` request. Fields that are not listed are ignored."""
 
     messages: list[MessageIn]
     model: str | None = None
@@ -97,10 +97,10 @@ class MessagesRequest(msgspec.Struct, kw_only=True):
 
 
 def read_messages(body: bytes) -> Question:
-    """Return the question of a request. Takes a moment if it has images.
+    """Return the chat request in a body. Images are decoded in a child process, which takes a moment.
 
     Raises:
-        ApiError: it cannot be followed.
+        ApiError: the request is invalid or not supported.
     """
     request = decode(body, MessagesRequest)
     settings = checked_settings(
@@ -161,7 +161,7 @@ def _choice(choice: ToolChoice | None) -> str:
 
 
 def _images(message: MessageIn) -> int:
-    """Return the number of images of a message, those in results of tools included."""
+    """Return the number of images in a message, including those in tool results."""
     blocks = message.content if isinstance(message.content, list) else []
     results = [part for block in blocks if isinstance(block.content, list) for part in block.content]
     in_results = sum(isinstance(part, dict) and part.get("source") is not None for part in results)
@@ -169,7 +169,7 @@ def _images(message: MessageIn) -> int:
 
 
 def _messages(message: MessageIn, number: int) -> list[ChatMessage]:
-    """Return the messages for the template: results of tools have a role of their own there."""
+    """Return a message as messages for the chat template, in which tool results are messages with the role `tool`."""
     place = f"messages[{number}]"
     if message.role not in ("user", "assistant", "system"):
         raise invalid(f"{place}.role is {message.role[:40]}; use user or assistant.", f"{place}.role")
@@ -234,7 +234,7 @@ def _result(content: object, place: str) -> tuple[str, list[MediaFile]]:
 
 
 def stop_reason(done: Done | None, *, has_calls: bool) -> str:
-    """Return Anthropic's word for why an answer ended."""
+    """Return why an answer ended, as Anthropic's `stop_reason`."""
     if done is not None and done.stop_reason in ("length", "context_full"):
         return "max_tokens"
     if has_calls:
@@ -248,6 +248,7 @@ def _stop_sequence(done: Done | None) -> str | None:
 
 def _usage(known: Done | Reading | None) -> dict[str, int]:
     cached = 0 if known is None else known.cached_tokens
+    # In Anthropic's usage the input tokens do not include those that were read from the cache.
     return {
         "input_tokens": 0 if known is None else known.prompt_tokens - cached,
         "cache_creation_input_tokens": 0,
@@ -257,7 +258,7 @@ def _usage(known: Done | Reading | None) -> dict[str, int]:
 
 
 class MessageWriter:
-    """Makes the documents of an answer; see `AnswerWriter`. There is one answer to a request."""
+    """Writes the documents and events of `/v1/messages`; see `AnswerWriter`. A request has one answer."""
 
     def __init__(self, id: str, model: str) -> None:
         self._head = {"id": f"msg_{id}", "type": "message", "role": "assistant", "model": model}
@@ -314,7 +315,7 @@ def _block(segment: Segment, *, whole: bool) -> dict[str, object]:
 
 
 def _object(arguments: str) -> object:
-    """Return the arguments of a call as Anthropic has them; an answer that was cut short may have no whole object."""
+    """Return the arguments of a call as an object for Anthropic's `input`; empty if the call was cut off."""
     try:
         found = json.loads(arguments) if arguments else {}
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""`/v1/completions`: texts that go on, without a chat template."""
+"""`/v1/completions`: the model continues texts without a chat template."""
 
 from __future__ import annotations
 
@@ -15,16 +15,19 @@ from engine.runtime.protocol.messages import Generate, TokenChoice, Tokenise
 from engine.runtime.session.events import Done, Reading
 
 MAX_ANSWERS = 64
-"""Prompts times `n`."""
+"""Largest number of answers to one request: number of prompts times `n`."""
 MAX_LOGPROBS = 20
 DEFAULT_MAX_TOKENS = 16
-"""OpenAI's; without a chat template most models would never end."""
+"""Default limit for the tokens of an answer, as in OpenAI's API.
+
+Without a chat template most models would never end.
+"""
 
 Prompt = str | tuple[int, ...]
 
 
 class CompletionRequest(SamplingFields, kw_only=True):
-    """A request for completions; all other fields are ignored."""
+    """The body of a `/v1/completions` request. Fields that are not listed are ignored."""
 
     prompt: str | list[Any]
     model: str | None = None
@@ -48,15 +51,15 @@ class CompletionRequest(SamplingFields, kw_only=True):
 
     @property
     def count(self) -> int:
-        """Answers to each prompt."""
+        """Number of answers to each prompt."""
         return 1 if self.n is None else self.n
 
 
 def prompts_of(value: str | list[Any], place: str) -> tuple[Prompt, ...]:
-    """Return texts, or lists of tokens, from any of the four forms that OpenAI has.
+    """Return the prompts from any form that OpenAI allows: a text, a list of tokens, or a list of either.
 
     Raises:
-        ApiError: it is none of them.
+        ApiError: the value has none of these forms.
     """
     if isinstance(value, str):
         return (value,)
@@ -80,10 +83,10 @@ def _is_token(value: object) -> bool:
 
 
 def read_completion(body: bytes) -> CompletionRequest:
-    """Return the request in a body.
+    """Return the completion request in a body.
 
     Raises:
-        ApiError: it cannot be followed.
+        ApiError: the request is invalid or not supported.
     """
     request = decode(body, CompletionRequest)
     if request.suffix:
@@ -102,7 +105,7 @@ def read_completion(body: bytes) -> CompletionRequest:
 
 
 def completion_requests(request: CompletionRequest, texts: Sequence[str], profile: Profile) -> list[Generate]:
-    """Return a request for each answer, those to one prompt side by side."""
+    """Return an engine request for each answer. Requests for the same prompt are consecutive."""
     limit = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
     alternatives = None if request.logprobs is None else max(1, request.logprobs)
     settings = request.settings(max_tokens=limit if limit >= 0 else None, alternatives=alternatives)
@@ -123,7 +126,7 @@ def counting_requests(asked: Sequence[Generate]) -> list[Tokenise]:
 
 
 class CompletionWriter:
-    """Makes the documents of an answer; see `AnswerWriter`."""
+    """Writes the documents and events of `/v1/completions`; see `AnswerWriter`."""
 
     def __init__(self, id: str, model: str, created: int, request: CompletionRequest, texts: Sequence[str]) -> None:
         self._head = {"id": f"cmpl-{id}", "object": "text_completion", "created": created, "model": model}
@@ -162,7 +165,7 @@ class CompletionWriter:
         return event_of(error.document())
 
     def _usage(self, done: Sequence[Done]) -> dict[str, object]:
-        """Return the tokens of all answers; each prompt counts once."""
+        """Return OpenAI's `usage` of all answers. The tokens of each prompt count once."""
         usage = usage_of(done)
         # Answers to one prompt are side by side.
         prompt = sum(each.prompt_tokens for each in done[:: self._request.count])

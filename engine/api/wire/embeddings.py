@@ -16,11 +16,11 @@ from engine.api.wire.question import keep_alive_seconds
 from engine.runtime.protocol.messages import Embedded
 
 MAX_TEXTS = 2048
-"""OpenAI's."""
+"""Largest number of texts in one request; OpenAI's limit."""
 
 
 class EmbeddingRequest(msgspec.Struct, kw_only=True):
-    """A request for vectors; all other fields are ignored."""
+    """The body of a `/v1/embeddings` request. Fields that are not listed are ignored."""
 
     input: str | list[Any]
     model: str | None = None
@@ -39,10 +39,10 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True):
 
 
 def read_embedding(body: bytes) -> EmbeddingRequest:
-    """Return the request in a body.
+    """Return the embedding request in a body.
 
     Raises:
-        ApiError: it cannot be followed.
+        ApiError: the request is invalid or not supported.
     """
     request = decode(body, EmbeddingRequest)
     if request.dimensions is not None:
@@ -58,7 +58,7 @@ def read_embedding(body: bytes) -> EmbeddingRequest:
 
 
 def embeddings_document(answer: Embedded, model: str, request: EmbeddingRequest) -> dict[str, object]:
-    """Return the vectors as OpenAI has them."""
+    """Return the vectors as OpenAI's JSON document."""
     as_text = request.encoding_format == "base64"
     data = [
         {"object": "embedding", "index": index, "embedding": _packed(vector) if as_text else vector}
@@ -69,5 +69,5 @@ def embeddings_document(answer: Embedded, model: str, request: EmbeddingRequest)
 
 
 def _packed(vector: Sequence[float]) -> str:
-    """Return 32-bit numbers, little endian, in base64."""
+    """Return a vector as base64 of little-endian 32-bit floats."""
     return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()

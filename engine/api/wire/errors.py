@@ -1,4 +1,4 @@
-"""Errors of the API: a status, and the object that OpenAI's clients read."""
+"""Errors of the API: HTTP status, and the error object that OpenAI's clients expect."""
 
 from __future__ import annotations
 
@@ -21,11 +21,13 @@ _TYPES = {
 
 
 class ApiError(Exception):
-    """An answer with `status` instead of what was asked for.
+    """An error answer of the API with the HTTP status `status`.
 
-    `type`: the class of errors, by default the usual one of the status.
-    `param`: the field of the request that is wrong; None if it is not about one.
+    `type`: OpenAI's error type; by default that of the status.
+    `code`: error code for programs; None: none.
+    `param`: name of the request's wrong field; None: the error is not about one field.
     `fields`: further keys of the error object.
+    `headers`: further HTTP headers of the answer.
     """
 
     def __init__(
@@ -58,12 +60,18 @@ class ApiError(Exception):
 
 
 def invalid(message: str, param: str | None = None) -> ApiError:
-    """Return the error for a request that cannot be followed."""
+    """Return the error for an invalid request (status 400).
+
+    `param`: name of the wrong field; None: not about one field.
+    """
     return ApiError(400, message, param=param)
 
 
 def context_exceeded(n_prompt_tokens: int, n_ctx: int, *, at_least: bool = False) -> ApiError:
-    """Return the error for a prompt that leaves no room for an answer; type and keys are those of llama.cpp."""
+    """Return the error for a prompt that leaves no room for an answer. `type` and keys are those of llama.cpp.
+
+    `at_least`: whether `n_prompt_tokens` is only a lower bound.
+    """
     return ApiError(
         400,
         f"The prompt takes {'at least ' * at_least}{n_prompt_tokens} tokens, and the context of one request holds"
@@ -75,21 +83,23 @@ def context_exceeded(n_prompt_tokens: int, n_ctx: int, *, at_least: bool = False
 
 
 MAX_TOKEN_CHARACTERS = 256
-"""More than any token of the common vocabularies has."""
+"""Upper limit for the characters of one token; more than any token of the common vocabularies has."""
 
 
 def check_length(n_characters: int, n_ctx: int) -> None:
-    """Refuse a prompt that is too long whatever its tokens are; the model's child would take minutes to count them.
+    """Refuse a prompt that exceeds the context even if each token has `MAX_TOKEN_CHARACTERS` characters.
+
+    The model's child process would take minutes to count its tokens.
 
     Raises:
-        ApiError: it is, with the least number of tokens that it can have.
+        ApiError: the prompt is too long; the error has the least number of its tokens.
     """
     if n_characters // MAX_TOKEN_CHARACTERS >= n_ctx:
         raise context_exceeded(n_characters // MAX_TOKEN_CHARACTERS, n_ctx, at_least=True)
 
 
 def error_of(ending: OutOfMemory | Failed | Crashed | Cancelled) -> ApiError:
-    """Return the error for a load or a request that ended badly."""
+    """Return the error for a load or a request that failed or was stopped."""
     match ending:
         case OutOfMemory():
             fields = {

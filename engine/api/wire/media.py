@@ -1,4 +1,4 @@
-"""Images and sounds of a request: data URLs and base64 only. No address that a request names is ever fetched."""
+"""Images and sounds of a request, from data URLs and base64 only. The server never fetches an address."""
 
 from __future__ import annotations
 
@@ -13,24 +13,26 @@ from engine.runtime.media.sounds.recordings import MAX_SOUND_BYTES, inspect_soun
 from engine.runtime.protocol.messages import ImageFile, SoundFile
 
 MAX_FILES = 64
-"""Images and sounds of a request."""
+"""Largest number of images and sounds in one request."""
 
 
 def check_files(count: int) -> None:
-    """Refuse a request with too many images and sounds, before one of them is decoded.
+    """Refuse a request with too many images and sounds, before any of them is decoded.
 
     Raises:
-        ApiError: it has.
+        ApiError: the request has more than `MAX_FILES`.
     """
     if count > MAX_FILES:
         raise invalid(f"The request has {count} images and sounds; send {MAX_FILES} at most.", "messages")
 
 
 def image_of_url(url: str, place: str) -> ImageFile:
-    """Return the image in a data URL; takes a moment, since a child decodes it.
+    """Return the image in a data URL. A child process decodes it, which takes a moment.
+
+    `place`: field of the request, for the error.
 
     Raises:
-        ApiError: it is another address, or no image that can be read.
+        ApiError: the URL is not a base64 data URL, or its image cannot be read.
     """
     head, comma, body = url.partition(",")
     if not head.lower().startswith("data:"):

@@ -1,4 +1,4 @@
-"""Which model a request means by a name."""
+"""Finds the model that a request means by a name."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ from engine.api.wire.errors import ApiError
 
 @dataclass(frozen=True, slots=True)
 class ModelEntry:
-    """A model that may be asked for.
+    """A model that requests may name.
 
-    `id`: the name that lists show. `names`: others that mean it, such as the name of its file.
-    `path`: its file, the first one of several parts. `projector`: the file that reads images or sound beside it.
-    `layout`: the text of its kept layout file; empty for none.
-    `keep_alive_s`: its own idle time; None for that of the server.
-    `capabilities`: of images, sound, tools, thinking, embeddings.
+    `id`: the name that model lists show.
+    `names`: other names of the model, such as the name of its file.
+    `path`: the GGUF file; the first file if the model is split.
+    `projector`: the multimodal projector for images or sound; None: none.
+    `layout`: text of the saved layout file; empty: none.
+    `capabilities`: images, sound, tools, thinking or embeddings, as far as the model supports them.
+    `n_ctx_train`: context length in tokens of the training; None: unknown.
+    `keep_alive_s`: idle time in seconds of this model; None: the server's.
     """
 
     id: str
@@ -33,15 +36,15 @@ class ModelEntry:
 
     @property
     def all_names(self) -> tuple[str, ...]:
-        """What it may be called by."""
+        """All names that a request may use for the model."""
         return (self.id, *self.names)
 
 
 def find_entry(name: str, entries: Sequence[ModelEntry]) -> ModelEntry:
-    """Return the model with this name; upper and lower case count only if names differ by nothing else.
+    """Return the model with this name. If no name matches exactly, upper and lower case are ignored.
 
     Raises:
-        ApiError: there is none, or several have this name.
+        ApiError: no model, or more than one, has this name.
     """
     exact = [entry for entry in entries if name in entry.all_names]
     folded = name.casefold()

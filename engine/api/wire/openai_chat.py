@@ -1,4 +1,4 @@
-"""`/v1/chat/completions`: from OpenAI's JSON to a question, and from an answer to OpenAI's JSON."""
+"""`/v1/chat/completions`: translates OpenAI's JSON to a `Question`, and answers to OpenAI's JSON."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ Kind = TypeVar("Kind", bound=msgspec.Struct)
 
 
 class ImageUrl(msgspec.Struct):
-    """An image of a message; `detail` is ignored."""
+    """The image of a content part. OpenAI's `detail` is ignored."""
 
     url: str
 
 
 class InputAudio(msgspec.Struct):
-    """A sound of a message, in base64."""
+    """The sound of a content part. `data`: the file in base64."""
 
     data: str
 
 
 class ContentPart(msgspec.Struct):
-    """A part of a message; which field counts depends on `type`."""
+    """A content part of a message; `type` decides which other fields are used."""
 
     type: str
     text: str | None = None
@@ -63,21 +63,21 @@ class ContentPart(msgspec.Struct):
 
 
 class FunctionOfCall(msgspec.Struct):
-    """The function of a call; some clients send the arguments as an object."""
+    """The function of a tool call. Some clients send `arguments` as an object instead of text."""
 
     name: str
     arguments: str | dict[str, Any] | None = None
 
 
 class CallOfMessage(msgspec.Struct):
-    """A call in the history."""
+    """A tool call in an earlier message of the assistant."""
 
     function: FunctionOfCall
     id: str | None = None
 
 
 class MessageIn(msgspec.Struct):
-    """A message of the conversation."""
+    """A message of a `/v1/chat/completions` request."""
 
     role: str
     content: str | list[ContentPart] | None = None
@@ -88,19 +88,22 @@ class MessageIn(msgspec.Struct):
 
 
 class StreamOptions(msgspec.Struct):
-    """Options of a stream."""
+    """Options of a stream. `include_usage`: whether the last chunk has the token counts."""
 
     include_usage: bool | None = None
 
 
 class JsonSchema(msgspec.Struct):
-    """A named schema; `strict` is always so."""
+    """The JSON schema of a `response_format`. OpenAI's `strict` is ignored, because answers always match the schema."""
 
     schema: dict[str, Any] | None = None
 
 
 class ResponseFormat(msgspec.Struct):
-    """What the answer has to be: `text`, `json_object` or `json_schema`. llama.cpp's clients have `schema` here."""
+    """The required form of the answer. `type`: `text`, `json_object` or `json_schema`.
+
+    `schema`: the JSON schema, where llama.cpp's clients send it.
+    """
 
     type: str
     json_schema: JsonSchema | None = None
@@ -108,7 +111,7 @@ class ResponseFormat(msgspec.Struct):
 
 
 class SamplingFields(msgspec.Struct, kw_only=True):
-    """Fields about sampling that several requests share, as OpenAI and llama.cpp call them."""
+    """The sampling fields that several requests share, with the names of OpenAI's and llama.cpp's APIs."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -135,10 +138,10 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     logit_bias: dict[str, Any] | list[Any] | None = None
 
     def settings(self, **further: object) -> dict[str, object]:
-        """Return the samplers that are set.
+        """Return the sampling settings that the request sets, together with `further`.
 
         Raises:
-            ApiError: one is outside its range, or cannot be followed.
+            ApiError: a value is out of range or not supported.
         """
         if self.logit_bias:
             raise invalid("logit_bias is not supported; leave it out.", "logit_bias")
@@ -156,12 +159,12 @@ class SamplingFields(msgspec.Struct, kw_only=True):
 
 
 def seed_of(seed: int) -> int | None:
-    """Return a seed of the engine; None for a random one, which llama.cpp's clients ask for by -1 or 4294967295."""
+    """Return the engine's seed. None: a random seed, for which llama.cpp's clients send -1 or 4294967295."""
     return None if seed < 0 or seed == MAX_SEED + 1 else seed % (MAX_SEED + 1)
 
 
 class ChatRequest(SamplingFields, kw_only=True):
-    """A request for a chat completion; all other fields are ignored."""
+    """The body of a `/v1/chat/completions` request. Fields that are not listed are ignored."""
 
     messages: list[MessageIn]
     model: str | None = None
@@ -184,10 +187,10 @@ class ChatRequest(SamplingFields, kw_only=True):
 
 
 def decode(body: bytes, kind: type[Kind]) -> Kind:
-    """Return the request in a body.
+    """Return the JSON body of a request as a value of type `kind`.
 
     Raises:
-        ApiError: it is no JSON, or has a value of a wrong type.
+        ApiError: the body is not JSON, or a value has a wrong type.
     """
     try:
         return msgspec.json.decode(body, type=kind)
@@ -200,10 +203,10 @@ def decode(body: bytes, kind: type[Kind]) -> Kind:
 
 
 def read_chat(body: bytes) -> Question:
-    """Return the question of a request. Takes a moment if it has images.
+    """Return the chat request in a body. Images and sounds are decoded in a child process, which takes a moment.
 
     Raises:
-        ApiError: it cannot be followed.
+        ApiError: the request is invalid or not supported.
     """
     request = decode(body, ChatRequest)
     if request.functions:
@@ -243,17 +246,19 @@ def read_chat(body: bytes) -> Question:
 
 
 def effort_values(effort: object) -> dict[str, object]:
-    """Return the variables of the template for a reasoning effort; None: none is asked for."""
+    """Return the chat template's variables for a reasoning effort. `effort`: None: the request sets no effort."""
     if effort is None:
         return {}
     return {"enable_thinking": False} if effort == "none" else {"reasoning_effort": effort}
 
 
 def choice_of(choice: str | dict[str, Any] | None) -> str:
-    """Return the choice of tools: AUTO, NONE, REQUIRED, or a function, which Responses names without a level more.
+    """Return the choice of tools: `AUTO`, `NONE`, `REQUIRED`, or the name of a function.
+
+    The chat API has the name in the object `function`; the Responses API has it one level higher.
 
     Raises:
-        ApiError: it is none of these.
+        ApiError: the choice is none of these.
     """
     if choice is None:
         return AUTO
@@ -351,14 +356,17 @@ def _sound(sound: InputAudio, place: str) -> SoundFile:
 
 
 class ChatWriter:
-    """Makes the documents of one answer. `id` and `created` (seconds since 1970) are the same in all of them."""
+    """Writes the documents and events of `/v1/chat/completions`; see `AnswerWriter`.
+
+    `id`, `created` (seconds since 1970): the same in all documents of the request.
+    """
 
     def __init__(self, id: str, model: str, created: int, question: Question) -> None:
         self._head = {"id": f"chatcmpl-{id}", "created": created, "model": model}
         self._question = question
 
     def whole(self, answers: Sequence[Answer]) -> dict[str, object]:
-        """Return the answer to a request that does not stream."""
+        """Return the JSON document of all answers, for a request without streaming."""
         done = [each.done for each in answers if each.done is not None]
         choices = [
             {
@@ -401,7 +409,7 @@ class ChatWriter:
         return event_of({**chunk, "timings": timings_of(done), **warnings_of([done])})
 
     def close(self, done: Sequence[Done]) -> bytes:
-        """Return the end of the stream, with the tokens of all choices if they were asked for."""
+        """Return the end of the stream, with the token counts of all choices if the request asks for them."""
         if not self._question.includes_usage:
             return DONE
         usage = {**self._head, "object": "chat.completion.chunk", "choices": [], "usage": usage_of(done)}

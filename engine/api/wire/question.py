@@ -1,4 +1,4 @@
-"""What every form of a chat request is translated to, and the request of the engine that comes of it."""
+"""The common form of all chat requests, and its translation to an engine request."""
 
 from __future__ import annotations
 
@@ -32,21 +32,25 @@ from engine.planning.settings.sampling_table import MAX_SEED, SAMPLING_BY_KEY
 from engine.runtime.protocol.messages import ChatMessage, CountTokens, Generate, TemplateInput
 
 MAX_CHOICES = 16
-"""Answers to one request (`n`)."""
+"""Largest number of answers to one request (`n`)."""
 MAX_MESSAGES = 10_000
 AUTO, NONE, REQUIRED = "auto", "none", "required"
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One chat request.
+    """A chat request in the form that all APIs share.
 
-    `tools`: OpenAI tool definitions. `choice`: AUTO, NONE, REQUIRED, or the name of the tool that has to be called.
-    `settings`: values of samplers that the request chooses, by their keys.
-    `schema`: JSON schema of the answer, as text; empty for none.
+    `model`: name of the model; empty: the request names none.
+    `tools`: OpenAI tool definitions.
+    `choice`: `AUTO`, `NONE`, `REQUIRED`, or the name of the tool that the model must call.
+    `settings`: sampling settings of the request, by the names of `SamplingSettings`.
+    `schema`: JSON schema of the answer as text; empty: none.
     `values`: further variables of the chat template.
-    `top_logprobs`: alternatives that are told with each token; None for no probabilities.
-    `keep_alive_s`: how long the model stays loaded after its last answer; None if the request leaves that open.
+    `n`: number of answers.
+    `includes_usage`: whether a stream ends with the token counts.
+    `top_logprobs`: alternatives to return for each token; None: no probabilities.
+    `keep_alive_s`: idle time in seconds after which the model is unloaded; None: unchanged.
     """
 
     model: str
@@ -69,24 +73,24 @@ class Question:
 
     @property
     def is_forced(self) -> bool:
-        """Whether the answer has to be a call."""
+        """Whether the answer must be a tool call."""
         return self.uses_tools and self.choice != AUTO
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What translation has to know of the model that answers."""
+    """The facts about the answering model that the translation needs."""
 
     file: ModelFile
 
     @property
     def template(self) -> str:
-        """Its chat template; empty for none."""
+        """The model's chat template; empty if it has none."""
         return chat_template(self.file)
 
 
 def generate_request(question: Question, profile: Profile, choice: int = 0) -> Generate:
-    """Return the request for answer number `choice`."""
+    """Return the engine request for answer number `choice`, from 0."""
     settings = dict(question.settings)
     begun, schema = "", question.schema
     values = dict(question.values)
@@ -119,19 +123,19 @@ def _is_begun(messages: Sequence[ChatMessage]) -> bool:
 
 
 def count_request(question: Question, profile: Profile) -> CountTokens:
-    """Return the request for the number of tokens of the prompt."""
+    """Return the engine request that counts the tokens of the prompt."""
     return CountTokens(
         messages=messages_for(question, profile), template_input=template_input(question, profile, question.values)
     )
 
 
 def call_reader(question: Question, profile: Profile) -> CallReader:
-    """Return the reader of the calls in an answer."""
+    """Return the reader that finds tool calls in an answer."""
     return tool_use(question, profile).reader(forced=question.is_forced)
 
 
 def template_input(question: Question, profile: Profile, values: Mapping[str, object]) -> TemplateInput:
-    """Return what the template gets besides the messages."""
+    """Return the input of the chat template besides the messages: tool definitions, and `values` as its variables."""
     return TemplateInput(
         tools=tool_use(question, profile).definitions,
         values=json.dumps(dict(values), ensure_ascii=False) if values else "",
@@ -139,18 +143,18 @@ def template_input(question: Question, profile: Profile, values: Mapping[str, ob
 
 
 def tool_use(question: Question, profile: Profile) -> ToolUse:
-    """Return what the answer may call, and the template of the model."""
+    """Return the tools that the answer may call, with the model's chat template."""
     return ToolUse(question.tools if question.uses_tools else (), profile.template)
 
 
 def messages_for(question: Question, profile: Profile) -> tuple[ChatMessage, ...]:
-    """Return the messages as this model's template takes them."""
+    """Return the messages in the form that this model's chat template needs."""
     return tool_use(question, profile).messages(question.messages)
 
 
 @contextmanager
 def _refusing() -> Iterator[None]:
-    """Turn a `DefinitionError` into the error of a request."""
+    """Convert a `DefinitionError` to an `ApiError` with status 400."""
     try:
         yield
     except DefinitionError as error:
@@ -159,7 +163,7 @@ def _refusing() -> Iterator[None]:
 
 @_refusing()
 def forced_schema(question: Question) -> Document:
-    """Return the schema of a call: of the named tool, or of any.
+    """Return the JSON schema of a tool call: of the chosen tool, or of any tool.
 
     Raises:
         ApiError: the schema of a tool cannot be used.
@@ -179,14 +183,13 @@ def forced_schema(question: Question) -> Document:
 
 
 def _with_own_definitions(parameters: Document, prefix: str, definitions: Document, budget: SchemaBudget) -> Document:
-    """Return a schema as a part of another one; what its references mean is added to `definitions` of that one.
+    """Return a tool's schema as a part of the schema of a call; add the targets of its references to `definitions`.
 
-    llama-cpp-python's converter names a rule by the last word of a reference, so that each has to be unique, and it
-    does not look for definitions beside a reference. What two references mean may overlap, so that `budget` limits
-    how much is written.
+    llama-cpp-python's grammar converter names a rule by the last word of its reference, so each reference must be
+    unique. It also ignores definitions beside a reference. Targets may overlap, so `budget` limits the size.
 
     Raises:
-        DefinitionError: a reference means nothing, or the schema grows too long.
+        DefinitionError: a reference has no target, or the schema is too long.
     """
     names: dict[str, str] = {}
     pending: list[str] = []
@@ -216,10 +219,10 @@ def _with_own_definitions(parameters: Document, prefix: str, definitions: Docume
 
 
 def checked_settings(values: Mapping[str, object]) -> dict[str, object]:
-    """Return values of samplers that are set, each in its range.
+    """Return the sampling settings that are not None, with checked ranges.
 
     Raises:
-        ApiError: one is not.
+        ApiError: a value is out of range.
     """
     found: dict[str, object] = {}
     for key, value in values.items():
@@ -233,7 +236,7 @@ def checked_settings(values: Mapping[str, object]) -> dict[str, object]:
 
 
 def check_question(question: Question) -> Question:
-    """Return the question as it is asked.
+    """Return the checked question; its `choice` is `NONE` if it uses no tools.
 
     Raises:
         ApiError: it has no messages or too many, or a tool or schema that cannot be used.
@@ -259,20 +262,20 @@ def check_question(question: Question) -> Question:
 
 
 def check_tool(tool: object, place: str) -> Document:
-    """Return the definition of a function.
+    """Return the checked definition of a function. `place`: its place in the request, for the error.
 
     Raises:
-        ApiError: it is none.
+        ApiError: the tool is not a valid function definition.
     """
     with _refusing():
         return checked_tool(tool, place)
 
 
 def checked_schema(schema: object, place: str) -> str:
-    """Return a JSON schema as text.
+    """Return a JSON schema as text. `place`: its place in the request, for the error.
 
     Raises:
-        ApiError: it is no object, or nested too deep.
+        ApiError: the schema is not an object, is nested too deeply, or no finite value matches it.
     """
     if not isinstance(schema, dict):
         raise invalid(f"{place} is not a JSON schema object.", place)
@@ -283,10 +286,12 @@ def checked_schema(schema: object, place: str) -> str:
 
 
 def keep_alive_seconds(value: str | float | None) -> float | None:
-    """Return how long a model stays loaded: "5m", "30s", "2h", seconds; below 0 until it has to go.
+    """Return how many seconds a model stays loaded when idle, from a text such as "5m", "30s" or "2h", or from seconds.
+
+    A negative value returns infinity: the model stays until its memory is needed. None returns None.
 
     Raises:
-        ApiError: it is none of these.
+        ApiError: the value has none of these forms.
     """
     if value is None:
         return None

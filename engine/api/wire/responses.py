@@ -1,4 +1,4 @@
-"""`/v1/responses`: OpenAI's newer form, as coding agents send it. Nothing is stored between two requests."""
+"""`/v1/responses`: OpenAI's newer API, which coding agents use. The server stores nothing between two requests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from engine.runtime.session.events import Done, Reading
 
 
 class ResponsesRequest(msgspec.Struct, kw_only=True):
-    """A request for a response; all other fields are ignored."""
+    """The body of a `/v1/responses` request. Fields that are not listed are ignored."""
 
     input: str | list[dict[str, Any]]
     model: str | None = None
@@ -47,10 +47,10 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
 
 
 def read_responses(body: bytes) -> tuple[Question, ResponsesRequest]:
-    """Return the question of a request, and the request. Takes a moment if it has images.
+    """Return the chat request in a body, and the decoded body. Decoding images in a child process takes a moment.
 
     Raises:
-        ApiError: it cannot be followed.
+        ApiError: the request is invalid or not supported.
     """
     request = decode(body, ResponsesRequest)
     if request.previous_response_id or request.conversation:
@@ -90,9 +90,9 @@ def _images(item: dict[str, Any]) -> int:
 
 
 def _tools(tools: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
-    """Return the functions among tools; those that run on OpenAI's servers are left out, as agents send them always.
+    """Return the functions among the tools, without tools that run on OpenAI's servers, which agents always send.
 
-    Those of a namespace, as agents send the tools of MCP servers, are functions with a qualified name.
+    Agents send the tools of an MCP server in a namespace; these functions get a qualified name.
     """
     found = []
     for place, tool in enumerate(tools):
@@ -122,7 +122,10 @@ def _namespaced(tools: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str, dic
 
 
 def _qualified(namespace: object, name: object) -> object:
-    """Return the one name by which the model knows a function; what is no name is left for the check of tools."""
+    """Return the name by which the model knows a function: namespace and name.
+
+    A value that is not a name is returned unchanged; `check_tool` refuses it.
+    """
     return f"{namespace}__{name}" if isinstance(namespace, str) and namespace and isinstance(name, str) else name
 
 
@@ -139,14 +142,17 @@ def _schema(wanted: object) -> str:
 
 
 class _Items:
-    """Makes messages of input items: thoughts and calls belong to the message of the assistant beside them."""
+    """Builds chat messages from input items.
+
+    Reasoning and call items become parts of the assistant's message beside them.
+    """
 
     def __init__(self) -> None:
         self._found: list[ChatMessage] = []
         self._thoughts: list[str] = []
 
     def messages(self, items: Sequence[dict[str, Any]]) -> list[ChatMessage]:
-        """Return the messages of a conversation.
+        """Return the messages of all input items.
 
         Raises:
             ApiError: an item cannot be used.
@@ -217,7 +223,7 @@ def _content(content: object, place: str) -> tuple[str, tuple[MediaFile, ...]]:
 
 
 class ResponseWriter:
-    """Makes the documents of an answer; see `AnswerWriter`. There is one answer to a request."""
+    """Writes the documents and events of `/v1/responses`; see `AnswerWriter`. A request has one answer."""
 
     def __init__(self, id: str, model: str, created: int, question: Question, request: ResponsesRequest) -> None:
         self._id, self._model, self._created = id, model, created
@@ -226,7 +232,7 @@ class ResponseWriter:
             _qualified(namespace, tool.get("name")): {"name": tool.get("name"), "namespace": namespace}
             for _, namespace, tool in _namespaced(request.tools or ())
         }
-        """Name and namespace of the functions that have one, by the name that the model uses."""
+        """Name and namespace of each function in a namespace, by its qualified name."""
         self._segments = Segments()
         self._sequence = 0
         self._done: Done | None = None

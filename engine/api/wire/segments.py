@@ -1,4 +1,4 @@
-"""An answer as a row of segments, thought, text and calls, each of which begins and ends: Anthropic and Responses."""
+"""Splits an answer into segments (thought, text, calls), as Anthropic's and the Responses API stream them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,12 @@ Kind = Literal["reasoning", "content", "call"]
 
 @dataclass(slots=True)
 class Segment:
-    """One segment. `text`: of a call, its arguments. `id`, `name`: of a call."""
+    """One segment of an answer: a thought, a text or a call.
+
+    `number`: index of the segment in the answer.
+    `text`: the text of the segment; the arguments if it is a call.
+    `id`, `name`: id and function of a call; else empty.
+    """
 
     number: int
     kind: Kind
@@ -24,7 +29,7 @@ class Segment:
 
 
 class Step(NamedTuple):
-    """What happens to a segment. `text`: what is added."""
+    """A change of a segment: it begins, gets more text, or ends. `text`: the added text."""
 
     verb: Literal["begin", "add", "end"]
     segment: Segment
@@ -32,14 +37,17 @@ class Step(NamedTuple):
 
 
 class Segments:
-    """Divides the parts of one answer. `all`: the segments so far; only the last one grows."""
+    """Splits the parts of one streamed answer into segments.
+
+    `all`: the segments so far; only the last one still grows.
+    """
 
     def __init__(self) -> None:
         self.all: list[Segment] = []
         self._is_open = False
 
     def take(self, part: Part) -> list[Step]:
-        """Return the steps for a part."""
+        """Return the changes of segments that a part causes."""
         steps: list[Step] = []
         if part.reasoning:
             steps += self._add("reasoning", part.reasoning)
@@ -50,7 +58,7 @@ class Segments:
         return steps
 
     def end(self) -> list[Step]:
-        """Return the end of the last segment."""
+        """End the last segment, and return this step; return no step if no segment is open."""
         if not self._is_open:
             return []
         self._is_open = False

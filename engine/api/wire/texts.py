@@ -1,4 +1,4 @@
-"""`/tokenize` and `/detokenize`, as llama.cpp's server has them."""
+"""`/tokenize` and `/detokenize`, with the JSON of llama.cpp's server."""
 
 from __future__ import annotations
 
@@ -11,11 +11,18 @@ from engine.runtime.protocol.messages import Detokenise, Tokenise, Tokenised
 
 MAX_TOKENS = 1 << 20
 MAX_CHARACTERS = 1 << 22
-"""The child counts them at some 10 million a second, and answers nobody meanwhile."""
+"""Longest text to tokenise.
+
+The child does some 10 million characters a second, and serves no other request meanwhile.
+"""
 
 
 class TokeniseRequest(msgspec.Struct):
-    """`add_special`: with the tokens that texts of this model begin and end with."""
+    """The body of a `/tokenize` request.
+
+    `add_special`: whether to add the tokens (BOS, EOS) with which this model's texts begin and end.
+    `with_pieces`: whether to return the text of each token.
+    """
 
     content: str
     add_special: bool = False
@@ -28,12 +35,12 @@ class TokeniseRequest(msgspec.Struct):
         return keep_alive_seconds(self.keep_alive)
 
     def request(self) -> Tokenise:
-        """Return the engine's request."""
+        """Return the engine's request for the tokens."""
         return Tokenise(text=self.content, add_special=self.add_special)
 
 
 class DetokeniseRequest(msgspec.Struct):
-    """Tokens whose text is wanted."""
+    """The body of a `/detokenize` request."""
 
     tokens: list[int]
     model: str | None = None
@@ -44,12 +51,12 @@ class DetokeniseRequest(msgspec.Struct):
         return keep_alive_seconds(self.keep_alive)
 
     def request(self) -> Detokenise:
-        """Return the engine's request."""
+        """Return the engine's request for the text of the tokens."""
         return Detokenise(tokens=tuple(self.tokens))
 
 
 def read_tokenise(body: bytes) -> TokeniseRequest:
-    """Return a request for tokens; raises `ApiError`."""
+    """Return the `/tokenize` request in a body; raises `ApiError` if it is invalid."""
     request = decode(body, TokeniseRequest)
     if len(request.content) > MAX_CHARACTERS:
         raise ApiError(400, f"At most {MAX_CHARACTERS} characters can be taken at a time.", param="content")
@@ -58,7 +65,7 @@ def read_tokenise(body: bytes) -> TokeniseRequest:
 
 
 def read_detokenise(body: bytes) -> DetokeniseRequest:
-    """Return a request for text; raises `ApiError`."""
+    """Return the `/detokenize` request in a body; raises `ApiError` if it is invalid."""
     request = decode(body, DetokeniseRequest)
     if len(request.tokens) > MAX_TOKENS:
         raise ApiError(400, f"At most {MAX_TOKENS} tokens can be taken at a time.", param="tokens")
@@ -67,7 +74,7 @@ def read_detokenise(body: bytes) -> DetokeniseRequest:
 
 
 def tokens_document(answer: Tokenised, *, with_pieces: bool) -> dict[str, object]:
-    """Return the tokens, with the text of each if it is wanted."""
+    """Return the tokens as llama.cpp's JSON. `with_pieces`: whether to include the text of each token."""
     if not with_pieces:
         return {"tokens": answer.tokens}
     pairs = zip(answer.tokens, answer.pieces, strict=True)

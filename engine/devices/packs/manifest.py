@@ -1,4 +1,4 @@
-"""The manifest of an engine pack: `manifest.json` in its folder. It is foreign input, so every value is bounded.
+"""The manifest of an engine pack: `manifest.json` in its folder. It may come from strangers, so every value is limited.
 
 `unpack` extracts from a pack's archive only the files that its manifest lists.
 """
@@ -30,31 +30,33 @@ VERSION = 1
 MAX_MANIFEST_BYTES = 1 << 16
 MAX_FILES = 64
 MAX_PACK_BYTES = 4 * GIB
-"""CUDA's kernels for all cards with cuBLAS take 1.5 GiB."""
+"""Largest total size of a pack's files. CUDA's kernels for all cards with cuBLAS take 1.5 GiB."""
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,31}", re.ASCII)
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,127}", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _MAX_WORDS = 200
 RESERVE_BYTES = 256 * MIB
-"""Free space that is left on the disk."""
+"""Free space in bytes that an installation leaves on the disk."""
 _READ_BYTES = 1 << 20
 _SHOWN_NAME = 200
 _HEADER_BYTES = 1 << 16
-"""Bound for archive headers before a file; a longer one would be read into memory whole."""
+"""Largest number of bytes in the archive's headers before a file; tarfile would read longer ones into memory."""
 _BROKEN = (tarfile.TarError, EOFError, zlib.error)
 
 
 class PackFile(msgspec.Struct, frozen=True):
-    """A file of the pack, with its size and hash."""
+    """Size and SHA-256 of one file of a pack."""
 
     bytes: int
     sha256: str
 
 
 class Needs(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Requirements of a pack.
+    """Requirements of a pack on the system.
 
-    Shared libraries of the system, the minimum C library version ("2.34"; empty for any), and a remark for people.
+    `libraries`: shared libraries that must be installed.
+    `glibc`: oldest version of the C library, such as "2.34"; empty: any.
+    `words`: a remark for people.
     """
 
     libraries: tuple[str, ...] = ()
@@ -63,10 +65,15 @@ class Needs(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The manifest. `engine`: name and version of the engine it is for. `library`: the backend, one of `files`.
+    """The manifest of an engine pack.
 
-    `key`, `signature`: of its maker (`engine/devices/packs/signing.py`), empty without one. Defaults are left out, so
-    that the signature of a pack stays right when a field is added here.
+    `engine`: name and version of the engine for which it was built.
+    `backend`: name of the ggml backend.
+    `system`, `machine`: `sys.platform` and `platform.machine()` for which it was built.
+    `library`: file of the backend library, one of `files`.
+    `key`, `signature`: those of its maker (`engine/devices/packs/signing.py`); empty: it is not signed.
+
+    Defaults are left out of the JSON, so that the signature of a pack stays valid when a field is added here.
     """
 
     version: int
@@ -100,10 +107,10 @@ class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def parse_manifest(data: bytes) -> Manifest:
-    """Return the manifest parsed from `data`.
+    """Return the checked manifest in a JSON document.
 
     Raises:
-        PackError: if it is none, with what is wrong in it.
+        PackError: if it is not a valid manifest; with the fault.
     """
     if len(data) > MAX_MANIFEST_BYTES:
         raise PackError(f"{MANIFEST} is larger than {format_bytes(MAX_MANIFEST_BYTES)}, which no pack needs.")
@@ -147,7 +154,7 @@ def read_manifest(folder: Path) -> Manifest:
     """Return the manifest of the pack in `folder`.
 
     Raises:
-        PackError: if there is none that can be used.
+        PackError: if there is no valid manifest.
     """
     try:
         data = read_at_most(folder / MANIFEST, MAX_MANIFEST_BYTES + 1)
@@ -157,7 +164,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def find_damage(folder: Path, manifest: Manifest) -> str:
-    """Return a sentence on files that differ from the manifest, empty if all are sound. Reads all files."""
+    """Return a sentence on the first file that differs from the manifest; empty if all are sound. Reads all files."""
     for name, file in manifest.files.items():
         path = folder / name
         try:
@@ -184,10 +191,10 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def read_archive_manifest(archive: Path) -> Manifest:
-    """Return the manifest of the pack in `archive`, and read nothing more.
+    """Return the manifest of the pack in `archive`, without reading the files after it.
 
     Raises:
-        PackError: if it is no pack.
+        PackError: if the archive is not a pack.
     """
     shown = show(archive.name, _SHOWN_NAME)
     try:
@@ -207,13 +214,13 @@ def read_archive_manifest(archive: Path) -> Manifest:
 
 
 def unpack(archive: Path, folder: Path, engine: str) -> Manifest:
-    """Extract the pack in `archive` into `folder`.
+    """Extract the pack in `archive` into `folder`, and return its manifest.
 
-    The archive is a .tar.gz with the manifest first, then its files, all in one folder. `engine`: the engine that is
-    installed. Files are hashed while they are written, and never exceed their listed size.
+    The archive is a .tar.gz with the manifest first, then its files, all in one folder. Files are hashed while they are
+    written, and never exceed their listed size. `engine`: the installed engine.
 
     Raises:
-        PackError: if it is no pack, a damaged one, or one for another engine or computer.
+        PackError: if the archive is not a pack, is damaged, or is for another engine or computer.
     """
     shown = show(archive.name, _SHOWN_NAME)
     try:
@@ -250,7 +257,9 @@ def unpack(archive: Path, folder: Path, engine: str) -> Manifest:
 
 
 class _Metered(io.RawIOBase):
-    """The decompressed stream, limited to an allowed number of bytes: a small archive may expand to any size."""
+    """The decompressed archive as a stream with a limit for its bytes, because a small archive may
+    expand to any size.
+    """
 
     def __init__(self, source: gzip.GzipFile) -> None:
         super().__init__()
@@ -258,7 +267,7 @@ class _Metered(io.RawIOBase):
         self._left_bytes = _HEADER_BYTES
 
     def allow(self, size_bytes: int) -> None:
-        """Allow this many more bytes."""
+        """Raise the limit by this many bytes."""
         self._left_bytes += size_bytes
 
     def read(self, size: int = -1) -> bytes:
@@ -270,7 +279,7 @@ class _Metered(io.RawIOBase):
 
 
 def _next(tar: tarfile.TarFile, metered: _Metered) -> tarfile.TarInfo | None:
-    """Return the next archive member that is not a folder."""
+    """Return the next member of the archive that is not a folder; None at the end."""
     for _ in range(MAX_FILES):
         metered.allow(_HEADER_BYTES)
         member = tar.next()
@@ -292,7 +301,7 @@ def _manifest(tar: tarfile.TarFile, metered: _Metered) -> Manifest:
 
 
 def _name(member: tarfile.TarInfo, folder: str) -> str:
-    """Return the name of a file that lies directly in the pack's folder; any other path is refused."""
+    """Return the file name of a member that lies directly in the pack's folder; refuse any other path."""
     head, _, name = member.name.partition("/")
     if head != folder or not name or "/" in name or name in (".", ".."):
         raise PackError(f"It is no engine pack: {member.name[:80]} does not lie in its folder.")

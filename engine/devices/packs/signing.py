@@ -1,7 +1,7 @@
-"""Signatures of engine packs: the key of this computer, keys of publishers that the user trusts, and who made a pack.
+"""Signatures of engine packs: the key of this computer, keys of publishers that the user trusts, and who signed a pack.
 
-A pack is native code, and its manifest has the hashes of its files. So the signature is over the manifest alone
-(Ed25519). Nothing stops an unsigned pack: its maker is unknown, which every list says as long as the pack is on.
+A pack is native code, and its manifest has the hashes of its files. So only the manifest is signed (Ed25519). An
+unsigned pack can be used too; every list then shows that its maker is unknown, as long as the pack is on.
 """
 
 from __future__ import annotations
@@ -38,11 +38,12 @@ MakerKind = Literal["program", "here", "trusted", "unknown", "unsigned"]
 
 @dataclass(frozen=True, slots=True)
 class Maker:
-    """Who made a pack.
+    """Who signed a pack.
 
-    `kind`: "program": it came with the program; "here": signed with the key of this computer; "trusted": by a publisher
-    that the user trusts; "unknown": by any other key; "unsigned": no signature.
-    `key`: the public key as text, empty without a signature. `name`: of a trusted publisher, else empty.
+    `kind`: "program": nobody, it came with the program; "here": this computer's key; "trusted": the key of a publisher
+    that the user trusts; "unknown": any other key; "unsigned": nobody.
+    `key`: the public key as text; empty: no signature.
+    `name`: the user's name for a trusted publisher; else empty.
     """
 
     kind: MakerKind = "unsigned"
@@ -86,8 +87,11 @@ class _Ring(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class PackKeys:
-    """The keys of this user. `private`: file of this computer's key, made when it first signs. `ring`: file of trusted
-    publishers."""
+    """The keys with which packs are signed and their signatures checked.
+
+    `private`: file with this computer's private key, created when it signs for the first time.
+    `ring`: file with the trusted publishers.
+    """
 
     private: Path
     ring: Path
@@ -108,10 +112,10 @@ class PackKeys:
         return () if ring is None or ring.version != 1 else ring.publishers
 
     def trust(self, key: str, name: str = "") -> None:
-        """Trust a publisher's key from now on; `name` is the user's word for it.
+        """Add a publisher's key to the trusted keys. `name`: the user's name for the publisher.
 
         Raises:
-            PackError: if it is not a key, or cannot be stored.
+            PackError: if `key` is not a key, or it cannot be stored.
         """
         key = checked_key(key)
         others = tuple(each for each in self.publishers() if each.key != key)
@@ -120,7 +124,7 @@ class PackKeys:
         self._keep((*others, Publisher(key, name.strip()[:_MAX_NAME])))
 
     def distrust(self, key: str) -> None:
-        """Trust a key no longer. Raises `PackError` if it is not trusted."""
+        """Remove a key from the trusted keys. Raises `PackError` if it is not among them."""
         key = checked_key(key)
         others = tuple(each for each in self.publishers() if each.key != key)
         if len(others) == len(self.publishers()):
@@ -128,10 +132,10 @@ class PackKeys:
         self._keep(others)
 
     def maker(self, manifest: Manifest) -> Maker:
-        """Return who made the pack of this manifest.
+        """Return who signed the pack with this manifest.
 
         Raises:
-            PackError: if it has a signature that is wrong.
+            PackError: if its signature is wrong.
         """
         if not manifest.signature and not manifest.key:
             return UNSIGNED
@@ -144,10 +148,10 @@ class PackKeys:
         return Maker("unknown", key) if known is None else Maker("trusted", key, known.name)
 
     def sign(self, manifest: Manifest) -> Manifest:
-        """Return the manifest signed with the key of this computer, which is made if there is none.
+        """Return the manifest signed with this computer's key, which is created if it does not exist.
 
         Raises:
-            PackError: if the key can be neither read nor made.
+            PackError: if the key can be neither read nor created.
         """
         if not self.private.exists():
             self._make()
@@ -200,7 +204,7 @@ class PackKeys:
 
 
 def checked_key(text: str) -> str:
-    """Return a public key in its one spelling.
+    """Return a public key in its canonical form: "ed25519:" and base64.
 
     Raises:
         PackError: if `text` is not a key.
@@ -231,7 +235,7 @@ def _is_signed(manifest: Manifest) -> bool:
 
 
 def _signed_bytes(manifest: Manifest) -> bytes:
-    """Return the bytes that are signed: the manifest without its signature, in an order that no writer can change."""
+    """Return the bytes that are signed: the manifest as JSON without its signature, with its keys in a fixed order."""
     return _CONTEXT + msgspec.json.encode(manifest, order="deterministic")
 
 

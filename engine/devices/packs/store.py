@@ -1,7 +1,7 @@
-"""Installed packs: their folders, the verdicts of checks, the switched-off ones, and their list for people.
+"""Installed engine packs: their folders, the results of their checks, switched-off packs, and the list for people.
 
-Packs are in the user's folder, to which they are installed, and in the program's own. A verdict holds for one pack, one
-build of the engine and exactly these files. A child loads no pack without one.
+Packs are in the user's folder, where they are installed, and in the program's own folder. A check's result (verdict)
+holds for one pack, one build of the engine and unchanged files. A child loads only packs with a good verdict.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ KEPT_VERDICTS = 64
 
 
 class FileState(msgspec.Struct, frozen=True):
-    """The state of a file when its hash was checked.
+    """Size, times and inode of a file when its hash was checked. `size`: in bytes; -1: the file is missing.
 
-    A child start compares states and not hashes, which would read up to 4 GiB. A program can set the time of the last
-    change of the content back, but not that of the last change of the file's status (ctime), nor keep the number of a
-    file that it replaces. Windows has no ctime; there the file's number remains.
+    A child start compares states instead of hashes, for which up to 4 GiB would have to be read. A program can reset
+    the time of the last change of the content, but not that of the file's status (ctime). Nor can it keep the inode of
+    a file that it replaces. Windows has no ctime; there the inode remains.
     """
 
     name: str
@@ -48,7 +48,14 @@ class FileState(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """The result of checking a pack. `reason`: a sentence; the failure, or a remark if the check passed."""
+    """The result of checking a pack.
+
+    `engine`: build of the engine with which it was checked.
+    `library`: file of the backend library.
+    `files`: states of the pack's files at the check.
+    `reason`: a sentence: the failure, or a remark if the check passed; may be empty.
+    `devices`: devices that the pack's backend found.
+    """
 
     name: str
     folder: str
@@ -66,14 +73,14 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 class PackBook(msgspec.Struct, frozen=True):
-    """The file of verdicts, the newest last, with the names of packs that the user switched off."""
+    """The file of verdicts on packs. `verdicts`: newest last. `off`: names of packs that the user switched off."""
 
     version: int = VERSION
     verdicts: tuple[Verdict, ...] = ()
     off: tuple[str, ...] = ()
 
     def verdict_on(self, folder: Path, engine: str) -> Verdict | None:
-        """Return the verdict on the pack in `folder` in its present state, None if it has to be checked."""
+        """Return the verdict on the pack in `folder` with its present files; None if the pack must be checked."""
         found = (each for each in reversed(self.verdicts) if (each.folder, each.engine) == (str(folder), engine))
         verdict = next(found, None)
         return verdict if verdict is not None and verdict.is_current else None
@@ -85,7 +92,7 @@ class PackBook(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, verdicts=(*others, verdict)[-KEPT_VERDICTS:])
 
     def without(self, folder: Path) -> PackBook:
-        """Return a copy without the pack in `folder`."""
+        """Return a copy without the verdicts on the pack in `folder`."""
         return msgspec.structs.replace(self, verdicts=tuple(v for v in self.verdicts if v.folder != str(folder)))
 
     def switched(self, name: str, *, on: bool) -> PackBook:
@@ -94,7 +101,7 @@ class PackBook(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, off=others if on else (*others, name))
 
     def in_use(self, engine: str) -> tuple[Verdict, ...]:
-        """Return the verdicts on the packs for children of this build of the engine to load."""
+        """Return the verdicts on the packs that children with this build of the engine load."""
         # Verdicts are in the order of their checks, so the last one of a name counts.
         newest = {verdict.name: verdict for verdict in self.verdicts if verdict.engine == engine}
         return tuple(each for each in newest.values() if each.ok and each.name not in self.off and each.is_current)
@@ -102,14 +109,17 @@ class PackBook(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class PackLibrary:
-    """A backend library for a child to load."""
+    """A backend library that a child loads. `pack`: name of its pack."""
 
     pack: str
     path: Path
 
 
 def libraries_to_load(environment: Mapping[str, str], engine: Callable[[], str]) -> tuple[PackLibrary, ...]:
-    """Return the libraries for a child to load, by the file that its environment names. `engine`: returns the build."""
+    """Return the libraries that a child must load, from the file of verdicts that its environment names.
+
+    `engine`: returns the build of the engine; called only if there are verdicts.
+    """
     named = environment.get(PACKS_VARIABLE, NO_PACKS)
     if named == NO_PACKS:
         return ()
@@ -120,7 +130,7 @@ def libraries_to_load(environment: Mapping[str, str], engine: Callable[[], str])
 
 
 def file_states(folder: Path, names: Iterable[str]) -> tuple[FileState, ...]:
-    """Return the states of files in `folder`, sorted by name; a missing file has size -1."""
+    """Return the states of these files in `folder`, sorted by name."""
     states = []
     # Sorted, because the states of two checks are compared as a whole.
     for name in sorted(names):
@@ -159,8 +169,15 @@ PackState = Literal["used", "off", "broken", "unchecked"]
 
 @dataclass(frozen=True, slots=True)
 class ListedPack:
-    """A pack in the list. `state`: whether children load it. `reason`: why not, or a remark. `ours`: whether it can be
-    removed."""
+    """A pack in the list for people.
+
+    `state`: `used` by children, switched `off`, `broken`, or `unchecked`.
+    `reason`: why it is not used, or a remark; may be empty.
+    `devices`: devices that its backend found.
+    `needs`: remark on its requirements.
+    `ours`: whether it is in the user's folder and can be removed.
+    `maker`: who signed it.
+    """
 
     name: str
     backend: str
@@ -176,7 +193,7 @@ class ListedPack:
 
     @property
     def words(self) -> str:
-        """The remark on the pack, on one line."""
+        """The pack's state and remarks on one line."""
         match self.state:
             case "used":
                 what = f"In use: {', '.join(self.devices)}" if self.devices else "In use"
@@ -245,7 +262,13 @@ _UNFINISHED = ".installing-"
 
 @dataclass(frozen=True, slots=True)
 class Pack:
-    """A pack on disk. Without a `manifest` it cannot be used, and `fault` says why. `ours`: in the user's folder."""
+    """An engine pack on disk.
+
+    `manifest`: the pack's manifest; None: the pack cannot be used.
+    `fault`: why it cannot be used; empty: it can.
+    `ours`: whether it is in the user's folder and can be removed.
+    `maker`: who signed it.
+    """
 
     name: str
     folder: Path
@@ -259,8 +282,9 @@ class Pack:
 class PackStore:
     """Finds, installs and removes packs.
 
-    `user`: folder of installed packs. `beside`: further folders, read only. `keys`: keys that signatures are compared
-    with; None: no key is known.
+    `user`: folder of installed packs.
+    `beside`: further folders, which are only read.
+    `keys`: known keys for the signatures of packs; None: no key is known.
     """
 
     user: Path
@@ -268,7 +292,7 @@ class PackStore:
     keys: PackKeys | None = None
 
     def packs(self) -> tuple[Pack, ...]:
-        """Return all packs, sorted by name; of two packs with one name the user's counts."""
+        """Return all packs, sorted by name. If two packs have one name, that in the user's folder is returned."""
         found: dict[str, Pack] = {}
         for place in (self.user, *self.beside):
             for folder in _folders(place):
@@ -279,7 +303,7 @@ class PackStore:
         """Return the pack called `name`.
 
         Raises:
-            PackError: if there is none.
+            PackError: if there is no such pack.
         """
         packs = self.packs()
         found = next((pack for pack in packs if pack.name == name), None)
@@ -289,10 +313,10 @@ class PackStore:
         return found
 
     def maker_of(self, archive: Path) -> Maker:
-        """Return who made the pack in a file.
+        """Return who signed the pack in an archive.
 
         Raises:
-            PackError: if it is no pack, or its signature is wrong.
+            PackError: if the archive is not a pack, or its signature is wrong.
         """
         return self._maker(read_archive_manifest(archive))
 
@@ -311,7 +335,9 @@ class PackStore:
         return Pack(folder.name, folder, manifest, "", ours, maker)
 
     def install(self, archive: Path, engine: str) -> Pack:
-        """Install a pack (.tar.gz) for the present engine, replacing one with its name. Whole or not at all.
+        """Install a pack (.tar.gz) for the present engine; replace a pack of the same name.
+
+        After an error nothing has changed.
 
         Raises:
             PackError: as `unpack`, and if the folder cannot be written.
@@ -342,10 +368,10 @@ class PackStore:
         return Pack(manifest.name, folder, manifest, maker=maker)
 
     def remove(self, name: str) -> Path:
-        """Remove an installed pack; return the folder that it was in.
+        """Remove an installed pack, and return the folder that it had.
 
         Raises:
-            PackError: if it is not there, not the user's, or cannot be removed.
+            PackError: if it does not exist, came with the program, or cannot be removed.
         """
         pack = self.pack(name)
         if not pack.ours:
@@ -362,7 +388,10 @@ class PackStore:
 
 
 def packs_beside_program() -> tuple[Path, ...]:
-    """Return the folders of packs that came with the program: `packs` next to the bundle's executable."""
+    """Return the folder of the packs that came with the program: `packs` next to the bundled executable.
+
+    Without a bundle there are none.
+    """
     return (Path(sys.executable).parent / "packs",) if getattr(sys, "frozen", False) else ()
 
 

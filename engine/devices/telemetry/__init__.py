@@ -1,1 +1,1 @@
-"""Live readings of device and host memory."""
+"""Live readings of the memory and the load of devices and the host."""

@@ -1,4 +1,4 @@
-"""Graphics cards, read through NVML and sysfs: samples, drivers, displays and PCIe links."""
+"""Readings of graphics cards through NVML (NVIDIA) and sysfs: memory and sensors, drivers, displays and PCIe links."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DRM_ROOT = Path("/sys/class/drm")
 
 
 def find_amd_card(pci: PciId, drm_root: Path = DRM_ROOT) -> Path | None:
-    """Return the sysfs folder of the card in this slot if its driver reports memory, else None."""
+    """Return the sysfs folder of the card with this PCI address; None if no amdgpu card with memory files has it."""
     # `device` is a link to the PCI folder, whose name is the slot.
     for folder in sorted(drm_root.glob("card*/device")):
         card = folder.resolve()
@@ -31,7 +31,7 @@ def find_amd_card(pci: PciId, drm_root: Path = DRM_ROOT) -> Path | None:
 
 
 class AmdReader:
-    """Reads one AMD card from sysfs. Sensors that a card lacks are None."""
+    """Reads the memory and sensors of one AMD card from sysfs. A value is None if the card has no such sensor."""
 
     def __init__(self, device: str, folder: Path) -> None:
         self._device = device
@@ -87,7 +87,10 @@ def _number(path: Path) -> int | None:
 
 
 class Nvml:
-    """NVML, opened at the first call. For one thread. Without a driver it has no cards and raises nothing."""
+    """NVIDIA's management library (NVML), opened at the first call. For one thread.
+
+    Without a driver it has no cards and raises nothing; `problem` is then the reason.
+    """
 
     def __init__(self) -> None:
         self._library: ModuleType | None = None
@@ -100,21 +103,24 @@ class Nvml:
 
     @property
     def slots(self) -> tuple[PciId, ...]:
-        """PCI slots of the cards that the open library knows."""
+        """PCI addresses of the cards that NVML lists; empty if it is not open."""
         return tuple(self._handles or ())
 
     def handle(self, pci: PciId) -> Any | None:
-        """Return NVML's handle of the card in this slot, None if it has none."""
+        """Return NVML's handle of the card with this PCI address; None if NVML has no such card.
+
+        Opens NVML if necessary.
+        """
         self.open()
         return (self._handles or {}).get(pci)
 
     def open(self) -> None:
-        """Open the library if it is not open; `library` and `problem` have the result."""
+        """Open NVML if it is not open. `library` has the result, or `problem` the reason for a failure."""
         if self._handles is None:
             self._handles = self._open()
 
     def close(self) -> None:
-        """Close the library; the next call opens it again."""
+        """Close NVML; the next call opens it again."""
         library, self._library, self._handles = self._library, None, None
         if library is not None:
             ask(library, library.nvmlShutdown)
@@ -140,7 +146,7 @@ class Nvml:
 
 
 def ask(library: ModuleType, function: Callable[..., Any], *arguments: object) -> Any | None:
-    """Return the answer of NVML, None if the card or the driver cannot give it."""
+    """Return the result of a function of NVML; None if the card or the driver does not support it."""
     try:
         return function(*arguments)
     except library.NVMLError:
@@ -148,7 +154,10 @@ def ask(library: ModuleType, function: Callable[..., Any], *arguments: object) -
 
 
 class NvmlReader:
-    """Reads one NVIDIA card. `own_bytes` counts our children, if the driver reports memory by process."""
+    """Reads one NVIDIA card through NVML.
+
+    The sample's `own_bytes` is the memory of our child processes, if the driver reports memory by process.
+    """
 
     def __init__(self, device: str, pci: PciId, nvml: Nvml) -> None:
         self._device = device
@@ -195,7 +204,10 @@ _THROTTLES = {
     "nvmlClocksThrottleReasonHwPowerBrakeSlowdown": tr("power brake"),
     "nvmlClocksThrottleReasonSyncBoost": tr("clocks in step with other cards"),
 }
-"""Words for NVML's reasons. An idle card and clocks that the user has set are no throttling."""
+"""Texts for the reasons for which NVML reports lowered clocks.
+
+An idle card and the user's own clock limits are left out.
+"""
 
 
 def _nvidia_state(library: ModuleType, handle: Any) -> CardState:
@@ -224,7 +236,10 @@ def _own_bytes(library: ModuleType, handle: Any) -> int | None:
 
 
 def read_drivers(devices: Iterable[Device]) -> dict[str, str]:
-    """Return the driver of each local card by device id; not for host and workers. Blocks for a moment."""
+    """Return the driver with its version for each local card, by device id. Blocks for a moment.
+
+    RPC devices and the host are left out.
+    """
     cards = {device.id: parse_pci_id(device.pci_bus_id or "") for device in devices if not device.is_rpc}
     nvml = Nvml()
     try:
@@ -250,10 +265,11 @@ def nvidia_driver(nvml: Nvml) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class NvidiaCard:
-    """A card as the NVIDIA driver lists it.
+    """A card as NVIDIA's driver lists it.
 
-    The driver of a card that shares the memory of the host tells no memory: `total_bytes` is then 0, `free_bytes` None.
-    `is_sliced`: CUDA sees slices of the card (MIG) and not the card.
+    `total_bytes`, `free_bytes`: its memory; 0 and None if it shares the host's memory, which the driver does not
+    report.
+    `is_sliced`: whether CUDA sees slices of the card (MIG) instead of the card.
     """
 
     slot: PciId
@@ -265,7 +281,10 @@ class NvidiaCard:
 
 
 def list_nvidia_cards() -> tuple[NvidiaCard, ...]:
-    """Return the NVIDIA cards by PCI slot; none without a driver. Takes a moment; makes no CUDA context."""
+    """Return the NVIDIA cards, sorted by PCI address; empty if there is no driver.
+
+    Takes a moment; makes no CUDA context.
+    """
     nvml = Nvml()
     try:
         nvml.open()
@@ -287,13 +306,13 @@ def _nvidia_card(nvml: Nvml, slot: PciId) -> NvidiaCard | None:
 
 
 def _is_sliced(library: ModuleType, handle: Any) -> bool:
-    """Return whether CUDA sees slices of a card (MIG) in its place."""
+    """Return whether CUDA sees slices of a card (MIG) instead of the card."""
     modes = ask(library, library.nvmlDeviceGetMigMode, handle)
     return modes is not None and bool(modes[0] == library.NVML_DEVICE_MIG_ENABLE)
 
 
 DISPLAY_MARGIN_BYTES = GIB
-"""Default margin of a card that draws a desktop, whose windows come and go."""
+"""Default margin in bytes of a card that draws a desktop, whose windows are opened and closed."""
 # PCIe by generation, per lane and direction, after 8b/10b (1, 2) or 128b/130b encoding (from 3 on).
 _LANE_BYTES_PER_SECOND = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.56e9}
 _GENERATIONS = {"2.5": 1, "5.0": 2, "8.0": 3, "16.0": 4, "32.0": 5, "64.0": 6}
@@ -304,8 +323,11 @@ _REACHED = 0.8
 
 @dataclass(frozen=True, slots=True)
 class CardFacts:
-    """Facts about a card. `drives_display`: a screen shows its output. `link_bytes_per_second`: PCIe rate between host
-    and card; None if unknown."""
+    """Facts about a card that do not change while the program runs.
+
+    `drives_display`: whether a screen is connected and active.
+    `link_bytes_per_second`: speed of copies between host and card; None: unknown.
+    """
 
     drives_display: bool = False
     link_bytes_per_second: float | None = None
@@ -326,7 +348,7 @@ def read_card_facts(devices: Iterable[Device], *, drm_root: Path = DRM_ROOT) -> 
 
 
 def with_display_margins(rig: Rig, facts: Mapping[str, CardFacts]) -> Rig:
-    """Return `rig` with the larger margin on cards that drive a display."""
+    """Return `rig` with a margin of at least `DISPLAY_MARGIN_BYTES` on each card that drives a display."""
 
     def with_margin(device: Device) -> Device:
         known = facts.get(device.id)
@@ -356,7 +378,7 @@ def _nvidia(nvml: Nvml, pci: PciId) -> CardFacts | None:
 
 
 def _kernel(pci: PciId, drm_root: Path) -> CardFacts:
-    """Return the facts about a card of any maker that sysfs has."""
+    """Return the facts that sysfs has about a card of any maker."""
     for link in sorted(drm_root.glob("card*/device")):
         if parse_pci_id(link.resolve().name) == pci:
             # Connectors are folders beside the card's, such as card0-HDMI-A-1.

@@ -16,16 +16,16 @@ AlertKind = Literal["low", "falling", "spilled", "paging"]
 
 FLOOR_BYTES = 128 * MIB
 FLOOR_SHARE = 0.02
-"""A device is low below this share of its total or below `FLOOR_BYTES`, whichever is smaller."""
+"""Share of a device's total memory; free memory below it, or below `FLOOR_BYTES` if that is smaller, is low."""
 WINDOW_S = 20.0
 FALL_SOON_S = 45.0
-"""Memory is falling if, at the pace of the window, it would be gone within this time."""
+"""Memory counts as falling if it would be used up within this many seconds at the pace of the last `WINDOW_S`."""
 FALL_BYTES = 64 * MIB
 SPILL_BYTES = 64 * MIB
 PAGING_PER_S = 200.0
 PAGING_FREE_BYTES = 2 * GIB
 PAGING_FREE_SHARE = 0.1
-"""Page faults count only below this share of free memory: the first tokens of a model read its file anyway."""
+"""Share of free memory below which page faults count: above it they come from the first read of a model's file."""
 _BEGIN_AFTER = 2
 _END_AFTER = 3
 """Consecutive readings that begin and end an alert, so that a single odd reading does neither."""
@@ -33,7 +33,7 @@ _END_AFTER = 3
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """A problem of a device, as a sentence with the remedy."""
+    """A memory problem of a device. `message`: a sentence with the remedy."""
 
     device: str
     kind: AlertKind
@@ -61,14 +61,16 @@ class HeadroomWatch:
 
 
 class _DeviceWatch:
-    """The readings of one device since the load."""
+    """The samples of one device since the load, and the alerts that follow from them."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
         self._first: Sample | None = None
         self._window: deque[Sample] = deque()
         self._standing: dict[AlertKind, int] = {}
-        """Consecutive readings by kind: positive while the problem is seen, negative since it is not."""
+        """Number of consecutive samples by kind of problem: positive if they show the problem,
+        negative if they do not.
+        """
         self._said: set[AlertKind] = set()
 
     def update(self, sample: Sample) -> list[Alert]:
@@ -165,7 +167,7 @@ class _DeviceWatch:
         )
 
     def _who(self, sample: Sample) -> str:
-        """Return which programs took memory since the load, if the readings tell; else an empty text."""
+        """Return a sentence on the memory that other programs took since the load; empty if it is unknown or small."""
         first = self._first
         if first is None or sample.own_bytes is None or first.own_bytes is None:
             return ""
@@ -177,7 +179,10 @@ class _DeviceWatch:
 
 
 def warning_bytes(device: Device, total_bytes: int | None = None) -> int:
-    """Return the free memory below which a device is low; `total_bytes` is the latest reading of its size, if any."""
+    """Return the free memory in bytes below which a device is low.
+
+    `total_bytes`: its size at the last reading; None: unknown.
+    """
     floor_bytes = min(FLOOR_BYTES, int((total_bytes or device.total_bytes) * FLOOR_SHARE))
     return max(device.margin_bytes // 2, floor_bytes)
 

@@ -19,13 +19,13 @@ from engine.devices.telemetry.processes import descendants, resident_bytes
 
 MAX_HOLDERS = 5
 MIN_SHARE = 64
-"""A process of the host with less than 1/64 of the memory is left out."""
+"""Divisor of the host's memory: processes that hold less than 1/64 of it are left out."""
 
 
 def memory_holders(device: Device) -> tuple[MemoryHolder, ...]:
-    """Return the processes that hold most of a device's memory, the largest first; empty if unknown.
+    """Return the processes that hold most of a device's memory, largest first; empty if they are unknown.
 
-    Known for NVIDIA cards and the host. Processes on the machine of an RPC worker cannot be seen.
+    They are known for NVIDIA cards and the host, and not for the machine of an RPC worker.
     """
     if device.is_rpc:
         return ()
@@ -35,7 +35,7 @@ def memory_holders(device: Device) -> tuple[MemoryHolder, ...]:
 
 
 def _largest(holders: Iterable[MemoryHolder]) -> tuple[MemoryHolder, ...]:
-    """Return the largest processes. Those without a size, which some drivers do not report, come last."""
+    """Return the `MAX_HOLDERS` largest processes; those of unknown size come last."""
     return tuple(sorted(holders, key=lambda holder: (-(holder.held_bytes or 0), holder.pid))[:MAX_HOLDERS])
 
 
@@ -56,7 +56,10 @@ def _card_processes(device: Device) -> Iterable[MemoryHolder]:
 
 
 def _sizes(library: ModuleType, handle: Any) -> dict[int, int | None]:
-    """Return the bytes of each process. One that computes and draws is in both lists of the driver."""
+    """Return the bytes of each process by process id; None: unknown.
+
+    A process that computes and draws is in both lists of the driver, and counts once.
+    """
     sizes: dict[int, int | None] = {}
     for function in (library.nvmlDeviceGetComputeRunningProcesses, library.nvmlDeviceGetGraphicsRunningProcesses):
         for process in ask(library, function, handle) or ():
@@ -75,7 +78,7 @@ def _host_processes(least_bytes: int) -> Iterable[MemoryHolder]:
 
 
 def _name(pid: int) -> str:
-    """Return the program's name, or its process id if the process belongs to another user."""
+    """Return the name of a process's program; a text with its id if it belongs to another user."""
     with suppress(psutil.Error, OSError):
         return str(psutil.Process(pid).name())
     return tr("process {pid}", pid=pid)

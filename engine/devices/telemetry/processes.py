@@ -1,4 +1,4 @@
-"""Memory of processes: of any process, of the host with our children, and of local RPC workers."""
+"""Memory of processes: readers for the host with our children, and for RPC workers on this machine."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _ANONYMOUS_FIELDS = ("RssAnon", "RssShmem")
 
 
 def resident_bytes(pid: int) -> int | None:
-    """Return the private and shared memory of a process, without mapped files if the system reports them apart.
+    """Return the private and shared bytes of a process, without mapped files if the system reports them separately.
 
-    None if there is no such process, or if it may not be read.
+    None: there is no such process, or it may not be read.
     """
     fields = _status_fields(pid)
     # Since Linux 4.5. Mapped model files are in RssFile: the system can drop them, so they are no demand.
@@ -34,12 +34,12 @@ def resident_bytes(pid: int) -> int | None:
 
 
 def data_bytes(pid: int) -> int | None:
-    """Return VmData, which RLIMIT_DATA limits; None if the system does not report it."""
+    """Return VmData of a process in bytes, which RLIMIT_DATA limits; None if the system does not report it."""
     return _status_fields(pid).get("VmData")
 
 
 def descendants(pid: int) -> tuple[int, ...]:
-    """Return all descendants of a process; empty if it has ended."""
+    """Return the process ids of all descendants of a process; empty if it has ended."""
     try:
         return tuple(child.pid for child in psutil.Process(pid).children(recursive=True))
     except (psutil.Error, OSError):
@@ -47,7 +47,7 @@ def descendants(pid: int) -> tuple[int, ...]:
 
 
 def swapped_bytes(pid: int) -> int | None:
-    """Return the swapped bytes of a process; None if the system does not report them."""
+    """Return the bytes of a process that are swapped out; None if the system does not report them."""
     return _status_fields(pid).get("VmSwap")
 
 
@@ -63,14 +63,14 @@ def major_faults(pid: int) -> int | None:
 
 
 def total_of(pids: Iterable[int], measure: Callable[[int], int | None]) -> int | None:
-    """Return the sum over the processes that still exist; None if none of them can be read."""
+    """Return the sum of `measure` over the processes that still exist; None if no process can be read."""
     told = [measure(pid) for pid in pids]
     known = [value for value in told if value is not None]
     return sum(known) if known or not told else None
 
 
 def listening_pid(port: int) -> int | None:
-    """Return the process that listens on a local TCP port; None if it is unknown or not visible to us."""
+    """Return the id of the process that listens on a local TCP port; None if it is unknown or not visible to us."""
     with suppress(psutil.Error, OSError):
         for connection in psutil.net_connections(kind="tcp"):
             # The process id is missing for processes of other users.
@@ -90,7 +90,10 @@ def _status_fields(pid: int) -> dict[str, int]:
 
 
 class HostReader:
-    """Reads the host's memory. `own_bytes` counts all children of this process: models, lab workers, probes."""
+    """Reads the host's memory and load.
+
+    The sample's `own_bytes` is the memory of all our child processes: models, lab workers, probes.
+    """
 
     def __init__(self, device: str, read_memory: Callable[[], HostMemory] = read_host_memory) -> None:
         self._device = device
@@ -121,12 +124,12 @@ class HostReader:
 
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost"})
 LOOK_AGAIN_S = 5.0
-"""Seconds between searches for the process of a port: each reads the whole process table."""
+"""Seconds between two searches for the process of a port, as each search reads the whole process table."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerProcess:
-    """A worker that we started. `baseline_bytes`: its VmData before any allocation."""
+    """The process of an RPC worker that we started. `baseline_bytes`: its VmData before any allocation."""
 
     pid: int
     baseline_bytes: int
@@ -138,10 +141,10 @@ def is_local(endpoint: str) -> bool:
 
 
 class LocalWorkerReader:
-    """Reads a worker on this machine, by its process or, if that is unknown, by its port.
+    """Reads the memory of an RPC worker on this machine, by its process, or else by the port on which it listens.
 
-    With a baseline the reading is VmData beyond it, which the cap (RLIMIT_DATA) limits. Otherwise it is resident
-    memory.
+    If we started the process, used memory is VmData beyond its baseline, which the cap (RLIMIT_DATA) limits. Otherwise
+    it is resident memory.
     """
 
     def __init__(self, device: Device, process: WorkerProcess | None = None) -> None:

@@ -1,4 +1,4 @@
-"""One live reading of a device, and the interface of its readers."""
+"""One live reading (sample) of a device, and the interface of the readers."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class CardState:
-    """Further readings of a card, for its details. None where the driver gives none.
+    """Further readings of a card. None: the driver does not report the value.
 
     `power_limit_w`: power at which the driver lowers the clocks.
-    `core_clock_mhz`, `memory_clock_mhz`: clocks of this moment.
-    `pcie_generation`, `pcie_lanes`: link to the host at this moment; an idle card lowers its generation.
-    `throttled_by`: why the clocks are lower than they could be, in words; empty if nothing lowers them.
+    `core_clock_mhz`, `memory_clock_mhz`: present clocks.
+    `pcie_generation`, `pcie_lanes`: present link to the host; an idle card lowers its generation.
+    `throttled_by`: why the clocks are lowered, in words; empty: nothing lowers them.
     """
 
     power_limit_w: float | None = None
@@ -26,12 +26,13 @@ class CardState:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A reading at `time_s` (monotonic clock). None is a gap, zero a measurement.
+    """A reading of a device at `time_s` (monotonic clock). None: the value could not be read; 0 is a measured value.
 
-    `own_bytes`: part of `used_bytes` that our children hold.
-    `spilled_bytes`: memory moved to slower memory: of a card to host memory (all programs), of the host to swap (our
-    children).
-    `major_faults`: pages that our children had to read from disk, since their start.
+    `own_bytes`: the part of `used_bytes` that our child processes hold.
+    `note`: why there is no reading; empty if there is one.
+    `spilled_bytes`: memory moved to slower memory: from a card to host memory (all programs), or from the host to swap
+    (our child processes).
+    `major_faults`: number of pages that our child processes had to read from disk since their start.
     """
 
     device: str
@@ -49,19 +50,19 @@ class Sample:
 
 
 class Reader(Protocol):
-    """Reads one device. Used by one thread at a time."""
+    """Reads the samples of one device. For one thread at a time."""
 
     def read(self, time_s: float) -> Sample:
-        """Return a reading, with None for values that cannot be read. Never raises, also if the device is gone."""
+        """Return a sample, with None for values that cannot be read. Never raises, even if the device is gone."""
 
 
 def gap(device: str, time_s: float, note: str) -> Sample:
-    """Return a sample without values; `note` says why."""
+    """Return a sample without values. `note`: the reason."""
     return Sample(device, time_s, used_bytes=None, total_bytes=None, note=note)
 
 
 class NoReader:
-    """Reader for a device that cannot be read here. `note` says why."""
+    """Reader of a device that cannot be read; its samples have no values. `note`: the reason."""
 
     def __init__(self, device: str, note: str) -> None:
         self._device = device

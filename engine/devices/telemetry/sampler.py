@@ -1,4 +1,4 @@
-"""Reads all devices, each from the source that knows its memory, in a thread."""
+"""Reads samples of all devices in a thread, each device from the source that knows its memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ REMOTE_NOTE = tr("remote: no live reading")
 
 
 class DeviceReadings:
-    """The readers of all devices of a rig. `set_devices` is thread-safe; `read` and `close` are for one thread."""
+    """The readers of all devices of a rig.
+
+    `set_devices` may be called from any thread; `read` and `close` from one thread.
+    """
 
     def __init__(
         self,
@@ -37,7 +40,7 @@ class DeviceReadings:
         self.set_devices(devices, workers)
 
     def set_devices(self, devices: Sequence[Device], workers: Mapping[str, WorkerProcess] | None = None) -> None:
-        """Read these devices from now on. `workers`: processes by endpoint of workers that we started."""
+        """Read these devices from now on. `workers`: processes of the RPC workers that we started, by endpoint."""
         self._readers = tuple(self._reader(device, workers or {}) for device in devices)
 
     def read(self) -> tuple[Sample, ...]:
@@ -46,7 +49,7 @@ class DeviceReadings:
         return tuple(reader.read(time_s) for reader in self._readers)
 
     def close(self) -> None:
-        """Close the driver's library."""
+        """Close NVML."""
         self._nvml.close()
 
     def _reader(self, device: Device, workers: Mapping[str, WorkerProcess]) -> Reader:
@@ -72,7 +75,7 @@ STOP_TIMEOUT_S = 2.0
 
 
 class SampleSource(Protocol):
-    """Source of samples. `read` and `close` are called in the sampler's thread."""
+    """A source of samples for `Sampler`, which calls `read` and `close` in its own thread."""
 
     def read(self) -> tuple[Sample, ...]:
         """Return one sample per device."""
@@ -82,7 +85,11 @@ class SampleSource(Protocol):
 
 
 class Sampler:
-    """Calls `on_samples`, in its own thread, every `interval_s` seconds between `start` and `stop`."""
+    """A thread that reads samples every `interval_s` seconds between `start` and `stop`, and passes them to
+    `on_samples`.
+
+    `on_samples` runs in that thread.
+    """
 
     def __init__(
         self,
@@ -98,7 +105,7 @@ class Sampler:
         self._has_failed = False
 
     def start(self) -> None:
-        """Start; the first samples come at once. A second call does nothing."""
+        """Start the thread; the first samples are read at once. A second call has no effect."""
         if self._thread is not None:
             return
         self._stopping.clear()
@@ -106,7 +113,7 @@ class Sampler:
         self._thread.start()
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> bool:
-        """Stop the thread; return False if a reading hangs and it still runs after `timeout_s`."""
+        """Stop the thread; return False if a reading hangs, so that the thread still runs after `timeout_s`."""
         self._stopping.set()
         thread = self._thread
         if thread is None:

@@ -76,7 +76,7 @@ class PartFile:
         return self._done
 
     def learn(self, origin: Origin) -> None:
-        """Replace `origin` by one with more facts that the server has stated, and write it into the journal."""
+        """Replace the known origin by `origin`, which has more facts from the server, and write it into the journal."""
         with self._lock:
             if self._closed:
                 return

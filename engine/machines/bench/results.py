@@ -13,6 +13,7 @@ from engine.base.errors import ArgumentError
 from engine.base.files import read_at_most
 from engine.base.json_file import UNREADABLE, encode_document, write_file
 from engine.base.language import tr
+from engine.base.texts import shorten
 from engine.base.units import format_bytes
 from engine.machines.bench.statistics import Ratio, median_interval, ratio_of
 from engine.planning.layout.layout_file import LayoutFile, parse_layout
@@ -20,6 +21,12 @@ from engine.planning.layout.layout_file import LayoutFile, parse_layout
 FORMAT = "layerdeck-bench"
 VERSION = 1
 MAX_FILE_BYTES = 16 << 20
+MAX_SAMPLES = 10_000
+"""Most samples of a file, of all layouts: their intervals take seconds of computing."""
+MAX_DEPTHS = 200
+"""Most depths of a file, summed over its layouts."""
+_LEAST, _MOST = 1e-9, 1e15
+"""Bounds of believable speeds and times; others could divide by zero."""
 Measure = Literal["prompt", "generation", "first_token", "load", "answer"]
 """What is measured: "prompt" and "generation" are speeds, "first_token", "load" and "answer" are times.
 
@@ -442,9 +449,31 @@ def parse_results(data: bytes, name: str) -> BenchResults:
             )
         )
     try:
-        return with_comparisons(msgspec.json.decode(data, type=BenchResults))
+        results = msgspec.json.decode(data, type=BenchResults)
     except UNREADABLE as error:
         raise ArgumentError(tr("{name} is damaged: {error}.", name=name, error=error)) from None
+    if fault := _fault_of(results):
+        raise ArgumentError(tr("{name} is damaged: {error}.", name=name, error=fault))
+    return with_comparisons(results)
+
+
+def _fault_of(results: BenchResults) -> str:
+    """Return why a file has not the results of a benchmark; empty if it may have."""
+    if sum(len(each.samples) + len(each.loads) for each in results.layouts) > MAX_SAMPLES:
+        return tr("it has more than {most} samples", most=MAX_SAMPLES)
+    if len(results.layouts) + sum(len(each.depths) for each in results.layouts) > MAX_DEPTHS:
+        return tr("it has more than {most} layouts and depths", most=MAX_DEPTHS)
+    for layout in results.layouts:
+        for each in layout.samples:
+            values = (each.prompt_per_second, each.answer_per_second, each.first_token_s)
+            counts = (each.prompt_tokens, each.answer_tokens, each.depth)
+            if any(value and not _LEAST <= value <= _MOST for value in values) or not all(
+                0 <= count <= _MOST for count in counts
+            ):
+                return tr("a sample of {layout} has a number that cannot be", layout=shorten(layout.name, 60))
+        if any(not _LEAST <= each.seconds <= _MOST for each in layout.loads):
+            return tr("a load of {layout} has a number that cannot be", layout=shorten(layout.name, 60))
+    return ""
 
 
 def layout_of(measured: Measured, n_layers: int | None = None) -> LayoutFile:

@@ -149,7 +149,7 @@ def text_of(results: BenchResults) -> str:
     preset = results.preset
     lines = [
         tr(
-            "{name}: prompts of {prompt} tokens, answers of {answer}, {rounds} rounds in turns",
+            "{name}: prompts of {prompt} tokens, answers of {answer}, {rounds} rounds, the layouts in turns",
             name=results.model.name,
             prompt=preset.prompt_tokens,
             answer=preset.answer_tokens,

@@ -32,6 +32,7 @@ from engine.machines.tunnel.streams import (
 
 MAX_CONNECTIONS = 32
 MAX_OF_ONE_ADDRESS = 8
+"""Most connections of one address that use no device."""
 HELLO_S = 5.0
 """Time-out in seconds of preface and TLS handshake of a session."""
 PAIRING_S = 15.0
@@ -216,7 +217,7 @@ class Listener:
         machine could lock it out with silent connections. A paired machine has its session within some milliseconds.
         """
         crowd = [each for each in self._callers if each.address == address]
-        if len(crowd) < MAX_OF_ONE_ADDRESS:
+        if self._waiting_of(address) < MAX_OF_ONE_ADDRESS:
             crowd = list(self._callers)
             if len(crowd) < MAX_CONNECTIONS:
                 return True
@@ -229,6 +230,12 @@ class Listener:
         # Not when its task has ended: the next caller may come before that.
         self._callers.discard(oldest)
         return True
+
+    def _waiting_of(self, address: str) -> int:
+        """Return the number of connections of an address, without those that use a device: a machine may use all."""
+        callers = [each for each in self._callers if each.address == address]
+        clients = {each.session for each in callers}
+        return len(callers) - sum(use.fingerprint in clients for use in self.uses)
 
     async def _take(self, caller: _Caller) -> None:
         try:

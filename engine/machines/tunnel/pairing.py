@@ -175,8 +175,9 @@ async def ask_pairing(stream: Stream, identity: Identity, name: str, code: str, 
     """Run the client's side of one attempt to pair; return the pairing, which the caller stores.
 
     Raises:
-        PairingError: with the predicate that follows the name of the machine in the sentence.
-        BrokenTalkError, OSError: as a `Stream`.
+        PairingError: the attempt failed. Its text is a predicate without subject ("refused the code"); the caller
+            writes the machine's name before it.
+        BrokenTalkError, OSError: as the methods of `Stream` raise them.
     """
     welcome = await stream.receive_message(Welcome)
     if welcome.refusal or len(welcome.nonce) != _NONCE_BYTES:

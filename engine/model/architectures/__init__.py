@@ -1,2 +1,1 @@
-"""Properties that llama.cpp decides by architecture in its code, one record per name; the file's header is read
-elsewhere."""
+"""Properties of architectures that llama.cpp has in its code instead of the model file, one record for each."""

@@ -1,4 +1,4 @@
-"""Architectures with compressed keys and values (MLA), or with indexers that choose which tokens attention reads."""
+"""Records of architectures with compressed keys and values (MLA), or with indexers that select tokens for attention."""
 
 from __future__ import annotations
 

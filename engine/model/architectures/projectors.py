@@ -1,4 +1,4 @@
-"""Types of projectors (`clip.vision.projector_type`) and what clip.cpp knows of each."""
+"""Properties of multimodal projectors that clip.cpp has in its code, by type (`clip.vision.projector_type`)."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ IMAGE_TOKENS: Mapping[str, tuple[int, int]] = {
     "qwen3vl_merger": (8, 4096),
     "youtuvl": (1, 62500),
 }
-"""Fewest and most tokens of an image by type of projector: the arguments of `set_limit_image_tokens` in clip.cpp.
+"""Smallest and largest number of an image's tokens by type of projector: arguments of clip.cpp's
+`set_limit_image_tokens`.
 
-Types that take limits from other keys, or none, are left out: the engine refuses a limit itself when it loads them.
+Types with limits from other keys, or without limits, are left out: the engine itself refuses a limit for them.
 """
 OWN_PIXELS = ("hunyuanvl", "kimik25")
-"""Types that take limits in pixels from the file, if it has them, in place of those of the settings."""
+"""Types whose limits in pixels from the file, if it has them, are used instead of those of the settings."""

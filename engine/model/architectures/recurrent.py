@@ -1,4 +1,4 @@
-"""Architectures of families with recurrent layers: Mamba and its hybrids, RWKV, Granite and Qwen."""
+"""Records of architectures with recurrent layers, and their families: Mamba and its hybrids, RWKV, Granite and Qwen."""
 
 from __future__ import annotations
 

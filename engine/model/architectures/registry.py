@@ -1,4 +1,4 @@
-"""All records by the file's `general.architecture`. Add a new module of records here."""
+"""All architecture records by the file's `general.architecture`. Add a new module of records here."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _PLAIN = Architecture()
 
 
 def find_architecture(name: str) -> Architecture | None:
-    """Return the record of `name`, None if only a probe can determine its memory."""
+    """Return the record of an architecture; None: only a probe can measure its memory."""
     return ARCHITECTURES.get(name)
 
 
 def architecture_rules(name: str) -> Architecture:
-    """Return the record whose rules hold for `name`; without a record the engine has no rules of its own."""
+    """Return the record whose rules apply to an architecture; one without special rules if it is unknown."""
     return ARCHITECTURES.get(name, _PLAIN)

@@ -1,4 +1,4 @@
-"""Architectures with a KV cache for the whole context or a window: llama, similar ones, and Gemma."""
+"""Records of architectures with a KV cache for the whole context or a window: llama, similar ones, and Gemma."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The demo models: one that the set-up downloads, and one that is written here."""
+"""The demo models: one that the set-up downloads, and one that this program generates."""

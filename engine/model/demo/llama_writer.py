@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 UNKNOWN, BEGIN, END = "<unk>", "<s>", "</s>"
 SPACE = "\u2581"
-"""SentencePiece's character for a space. As a token of its own, a space stays one token."""
+"""SentencePiece's character for a space. It is a token of its own, so that a space takes one token."""
 TURN_MARKERS = ("<|system|>", "<|user|>", "<|assistant|>", "<|end|>")
 
 CHAT_TEMPLATE = (
@@ -26,7 +26,7 @@ _CONTROL = int(gguf.TokenType.CONTROL)
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """Tokens by id with llama.cpp's token types. All have the same score."""
+    """The tokens of a vocabulary, and llama.cpp's type of each, by token id. All tokens have the same score."""
 
     tokens: tuple[str, ...]
     types: tuple[int, ...]
@@ -39,12 +39,15 @@ class Vocabulary:
 
 
 def byte_token(value: int) -> str:
-    """Return the token for one byte."""
+    """Return the SentencePiece token for one byte, such as `<0x41>`."""
     return f"<0x{value:02X}>"
 
 
 def byte_vocabulary(size: int | None = None) -> Vocabulary:
-    """Return the smallest byte vocabulary, or one padded with unused words to `size` tokens."""
+    """Return a vocabulary with a token for each byte.
+
+    `size`: number of tokens, reached by adding unused words; None: no padding.
+    """
     # With a token for each byte any text can be tokenised.
     tokens = [UNKNOWN, BEGIN, END, *(byte_token(value) for value in range(256)), SPACE, *TURN_MARKERS]
     types = [int(gguf.TokenType.UNKNOWN), _CONTROL, _CONTROL, *[int(gguf.TokenType.BYTE)] * 256, _NORMAL]
@@ -75,7 +78,7 @@ def add_vocabulary(writer: gguf.GGUFWriter, vocabulary: Vocabulary) -> None:
 
 Matrix = npt.NDArray[np.float32]
 WeightSource = Callable[[str, tuple[int, ...]], Matrix]
-"""Returns the values of a tensor by name and shape (rows first, as in numpy)."""
+"""A function that returns the values of a tensor by name and shape (rows first, as in numpy)."""
 ExtraMetadata = Mapping[str, int | float | bool | str | list[int] | list[float] | list[bool] | list[str]]
 
 RMS_EPSILON = 1e-5
@@ -83,7 +86,12 @@ RMS_EPSILON = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class LlamaShape:
-    """Hyper-parameters of a model. `n_expert` above 0 makes every feed-forward part a mixture of experts."""
+    """Hyper-parameters of a llama model to write.
+
+    `n_expert`: number of experts in each feed-forward part; 0: no experts.
+    `tied`: whether the token embedding is also the output matrix.
+    `rope_factors`: whether the file has RoPE factors.
+    """
 
     n_layers: int
     n_embd: int
@@ -102,7 +110,7 @@ class LlamaShape:
 
 
 def llama_tensors(shape: LlamaShape, n_vocab: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield name and shape (rows first) of every tensor, in file order."""
+    """Yield name and shape (rows first) of each tensor, in the order of the file."""
     yield "token_embd.weight", (n_vocab, shape.n_embd)
     if shape.rope_factors:
         # A factor for each rotated pair of a head.
@@ -136,7 +144,9 @@ def _block_tensors(shape: LlamaShape) -> Iterator[tuple[str, tuple[int, ...]]]:
 def stored_type(
     name: str, extents: tuple[int, ...], matrix_type: gguf.GGMLQuantizationType
 ) -> gguf.GGMLQuantizationType:
-    """Return the storage type of a tensor: vectors and routers stay F32, as converters leave them."""
+    """Return the type in which a tensor is stored: F32 for vectors and routers, as converters do,
+    else `matrix_type`.
+    """
     if len(extents) == 1 or name.endswith("ffn_gate_inp.weight"):
         return gguf.GGMLQuantizationType.F32
     return matrix_type
@@ -153,7 +163,7 @@ def write_llama(
     architecture: str = "llama",
     extra_metadata: ExtraMetadata | None = None,
 ) -> None:
-    """Write one model file. Without `weights` the tensor data is a sparse hole of the true size.
+    """Write one model file. `weights`: values of the tensors; None: a sparse hole of the true size.
 
     Raises:
         OSError: if the file cannot be written.

@@ -1,4 +1,4 @@
-"""Writes a demo model atomically, with a sentence if it cannot be written."""
+"""Writes a demo model's file atomically, and turns errors into a sentence for people."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from engine.base.language import tr
 
 @contextmanager
 def placing(path: Path) -> Iterator[Path]:
-    """Yield a temporary file that replaces `path` on exit; until then the old file is unchanged.
+    """Yield the path of a temporary file that replaces `path` on exit; until then the old file is unchanged.
 
     Raises:
-        ArgumentError: if it cannot be written there.
+        ArgumentError: if the file cannot be written there.
     """
     try:
         if path.is_dir():

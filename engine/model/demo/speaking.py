@@ -1,7 +1,7 @@
-"""The demo model that answers: SmolLM2-135M-Instruct, downloaded once by the set-up if there is a network.
+"""The demo model with sensible answers: SmolLM2-135M-Instruct, downloaded once by the set-up if there is a network.
 
-It is small and answers most questions wrongly. It answers the questions offered here well, with greedy sampling and
-with its authors' settings.
+It is small and answers most questions wrongly. It answers the sample questions well, with greedy sampling and with the
+settings of its authors.
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ from engine.model.gguf.model_file import ModelFile
 
 FILE_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SIZE_BYTES = 98_362_432
-"""The same as in `resources/setup/demo_model.py`, which cannot import this module."""
+"""Size of the file, as in `resources/setup/demo_model.py`, which cannot import this module."""
 N_LAYERS = 30
 
 LAB_CAPS_BYTES = (160 * MIB, 160 * MIB, 256 * MIB)
-"""Caps of three lab workers: the model with its full trained context fits on none alone, but on the largest with any
-other. So it loads at once, and layers dragged to the third have a visible effect."""
+"""Memory caps of three lab workers (RPC servers on this machine) for the demo.
+
+With its full training context the model fits on none alone, but on the largest with any other. So it can be loaded at
+once, and layers dragged to the third worker have a visible effect.
+"""
 
 SAMPLE_QUESTIONS = (
     "How do plants make food from sunlight?",
@@ -29,11 +32,11 @@ SAMPLE_QUESTIONS = (
 
 
 _SAMPLING = {"temperature": 0.2, "top_p": 0.9}
-"""The settings in the example of the model card; the file has none."""
+"""Sampling settings from the example in the model card; the file has none."""
 
 
 def is_fetched(path: Path) -> bool:
-    """Return whether the model is complete at `path`. Only the file's size is checked."""
+    """Return whether the complete demo model is at `path`. Only the file's size is checked."""
     try:
         return path.is_file() and path.stat().st_size == SIZE_BYTES
     except OSError:
@@ -41,12 +44,14 @@ def is_fetched(path: Path) -> bool:
 
 
 def sample_questions(model: ModelFile) -> tuple[str, ...]:
-    """Return sample questions for this model; none for an unknown model."""
+    """Return sample questions for the demo model; none for another model."""
     return SAMPLE_QUESTIONS if _is_demo(model) else ()
 
 
 def recommended_sampling(model: ModelFile | None) -> Mapping[str, object]:
-    """Return the sampling settings that the authors recommend and the file lacks; none for an unknown model."""
+    """Return the sampling settings that the demo model's authors recommend and its file lacks; none
+    for other models.
+    """
     return _SAMPLING if model is not None and _is_demo(model) else {}
 
 

@@ -1,5 +1,8 @@
-"""Writes the demo model that needs no download: its letters follow each other as in a short text, and its KV cache is
-large for its size."""
+"""Writes the demo model that needs no download.
+
+The model writes letters with the frequencies in which they follow each other in a short text. Its KV cache is large
+for its size.
+"""
 
 from __future__ import annotations
 
@@ -33,17 +36,20 @@ to hear more? There is always more, until the answer ends or the room is gone.
 """
 
 _N_CLASSES = 64
-"""Number of first hidden dimensions that encode the last letter; no layer writes to them."""
+"""Number of the first hidden dimensions, which encode the last letter. No layer writes to them."""
 _LETTER_SIZE = 8.0
 _LAYER_NOISE = 0.0025
 _OUTPUT_NOISE = 0.09
 _UNSEEN = -18.0
 _END_AFTER_STOP = 0.2
-"""Probability that the model stops after a sentence."""
+"""Probability that the model ends its answer after a sentence."""
 
 
 class _Letters:
-    """Classes of letters; 0 is the start of a sentence and every letter that the sample lacks."""
+    """The classes of letters that the demo model distinguishes: one for each letter of the sample text.
+
+    Class 0 is the start of a sentence, and every letter that is not in the sample.
+    """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         text = " ".join(SAMPLE.split())
@@ -56,14 +62,16 @@ class _Letters:
         self._text = text
 
     def class_of_token(self) -> list[int]:
-        """Return the class of every token."""
+        """Return the class of each token, by token id."""
         classes = [0] * self._n_tokens
         for number, token in enumerate(self.tokens, start=1):
             classes[token] = number
         return classes
 
     def log_probabilities(self) -> Matrix:
-        """Return the log probabilities of the next class: one row per token, one column per class."""
+        """Return log-probabilities of the next token: one row for each token, one column for each class of the last
+        letter.
+        """
         n_letters = len(self._index)
         counts = np.zeros((n_letters + 1, n_letters + 1))
         for sentence in self._text.replace("? ", ". ").split(". "):
@@ -80,7 +88,10 @@ class _Letters:
 
 
 def babble_weights(vocabulary: Vocabulary, *, seed: int) -> WeightSource:
-    """Return deterministic weights for a llama of any depth with at least 128 dimensions."""
+    """Return a function that makes reproducible weights for a babbling llama of any depth.
+
+    The model must have at least 128 embedding dimensions.
+    """
     generator = np.random.default_rng(seed)
     letters = _Letters(vocabulary)
 
@@ -112,17 +123,17 @@ DEMO_NAME = "Layerdeck demo"
 DEMO_VERSION = 1
 """Version of the written file. Increase it with every change, and the window writes the file again."""
 DEMO_SHAPE = LlamaShape(n_layers=16, n_embd=256, n_head=4, n_head_kv=4, n_ff=512, n_ctx_train=131_072)
-"""1 KiB of F16 cache for each token and layer: 5 layers with 65,536 tokens exceed a worker of 256 MiB."""
+"""Shape with 1 KiB of F16 KV cache for each token and layer: 5 layers with 65,536 tokens exceed a worker of 256 MiB."""
 
 _VERSION_KEY = "layerdeck.demo_version"
 _SEED = 20
 
 
 def write_demo_model(path: Path) -> None:
-    """Write the demo model to `path` atomically.
+    """Write the generated demo model to `path` atomically.
 
     Raises:
-        ArgumentError: if it cannot be written there.
+        ArgumentError: if the file cannot be written there.
     """
     vocabulary = byte_vocabulary()
     with placing(path) as unfinished:
@@ -137,7 +148,7 @@ def write_demo_model(path: Path) -> None:
 
 
 def is_current_demo(path: Path) -> bool:
-    """Return whether `path` is the complete demo model of this version."""
+    """Return whether `path` is the generated demo model in its current version."""
     try:
         model = read_model(path)
     except ModelFileError:

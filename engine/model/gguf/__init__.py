@@ -1,1 +1,1 @@
-"""Reading GGUF model files without loading them."""
+"""The reader of GGUF model files. It loads no weights."""

@@ -1,9 +1,8 @@
-"""Reads a file front to back through a small window; every length is checked against the file's size first.
+"""Reads a file from front to back through a small window, and checks every length against the file's size first.
 
-The file may be local (`FileSource`) or remote and read in ranges (`RangedSource`).
-
-A window is used and not a memory map: mapped pages count as memory of this process, and a file that shrinks or a disk
-that fails would end the process with SIGBUS instead of raising an error.
+The file may be local (`FileSource`) or remote and read in ranges (`RangedSource`). A memory map is not used: mapped
+pages count as memory of this process, and a file that shrinks or a disk that fails would end the process with SIGBUS
+instead of raising an error.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ def open_source(path: Path) -> FileSource:
     """Open a regular file for reading.
 
     Raises:
-        ModelFileError: if there is none, or it cannot be opened.
+        ModelFileError: if there is no such file, it is not regular, or it cannot be opened.
     """
     try:
         # Asked before opening: opening a device can act on it, and a pipe without a writer would block.
@@ -70,7 +69,7 @@ def _read_error(path: Path, error: OSError, *, offset: int | None = None) -> Mod
 
 
 class ByteSource(ABC):
-    """A file with a position. Errors are `ModelFileError` with the offset at which they were found."""
+    """A file with a read position. Errors are `ModelFileError` with the byte offset of the fault."""
 
     def __init__(self, path: Path, size_bytes: int, window_bytes: int = WINDOW_BYTES) -> None:
         self.path = path
@@ -82,30 +81,33 @@ class ByteSource(ABC):
 
     @abstractmethod
     def _read(self, position: int, needed: int, wanted: int) -> bytes:
-        """Return `needed` to `wanted` bytes from `position`, which are inside of the file; raise `EngineError`."""
+        """Return at least `needed` and at most `wanted` bytes from `position`, inside of the file.
+
+        Raises `EngineError`.
+        """
 
     @property
     def remaining_bytes(self) -> int:
         return self.size_bytes - self.position
 
     def error(self, reason: str, *, offset: int | None = None) -> ModelFileError:
-        """Return the error to raise, by default for the current position."""
+        """Return the error to raise. `offset`: place of the fault in bytes; None: the current position."""
         return ModelFileError(self.path, reason, offset=self.position if offset is None else offset)
 
     def take(self, layout: Struct, what: str) -> tuple[Any, ...]:
-        """Read one fixed record; `what` names it in an error."""
+        """Read one record of a fixed layout. `what`: its name for error messages."""
         start = self._locate(layout.size, what)
         self.position += layout.size
         return layout.unpack_from(self._window, start)
 
     def take_bytes(self, length: int, what: str) -> bytes:
-        """Read `length` bytes; the caller has bounded the length."""
+        """Read `length` bytes. The caller has limited the length. `what`: their name for error messages."""
         start = self._locate(length, what)
         self.position += length
         return self._window[start : start + length]
 
     def take_name(self, max_bytes: int, what: str) -> str:
-        """Read a string that names something: 1 to `max_bytes` bytes of UTF-8."""
+        """Read a GGUF string that is a name: 1 to `max_bytes` bytes of UTF-8. `what`: its name for error messages."""
         start = self.position
         (length,) = self.take(_LENGTH, what)
         if not 0 < length <= max_bytes:
@@ -118,12 +120,12 @@ class ByteSource(ABC):
             raise self.error(f"has {what} that is not UTF-8 text; it is damaged", offset=start) from None
 
     def skip(self, length: int, what: str) -> None:
-        """Skip `length` bytes."""
+        """Skip `length` bytes, which must be inside of the file."""
         self._require(length, what)
         self.position += length
 
     def skip_strings(self, count: int, what: str) -> None:
-        """Skip `count` strings, each an 8-byte length with its bytes; only the lengths are read."""
+        """Skip `count` GGUF strings, each an 8-byte length followed by its bytes. Only the lengths are read."""
         self._require(count * _LENGTH.size, what)
         unpack_from = _LENGTH.unpack_from
         while count:
@@ -144,7 +146,11 @@ class ByteSource(ABC):
                 raise self._ends_in(what, offset=self._window_start + last)
 
     def find(self, wanted: bytes, within: int) -> bool:
-        """Move to the next occurrence of `wanted` that begins within the next bytes; without one, stay."""
+        """Move to the next occurrence of `wanted` that begins within the next `within` bytes; return whether there is
+        any.
+
+        If there is none, the position does not change.
+        """
         start = self.position
         last = min(start + within, self.size_bytes - len(wanted))
         while self.position <= last:
@@ -168,7 +174,7 @@ class ByteSource(ABC):
         return self.error(f"ends in the middle of {what}; the file is incomplete", offset=offset)
 
     def _locate(self, length: int, what: str) -> int:
-        """Return the place in the window of the next `length` bytes, reading on if needed."""
+        """Return the index in the window of the next `length` bytes, after reading a further window if necessary."""
         start = self.position - self._window_start
         # Negative after a step back.
         if start + length > len(self._window) or start < 0:
@@ -181,7 +187,7 @@ class ByteSource(ABC):
 
 
 class FileSource(ByteSource):
-    """A local file."""
+    """A local file that is read through a window."""
 
     def __init__(self, path: Path, descriptor: int, size_bytes: int) -> None:
         super().__init__(path, size_bytes)
@@ -211,11 +217,14 @@ class FileSource(ByteSource):
 
 
 ReadRange = Callable[[int, int, int], bytes]
-"""Takes the first offset, the needed and the wanted end; returns bytes up to an end between these two."""
+"""A function that reads a range of a remote file.
+
+It takes the first offset, the needed end and the wanted end, and returns the bytes up to an end between these two.
+"""
 
 
 class RangedSource(ByteSource):
-    """A remote file. `path` names it in errors and is never opened."""
+    """A remote file, read in ranges. `path`: its name for errors; it is never opened."""
 
     def __init__(self, path: Path, size_bytes: int, read_range: ReadRange, *, window_bytes: int) -> None:
         super().__init__(path, size_bytes, window_bytes)

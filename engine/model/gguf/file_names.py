@@ -1,4 +1,4 @@
-"""What the names of a model say: its quantisation, whether the file is a side file, and the name to show.
+"""Facts from the file name of a model: its quantisation, whether it is a side file, and the name to show.
 
 The rules for quantisations and side files are llama.cpp's (common/download.cpp). Lower-case tags, which older files
 have, are accepted as well.
@@ -14,12 +14,15 @@ from engine.model.gguf.parts import parse_part_name
 from engine.model.gguf.quoting import clean
 
 MAX_NAME = 200
-"""Most characters of a model's display name, which is shown on one line."""
+"""Largest number of characters in a model's display name, which is shown on one line."""
 
 SideRole = Literal["projector", "imatrix", "draft"]
 
 _DRAFTS = ("mtp-", "eagle3-", "dflash-", "dspark-")
-"""Lower case only: a model that contains its own draft layers has MTP in its name."""
+"""Parts of file names of draft models.
+
+They are in lower case: models with draft layers of their own have MTP in the name.
+"""
 _TAG = re.compile(
     r"(?:^|[-._ ])((?:UD[-_])?(?:I?Q\d(?:_[A-Z0-9]+)*|TQ\d_\d|BF16|FP?16|FP?32|MXFP4(?:_[A-Z0-9]+)*|NVFP4))$",
     re.ASCII | re.IGNORECASE,
@@ -40,14 +43,14 @@ _TRAINING_LABEL = re.compile(
     r"iter(?:ation)?s?[-_ ]?\d{3,}|mix\d+|lc\d+k|lr[-_ ]?\d+(?:\.\d+)?e-?\d+|bs\d+|seed\d+)(?=$|[-._ ])",
     re.IGNORECASE,
 )
-"""Words of training runs: epochs, checkpoints, steps, data mixes, long-context lengths, learning and batch settings."""
+"""Matches words of training runs: epochs, checkpoints, steps, data mixes, context lengths, learning rates."""
 _SEPARATORS = re.compile(r"[-_\s]+")
 
 
 def split_tag(stem: str) -> tuple[str, str]:
     """Return a name without its quantisation, and the quantisation in capitals; "" if it has none.
 
-    `stem`: file name without part number and ending.
+    `stem`: file name without part number and extension.
     """
     match = _TAG.search(stem)
     if match is None:
@@ -59,8 +62,8 @@ def split_tag(stem: str) -> tuple[str, str]:
 def display_name(path: Path, header_name: object = None) -> str:
     """Return the name to show for the model whose first file is `path`. `header_name`: value of `general.name`.
 
-    The header's name is used, unless it is missing, a placeholder or the label of a training run. Then it is the name
-    of the file, without part number and quantisation: "SmolLM2-135M-Instruct.Q4_1.gguf" is "SmolLM2 135M Instruct".
+    The header's name is used, unless it is missing, a placeholder or the label of a training run. Then the name is the
+    file name without part number and quantisation: "SmolLM2 135M Instruct" for "SmolLM2-135M-Instruct.Q4_1.gguf".
     """
     told = clean(header_name, MAX_NAME) if isinstance(header_name, str) else ""
     is_name = _NOT_A_NAME.fullmatch(told) is None
@@ -76,13 +79,18 @@ def display_name(path: Path, header_name: object = None) -> str:
 
 
 def bits_of(tag: str) -> int:
-    """Return the approximate bits of a weight by a tag such as "Q4_K_M"; 0 if it does not say."""
+    """Return the approximate bits for each weight from a quantisation tag such as "Q4_K_M"; 0 if
+    the tag has no number.
+    """
     match = _BITS.search(tag)
     return int(match[0]) if match is not None else 0
 
 
 def side_role_of(name: str) -> SideRole | None:
-    """Return the role of a side file by its name, None for a model. Adapters can be recognised by their header only."""
+    """Return the role of a side file by its name; None: a model.
+
+    LoRA adapters can be recognised only by their header.
+    """
     lower = name.lower()
     if "mmproj" in lower:
         return "projector"

@@ -20,7 +20,7 @@ _CONVERT = tr("convert it to GGUF with llama.cpp's convert_hf_to_gguf.py")
 
 
 def describe_foreign_file(start: bytes) -> str:
-    """Return a sentence for a file that begins with `start` (up to 512 bytes) instead of GGUF's magic."""
+    """Return a sentence on a file that is not GGUF. `start`: up to 512 bytes from its beginning."""
     if not start.strip(b"\0"):
         return tr("holds only zero bytes at its start; the download is incomplete")
     if start[:4] in _GGML_MAGICS:
@@ -51,13 +51,15 @@ MAX_STRINGS = 16 * MIB
 MAX_KEPT_BYTES = 16 * MIB
 MAX_KEPT_TEXT_BYTES = 1 * MIB
 MAX_KEPT_ELEMENTS = 4096
-"""Longer arrays of numbers (scores and types of a vocabulary) are skipped."""
+"""Longest array of numbers that is stored; longer ones (scores and types of a vocabulary) are skipped."""
 
 _NEXT_KEY = bytes(7) + b"tokenizer."
-"""First bytes of the key after a vocabulary, with the upper bytes of its length."""
+"""First bytes of the metadata key after a vocabulary, preceded by the upper 7 bytes of the key's length."""
 _LENGTH_BYTES = 8
 _MOST_TEXT_BYTES = 32
-"""Assumed average length of a vocabulary's strings when its end is guessed; most have 6 to 10 bytes."""
+"""Assumed upper limit for the average length of a vocabulary's strings in bytes, to guess its end;
+most have 6 to 10.
+"""
 
 _U32, _U64, _ARRAY_HEAD = Struct("<I"), Struct("<Q"), Struct("<IQ")
 _STRING, _ARRAY, _BOOL = 8, 9, 7
@@ -68,9 +70,11 @@ _SCALARS = {
 
 
 class MetadataReader:
-    """Reads metadata entries, with limits on what one file may make us store or skip.
+    """Reads the metadata entries of a GGUF header, with limits on what one file may make us store or skip.
 
-    `arrays`: the skipped arrays; `file_index` is stored in them.
+    `metadata`: the values that were read.
+    `arrays`: the arrays that were skipped.
+    `file_index`: number of the file among the model's files, for `arrays`.
     `guess`: find the end of a vocabulary by the key after it instead of by the length of each string.
     """
 
@@ -84,7 +88,7 @@ class MetadataReader:
         self._n_strings = 0
 
     def read(self, n_pairs: int) -> None:
-        """Read `n_pairs` entries from the current position."""
+        """Read `n_pairs` metadata entries (key and value) from the current position."""
         for _ in range(n_pairs):
             start = self._source.position
             key = self._source.take_name(MAX_KEY_BYTES, "a metadata key")
@@ -150,7 +154,9 @@ class MetadataReader:
         return tuple(_as_value(kind, value) for value in source.take(values, what))
 
     def _find_next_key(self, count: int) -> bool:
-        """Move to the place at which the key after `count` strings seems to begin."""
+        """Move to the place where the key after `count` strings seems to begin; return whether such
+        a place was found.
+        """
         source = self._source
         start = source.position
         # Every string has its length before it: the key cannot come sooner.
@@ -187,7 +193,10 @@ _SMALLEST_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8
 
 @dataclass(frozen=True, slots=True)
 class FileHeader:
-    """The header of one file. `arrays`: the skipped arrays. `tensors` have offsets from the start of the file."""
+    """The header of one GGUF file.
+
+    `arrays`: the arrays that were skipped. `tensors`: with offsets from the file's start.
+    """
 
     version: int
     metadata: Mapping[str, MetadataValue]
@@ -196,10 +205,10 @@ class FileHeader:
 
 
 def skim_header(source: ByteSource, *, file_index: int = 0) -> FileHeader:
-    """Parse the header like `read_header`, without reading every string of a vocabulary.
+    """Parse the header as `read_header` does, without reading each string of a vocabulary. For lists of models.
 
-    The end of the vocabulary is guessed by what follows it. The guess is used only if everything after it is valid, so
-    damage inside the vocabulary is not noticed. For lists of models; a model that is opened is read.
+    The end of the vocabulary is guessed by the key that follows it. The guess is used only if everything after it is
+    valid. So damage inside the vocabulary is not noticed; a model that is opened is read with `read_header`.
 
     Raises:
         ModelFileError: as `read_header`.
@@ -213,7 +222,7 @@ def skim_header(source: ByteSource, *, file_index: int = 0) -> FileHeader:
 
 
 def read_header(source: ByteSource, *, file_index: int = 0) -> FileHeader:
-    """Parse the header at the start of `source`. Tensors get `file_index`.
+    """Parse the header at the start of `source`. `file_index`: the file's number among the model's files.
 
     Raises:
         ModelFileError: if the bytes are not a GGUF header that llama.cpp would read.

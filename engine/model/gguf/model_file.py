@@ -1,7 +1,7 @@
-"""A model as its files describe it: metadata, tensors, and the tensors by layer and part of a layer.
+"""A model as its files describe it: metadata and tensors, the latter grouped by layer and by part of a layer.
 
-Also the name of its quantisation, and the identity of its files: a renamed file is the same model, a rewritten one is
-not.
+The module also has the name of its quantisation, and the identity of its files: a renamed file is the same model, a
+rewritten one is not.
 """
 
 from __future__ import annotations
@@ -16,15 +16,23 @@ from engine.base.errors import ModelFileError
 from engine.base.language import tr
 
 MetadataValue = int | float | bool | str | tuple[int | float | bool, ...] | None
-"""Value of a metadata key. String arrays and long arrays are None here; `ModelFile.arrays` has their places."""
+"""Value of a metadata key. None: it was not read, as a very long text, an array of strings, or a long array.
+
+`ModelFile.arrays` has the places of such arrays in the file.
+"""
 
 TensorPart = Literal["attention", "ffn", "experts", "other"]
 
 
 @dataclass(frozen=True, slots=True)
 class LazyArray:
-    """A skipped array. `element`: "string" or a struct format letter. `offset`: of its first element in the file
-    `file_index`."""
+    """A metadata array that was not read.
+
+    `element`: type of the elements: "string" or a format letter of Python's `struct`.
+    `count`: number of elements.
+    `file_index`: index of its file in `ModelFile.paths`.
+    `offset`: byte offset of the first element in that file.
+    """
 
     element: str
     count: int
@@ -34,11 +42,12 @@ class LazyArray:
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One tensor.
+    """One tensor of a model.
 
-    `shape`: ne[0].. as in the file, the contiguous dimension first.
-    `type_name`: as in gguf ("F16", "Q4_K").
-    `offset`: from the start of the file `file_index` of `ModelFile.paths`.
+    `shape`: ne[0], ne[1] and so on as in the file, contiguous dimension first.
+    `type_name`: ggml type ("F16", "Q4_K").
+    `file_index`: index of its file in `ModelFile.paths`.
+    `offset`: bytes from the start of that file.
     """
 
     name: str
@@ -58,7 +67,7 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One layer with the bytes of its parts. Attention includes its norms and recurrent tensors."""
+    """One layer of a model, with the bytes of each part. Attention includes its norms and recurrent tensors."""
 
     index: int
     tensors: tuple[TensorInfo, ...]
@@ -74,16 +83,19 @@ class Block:
 
 TOKENIZER = "tokenizer.ggml.model"
 NO_TOKENIZERS = ("none", "no_vocab")
-"""Tokenizers with which llama.cpp reads no list of tokens (`llama_vocab::impl::load`)."""
+"""Names of tokenizers for which llama.cpp reads no list of tokens (`llama_vocab::impl::load`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFile:
-    """A readable model.
+    """A model whose header can be read.
 
-    `blocks`: one for each of `n_layers` (`<arch>.block_count`, MTP layers included).
+    `paths`: its file, or all parts of a split model.
+    `blocks`: one for each of its layers (`<arch>.block_count`, MTP layers included).
     `global_tensors`: tensors outside of blocks.
-    `size_bytes`: of all files, headers included.
+    `n_vocab`: number of tokens; 0: unknown.
+    `size_bytes`: size of all files, headers included.
+    `arrays`: metadata arrays that were not read, by key.
     """
 
     paths: tuple[Path, ...]
@@ -104,18 +116,18 @@ class ModelFile:
 
     @property
     def has_vocabulary(self) -> bool:
-        """Whether the model can read text. A file without a name of a tokenizer is taken to have one."""
+        """Whether the model can read text. A file that names no tokenizer counts as having one."""
         return self.metadata.get(TOKENIZER) not in NO_TOKENIZERS
 
     @property
     def n_ctx_train(self) -> int | None:
-        """Context length of the training, in tokens; None if the file has no usable number."""
+        """Context length of the training in tokens; None: the file has no valid number."""
         value = self.hyper_parameter("context_length")
         usable = isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 31
         return value if usable and isinstance(value, int) else None
 
     def hyper_parameter(self, key: str) -> MetadataValue:
-        """Return the metadata value `<architecture>.<key>`, None if the file has none."""
+        """Return the metadata value of the key `<architecture>.<key>`; None: the file has none."""
         return self.metadata.get(f"{self.architecture}.{key}")
 
 
@@ -126,18 +138,21 @@ PART_PATTERNS: tuple[tuple[TensorPart, str], ...] = (
     ("ffn", r"ffn|post_ffw|pre_ffw|exp_probs|channel_mix|hc_ffn|vis_(gate|down|up)"),
     ("attention", r"(cross_|vis_|post_)?attn|post_attention|layer_output_norm|indexer|hc_attn|ssm|time_mix|shortconv"),
 )
-"""Patterns for the name after `blk.N.`; the first match wins. Their syntax is common to Python and ECMAScript."""
+"""Patterns for the tensor name after `blk.N.`; the first match is used.
+
+Their syntax is common to Python and ECMAScript.
+"""
 _PART_RULES = tuple((part, re.compile(pattern)) for part, pattern in PART_PATTERNS)
 
 
 def block_index(name: str) -> int | None:
-    """Return the number of a tensor's block, None if it belongs to none."""
+    """Return the number of the block (layer) to which a tensor belongs; None: it belongs to none."""
     match = _BLOCK_NAME.fullmatch(name)
     return int(match[1]) if match else None
 
 
 def part_of_tensor(name: str) -> TensorPart:
-    """Return the part of its block that a tensor belongs to.
+    """Return the part of its block to which a tensor belongs.
 
     Recurrent tensors and the norms around attention count as attention. Routers and shared experts count as ffn, since
     every token uses them.
@@ -149,7 +164,7 @@ def part_of_tensor(name: str) -> TensorPart:
 
 
 def group_blocks(tensors: Iterable[TensorInfo], n_blocks: int) -> tuple[tuple[Block, ...], tuple[TensorInfo, ...]]:
-    """Return the blocks, and the tensors outside of them. All block numbers are below `n_blocks`."""
+    """Return the blocks, and the tensors outside of blocks. All block numbers must be below `n_blocks`."""
     members: list[list[TensorInfo]] = [[] for _ in range(n_blocks)]
     outside: list[TensorInfo] = []
     for tensor in tensors:
@@ -176,16 +191,16 @@ _FILE_TYPES = {
 # For files that do not name their type: of these K-quants the M mix is the usual one.
 _MIX_OF_TENSOR_TYPE = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
 _GUESSED = 1024
-"""LLAMA_FTYPE_GUESSED, a flag added to the file type."""
+"""LLAMA_FTYPE_GUESSED in llama.h, a flag that is added to the file type."""
 
 
 def file_type_name(model: ModelFile) -> str:
-    """Return the name of the model's quantisation; if the header has none, the type of most elements."""
+    """Return the name of the model's quantisation; if the header has none, that of the type of most elements."""
     return mix_name(model.metadata, model.tensors)
 
 
 def mix_name(metadata: Mapping[str, MetadataValue], tensors: Iterable[TensorInfo]) -> str:
-    """Return the same from the header of any file; empty if it has no tensors."""
+    """Return the name of the quantisation (as `file_type_name`) from any file's header; empty if it has no tensors."""
     number = metadata.get("general.file_type")
     if isinstance(number, int) and number & ~_GUESSED in _FILE_TYPES:
         return _FILE_TYPES[number & ~_GUESSED]
@@ -198,9 +213,10 @@ def mix_name(metadata: Mapping[str, MetadataValue], tensors: Iterable[TensorInfo
 
 @dataclass(frozen=True, slots=True)
 class FileIdentity:
-    """Identity of a model's files: device, inode, size and modification time (ns) of each part.
+    """Identity of a model's files.
 
-    `copy`: 0, or the number of a further copy of the same file, opened with another layout.
+    `parts`: device, inode, size and modification time (ns) of each file.
+    `copy`: 0, or the number of a further copy of the same model that is opened with another layout.
     """
 
     parts: tuple[tuple[int, int, int, int], ...]
@@ -211,7 +227,7 @@ def identify(paths: Sequence[Path]) -> FileIdentity:
     """Return the present identity of the files `paths`.
 
     Raises:
-        ModelFileError: if one of them cannot be accessed.
+        ModelFileError: if a file cannot be accessed.
     """
     return FileIdentity(tuple(map(_identify, paths)))
 

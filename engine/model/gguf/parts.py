@@ -1,4 +1,4 @@
-"""Models split into several files, `NAME-00001-of-00003.gguf`."""
+"""Models that are split into several files, `NAME-00001-of-00003.gguf`."""
 
 from __future__ import annotations
 
@@ -16,33 +16,36 @@ _N_NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class PartName:
-    """The parts of a split file's name. `number` counts from 1."""
+    """The name of one file of a split model, divided into its parts.
+
+    `stem`: NAME. `number`: from 1. `count`: of all files.
+    """
 
     stem: str
     number: int
     count: int
 
     def paths(self, folder: Path) -> tuple[Path, ...]:
-        """Return the paths of all parts, in order."""
+        """Return the paths of all files of the split model, in order."""
         return tuple(
             folder / f"{self.stem}-{number:05d}-of-{self.count:05d}.gguf" for number in range(1, self.count + 1)
         )
 
 
 def parse_part_name(file_name: str) -> PartName | None:
-    """Return the parts of a split file's name, None for a file that is not split."""
+    """Return the parts of a split model's file name; None: the file is not named as a part."""
     match = _PART_NAME.fullmatch(file_name)
     return PartName(match[1], int(match[2]), int(match[3])) if match else None
 
 
 def named_parts(path: Path) -> tuple[Path, ...]:
-    """Return the paths of all files of a model by the name of one; whether they are there is not looked at."""
+    """Return the paths of all files of a model from the name of one of them. The files need not exist."""
     name = parse_part_name(path.name)
     return (path,) if name is None else name.paths(path.parent)
 
 
 def split_position(path: Path, header: FileHeader) -> tuple[int, int]:
-    """Return number (from 0) and count as the header states them; (0, 1) for a file that is not split."""
+    """Return number (from 0) and count of a split model's file, from its header; (0, 1) if the model is not split."""
     count = header.metadata.get("split.count", 1)
     number = header.metadata.get("split.no", 0)
     if not isinstance(count, int) or not isinstance(number, int):
@@ -57,10 +60,10 @@ def split_position(path: Path, header: FileHeader) -> tuple[int, int]:
 
 
 def part_paths(path: Path, header: FileHeader) -> tuple[Path, ...]:
-    """Return all files of the model that `path` is a part of.
+    """Return all files of the model to which `path` belongs, in order.
 
     Raises:
-        ModelFileError: if parts are missing, or name and header disagree.
+        ModelFileError: if files are missing, or name and header disagree.
     """
     number, count = split_position(path, header)
     name = parse_part_name(path.name)

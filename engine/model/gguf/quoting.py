@@ -1,4 +1,4 @@
-"""Makes text from files safe to show, since keys of a damaged or hostile file appear in messages."""
+"""Makes text from model files safe to show, as messages quote keys of damaged or hostile files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ MAX_SHOWN = 80
 
 
 def clean(text: str, max_length: int = MAX_SHOWN) -> str:
-    """Return `text` on one line, control characters escaped, cut to `max_length`."""
+    """Return `text` on one line, with control characters escaped, cut to `max_length` characters."""
     if len(text) <= max_length and text.isprintable():
         return text.strip()
     start = text[: 4 * max_length]
@@ -17,5 +17,5 @@ def clean(text: str, max_length: int = MAX_SHOWN) -> str:
 
 
 def quote(text: str) -> str:
-    """Return `text` cleaned, in quotation marks."""
+    """Return `text` as `clean` does, in quotation marks."""
     return f'"{clean(text)}"'

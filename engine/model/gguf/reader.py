@@ -1,4 +1,4 @@
-"""Opens models: reads the header of every part, but no weights and no vocabulary."""
+"""Opens model files: reads the headers of all parts, but no weights and no vocabulary."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _TOKENS = "tokenizer.ggml.tokens"
 
 
 def read_model(path: Path) -> ModelFile:
-    """Read the model at `path`, which may be any part of a split model.
+    """Return the model at `path`, which may be any part of a split model.
 
     Raises:
         ModelFileError: with path, offset and reason, for a file that llama.cpp would not open. An unknown architecture
@@ -53,7 +53,7 @@ def _read_parts(paths: tuple[Path, ...]) -> ModelFile:
 
 
 def join_headers(paths: tuple[Path, ...], headers: Sequence[FileHeader], size_bytes: int) -> ModelFile:
-    """Return the model whose parts have these headers, local or remote. `size_bytes`: of all files.
+    """Return the model whose files, local or remote, have these headers. `size_bytes`: size of all files.
 
     Raises:
         ModelFileError: if they are not the parts of one model.

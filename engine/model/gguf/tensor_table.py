@@ -1,4 +1,4 @@
-"""Tensor types of ggml, and the table of tensors of a GGUF file."""
+"""Tensor types of ggml, and the reader of a GGUF file's tensor table."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from engine.model.gguf.quoting import quote
 
 
 class TensorType(NamedTuple):
-    """A ggml type. `block_bytes` hold `block_elements` consecutive elements of a row."""
+    """A ggml type. A block of `block_elements` consecutive elements of a row takes `block_bytes`."""
 
     name: str
     block_elements: int
@@ -60,7 +60,7 @@ TENSOR_TYPES: dict[int, TensorType] = {
 TYPES_BY_NAME: dict[str, TensorType] = {
     name: kind for kind in TENSOR_TYPES.values() for name in (kind.name, kind.name.lower())
 }
-"""Types by name, in capitals as in ggml and files, and in lower case as in settings."""
+"""Types by name, both in capitals (as in ggml and files) and in lower case (as in settings)."""
 
 
 MAX_DIMENSIONS = 4
@@ -72,8 +72,11 @@ _EXTENTS = tuple(Struct(f"<{count}Q") for count in range(MAX_DIMENSIONS + 1))
 
 
 class _Row(NamedTuple):
-    """One row of the table. `offset`: from the start of the tensor data. `found_at`: of the row, from the start of the
-    file."""
+    """One row of the tensor table.
+
+    `offset`: bytes from the start of the tensor data to the tensor.
+    `found_at`: bytes from the start of the file to the row.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -84,7 +87,9 @@ class _Row(NamedTuple):
 
 
 def read_tensors(source: ByteSource, n_tensors: int, alignment: int, *, file_index: int) -> list[TensorInfo]:
-    """Read the table at the current position; check that every tensor is inside of the file.
+    """Read the tensor table at the current position, and check that each tensor is inside of the file.
+
+    `alignment`: bytes to which tensors are padded. `file_index`: number of the file among the model's files.
 
     Raises:
         ModelFileError: with the name of the tensor.

@@ -1,1 +1,1 @@
-"""Layouts as commands and files of other programs, and back. Pure: values in, text and notes out."""
+"""Export of layouts as commands and files of other programs, and import of these. All functions are pure."""

@@ -1,7 +1,7 @@
-"""Names of devices in llama.cpp's programs, and back to the ids of a rig.
+"""Translation between device ids of a rig and the names that llama.cpp's programs use for devices.
 
 Local devices have ggml's names. RPC devices are `RPC<k>`, counted over all devices of all servers of `--rpc`
-(`ggml_backend_rpc_add_server`). Their buffer types count on each server: `RPC0[host:port]`.
+(`ggml_backend_rpc_add_server`). Names of buffer types count the devices on each server: `RPC0[host:port]`.
 """
 
 from __future__ import annotations
@@ -19,13 +19,16 @@ _GGML_NAME = re.compile(r"[A-Za-z]{2,16}\d{0,3}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class DeviceNames:
-    """Names for the devices of `rig`, with `servers` as the endpoints of `--rpc`, in order."""
+    """Translates device ids of `rig` to llama.cpp's names and back.
+
+    `servers`: endpoints in the order of option `--rpc`.
+    """
 
     rig: Rig
     servers: tuple[str, ...] = ()
 
     def device(self, device_id: str) -> str:
-        """Return the name for `-dev`."""
+        """Return the name of a device in option `-dev`."""
         device = self.rig.device(device_id)
         if device is None or device.endpoint is None:
             return device_id
@@ -33,14 +36,14 @@ class DeviceNames:
         return f"RPC{sum(map(self._count, self.servers[:before])) + device.endpoint_device}"
 
     def buffer(self, device_id: str) -> str:
-        """Return the name of the device's buffer type, for `-ot`."""
+        """Return the name of a device's buffer type, for option `-ot`."""
         device = self.rig.device(device_id)
         if device is None or device.endpoint is None:
             return device_id
         return f"RPC{device.endpoint_device}[{device.endpoint}]"
 
     def id_of_device(self, name: str) -> str | None:
-        """Return the id of the device that `-dev` calls `name`; None if the rig has none."""
+        """Return the id of the device with this name in option `-dev`; None if the rig does not have it."""
         if match := _RPC_DEVICE.fullmatch(name):
             number = int(match[1])
             for endpoint in self.servers:
@@ -52,7 +55,7 @@ class DeviceNames:
         return found.id if found is not None and not found.is_rpc and not found.is_host else None
 
     def id_of_buffer(self, name: str) -> str | None:
-        """Return the id of the device with buffer type `name`; None if the rig has none."""
+        """Return the id of the device whose buffer type has this name; None if the rig does not have it."""
         if name == CPU_ID:
             return self.rig.host.id
         if match := _RPC_BUFFER.fullmatch(name):
@@ -61,7 +64,7 @@ class DeviceNames:
         return found.id if found is not None and not found.is_rpc else None
 
     def defaults(self) -> tuple[str, ...]:
-        """Return the ids that llama.cpp uses without `-dev` (`llama_prepare_model_devices`)."""
+        """Return the ids of the devices that llama.cpp uses if there is no `-dev` (`llama_prepare_model_devices`)."""
         remote = [device for endpoint in self.servers for device in self._at(endpoint)]
         local = [device for device in self.rig.devices if not device.is_rpc]
         cards = [device for device in local if device.kind == "gpu"]
@@ -76,18 +79,18 @@ class DeviceNames:
         return sorted(found, key=lambda device: device.endpoint_device)
 
     def _count(self, endpoint: str) -> int:
-        """Return how many devices a server has, as far as the rig knows; at least one."""
+        """Return the number of devices of an RPC server, as far as the rig contains them; at least 1."""
         return max((device.endpoint_device + 1 for device in self._at(endpoint)), default=1)
 
 
 def used_servers(rig: Rig, device_ids: Iterable[str]) -> tuple[str, ...]:
-    """Return the endpoints of these devices, each once, in the order of the rig."""
+    """Return the RPC endpoints of these devices, each once, in the order of the rig."""
     used = set(device_ids)
     return tuple(dict.fromkeys(each.endpoint for each in rig.devices if each.id in used and each.endpoint is not None))
 
 
 def foreign_names(rig: Rig, device_ids: Sequence[str]) -> tuple[str, ...]:
-    """Return the local devices whose ids cannot be ggml's names, so that another program knows them by another name."""
+    """Return the ids of local devices that cannot be names of ggml. Other programs have another name for them."""
     found = (rig.device(each) for each in dict.fromkeys(device_ids))
     return tuple(
         device.id

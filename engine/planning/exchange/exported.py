@@ -1,5 +1,7 @@
-"""The text that another program reads for a plan, and sentences on what programs with few settings cannot say: which
-devices, which layers, which buffers."""
+"""`Exported`: a plan as text for another program.
+
+The module also has the sentences on devices, layers and settings that a program with few options cannot express.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,12 @@ from engine.planning.settings.table import SETTINGS
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """`text`: the command or the file, with a final newline. `notes`: sentences. `file_name`: proposed for saving."""
+    """A plan as text for another program.
+
+    `text`: the command or the file, with a final newline.
+    `notes`: sentences for the user on differences from the plan.
+    `file_name`: proposed name for saving.
+    """
 
     text: str
     notes: tuple[str, ...]
@@ -22,7 +29,7 @@ class Exported:
 
 
 def offloaded_layers(plan: Plan) -> int:
-    """Return how many layers are not on the CPU, the output layer included."""
+    """Return the number of layers that are not on the CPU, including the output layer."""
     parameters = plan.parameters
     if parameters.split_mode in ("tensor", "row"):
         return parameters.n_gpu_layers
@@ -31,7 +38,7 @@ def offloaded_layers(plan: Plan) -> int:
 
 
 def lost_placement(plan: Plan, program: str) -> Iterator[str]:
-    """Yield what `program`, which takes only a number of layers, cannot say of the layout."""
+    """Yield sentences on what is lost of the layout in `program`, which only has an option for the number of layers."""
     layout, parameters = plan.edit.layout, plan.parameters
     devices = [device for device in parameters.devices if device != CPU_ID]
     remote = [each.id for each in plan.devices_in_use if each.is_rpc]
@@ -70,9 +77,11 @@ def lost_placement(plan: Plan, program: str) -> Iterator[str]:
 
 
 def lost_settings(plan: Plan, program: str, said: Collection[str]) -> Iterator[str]:
-    """Yield a sentence that names the settings with another value than ours that `program` cannot say.
+    """Yield a sentence with the settings that are lost in `program` because it has no option for them.
 
-    `said`: keys of the settings that it can say.
+    None if none are lost.
+
+    `said`: keys of the settings that `program` has.
     """
     lost = [
         f"{setting.flag} {setting.kind.written(getattr(plan.settings, setting.key))}"

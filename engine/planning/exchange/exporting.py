@@ -1,4 +1,4 @@
-"""Exports a plan to another program."""
+"""Export of a plan to another program."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _EXPORTS: dict[Target, Callable[[Plan], Exported]] = {
 
 
 def export_plan(plan: Plan, target: Target) -> Exported:
-    """Return the command or file with which `target` loads as the plan does, and what it cannot say.
+    """Return the command or file with which `target` loads a model as the plan does, with notes on differences.
 
     Raises:
-        RuleViolationError: the plan breaks a rule, so nothing could load it.
+        RuleViolationError: the plan breaks a rule, so no program could load it.
         LayoutError: the layout cannot be translated.
     """
     return _EXPORTS[target](plan)

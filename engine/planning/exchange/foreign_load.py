@@ -1,4 +1,4 @@
-"""What a command or file of another program says of a load, before a model and devices are known."""
+"""The options of a load in a command or file of another program, before a model and devices are known."""
 
 from __future__ import annotations
 
@@ -22,8 +22,11 @@ _KINDS = {setting.key: setting.kind for setting in SETTINGS}
 
 @dataclass(frozen=True, slots=True)
 class ForeignOverride:
-    """`pattern`: regex on tensor names, for buffer type `buffer`; or the experts of the first `n_experts` layers on the
-    CPU (0: of all)."""
+    """An override in a command of another program, in one of two forms.
+
+    `pattern`, `buffer`: regex on tensor names, and name of the buffer type that these tensors go to.
+    `n_experts`: the experts of this many first layers go to the CPU, 0 for all layers; None for the other form.
+    """
 
     pattern: str = ""
     buffer: str = ""
@@ -32,10 +35,19 @@ class ForeignOverride:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignLoad:
-    """`program`: name for sentences. `model`: path or name as it was written; empty if there is none.
+    """The options of a load in a command or file of another program.
 
-    `n_gpu_layers`: None if it was left to the program. `devices`: names; None if left to the program, empty for none.
-    `servers`: RPC endpoints in order. `shares`: as in `-ts`. `projector_device`: "none" for the CPU, empty: open.
+    `program`: name of the program for sentences.
+    `model`: path or name as written; empty if there is none.
+    `n_gpu_layers`: None if the program decides.
+    `devices`: llama.cpp's names of devices; None if the program decides, empty for no device.
+    `servers`: RPC endpoints in the order of `--rpc`.
+    `shares`: numbers of option `-ts`.
+    `stops_pipeline`: whether an override that matches no tensor prevents pipeline parallelism.
+    `projector`: path of the projector file; empty if there is none.
+    `projector_device`: llama.cpp's name of its device; "none" for the CPU, empty if the program decides.
+    `adapters`: (path, scale) of each LoRA adapter.
+    `notes`: sentences for the user on what was left out.
     """
 
     program: str
@@ -56,9 +68,9 @@ class ForeignLoad:
 
 
 class ForeignOptions:
-    """Collects the options of a `ForeignLoad`. A value that cannot be read is noted and left out.
+    """Collects options of another program and makes a `ForeignLoad` of them. Values that cannot be parsed become notes.
 
-    `load`: what was collected so far, but for lists and settings, which grow in fields of their own.
+    `load`: the options collected so far, except overrides, adapters, settings and notes, which are in their own fields.
     """
 
     def __init__(self, program: str) -> None:
@@ -70,7 +82,7 @@ class ForeignOptions:
         self.unknown: list[str] = []
 
     def done(self) -> ForeignLoad:
-        """Return what was collected, with a sentence on what was not known."""
+        """Return the collected options, with a note on options that are unknown."""
         if self.unknown:
             names = ", ".join(dict.fromkeys(map(clean, self.unknown)))
             self.notes.append(tr("Unknown to Layerdeck, left out: {names}.", names=names))
@@ -83,11 +95,11 @@ class ForeignOptions:
         )
 
     def refuse(self, name: str, value: str) -> None:
-        """Note a value that cannot be read."""
+        """Add a note that the value of option `name` cannot be parsed."""
         self.notes.append(tr("{name} {value} cannot be read, left out.", name=clean(name), value=quote(value)))
 
     def take_count(self, key: str, name: str, text: str) -> None:
-        """Take a whole number for a setting, if it is in the setting's range."""
+        """Set the setting `key` to the whole number `text` of option `name`; add a note if it is out of range."""
         kind = _KINDS[key]
         number = whole_number(text)
         assert isinstance(kind, WholeNumber)
@@ -97,14 +109,17 @@ class ForeignOptions:
             self.context[key] = number
 
     def take_choice(self, key: str, name: str, text: str) -> None:
-        """Take a word for a setting."""
+        """Set the setting `key` to the word `text` of option `name`, or add a note if the word is not allowed."""
         try:
             self.context[key] = _KINDS[key].typed(text)
         except ValueError:
             self.refuse(name, text)
 
     def take_layers(self, name: str, text: str) -> None:
-        """Take `-ngl`: a number, "auto" or "all"; numbers below 0 mean the same words."""
+        """Set the number of GPU layers from option `-ngl`: a number, "auto" or "all".
+
+        -1 is "auto", smaller numbers are "all".
+        """
         number = {"auto": -1, "all": -2}.get(text, whole_number(text))
         if number is None:
             self.refuse(name, text)
@@ -113,7 +128,7 @@ class ForeignOptions:
             self.load = replace(self.load, n_gpu_layers=layers)
 
     def take_main(self, name: str, text: str) -> None:
-        """Take the index of the main device."""
+        """Set the index of the main device to the number `text` of option `name`; add a note if it is no number."""
         number = whole_number(text)
         if number is None:
             self.refuse(name, text)
@@ -122,7 +137,7 @@ class ForeignOptions:
 
 
 def whole_number(text: str) -> int | None:
-    """Return the whole number that `text` is; None for anything else, or beyond 32 bits."""
+    """Parse `text` as a decimal whole number; None if it is anything else, or has more than 32 bits with sign."""
     digits = text.strip().removeprefix("-")
     if not digits.isascii() or not digits.isdigit() or len(digits) > 10:
         return None
@@ -131,7 +146,7 @@ def whole_number(text: str) -> int | None:
 
 
 def real_number(text: str) -> float | None:
-    """Return the finite number that `text` is; None for anything else."""
+    """Parse `text` as a finite number; None if it is anything else."""
     try:
         number = float(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Reads commands and files of other programs, and makes layouts of them for a model on a rig."""
+"""Import of commands and files of other programs: parsing, and translation into a layout for a model on a rig."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from engine.planning.layout.split_modes import count_unlisted_layers
 from engine.planning.settings.context_settings import ContextSettings
 
 MAX_TEXT = 1 << 18
-"""Characters of a command or file. A longer one is something else, such as a model."""
+"""Most characters of a command or file. A longer text is something else, such as a model."""
 Source = Literal["command", "llama-swap", "ollama"]
 SOURCES: tuple[Source, ...] = get_args(Source)
 _YAML = re.compile(r"^\s*(?:models|macros|cmd|healthCheckTimeout)\s*:", re.MULTILINE)
@@ -37,7 +37,12 @@ _PART_HEAD = re.compile(r"\^blk\\\.(?:\\d\+|\(([0-9|]{1,4000})\))\\\.", re.ASCII
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """A layout with its settings. `projector`, `adapters`: files that were named, unread. `notes`: sentences."""
+    """A layout with settings, made from options of another program.
+
+    `projector`, `adapters`: paths as written; the files have not been read. The scale follows each adapter's path.
+    `projector_device`: device id; None if it is chosen automatically.
+    `notes`: sentences for the user on what was left out or assumed.
+    """
 
     layout: Layout
     context: ContextSettings
@@ -48,12 +53,13 @@ class Imported:
 
 
 def read_foreign(text: str, source: Source | None = None, name: str | None = None) -> ForeignLoad:
-    """Return what a text of another program says of a load.
+    """Return the options of a load in a command or file of another program.
 
-    `source`: what the text is; None: by its looks. `name`: the model of a llama-swap configuration that has several.
+    `source`: kind of the text; None to detect it.
+    `name`: model to use of a llama-swap configuration with several models.
 
     Raises:
-        LayoutError: the text cannot be read.
+        LayoutError: the text cannot be parsed.
     """
     if len(text) > MAX_TEXT:
         raise LayoutError(
@@ -73,7 +79,7 @@ def read_foreign(text: str, source: Source | None = None, name: str | None = Non
 
 
 def model_names(text: str) -> tuple[str, ...]:
-    """Return the models of a llama-swap configuration with several; empty for any other text."""
+    """Return the model names of a llama-swap configuration with several models; empty for any other text."""
     if len(text) > MAX_TEXT or not text.strip() or _source_of(text) != "llama-swap":
         return ()
     names = tuple(swap_commands(text))
@@ -87,12 +93,15 @@ def _source_of(text: str) -> Source:
 
 
 def arrange(load: ForeignLoad, model: ModelFile, rig: Rig) -> Imported:
-    """Return the layout with which `load` would place `model` on the devices of `rig`."""
+    """Return the layout in which the options `load` place `model` on the devices of `rig`."""
     return _Arranger(load, model, rig).run()
 
 
 class _Arranger:
-    """Makes a layout of a `ForeignLoad`, with llama.cpp's arithmetic. `notes` collects the sentences."""
+    """Makes a layout from a `ForeignLoad`, with llama.cpp's arithmetic.
+
+    `notes`: sentences for the user, added on the way.
+    """
 
     def __init__(self, load: ForeignLoad, model: ModelFile, rig: Rig) -> None:
         self._load = load
@@ -104,14 +113,14 @@ class _Arranger:
         self.notes = list(load.notes)
 
     def run(self) -> Imported:
-        """Return the layout, the settings and the sentences."""
+        """Return the layout with settings and notes."""
         load = self._load
         layout = self._with_overrides(self._layout())
         device = self._projector_device()
         if self._missing:
             self.notes.append(
                 tr(
-                    "Not among the devices here: {names}. The layout names them, and can be loaded where they are.",
+                    "The layout uses devices that are not here: {names}. It can be loaded on a computer that has them.",
                     names=", ".join(dict.fromkeys(self._missing)),
                 )
             )
@@ -138,7 +147,7 @@ class _Arranger:
         return replace(layout, split_mode="none") if alone else layout
 
     def _offloaded(self, has_devices: bool) -> int:
-        """Return how many layers, counted from the output layer, are on devices."""
+        """Return the number of layers on devices, counted from the output layer towards the front."""
         asked = self._load.n_gpu_layers
         if asked is None and has_devices:
             self.notes.append(
@@ -151,7 +160,7 @@ class _Arranger:
         return self._positions if asked is None else min(max(0, asked), self._positions)
 
     def _listed(self) -> list[tuple[str, float]]:
-        """Return the entries of the device list with their shares."""
+        """Return (device id, share) for each entry of llama.cpp's device list."""
         load = self._load
         ids = self._names.defaults() if load.devices is None else tuple(map(self._device, load.devices))
         shares = dict(enumerate(load.shares))
@@ -189,7 +198,7 @@ class _Arranger:
         return [(listed[index][0], 1.0)]
 
     def _homes(self, listed: Sequence[tuple[str, float]], offloaded: int) -> list[str]:
-        """Return the device of each position, with llama.cpp's own float32 arithmetic (`load_tensors`)."""
+        """Return the device id of each layer, the output layer last, in float32 as in llama.cpp (`load_tensors`)."""
         sums = list(accumulate((float32(share) for _, share in listed), lambda a, b: float32(a + b)))
         bounds = [float32(total / sums[-1]) for total in sums]
         places = (bisect_right(bounds, float32(index / offloaded)) for index in range(offloaded))
@@ -197,7 +206,10 @@ class _Arranger:
         return [CPU_ID] * (self._positions - offloaded) + homes
 
     def _split(self, listed: Sequence[tuple[str, float]], offloaded: int) -> Layout | None:
-        """Return a layout that splits layers inside; None if a device is there twice, which mode layer can have."""
+        """Return a layout in mode tensor or row.
+
+        None if a device is listed twice, which is possible in mode layer only.
+        """
         members = [(device, share) for device, share in listed if share > 0]
         if len({device for device, _ in members}) < len(members):
             self.notes.append(tr("A device is listed twice, which only split mode layer can have."))
@@ -219,7 +231,10 @@ class _Arranger:
         )
 
     def _device(self, name: str) -> str:
-        """Return the id for a name of `-dev`; empty for one that cannot be an id."""
+        """Return the device id for a name in option `-dev`; empty for a name that cannot be a device id.
+
+        A valid name that the rig does not have is used as id, because the layout may be for another computer.
+        """
         found = self._names.id_of_device(name)
         if found is not None:
             return found
@@ -277,7 +292,10 @@ class _Arranger:
 
 
 def _parts(pattern: str, device: str, n_layers: int) -> Iterator[Override]:
-    """Yield the override of a part whose pattern is exactly this one."""
+    """Yield an override of a part of layers if `pattern` is exactly the regex that this program makes for it.
+
+    Else nothing.
+    """
     head = _PART_HEAD.match(pattern)
     if head is None:
         return

@@ -1,7 +1,7 @@
-"""llama-swap's YAML: an entry for a plan, and the command in somebody's entry.
+"""Import and export of llama-swap's YAML configuration.
 
-Untrusted: the text is bounded, and YAML is read with the safe loader after its nodes are counted. Nested aliases would
-otherwise double with each level (`<<: [*a, *a]`).
+Imported text is untrusted. Its size is limited, and its YAML nodes are counted before it is loaded with the safe
+loader, because nested aliases (`<<: [*a, *a]`) double with each level.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MAX_PASSES = 4
 
 
 def export_swap(plan: Plan) -> Exported:
-    """Return an entry for llama-swap's `config.yaml`. Raises as `Plan.parameters`."""
+    """Return the plan as an entry for llama-swap's `config.yaml`. Raises as `Plan.parameters` does."""
     command = server_command(plan)
     lines = shell_lines((("--port", "${PORT}"), *command.groups))
     # shlex quotes the dollar sign, and llama-swap replaces the macro before it splits the words.
@@ -50,12 +50,12 @@ def _quoted(text: str) -> str:
 
 
 def swap_commands(text: str) -> dict[str, tuple[str, tuple[str, ...]]]:
-    """Return command and environment of each model of a configuration, or of the one entry that `text` is.
+    """Return (command, environment) of each model in a configuration or in a single entry, by model name.
 
-    The entry of a text without `models` is named "".
+    The name is "" for a single entry that is not below `models`.
 
     Raises:
-        LayoutError: it is no YAML, too large, or no configuration of llama-swap.
+        LayoutError: the text is not YAML, too large, or no configuration of llama-swap.
     """
     said = _read(text)
     if not isinstance(said, dict):
@@ -78,10 +78,10 @@ def swap_commands(text: str) -> dict[str, tuple[str, tuple[str, ...]]]:
 def choose_command(
     commands: Mapping[str, tuple[str, tuple[str, ...]]], name: str | None
 ) -> tuple[str, tuple[str, ...]]:
-    """Return the command of the model called `name`; without a name, that of the only model.
+    """Return the command of the model called `name`; if `name` is None, that of the only model.
 
     Raises:
-        LayoutError: there is none of this name, or several without a name.
+        LayoutError: there is no model of this name, or there are several and `name` is None.
     """
     if name is None and len(commands) == 1:
         return next(iter(commands.values()))
@@ -100,7 +100,10 @@ def _command(entry: Mapping[object, object], macros: Mapping[str, str]) -> tuple
 
 
 def _expanded(text: str, macros: Mapping[str, str]) -> str:
-    """Return `text` with its macros. llama-swap gives ${PORT}; unknown macros stay."""
+    """Return `text` with its macros expanded.
+
+    Unknown macros such as ${PORT}, which llama-swap sets itself, are unchanged.
+    """
     # A macro may name others; passes and length are bounded, because they may name each other.
     for _ in range(_MAX_PASSES):
         known = [match for match in _MACRO.finditer(text) if match[1] in macros]
@@ -114,7 +117,7 @@ def _expanded(text: str, macros: Mapping[str, str]) -> str:
 
 
 def _pairs(said: object) -> dict[str, str]:
-    """Return macros: a mapping, or a list of mappings."""
+    """Return the macros by name from `said`, a mapping or a list of mappings; anything else is ignored."""
     mappings = said if isinstance(said, list) else [said]
     return {
         str(name): str(value)
@@ -140,7 +143,7 @@ def _read(text: str) -> object:
 
 
 def _check_events(events: Iterator[yaml.Event]) -> None:
-    """Raise `LayoutError` for a document that has too many nodes, levels or aliases."""
+    """Raise `LayoutError` if a YAML document has too many nodes, levels or aliases."""
     import yaml
 
     depth = aliases = 0

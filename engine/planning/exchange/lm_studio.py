@@ -1,4 +1,4 @@
-"""A plan as the load configuration of LM Studio (`LLMLoadModelConfig` of its SDK for Python and TypeScript)."""
+"""Export of a plan as a load configuration of LM Studio (`LLMLoadModelConfig` of its SDK for Python and TypeScript)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CACHE_TYPES = ("f32", "f16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 
 
 def export_lm_studio(plan: Plan) -> Exported:
-    """Return the configuration as JSON. Raises as `Plan.parameters`."""
+    """Return the plan as LM Studio's load configuration in JSON. Raises as `Plan.parameters` does."""
     used = plan.settings
     positions = plan.model.n_layers + 1
     offloaded = offloaded_layers(plan)

@@ -1,4 +1,4 @@
-"""Ollama's Modelfile: one for a plan, and somebody's Modelfile as options of a load."""
+"""Import and export of ollama's Modelfile."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_LINES = 20_000
 
 
 def export_modelfile(plan: Plan) -> Exported:
-    """Return a Modelfile. Raises as `Plan.parameters`."""
+    """Return the plan as a Modelfile of ollama. Raises as `Plan.parameters` does."""
     used = plan.settings
     files = plan.edit.side_files
     # num_ctx is the context of one request: ollama multiplies it by OLLAMA_NUM_PARALLEL.
@@ -43,7 +43,7 @@ def _path(path: str) -> str:
 
 
 def _server_notes(plan: Plan) -> Iterator[str]:
-    """Yield what is a setting of ollama's server and not of the model."""
+    """Yield sentences on settings that apply to ollama's whole server, not to one model."""
     used = plan.settings
     variables = {"OLLAMA_NUM_PARALLEL": str(used.n_seq_max)}
     if used.flash_attn != "auto":
@@ -86,10 +86,10 @@ def _settings_notes(plan: Plan) -> Iterator[str]:
 
 
 def read_modelfile(text: str) -> ForeignLoad:
-    """Return what a Modelfile says of a load.
+    """Return the options of a load in a Modelfile.
 
     Raises:
-        LayoutError: it has no FROM, or too many lines.
+        LayoutError: there is no FROM instruction, or there are too many lines.
     """
     options = ForeignOptions(PROGRAM)
     options.context["n_seq_max"] = 1
@@ -124,7 +124,7 @@ def read_modelfile(text: str) -> ForeignLoad:
 
 
 def _take(options: ForeignOptions, key: str, value: str) -> bool:
-    """Take a parameter; return False if a layout has no such thing."""
+    """Add a PARAMETER of a Modelfile to `options`; return False if it has no effect on a layout or its settings."""
     if key == "num_ctx":
         options.take_count("n_ctx", key, value)
     elif key == "num_batch":
@@ -147,7 +147,10 @@ def _take(options: ForeignOptions, key: str, value: str) -> bool:
 
 
 def _instructions(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the first word, in small letters, and the rest of each instruction; a text in three quotes has lines."""
+    """Yield (instruction in lower case, rest of the line) for each instruction of a Modelfile.
+
+    Further lines of a text in triple quotes are skipped.
+    """
     lines = iter(text.splitlines()[: MAX_LINES + 1])
     for count, line in enumerate(lines):
         if count >= MAX_LINES:

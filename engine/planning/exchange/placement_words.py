@@ -1,7 +1,7 @@
 """A plan's layout as options of llama.cpp's programs: `-dev`, `-ngl`, `-ts` and `-ot`.
 
-llama.cpp itself takes the CPU as an entry of the device list; its programs refuse it (`parse_device_list`). Layers of
-such a run go to the device before it, and `-ot` keeps their weights on the CPU.
+llama.cpp's library accepts the CPU as an entry of the device list, but its programs refuse it (`parse_device_list`).
+So layers of a CPU run in between are counted for the device before it, and `-ot` puts their weights on the CPU.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from engine.planning.plan.plan import Plan
 EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
 """`LLM_FFN_EXPS_REGEX` of llama.cpp: the weights of `--cpu-moe`."""
 MAX_SPLIT = 15
-"""Most numbers that `-ts` takes: less than `llama_max_devices`."""
+"""Most numbers that option `-ts` accepts: one less than `llama_max_devices`."""
 _OUTPUT = r"^(output|output_norm|token_embd)\."
 # A repeated group takes exponential time with `std::regex`; a comma or an equals sign ends the pattern of `-ot`.
 _UNSAFE = re.compile(r"[,=\x00-\x1f]|\)[*+{]")
@@ -30,7 +30,13 @@ _UNSAFE = re.compile(r"[,=\x00-\x1f]|\)[*+{]")
 
 @dataclass(frozen=True, slots=True)
 class PlacementWords:
-    """`devices` and `counts`: entries of `-dev` and `-ts`, by our ids. `options`: groups of words for the overrides."""
+    """A plan's layout as values for options of llama.cpp's programs.
+
+    `devices`: device ids for `-dev`.
+    `counts`: numbers for `-ts`: layers of each device, or its share in modes tensor and row.
+    `overrides`: for `-ot`, or words of another option that has the same effect.
+    `notes`: sentences for the user on differences from the plan.
+    """
 
     devices: tuple[str, ...]
     counts: tuple[float, ...]
@@ -42,7 +48,7 @@ class PlacementWords:
 
 
 def placement_words(plan: Plan) -> PlacementWords:
-    """Return the options of a plan's layout. Raises as `Plan.parameters`."""
+    """Return a plan's layout as values for options of llama.cpp's programs. Raises as `Plan.parameters` does."""
     parameters = plan.parameters
     overrides = tuple(_overrides(plan))
     if parameters.split_mode in ("tensor", "row"):
@@ -73,7 +79,7 @@ def placement_words(plan: Plan) -> PlacementWords:
 def _without_cpu(
     parameters: EngineParameters, model: ModelFile
 ) -> tuple[list[tuple[str, float]], list[tuple[str, str]]]:
-    """Return the entries without the CPU, and (pattern, note) for each run that would be on it."""
+    """Return (device id, layer count) of entries without the CPU, and (regex, note) for weights to keep on the CPU."""
     listed = list(zip(parameters.devices, parameters.tensor_split, strict=False))
     first = next((device for device, _ in listed if device != CPU_ID), None)
     if first is None:
@@ -96,7 +102,10 @@ def _without_cpu(
 
 
 def _moved(first: int, last: int, output: int, base: str) -> Iterator[tuple[str, str]]:
-    """Yield the patterns that keep positions `first` to `last` on the CPU although their device is `base`."""
+    """Yield (regex, note) for layers `first` to `last`, which count for `base` but keep their weights on the CPU.
+
+    `output`: position of the output layer.
+    """
     blocks = range(first, min(last + 1, output))
     if blocks:
         yield (
@@ -126,7 +135,7 @@ def _capital(text: str) -> str:
 
 
 def _overrides(plan: Plan) -> Iterator[TensorOverride | tuple[str, ...]]:
-    """Yield the overrides in order: a pattern and a device, or the words of an option that says the same."""
+    """Yield the plan's overrides in order, as regex and device id, or as words of another option for the same."""
     names = [tensor.name for tensor in plan.model.tensors]
     for override, found in zip(plan.edit.layout.overrides, plan.parameters.overrides, strict=True):
         option = _experts_option(override, found.pattern, names)
@@ -139,7 +148,10 @@ def _overrides(plan: Plan) -> Iterator[TensorOverride | tuple[str, ...]]:
 
 
 def _experts_option(override: Override, pattern: str, names: list[str]) -> tuple[str, ...]:
-    """Return `--cpu-moe` or `--n-cpu-moe` if it moves the same weights of this model."""
+    """Return option `--cpu-moe` or `--n-cpu-moe` if it moves exactly the weights of this override; else nothing.
+
+    `pattern`: regex of the override. `names`: names of all tensors.
+    """
     if override.part != "experts" or override.device != CPU_ID:
         return ()
     layers = override.layers

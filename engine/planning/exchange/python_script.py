@@ -1,8 +1,8 @@
-"""A plan as a Python script for llama-cpp-python.
+"""Export of a plan as a Python script for llama-cpp-python.
 
-The binding's `Llama` takes no device list and sets fields of its own. The script therefore puts the plan's values into
-`llama_model_params` and `llama_context_params` at the moment in which `Llama` hands them to llama.cpp. Everything can
-be said in this way: the CPU between devices, and a device twice.
+The binding's class `Llama` has no argument for a device list, and sets some fields itself. So the script sets the
+plan's values in `llama_model_params` and `llama_context_params` at the moment when `Llama` passes them to llama.cpp.
+In this way every layout is possible, even with the CPU between devices or with a device used twice.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ENGINE = "llama-cpp-python 0.3.36"
 _TYPES = {
     "f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "iq4_nl": 20, "bf16": 30,
 }  # fmt: skip
-"""`enum ggml_type`; the binding does not name all of them."""
+"""Values of `enum ggml_type` by KV cache type. The binding does not have names for all of them."""
 _FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
 _SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
 _LOAD_MODES = {"auto": -1, "none": 0, "mmap": 1, "mlock": 2, "mmap_mlock": 3, "direct_io": 4}
@@ -178,7 +178,7 @@ if __name__ == "__main__":
 
 
 def export_python(plan: Plan) -> Exported:
-    """Return the script. Raises as `Plan.parameters`."""
+    """Return the plan as a Python script for llama-cpp-python. Raises as `Plan.parameters` does."""
     used, parameters, files = plan.settings, plan.parameters, plan.edit.side_files
     overrides = parameters.overrides
     several = parameters.split_mode == "layer" and len(parameters.devices) > 1

@@ -1,4 +1,4 @@
-"""A plan as a command of llama.cpp's server."""
+"""Export of a plan as a command of llama-server."""
 
 from __future__ import annotations
 
@@ -31,7 +31,12 @@ LOAD_MODE_WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class ServerCommand:
-    """`groups`: an option with its value each, without the program. `environment`: variables of the process."""
+    """A command of llama-server.
+
+    `groups`: words of each option with its value; the program's name is not included.
+    `environment`: (name, value) of variables of the process.
+    `notes`: sentences for the user on differences from the plan.
+    """
 
     groups: tuple[tuple[str, ...], ...]
     environment: tuple[tuple[str, str], ...]
@@ -39,19 +44,19 @@ class ServerCommand:
 
 
 def export_server(plan: Plan) -> Exported:
-    """Return the command for a POSIX shell. Raises as `Plan.parameters`."""
+    """Return the plan as a llama-server command for a POSIX shell. Raises as `Plan.parameters` does."""
     command = server_command(plan)
     setting = "".join(f"{name}={shlex.quote(value)} " for name, value in command.environment)
     return Exported(f"{setting}{shell_lines(command.groups)}\n", command.notes, "llama-server.sh")
 
 
 def shell_lines(groups: tuple[tuple[str, ...], ...]) -> str:
-    """Return the command with an option on each line."""
+    """Return the llama-server command for a POSIX shell, with one option on each line."""
     return " \\\n  ".join((PROGRAM, *map(shlex.join, groups)))
 
 
 def server_command(plan: Plan) -> ServerCommand:
-    """Return the options with which llama-server loads as the plan does. Raises as `Plan.parameters`."""
+    """Return the options with which llama-server loads a model as the plan does. Raises as `Plan.parameters` does."""
     words = placement_words(plan)
     projector = plan.resolved.projector_device if plan.edit.side_files.projector is not None else CPU_ID
     devices = (*words.devices, *(each.device for each in words.overrides if isinstance(each, TensorOverride)))
@@ -135,14 +140,14 @@ def _side_files(plan: Plan, names: DeviceNames) -> tuple[list[tuple[str, ...]], 
 
 
 def csv_field(text: str) -> str:
-    """Return `text` as a field of a list with commas (`parse_csv_row`)."""
+    """Return `text` quoted as a field of a comma-separated list, as llama.cpp's `parse_csv_row` parses it."""
     line = io.StringIO()
     csv.writer(line, lineterminator="").writerow([text])
     return line.getvalue()
 
 
 def number_text(value: float) -> str:
-    """Return the shortest text that is read as the same number."""
+    """Return the shortest text that is parsed as the same number."""
     text = f"{value:g}"
     return text if float(text) == value else repr(value)
 
@@ -167,7 +172,10 @@ def _split(words: PlacementWords) -> Iterator[str]:
 
 
 def device_notes(plan: Plan, used: tuple[str, ...]) -> Iterator[str]:
-    """Yield what differs there about the devices of these ids: names, tunnels, workers that may be gone."""
+    """Yield sentences on devices that another program may not find: other names, tunnels, RPC workers of this program.
+
+    `used`: ids of the devices that the command uses.
+    """
     devices = [device for device in plan.rig.devices if device.id in used]
     for device_id in foreign_names(plan.rig, used):
         yield tr(

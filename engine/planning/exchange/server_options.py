@@ -1,6 +1,7 @@
-"""Reads a command of llama-server, llama-cli and their relatives. Untrusted: words and their length are bounded.
+"""Parser for commands of llama-server, llama-cli and related programs of llama.cpp.
 
-Options and defaults are those of llama.cpp's `common/arg.cpp`. `--no-mmap`, `--mlock` and others are of older versions.
+Options and defaults are those of llama.cpp's `common/arg.cpp`; `--no-mmap`, `--mlock` and others are of older versions.
+The text is untrusted, so number and length of words are limited.
 """
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ _DENSE = r"\.ffn_(up|down|gate)\."
 _ROPE = re.compile(r"--(rope|yarn)-")
 _DRAFT = re.compile(r"--(spec|draft|model-draft|mtp|dflash|eagle3)|-md$|.*-draft$|-[a-z]+d$")
 _SERVER_SLOTS = 4
-"""Slots of llama-server without --parallel, which then share one KV cache."""
+"""Number of slots that llama-server has by default if `--parallel` is not given; they then share one KV cache."""
 
 
 def read_command(text: str, environment: Sequence[str] = ()) -> ForeignLoad:
-    """Return what a command says of a load. `environment`: `NAME=VALUE` of its process.
+    """Return the options of a load in a command. `environment`: further variables of its process, as "NAME=VALUE".
 
     Raises:
-        LayoutError: it is no command: quotes that do not end, no options, too many words.
+        LayoutError: it is no command of llama.cpp: unclosed quotes, none of its options, or too many words.
     """
     words = _words(text)
     variables = [*environment, *_variables(words)]
@@ -87,7 +88,10 @@ def _variables(words: list[str]) -> Iterator[str]:
 
 
 def _program(words: list[str]) -> tuple[str, list[str]]:
-    """Return the name of the program and the words after it; a line of options only is one for the server."""
+    """Return the program's name and the words after it.
+
+    If the text begins with an option, the program is llama-server.
+    """
     for index, word in enumerate(words):
         if word.startswith("-") and not index:
             break
@@ -99,7 +103,7 @@ def _program(words: list[str]) -> tuple[str, list[str]]:
 
 
 class _Reader:
-    """Goes through the words. `n_known`: how many options were known."""
+    """Goes through the words of a command and adds each option to `options`. `n_known`: number of known options."""
 
     def __init__(self, options: ForeignOptions) -> None:
         self.options = options
@@ -143,7 +147,7 @@ class _Reader:
                 self._leave_out(name, value)
 
     def done(self) -> ForeignLoad:
-        """Return the load, with the program's own defaults and the sentences on what was left out."""
+        """Return the collected options, with the program's own defaults and notes on options that were left out."""
         options = self.options
         if options.load.program == SERVER and "n_seq_max" not in options.context:
             options.context.update(n_seq_max=_SERVER_SLOTS, kv_unified=True)
@@ -294,7 +298,7 @@ class _Reader:
             self.options.context["load_mode"] = ours
 
     def fit(self, _name: str, _value: str) -> None:
-        """Nothing: what `--fit` changes are options that were not given, and each of them has its sentence."""
+        """Ignore option `--fit`. It only changes options that were not given, and each of these has its own note."""
 
     def projector(self, _name: str, value: str) -> None:
         self.options.load = replace(self.options.load, projector=value)
@@ -347,7 +351,10 @@ def _is_value(word: str) -> bool:
 
 
 def _fields(text: str) -> list[str]:
-    """Return the fields of a list with commas (`parse_csv_row`)."""
+    """Return the fields of a comma-separated list, as llama.cpp's `parse_csv_row` parses it.
+
+    Empty if it cannot be parsed.
+    """
     try:
         return next(csv.reader([text]), [])
     except csv.Error:
@@ -439,4 +446,4 @@ _OTHER_OPTIONS = """
     --slot-prompt-similarity -sps -h --help --version
 """
 _OTHERS = frozenset(_OTHER_OPTIONS.split())
-"""Options that have no bearing on the layout: the server, the conversation, sampling, logs."""
+"""Names of options that do not affect the layout: for the server, chat, sampling and logs."""

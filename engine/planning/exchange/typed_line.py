@@ -1,6 +1,6 @@
-"""A line that people type or paste to place a model: shares such as `3,1,2`, or options of llama.cpp's programs.
+"""Parser for a line that a user types to change a layout: shares such as `3,1,2`, or options of llama.cpp's programs.
 
-Unlike a whole command, a line says only what is to change. What it does not name stays as it is.
+Unlike a whole command, the line changes only what it contains; the rest of the layout and settings stays as it is.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SHARES = re.compile(r"[\d.,/:;\s]+", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Typed:
-    """The layout and the settings after a line. `notes`: sentences on what was left out."""
+    """Layout and settings after a typed line was applied. `notes`: sentences for the user on what was left out."""
 
     layout: Layout
     context: ContextSettings
@@ -39,10 +39,10 @@ class Typed:
 
 
 def take_line(text: str, layout: Layout, context: ContextSettings, model: ModelFile, rig: Rig) -> Typed:
-    """Return `layout` and `context` changed as a typed line says.
+    """Return `layout` and `context` with the changes of the typed line `text`.
 
     Raises:
-        LayoutError: the line names nothing that can be taken, or a pattern of nothing or of every tensor.
+        LayoutError: the line has no usable option, or a regex that matches no tensor or all tensors.
     """
     if len(text) > MAX_TEXT:
         raise LayoutError(
@@ -65,7 +65,10 @@ def take_line(text: str, layout: Layout, context: ContextSettings, model: ModelF
 
 
 def arrange_here(load: ForeignLoad, model: ModelFile, rig: Rig, ids: tuple[str, ...] | None = None) -> Layout:
-    """Return the layout that `load` asks for on devices of `rig`; without `ids` and `-dev` on all of them, in order."""
+    """Return the layout for the options `load` on devices of `rig`.
+
+    `ids`: device ids to use if `load` has no `-dev`; None for all devices in order.
+    """
     listed = ids if ids is not None else tuple(device.id for device in rig.devices if device.kind != "accel")
     servers = used_servers(rig, listed)
     names = DeviceNames(rig, servers)
@@ -78,7 +81,7 @@ def arrange_here(load: ForeignLoad, model: ModelFile, rig: Rig, ids: tuple[str, 
 
 @cache
 def _usual() -> ForeignLoad:
-    """Return what a command says that changes nothing: its settings and notes are not those of the line."""
+    """Return the options of a command that changes nothing, to tell default settings and notes from typed ones."""
     return read_command("-ngl 0")
 
 
@@ -95,7 +98,10 @@ def _shares(text: str) -> tuple[float, ...]:
 
 
 def _divided(shares: tuple[float, ...], layout: Layout, model: ModelFile, rig: Rig) -> Layout:
-    """Return the layout divided by shares, in the order of the devices; in modes tensor and row inside the layers."""
+    """Return the layout divided by shares, in the order of the devices.
+
+    In modes tensor and row each layer is divided.
+    """
     ids = tuple(device.id for device in rig.devices if device.kind != "accel")
     if len(shares) > len(ids):
         raise LayoutError(

@@ -1,7 +1,7 @@
-"""Overhead of loads on each device: measured bytes beyond the forecast, saved between runs for the next forecast.
+"""Memory that loads took on each device beyond llama.cpp's buffers ("overhead"), saved for later forecasts.
 
-Pure values and one small file. A device is identified by its backend and its bus address or endpoint, because its id
-may change.
+All values are pure, with one small file. A device is identified by its backend and its bus address or endpoint,
+because its id may change.
 """
 
 from __future__ import annotations
@@ -22,33 +22,35 @@ from engine.planning.plan.report import DeviceRow
 
 VERSION = 1
 KEPT_LOADS = 5
-"""Differences that are saved for a device. Their median counts, so that a single odd load does not matter."""
+"""Number of loads saved for each device. The median of their overheads counts, so a single odd load has no effect."""
 KEPT_DEVICES = 64
 MAX_FILE_BYTES = 1 << 16
 MAX_OVERHEAD_BYTES = 2 * GIB
-"""Largest accepted overhead. A process takes some hundred MiB; a larger difference is an error of the forecast."""
+"""Largest overhead that is saved. A process takes some hundred MiB; a larger difference is an error of the forecast."""
 MAX_COMPUTING_BYTES = 8 * GIB
-"""Largest accepted need while computing: a larger one tells of memory that another program took meanwhile."""
+"""Largest need while computing that is saved. With a larger one, another program has probably allocated memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Overhead in bytes of the last loads on each device. The device of the latest load is the last one.
+    """Overhead and needs that earlier loads had on each device.
 
-    `computing`: what models needed beyond their forecast while they computed, the latest last.
+    `overheads`: bytes beyond llama.cpp's buffers in the last loads, by device key; the device loaded last is at the
+    end.
+    `computing`: needs of models that ran out of memory while they computed, latest last.
     """
 
     overheads: Mapping[str, tuple[int, ...]]
     computing: tuple[ComputingNeed, ...] = ()
 
     def overhead_bytes(self, device: Device) -> int | None:
-        """Return the overhead of a load on `device` in bytes, None if it is not known yet."""
+        """Return the median overhead of the last loads on `device` in bytes; None if there were none."""
         measured = self.overheads.get(device_key(device))
         # The higher of two middle values: too much overhead costs some room, too little a failed load.
         return median_high(measured) if measured else None
 
     def apply(self, rig: Rig) -> Rig:
-        """Return `rig` with the known overhead of its devices."""
+        """Return `rig` with the saved overhead and needs set on each device."""
 
         def corrected(device: Device) -> Device:
             overhead_bytes, key = self.overhead_bytes(device), device_key(device)
@@ -62,14 +64,15 @@ class Calibration:
     def with_load(
         self, rig: Rig, forecast: Sequence[DeviceRow], measured: Sequence[DeviceRow], grown_bytes: Mapping[str, int]
     ) -> Calibration:
-        """Return the calibration after a load.
+        """Return the calibration with the overhead of one more load.
 
-        For workers and the host, the engine's own numbers count. A card without a driver reading, or with a constant
-        one (Vulkan without VK_EXT_memory_budget), is left out: the engine reports its buffers, which contain no
-        overhead. If less is used than forecast, the overhead is 0. A difference above `MAX_OVERHEAD_BYTES` is an error
-        of the forecast and is left out.
+        RPC workers and the host use `measured`. Other devices need a driver that reports memory. If there is none, or
+        its value is constant (Vulkan without VK_EXT_memory_budget), the device is left out, because llama.cpp's numbers
+        contain no overhead. If less memory is used than forecast, the overhead is 0. Differences above
+        `MAX_OVERHEAD_BYTES` are errors of the forecast and are left out.
 
-        `grown_bytes`: growth of the memory in use during the load, by device, for devices whose driver reports it.
+        `forecast`: rows before the load; `measured`: rows as llama.cpp reported them after it.
+        `grown_bytes`: growth of used memory during the load as reported by the driver, by device id.
         """
         # The warm-up takes what comes while it answers, but for what comes as the context fills.
         # A forecast without a probe has no compute buffer of the projector, so that the measured one counts.
@@ -93,7 +96,11 @@ class Calibration:
         return replace(self, overheads=dict(list(overheads.items())[-KEPT_DEVICES:]))
 
     def with_need(self, need: ComputingNeed) -> Calibration:
-        """Return the calibration after a model ran out of memory while it computed."""
+        """Return the calibration after a model ran out of memory while it computed.
+
+        An earlier need with the same device, model and settings is replaced. The calibration is unchanged if the bytes
+        of `need` are not plausible.
+        """
         if not 0 < need.overhead_bytes <= MAX_COMPUTING_BYTES:
             return self
         others = (each for each in self.computing if not (need.covers(each) and each.covers(need)))
@@ -104,9 +111,9 @@ NO_CALIBRATION = Calibration({})
 
 
 def computing_need(plan: Plan, device_id: str) -> ComputingNeed | None:
-    """Return what `plan` needs on a device at least, after memory ran out there while it computed.
+    """Return the least bytes beyond the buffers that `plan` needs on a device where memory ran out while it computed.
 
-    Of the free memory all that the forecast left besides the buffers was not enough. None if that is not known.
+    The overhead must be more than the free memory that the forecast left beside the buffers. None if that is unknown.
     """
     device = plan.rig.device(device_id)
     row = next((row for row in plan.forecast if row.id == device_id), None)

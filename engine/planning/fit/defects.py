@@ -1,4 +1,7 @@
-"""Defects of the forecast: the estimate and the engine differ by more than the tolerance. A log line reproduces it."""
+"""Detects wrong forecasts: the estimate and llama.cpp's numbers differ by more than the tolerance.
+
+A log line has what is needed to reproduce such a case.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +17,19 @@ from engine.planning.plan.report import DeviceRow
 
 TOLERANCE = 0.03
 TOLERANCE_BYTES = 8 * MIB
-"""Allowed difference of an estimate on a device; the larger of the two counts."""
+"""Allowed difference between estimate and llama.cpp in bytes, if it is more than the share `TOLERANCE`."""
 MAX_NUMBERS = 256
-"""Longer arrays of hyper-parameters are cut. Arrays have a value for each layer, and no known model has more."""
+"""Most elements of an array of hyper-parameters in the log line.
+
+Arrays have one value per layer; no known model has more.
+"""
 
 
 def disagreements(estimated: Sequence[DeviceRow], told: Sequence[DeviceRow]) -> tuple[str, ...]:
-    """Return the devices whose need differs too much, without overhead, which the engine does not report.
+    """Return the ids of devices for which estimate and llama.cpp differ by more than the tolerance.
 
-    The projector's compute buffer is left out: it is never estimated.
+    `estimated`: rows of the estimate; `told`: rows with llama.cpp's numbers. Overhead is not compared, because
+    llama.cpp does not report it; nor is the projector's compute buffer, because it is never estimated.
     """
     expected = {row.id: row for row in estimated}
     return tuple(
@@ -31,7 +38,10 @@ def disagreements(estimated: Sequence[DeviceRow], told: Sequence[DeviceRow]) -> 
 
 
 def defect_text(plan: Plan, estimated: Sequence[DeviceRow], told: Sequence[DeviceRow], engine: str) -> str:
-    """Return one line of JSON to reproduce the defect. It contains no names of files, folders or computers."""
+    """Return one line of JSON for the log, with what is needed to reproduce a wrong forecast.
+
+    It contains no names of files, folders or computers. `engine`: version of the engine.
+    """
     model = plan.model
     tensors: dict[str, int] = {}
     for tensor in model.tensors:

@@ -1,4 +1,4 @@
-"""Experts placed by number or as many as fit, and what that changes: bytes on devices and predicted speed."""
+"""Moves of experts between devices and the CPU, by number or as many as fit, with their effect on memory and speed."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ from engine.planning.speed.work import Work
 
 @dataclass(frozen=True, slots=True)
 class ExpertOutcome:
-    """A placing of experts. `n_layers`: layers whose experts move. `moved_bytes`: their experts.
+    """A layout with experts on other devices, compared with the layout before.
 
-    `before`, `after`: predicted speeds; None if a layout does not fit, or its speed cannot be predicted.
+    `n_layers`: number of layers whose experts move.
+    `moved_bytes`: bytes of these experts.
+    `before`, `after`: predicted speeds; None if a layout does not fit, or if its speed cannot be predicted.
     """
 
     layout: Layout
@@ -32,7 +34,7 @@ class ExpertOutcome:
 
 
 def layers_with_experts(plan: Plan) -> tuple[int, ...]:
-    """Return the layers that have experts."""
+    """Return the indices of the layers that have experts."""
     return tuple(block.index for block in plan.model.blocks if block.expert_bytes)
 
 
@@ -42,9 +44,9 @@ def all_to_cpu(plan: Plan) -> Layout:
 
 
 def back_as_fit(plan: Plan) -> Layout:
-    """Return the layout with as many experts back from the CPU on the devices of their layers as fit, last ones first.
+    """Return the layout with as many experts as fit moved from the CPU to the devices of their layers.
 
-    The last layers come first, as strategy experts leaves them: the CPU then has one range.
+    Experts of the last layers move first, so that those on the CPU remain one range, as with strategy experts.
     """
     layout = plan.edit.layout
     limits = {
@@ -74,7 +76,9 @@ def back_as_fit(plan: Plan) -> Layout:
 
 
 def by_count(plan: Plan, device: str, count: int, speeds: Speeds) -> Layout:
-    """Return the layout with the experts of `count` layers on a device, filled from the end that is predicted faster.
+    """Return the layout with the experts of `count` layers on a device.
+
+    They are filled from the first or from the last layer, whichever is predicted to be faster.
 
     Raises:
         LayoutError: fewer layers have experts, or the experts cannot leave the CPU.
@@ -92,7 +96,7 @@ def by_count(plan: Plan, device: str, count: int, speeds: Speeds) -> Layout:
 
 
 def outcome(plan: Plan, layout: Layout, speeds: Speeds) -> ExpertOutcome:
-    """Return what changes if `layout` takes the place of the plan's."""
+    """Return what changes if `layout` replaces the layout of `plan`."""
     now, work, changed = plan.edit.layout, Work(plan.model), plan.with_layout(layout)
     moved = [
         layer

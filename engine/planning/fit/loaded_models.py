@@ -1,4 +1,4 @@
-"""Several loaded models as values: free memory beside them, the choice of models to unload, and memory that returns.
+"""Models that are loaded at the same time, as values: free memory beside them, models to unload, and keep-alive times.
 
 Times are in seconds of one monotonic clock; the caller passes them in.
 """
@@ -21,12 +21,13 @@ AFTER_THE_ANSWER_S = 0.0
 
 @dataclass(frozen=True, slots=True)
 class HeldModel:
-    """A loaded model.
+    """A loaded model and the memory that it holds.
 
-    `held_bytes`: memory that it holds on each device. `endpoints`: RPC workers that it uses.
-    `keep_alive_s`: time that it may be idle. With `AFTER_THE_ANSWER_S` it is unloaded right after its next answer.
-    `idle_since_s`: end of its last request; None while it is busy.
-    `has_answered`: its last work was an answer.
+    `held_bytes`: bytes by device id.
+    `endpoints`: RPC workers that it uses.
+    `keep_alive_s`: idle seconds after which it is unloaded; `AFTER_THE_ANSWER_S` for directly after its next answer.
+    `idle_since_s`: time at which its last request ended; None while it is busy.
+    `has_answered`: whether its last work was an answer.
     """
 
     key: FileIdentity
@@ -43,37 +44,45 @@ class HeldModel:
 
     @property
     def expires_s(self) -> float:
-        """Time at which it is to be unloaded; infinite if it is not."""
+        """Time at which the model is to be unloaded; infinite if it stays loaded."""
         if self.idle_since_s is None or (self.keep_alive_s == AFTER_THE_ANSWER_S and not self.has_answered):
             return inf
         return self.idle_since_s + self.keep_alive_s
 
     def holding(self, held_bytes: Mapping[str, int], endpoints: frozenset[str]) -> HeldModel:
-        """Return the model with these devices and workers."""
+        """Return the model with new values of `held_bytes` and `endpoints`."""
         return replace(self, held_bytes=held_bytes, endpoints=endpoints)
 
     def busy(self) -> HeldModel:
-        """Return the model at the start of an answer or a load. While it is busy, its keep-alive does not run."""
+        """Return the model in the state busy, in which it is not unloaded.
+
+        Called at the start of an answer or a load.
+        """
         return replace(self, idle_since_s=None)
 
     def idle(self, now_s: float, *, answered: bool) -> HeldModel:
-        """Return the model at the end of its work: its keep-alive starts again. `answered`: the work was an answer."""
+        """Return the model in the state idle, with its keep-alive time started.
+
+        Called at the end of an answer or a load.
+
+        `answered`: whether the work was an answer.
+        """
         return replace(self, idle_since_s=now_s, has_answered=answered)
 
     def kept_alive(self, keep_alive_s: float, now_s: float) -> HeldModel:
-        """Return the model with another keep-alive, which counts from now."""
+        """Return the model with another keep-alive time, which starts now."""
         # Counted from now, or a shorter keep-alive could unload the model at once.
         idle_since_s = None if self.is_busy else now_s
         return replace(self, keep_alive_s=keep_alive_s, idle_since_s=idle_since_s, has_answered=False)
 
 
 def expired(models: Iterable[HeldModel], now_s: float) -> tuple[HeldModel, ...]:
-    """Return the idle models whose keep-alive is over."""
+    """Return the idle models whose keep-alive time has passed."""
     return tuple(model for model in models if model.expires_s <= now_s)
 
 
 def next_expiry_s(models: Iterable[HeldModel]) -> float | None:
-    """Return the time at which the first keep-alive ends, None if none does."""
+    """Return the time at which the first model is to be unloaded; None if none is to be."""
     first_s = min((model.expires_s for model in models), default=inf)
     return None if first_s == inf else first_s
 
@@ -81,10 +90,13 @@ def next_expiry_s(models: Iterable[HeldModel]) -> float | None:
 def choose_victims(
     models: Sequence[HeldModel], is_enough: Callable[[Sequence[HeldModel]], bool]
 ) -> tuple[HeldModel, ...] | None:
-    """Return the models to unload so that `is_enough` holds for them; None if all of them are not enough.
+    """Return the models to unload so that there is enough memory; None if unloading all is not enough.
 
-    Busy models are chosen only if all idle ones are not enough, and then as few as possible. Otherwise the fewest
-    models are chosen; of choices of one size the one with the shortest keep-alives, then with the longest idle models.
+    Busy models are only chosen if unloading all idle ones is not enough, and then as few as possible. Otherwise the
+    fewest models are chosen. Among choices of one size, those with the shortest keep-alive times win, then the longest
+    idle ones.
+
+    `is_enough`: returns whether there is enough memory after the given models were unloaded.
     """
     ordered = sorted(models, key=_eviction_order)
     idle = [model for model in ordered if not model.is_busy]
@@ -103,7 +115,10 @@ def _fewest(
     also: Sequence[HeldModel],
     is_enough: Callable[[Sequence[HeldModel]], bool],
 ) -> tuple[HeldModel, ...]:
-    """Return the first of the smallest choices that are enough together with `also`. All `models` must be enough."""
+    """Return the smallest choice of `models` for which `is_enough` is true together with `also`.
+
+    `is_enough` must be true for all `models` together with `also`.
+    """
     # Few models are loaded at a time, so all combinations can be tried. The smallest come first.
     choices = (choice for count in range(len(models)) for choice in combinations(models, count))
     return next((choice for choice in choices if is_enough((*choice, *also))), tuple(models))
@@ -115,9 +130,9 @@ def _eviction_order(model: HeldModel) -> tuple[float, float, str]:
 
 
 def held_bytes(loaded: LoadedLayout, checkpoint_bytes: int = 0) -> dict[str, int]:
-    """Return the bytes that a load holds on each device that it uses. On the CPU they include `checkpoint_bytes`.
+    """Return the bytes that a load holds on each device that it uses, by device id.
 
-    The engine does not report the overhead of its process, so that is taken from the forecast.
+    Overhead is that of the forecast, because llama.cpp does not report it. `checkpoint_bytes` are added for the CPU.
     """
     besides = {row.id: row.overhead_bytes + row.answering_bytes for row in loaded.forecast}
     held = {
@@ -139,14 +154,16 @@ def rig_beside(
     leaving: Collection[HeldModel] = (),
     seen_bytes: Mapping[str, int] | None = None,
 ) -> Rig:
-    """Return `rig` as the next load finds it, with `models` loaded and those of them in `leaving` unloaded.
+    """Return `rig` with the free memory that the next load will find after the models in `leaving` were unloaded.
 
-    The free memory of a device is at most its total (or cap) less the bytes of the staying models, whatever it reports.
-    The bytes of leaving models count as free. A worker that a staying model uses has nothing free, because it serves
-    one client at a time.
+    A device has at most its total memory (or cap) less the bytes of the models that stay, whatever it reports. Bytes of
+    leaving models count as free. An RPC worker that a staying model uses has nothing free, because it serves one client
+    at a time.
 
-    `rig`: the devices with the free memory that they report while all of `models` are loaded.
-    `seen_bytes`: bytes that our processes hold on a device according to its driver; no more than this comes back.
+    `rig`: devices with the free memory that they report while all of `models` are loaded.
+    `models`: all loaded models, including those in `leaving`.
+    `seen_bytes`: bytes that this program's processes hold on a device according to its driver; no more than this is
+    added.
     """
     gone = {model.key for model in leaving}
     staying = [model for model in models if model.key not in gone]
@@ -180,7 +197,7 @@ def _device_beside(device: Device, staying: _Others, returned_bytes: int) -> Dev
 
 
 def rows_fit(rows: Iterable[DeviceRow], rig: Rig) -> bool:
-    """Return whether the needs of `rows` and the margins are free in `rig`. A row without needs always fits."""
+    """Return whether each device of `rig` has its row's need and margin available. A row without needs always fits."""
     devices = {device.id: device for device in rig.all_devices}
     return all(
         row.need_bytes + devices[row.id].margin_bytes <= devices[row.id].available_bytes
@@ -191,19 +208,27 @@ def rows_fit(rows: Iterable[DeviceRow], rig: Rig) -> bool:
 
 RECOVERED_SHARE = 0.75
 LIMIT_S = 5.0
-"""Longest wait for memory to return, in seconds. Another program may have taken it."""
+"""Longest wait in seconds until an unloaded model's memory is free. Another program may have allocated it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """A wait for the memory of an unloaded model: free bytes before the unload, and bytes that the model held."""
+    """A wait until the memory of an unloaded model is free again.
+
+    `began_s`: time of the unload.
+    `free_before_bytes`: free bytes before the unload, by id of the devices that are waited for.
+    `held_bytes`: bytes that the model held, by device id.
+    """
 
     began_s: float
     free_before_bytes: Mapping[str, int]
     held_bytes: Mapping[str, int]
 
     def is_over(self, free_bytes: Mapping[str, int], now_s: float) -> bool:
-        """Return whether more than `RECOVERED_SHARE` is free again on every device, or `LIMIT_S` has passed."""
+        """Return whether the wait is over: enough memory is free on every device, or `LIMIT_S` seconds have passed.
+
+        Enough is `RECOVERED_SHARE` of the bytes that the model held. `free_bytes`: free bytes by device id, at `now_s`.
+        """
         # Drivers free memory some time after the process has ended. A load that starts too early would fail for no
         # reason.
         if now_s - self.began_s >= LIMIT_S:
@@ -215,17 +240,18 @@ class Recovery:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """The devices that are waited for."""
+        """Ids of the devices whose memory is waited for."""
         return tuple(self.free_before_bytes)
 
 
 def begin_recovery(
     rig: Rig, free_bytes: Mapping[str, int], held_bytes: Mapping[str, int], now_s: float
 ) -> Recovery | None:
-    """Return the wait for the memory of a model that holds `held_bytes`; None if no device needs one.
+    """Return a wait for the memory of a model that is about to be unloaded; None if no device needs a wait.
 
-    The CPU, integrated devices and Metal share the host's memory, which is free as soon as the process has ended.
-    `free_bytes`: live readings. A device without a reading is not waited for.
+    The CPU, integrated devices and Metal use the host's memory, which is free as soon as the process has ended.
+    `free_bytes`: free bytes by device id as reported now. Devices that do not report it are not waited for.
+    `held_bytes`: bytes that the model holds, by device id.
     """
     before = {
         device.id: free_bytes[device.id]

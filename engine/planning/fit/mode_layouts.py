@@ -1,5 +1,7 @@
-"""The edited layout in another split mode, as far as that needs a forecast: the choice of the single device for mode
-none, and the removal of overrides that a mode does not allow."""
+"""Changes of a layout's split mode that need a memory forecast.
+
+For mode none the single device is chosen. Overrides that a mode does not allow are removed.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,17 @@ from engine.planning.speed.speeds import NO_MEASUREMENTS, Speeds
 from engine.planning.speed.work import Work
 
 _ABOUT_AS_SHORT = 1.1
-"""Of devices that are all too small, those that lack at most this many times as much as the least short one count as
-equal, and the fastest of them is taken. Free memory of equal cards differs by what the desktop holds."""
+"""Factor within which devices that are all too small count as equally short; the fastest of them is chosen.
+
+The free memory of equal cards differs by the memory that the desktop uses.
+"""
 
 
 def layout_in_split_mode(plan: Plan, mode: SplitMode, speeds: Speeds = NO_MEASUREMENTS) -> Layout:
-    """Return the layout of `plan` in another split mode; mode none puts it on the device that suits it best."""
+    """Return the layout of `plan` in another split mode.
+
+    For mode none, the best device for the whole model is chosen.
+    """
     layout = plan.edit.layout
     if mode != "none" or mode == layout.split_mode:
         return layout_in_mode(layout, mode, plan.rig)
@@ -29,7 +36,10 @@ def layout_in_split_mode(plan: Plan, mode: SplitMode, speeds: Speeds = NO_MEASUR
 
 
 def _on_one_device(plan: Plan, speeds: Speeds) -> Layout:
-    """Return the whole model on the fastest device that holds it; if none does, on a fast one that is least short."""
+    """Return a layout with the whole model on the fastest device with enough memory.
+
+    If no device has enough, it is a fast one among those that lack the least memory.
+    """
     # Devices of kind accel, such as BLAS, compute in host memory and hold no layers.
     devices = [device for device in plan.rig.devices if device.kind != "accel"] or [plan.rig.host]
     # What overrides take to the CPU may be why one device is enough. What they take to another device is over.
@@ -57,9 +67,11 @@ def _missing_bytes(plan: Plan) -> int:
 
 
 def without_refused_overrides(plan: Plan) -> Proposal | None:
-    """Return `plan` without the overrides that its split mode does not allow; None if it breaks no rule on overrides.
+    """Return a proposal to remove overrides that the plan's split mode does not allow.
 
-    Overrides to the CPU are kept if the split mode can have them. Other broken rules stay broken.
+    None if it breaks no rule on overrides.
+
+    Overrides to the CPU are kept if the split mode allows them. Other broken rules are not repaired.
     """
     if not any(each.rule == "split_override" for each in plan.violations):
         return None

@@ -1,7 +1,7 @@
-"""Needs: the memory that layouts of one plan take on each device, compared with limits.
+"""`Needs`: the memory that layouts of one plan need on each device, compared with limits.
 
-Strategies, steps back and proposals search among layouts with it. Every number comes from the estimate of a whole
-layout, because compute buffers depend on all of it.
+Strategies, steps back and proposals search among layouts with it. Each number is from the estimate of a whole layout,
+because compute buffers depend on all of it.
 """
 
 from __future__ import annotations
@@ -20,12 +20,15 @@ from engine.planning.plan.report import device_needs, shortfalls
 
 
 class Needs:
-    """Memory of layouts with the settings and side files of `plan`. Estimates are cached by layout.
+    """Memory of layouts with the settings and side files of `plan`, compared with limits.
 
-    `limits`: bytes that may be used of each device; a device without a limit is never short.
-    `as_asked`: estimate the settings as asked for. Otherwise open settings are decided for each layout, as in a load.
-    `watch`: counts the layouts that are estimated, and cancels.
-    `left`: number of layouts that may still be estimated; the caller looks at it and ends its search.
+    Estimates are cached by layout.
+
+    `limits`: usable bytes by device id; a device that is not included is never short.
+    `as_asked`: whether settings are estimated as the user set them. If False, settings on auto are decided for each
+    layout, as in a load.
+    `watch`: counts the layouts that are estimated, and can cancel.
+    `left`: number of layouts that may still be estimated. The caller checks it and ends its search.
     """
 
     def __init__(
@@ -40,21 +43,21 @@ class Needs:
         self._known: dict[Layout, Mapping[str, DeviceMemory]] = {}
 
     def within(self, limits: Mapping[str, int]) -> Needs:
-        """Return needs with other limits that share the cached estimates."""
+        """Return an object with other limits that shares the cached estimates with this one."""
         other = Needs(self._plan, limits, as_asked=self._as_asked, watch=self._watch)
         # What a layout needs does not depend on the limits.
         other._plans, other._known = self._plans, self._known
         return other
 
     def plan(self, layout: Layout) -> Plan:
-        """Return the plan of `layout`."""
+        """Return the plan with `layout` in place of its own layout; plans are cached."""
         found = self._plans.get(layout)
         if found is None:
             found = self._plans[layout] = self._plan.with_layout(layout)
         return found
 
     def of(self, layout: Layout) -> Mapping[str, DeviceMemory]:
-        """Return the memory of `layout` on each device.
+        """Return the memory of `layout` by device id.
 
         Raises:
             CancelledError: the search was cancelled by the watch.
@@ -72,16 +75,19 @@ class Needs:
         return found
 
     def estimate_as_asked(self, layout: Layout, side_files: SideFiles) -> tuple[MemoryEstimate, str]:
-        """Return the estimate of `layout` with `side_files`, and the projector's device."""
+        """Return the memory estimate of `layout` with `side_files`, and the device id of the projector.
+
+        Settings are used as the user set them.
+        """
         memory, rig, context = self._plan.memory, self._plan.rig, self._plan.edit.context
         return estimate_beside(memory, rig, layout, context, side_files, memory.estimate(layout, context, rig))
 
     def short(self, layout: Layout) -> dict[str, int]:
-        """Return the devices on which `layout` takes more than their limit, and how many bytes more."""
+        """Return the bytes by which `layout` exceeds the limit, by id of the devices where it does."""
         return shortfalls(self.of(layout), self.limits)
 
     def is_short(self, layout: Layout, devices: Collection[str]) -> bool:
-        """Return whether one of these devices is short."""
+        """Return whether `layout` exceeds the limit of at least one of these devices."""
         # Weights and caches alone often show it, and are much quicker to estimate than compute buffers. That is only
         # possible for settings as asked for: decisions need the whole estimate.
         if self._as_asked and layout not in self._known:
@@ -92,19 +98,25 @@ class Needs:
         return not self.short(layout).keys().isdisjoint(devices)
 
     def room(self, layout: Layout) -> dict[str, int]:
-        """Return the bytes that `layout` leaves of each limit; negative if the device is short."""
+        """Return the bytes that `layout` leaves of each limit, by device id; negative if it exceeds the limit."""
         needs = self.of(layout)
         return {name: limit - needs[name].need_bytes for name, limit in self.limits.items()}
 
 
 def first_number(low: int, high: int, holds: Callable[[int], bool]) -> int:
-    """Return the first number from `low` to `high` for which `holds`, by bisection; `high` if there is none below."""
+    """Return the least number from `low` to `high` for which `holds` is true, by bisection; `high` is not tested.
+
+    `holds` must be monotonic: false up to some number and true from there on.
+    """
     # Valid only if `holds` is monotonic: once true, it stays true for all larger numbers.
     return low + bisect_left(range(low, high), x=True, key=holds)
 
 
 def largest_number(high: int, holds: Callable[[int], bool], guess: int) -> int:
-    """Return the largest number up to `high` for which `holds`, 0 if there is none."""
+    """Return the largest number from 1 to `high` for which `holds` is true; 0 if there is none.
+
+    `holds` must be monotonic: true up to some number and false from there on. `guess`: number that is tested first.
+    """
     # Steps double away from `guess` until the answer is enclosed, then it is bisected: each call of `holds` may be an
     # estimate of milliseconds, and the guess is usually right or off by one.
     low, step = 0, 1

@@ -1,4 +1,4 @@
-"""A proposal: one change after which a load is forecast to fit, how much it gives up, and how much speed it costs."""
+"""A proposal: one change of a plan after which it is forecast to fit, with its disadvantages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ProposalKind = Literal[
     "layout", "layers", "shares", "experts", "pipeline", "ubatch", "unload", "cache", "context", "cache_and_context"
 ]
 ALL_KINDS: tuple[ProposalKind, ...] = get_args(ProposalKind)
-"""All kinds. The last one is only proposed if there is no other."""
+"""All kinds of proposals. The last one is only offered if there is no other proposal."""
 _GIVEN_UP: Mapping[ProposalKind, int] = {
     "layout": 0,
     "layers": 1,
@@ -30,24 +30,25 @@ _GIVEN_UP: Mapping[ProposalKind, int] = {
     "context": 4,
     "cache_and_context": 5,
 }
-"""How much of the request a kind of change gives up, in order.
+"""Rank of each kind of change by its disadvantage for the user.
 
-0 and 1: only placement and speed change. 2: another model is unloaded. 3: answers get less exact. 4 and 5: the context
-gets shorter.
+0 and 1: only placement and speed change. 2: another model is unloaded. 3: answers become less exact. 4 and 5: the
+context becomes shorter.
 """
 _SAME_SPEED = 0.97
-"""Ratio of speeds above which they count as equal: predictions are not more exact."""
+"""Ratio of speeds above which they count as equal, because predictions are not more exact."""
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A change of an edit that is forecast to fit.
+    """One change of an edit after which the model is forecast to fit.
 
-    `text`: the change in one sentence. `edit`: the edit after it. `detail`: difference in memory of each device, in
-        words.
+    `text`: sentence that describes the change.
+    `edit`: the edit after the change.
+    `detail`: changes of memory on each device, as a phrase.
     `rows`: memory of each device after the change; `grade`: how these numbers are known.
-    `unload`: key of a loaded model that has to be unloaded first; None if there is none.
-    `speed`: predicted tokens per second of an answer, as a share of those of the plan as asked for.
+    `unload`: key of a loaded model that must be unloaded first; None if there is none.
+    `speed`: predicted tokens per second after the change, divided by those of the original plan.
     """
 
     text: str
@@ -61,30 +62,33 @@ class Proposal:
 
     @property
     def words(self) -> str:
-        """Changes in memory and speed, and the grade of the numbers, on one line."""
+        """One line for the user: changes of memory and speed, and how the numbers are known."""
         return " · ".join(filter(None, (self.detail, _speed_words(self.speed), grade_words(self.grade))))
 
 
 def by_what_they_keep(proposals: Sequence[Proposal]) -> tuple[Proposal, ...]:
-    """Return proposals in the order in which they are shown: by how much they give up, then the fastest first."""
+    """Return proposals without duplicates, ordered by the disadvantage of their kind, then fastest first."""
     ordered = sorted(proposals, key=lambda each: (_GIVEN_UP[each.kind], -round(each.speed, 2)))
     return without_duplicates(ordered)
 
 
 def kinds_by_what_they_keep() -> tuple[tuple[ProposalKind, ...], ...]:
-    """Return the kinds in groups that give up equally much, least first."""
+    """Return the kinds of proposals grouped by their disadvantage for the user, least first."""
     ranks = sorted(set(_GIVEN_UP.values()))
     return tuple(tuple(kind for kind in ALL_KINDS if _GIVEN_UP[kind] == rank) for rank in ranks)
 
 
 def without_duplicates(proposals: Sequence[Proposal]) -> tuple[Proposal, ...]:
-    """Return the first proposal for each edit: the layout of the automatic search may be that of a single move."""
+    """Return the proposals without those whose edit and model to unload are the same as in an earlier one.
+
+    The layout of the automatic search may be that of a single move.
+    """
     first = {(each.edit, each.unload): each for each in reversed(proposals)}
     return tuple(each for each in proposals if first[each.edit, each.unload] is each)
 
 
 def changes_in_words(before: Sequence[DeviceRow], after: Sequence[DeviceRow]) -> str:
-    """Return the devices whose need changes, such as "RPC0 310 MiB less, CPU 312 MiB more", relieved ones first."""
+    """Return the changes of memory, such as "RPC0 310 MiB less, CPU 312 MiB more"; the largest decrease comes first."""
     changes = [(new.id, new.need_bytes - old.need_bytes) for old, new in zip(before, after, strict=True)]
     changes = sorted((change for change in changes if change[1]), key=lambda change: change[1])
     return ", ".join(
@@ -94,7 +98,7 @@ def changes_in_words(before: Sequence[DeviceRow], after: Sequence[DeviceRow]) ->
 
 
 def less_words(device: str, size_bytes: int) -> str:
-    """Return "RPC0 310 MiB less"."""
+    """Return a phrase such as "RPC0 310 MiB less"."""
     return tr("{device} {size} less", device=device, size=format_bytes(size_bytes))
 
 

@@ -1,4 +1,4 @@
-"""Proposals: changes after which a load that ran out of memory is forecast to fit, those that give up least first."""
+"""Search for proposals: changes of a plan that ran out of memory, after which it is forecast to fit."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def propose(
 ) -> tuple[Proposal, ...]:
     """Return at most `MAX_PROPOSALS` changes of `plan` that are forecast to fit, without duplicates.
 
-    There is one change of each kind, in the order of `by_what_they_keep`. Pinned layers stay, and devices that are off
-    get nothing. The result is empty if the forecast is incomplete or the layout breaks a rule.
+    There is at most one change of each kind, in the order of `by_what_they_keep`. Pinned layers stay on their device,
+    and disabled devices get nothing. The result is empty if the forecast is incomplete or the layout breaks a rule.
 
-    `missing`: bytes by which each device was short in the failed load. Every proposal takes at least as many off the
-        device, whatever was forecast.
-    `kinds`: kinds of changes to look for. `constraints.watch`: cancels the automatic search; the other kinds are still
-        proposed.
+    `missing`: bytes by which each device was short in the failed load. Each proposal reduces the device's need by at
+    least as many, whatever was forecast.
+    `kinds`: kinds of changes to search for.
+    `constraints.watch`: can cancel the search for a layout; the other kinds are still searched.
     """
     search = _Search(plan, missing, constraints)
     if not missing or search.before.violations or search.before.report.probe_only is not None:
@@ -79,7 +79,7 @@ def propose(
 def propose_by_forecast(
     plan: Plan, constraints: Constraints = NO_CONSTRAINTS, kinds: Collection[ProposalKind] = ALL_KINDS
 ) -> tuple[Proposal, ...]:
-    """Return proposals for a plan that is forecast not to fit and was not loaded yet."""
+    """Return proposals for a plan that is forecast not to fit; the missing bytes are those of the forecast."""
     short = {row.id: row.shortfall_bytes for row in plan.forecast if row.is_short}
     return propose(plan, short, kinds, constraints)
 
@@ -87,7 +87,9 @@ def propose_by_forecast(
 def best_by_forecast(
     plan: Plan, constraints: Constraints = NO_CONSTRAINTS, kinds: Collection[ProposalKind] = ALL_KINDS
 ) -> Proposal | None:
-    """Return the first of these proposals, None if there is none. Kinds that give up more are not looked for.
+    """Return the best of the proposals for a plan that is forecast not to fit; None if there is none.
+
+    As soon as there is a proposal, kinds with a larger disadvantage are not searched.
 
     Raises:
         CancelledError: the search was cancelled by `constraints.watch`.
@@ -102,7 +104,10 @@ def best_by_forecast(
 
 
 class _Search:
-    """Searches changes for one load that does not fit. Each method returns the smallest change of one kind, or None."""
+    """Search for changes of one plan that does not fit.
+
+    Each method returns the smallest change of one kind, or None.
+    """
 
     def __init__(self, plan: Plan, missing: Mapping[str, int], constraints: Constraints) -> None:
         self._plan, self._missing, self._constraints = plan, missing, constraints
@@ -119,9 +124,9 @@ class _Search:
     # ------------------------------------------------------------------ kinds of change
 
     def found_layout(self) -> Proposal | None:
-        """Return the layout that strategy fewest finds within the memory that the devices turned out to have.
+        """Return the layout that strategy "fewest" finds with the memory that the devices had in the failed load.
 
-        None for modes tensor and row, in which strategies do not search.
+        None for modes tensor and row, which strategies do not support.
         """
         if self._layout.split_mode in ("tensor", "row"):
             return None
@@ -143,7 +148,7 @@ class _Search:
         return next(filter(None, proposals), None)
 
     def _rig_within_limits(self) -> Rig:
-        """Return the rig with margins so large that each device offers no more than it turned out to have."""
+        """Return the rig with margins that leave each device no more memory than it had in the failed load."""
 
         def limited(device: Device) -> Device:
             kept_bytes = device.available_bytes - self._limits[device.id]
@@ -152,7 +157,7 @@ class _Search:
         return Rig(tuple(map(limited, self._plan.rig.devices)), limited(self._plan.rig.host))
 
     def moved_layers(self) -> Proposal | None:
-        """Return the move of the fewest layers off a short device, to a neighbour or the device with most room."""
+        """Return the move of the fewest layers from a short device to a neighbour or to the device with most room."""
         if self._layout.split_mode not in ("layer", "none"):
             return None
         found = self._relief.moved_layers(self._layout, self._missing)
@@ -162,7 +167,10 @@ class _Search:
         return self._proposal("layers", self._move_words(move, count), move.after(self._layout, count))
 
     def _nearest(self) -> Proposal | None:
-        """Return the nearest layout that fits, which may take several moves, if more than one device is short."""
+        """Return the nearest layout that fits, for the case that no single move is enough.
+
+        It may differ by several moves.
+        """
         found = self._relief.nearest(self._layout)
         if found is None or found == self._layout:
             return None
@@ -177,7 +185,7 @@ class _Search:
         return tr("Move {what} from {device} to {target}", what=what, device=move.run.device, target=move.target)
 
     def _left_device(self) -> Proposal | None:
-        """Return the move of everything on a short device to another one, if no single run is large enough."""
+        """Return the move of everything on one short device to another one, if no single run is large enough."""
         for device in self._missing:
             found = self._relief.without(self._layout, device, self._missing)
             if found is not None:
@@ -188,7 +196,7 @@ class _Search:
         return None
 
     def shares(self) -> Proposal | None:
-        """Return other shares for mode tensor, with more layers on the CPU if the members have no room."""
+        """Return other shares for mode tensor; if the devices with shares have no room, more layers go to the CPU."""
         if self._layout.split_mode != "tensor":
             return None
         found = self._relief.changed_shares(self._layout)
@@ -199,7 +207,7 @@ class _Search:
         )
 
     def shorter_context(self) -> Proposal | None:
-        """Return the longest context that fits, in steps of `CONTEXT_STEP`."""
+        """Return the longest context that fits, in multiples of `CONTEXT_STEP` tokens."""
         context = self._longest_context(self._context)
         if context is None:
             return None
@@ -208,11 +216,11 @@ class _Search:
         )
 
     def smaller_cache(self) -> Proposal | None:
-        """Return the change to the largest of the small KV types that is enough."""
+        """Return the change to the largest of the small KV cache types that fits."""
         return next((found for each in smaller_caches(self._context) if (found := self._cache_proposal(each))), None)
 
     def smaller_cache_and_context(self) -> Proposal | None:
-        """Return the smallest KV type with the longest context that then fits, for loads that are short by far."""
+        """Return the smallest KV cache type with the longest context that then fits, if the plan lacks much memory."""
         # Backwards, so that the smallest cache comes first: it leaves the longest context.
         for cache in reversed(tuple(smaller_caches(self._context))):
             context = self._longest_context(cache)
@@ -239,14 +247,17 @@ class _Search:
         return self._proposal("experts", text, move.after(self._layout, count))
 
     def no_pipeline(self) -> Proposal | None:
-        """Return the plan without a pipeline and its copies; one device at a time then computes a long prompt."""
+        """Return the plan without pipeline parallelism and its copies.
+
+        Devices then compute a long prompt one after another.
+        """
         if self._context.pipeline == "off" or not any(row.pipeline_bytes for row in self.before.forecast):
             return None
         context = msgspec.structs.replace(self._context, pipeline="off")
         return self._proposal("pipeline", tr("Do without the copies for a pipeline"), context=context)
 
     def ubatch(self) -> Proposal | None:
-        """Return the largest smaller `n_ubatch` that is enough, halving it down to `MIN_UBATCH`."""
+        """Return the largest `n_ubatch` that fits, found by halving it down to `MIN_UBATCH`."""
         # Compute buffers grow about linearly with the micro batch, so halving finds a value near the limit in few
         # steps.
         n_ubatch = self._context.n_ubatch // 2
@@ -259,7 +270,7 @@ class _Search:
         return None
 
     def unloaded_model(self) -> Proposal | None:
-        """Return the unloading of another model of ours: the smallest one that holds enough on every short device."""
+        """Return a proposal to unload another model: the smallest one that holds enough on every short device."""
         rig = self._plan.rig
         held = {
             device: {each.key: each.size_bytes for each in found.holdings}
@@ -288,11 +299,14 @@ class _Search:
 
     @property
     def _n_ctx(self) -> int:
-        """The context in tokens, as decided if its length was left open."""
+        """The context length in tokens; if the user set it to auto, the decided one."""
         return self.before.settings.n_ctx
 
     def _longest_context(self, context: ContextSettings) -> ContextSettings | None:
-        """Return `context` with the longest length that is enough, in steps of `CONTEXT_STEP`; None if none is."""
+        """Return `context` with the longest context that fits, in multiples of `CONTEXT_STEP` tokens.
+
+        None if none fits.
+        """
 
         def shorter(steps: int) -> ContextSettings:
             return context.with_each(steps * CONTEXT_STEP)
@@ -315,7 +329,7 @@ class _Search:
         return self._plan.with_edit(replace(self._plan.edit, layout=layout, context=context))
 
     def _helps(self, plan: Plan) -> bool:
-        """Return whether `plan` breaks no rule and stays within the limits, which leave out the missing bytes."""
+        """Return whether `plan` breaks no rule and is within the limits; these exclude bytes missing in the load."""
         return not plan.violations and not shortfalls({row.id: row.memory for row in plan.forecast}, self._limits)
 
     def _proposal(
@@ -328,7 +342,7 @@ class _Search:
         return Proposal(text, plan.edit, words, kind, plan.forecast, speed=self._speed(plan))
 
     def _speed(self, plan: Plan) -> float:
-        """Return the predicted tokens per second of `plan` as a share of those of the plan as asked for."""
+        """Return the predicted tokens per second of `plan`, divided by those of the original plan."""
         if plan.edit.layout == self._layout:
             return 1.0  # Settings hardly change the prediction: it only knows the size of the cache.
         before_s, after_s = (
@@ -339,7 +353,7 @@ class _Search:
 
 
 def _length_words(context: ContextSettings) -> str:
-    """Return the context length of a request, such as "4096" or "4096 for each of 2 requests"."""
+    """Return the context length of a request as text, such as "4096" or "4096 for each of 2 requests"."""
     each = context.n_ctx_each
     return (
         str(each)
@@ -349,7 +363,7 @@ def _length_words(context: ContextSettings) -> str:
 
 
 def rig_without(rig: Rig, key: FileIdentity) -> Rig:
-    """Return `rig` after our other model with this key has been unloaded."""
+    """Return `rig` with the memory that the model with this key holds counted as free."""
 
     def freed(device: Device) -> Device:
         held_bytes = sum(each.size_bytes for each in device.holdings if each.key == key)
@@ -366,7 +380,10 @@ def rig_without(rig: Rig, key: FileIdentity) -> Rig:
 
 
 def smaller_caches(now: ContextSettings) -> Iterator[ContextSettings]:
-    """Yield settings with K and V in a smaller type, then with K alone. The rules may refuse a type of V."""
+    """Yield settings with K and V cache in a smaller type, then with K alone, for each of `_SMALL_TYPES`.
+
+    A yielded V type may still break a rule of llama.cpp.
+    """
     for kind in _SMALL_TYPES:
         key = kind if _bits(kind) < _bits(now.type_k) else now.type_k
         value = kind if _bits(kind) < _bits(now.type_v) else now.type_v
@@ -376,7 +393,7 @@ def smaller_caches(now: ContextSettings) -> Iterator[ContextSettings]:
 
 
 def cache_words(before: ContextSettings, after: ContextSettings) -> str:
-    """Return the change of cache types, such as "KV cache to q8_0" or "K cache to q8_0"."""
+    """Return the change of cache types as a phrase, such as "KV cache to q8_0" or "K cache to q8_0"."""
     if before.type_k != after.type_k and before.type_v != after.type_v:
         return tr("KV cache to {type_k}", type_k=after.type_k)
     return (

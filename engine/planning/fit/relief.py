@@ -1,7 +1,7 @@
-"""Relief: small changes of a layout that bring it within given limits.
+"""Search for small changes of a layout that bring it within memory limits.
 
-A step back changes the layout until it is within the limits; a proposal is one change that is enough. The split mode,
-pinned layers, the order of devices, overrides and unused devices stay as the user chose them.
+A step back (the next layout after a failed load) may combine several changes; a proposal is a single change. Split
+mode, pinned layers, order of devices, overrides and unused devices stay as the user chose them.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from engine.planning.layout.layout import Layout, Override, Run, single_device
 from engine.planning.plan.plan import Plan
 
 MAX_ESTIMATES = 160
-"""Layouts that may be estimated for one step back. The user waits for it."""
+"""Most layouts that are estimated for one step back. The user waits for it."""
 MAX_CHANGE_ESTIMATES = 32
-"""Layouts that may be estimated for one proposal. A failed load has several."""
+"""Most layouts that are estimated for one proposal. After a failed load there are several proposals."""
 
 _Step = Callable[[int], Layout | None]
-"""The layout after a number of layers has left a device; None if that is not possible."""
+"""Function from a number of layers to the layout after so many left a device; None if that is not possible."""
 _Taking = tuple[_Step, int]
-"""A step, and the largest number of layers it can move."""
+"""A step, and the largest number of layers that it can move."""
 
 
 # ---------------------------------------------------------------------- moves
@@ -36,14 +36,17 @@ _Taking = tuple[_Step, int]
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A move of layers from one end of a run to `target`. `from_end`: layers at the end of the run go first."""
+    """A move of layers from one end of a run (neighbouring layers on one device) to the device `target`.
+
+    `from_end`: whether layers at the end of the run move first; otherwise those at its start.
+    """
 
     run: Run
     target: str
     from_end: bool
 
     def layers(self, count: int) -> tuple[int, int]:
-        """Return the first and the last of `count` layers."""
+        """Return the first and the last layer of the `count` layers that move."""
         if self.from_end:
             return self.run.last - count + 1, self.run.last
         return self.run.first, self.run.first + count - 1
@@ -54,12 +57,13 @@ class Move:
 
 
 def moves_off(layout: Layout, devices: Collection[str], targets: Sequence[str]) -> list[Move]:
-    """Return the moves from both ends of every run of `devices` to every target, the best first.
+    """Return moves from both ends of each run on `devices` to each target, in the order in which they should be tried.
 
-    Moves to a neighbour come before all others. In each of the two groups moves to the CPU come last. Then these come
-    first: moves with fewer further device entries, to better targets, without the output layer, off longer runs.
+    Moves to a neighbouring run's device come first, then all others; in both groups moves to the CPU come last. After
+    that, moves are ordered by: fewer new entries in llama.cpp's device list, better targets, output layer not moved,
+    longer runs.
 
-    `targets`: devices that may get layers, the best first.
+    `targets`: ids of devices that may get layers, the best first.
     """
     moves: list[tuple[tuple[int, ...], Move]] = []
     runs = layout.runs
@@ -81,12 +85,12 @@ def moves_off(layout: Layout, devices: Collection[str], targets: Sequence[str]) 
 
 @dataclass(frozen=True, slots=True)
 class ExpertMove:
-    """A move of the experts at the end of a run to the CPU. Attention and KV cache stay."""
+    """A move of experts to the CPU, from the layers at the end of a run. Attention and KV cache stay."""
 
     run: Run
 
     def layers(self, count: int) -> tuple[int, int]:
-        """Return the first and the last of the `count` layers whose experts go first."""
+        """Return the first and the last layer of the `count` layers whose experts move."""
         return self.run.last - count + 1, self.run.last
 
     def after(self, layout: Layout, count: int) -> Layout:
@@ -96,13 +100,16 @@ class ExpertMove:
 
 
 def experts_off(layout: Layout, model: ModelFile, devices: Collection[str]) -> list[ExpertMove]:
-    """Return moves of experts of `devices` that no override has moved yet, the longest ranges of layers first."""
+    """Return moves of experts off `devices`, for experts that no override has moved yet.
+
+    Longest ranges of layers first.
+    """
     moves = [ExpertMove(run) for device in devices if device != CPU_ID for run in _expert_runs(layout, model, device)]
     return sorted(moves, key=lambda move: (-move.run.length, move.run.first))
 
 
 def _expert_runs(layout: Layout, model: ModelFile, device: str) -> Iterator[Run]:
-    """Yield ranges of layers of `device` whose experts are on it too."""
+    """Yield ranges of neighbouring layers on `device` whose experts are on it too."""
     here: list[int] = []
     # The empty name after the last layer ends the last range.
     for layer, where in enumerate((*layout.assignment(), "")):
@@ -119,9 +126,9 @@ def _has_experts(layout: Layout, model: ModelFile, layer: int) -> bool:
 
 
 def pushed_to_cpu(layout: Layout, device: str, count: int) -> Layout | None:
-    """Return `layout` with `count` layers fewer on the first run of `device` and as many more on the CPU at the front.
+    """Return `layout` with `count` layers fewer on the first run of `device` and as many more CPU layers at the front.
 
-    None if `device` has no run of so many layers.
+    Runs in between move towards the end by `count` layers. None if the run of `device` has fewer layers.
     """
     # Only CPU layers at the front can use op offload. So all runs before that of `device` move up by `count` layers.
     runs = layout.runs
@@ -143,7 +150,10 @@ _AnyMove = TypeVar("_AnyMove", Move, ExpertMove)
 
 
 class Relief:
-    """Searches layouts of `plan` within the limits of `needs`. Pinned layers stay; devices that are off get nothing."""
+    """Search for layouts of `plan` within the limits of `needs`.
+
+    Pinned layers stay on their device, and devices that `constraints` exclude get nothing.
+    """
 
     def __init__(self, plan: Plan, needs: Needs, constraints: Constraints = NO_CONSTRAINTS) -> None:
         self._plan, self.needs = plan, needs
@@ -156,7 +166,7 @@ class Relief:
         self._off = off | {device.id for device in plan.rig.devices if device.kind == "accel"}
 
     def is_allowed(self, layout: Layout) -> bool:
-        """Return whether `layout` breaks no rule of the engine and leaves pinned layers where they are."""
+        """Return whether `layout` breaks no rule of llama.cpp and has pinned layers and parts on their devices."""
         if any(layout.device_of(layer) != device for layer, device in self._pins.items()):
             return False
         if not all(pin.is_kept(layout) for pin in self._constraints.parts):
@@ -164,11 +174,11 @@ class Relief:
         return not self.needs.plan(layout).violations
 
     def goes(self, layout: Layout) -> bool:
-        """Return whether `layout` is allowed and no device is above its limit."""
+        """Return whether `layout` is allowed (`is_allowed`) and no device exceeds its limit."""
         return not self.needs.short(layout) and self.is_allowed(layout)
 
     def _targets(self, layout: Layout, avoid: Collection[str]) -> list[str]:
-        """Return the devices that may get layers, except `avoid`: the ones with the most room first, the CPU last."""
+        """Return the ids of the devices that may get layers, except `avoid`: most room first, the CPU last."""
         room = self.needs.room(layout)
         targets = [name for name in room if name not in avoid and name not in self._off]
         return sorted(targets, key=lambda name: (name == CPU_ID, -room[name]))
@@ -176,23 +186,29 @@ class Relief:
     # ------------------------------------------------------------------ one change that is enough
 
     def moved_layers(self, layout: Layout, devices: Collection[str]) -> tuple[Move, int] | None:
-        """Return the first move of layers off `devices` with which `layout` fits the limits, and the fewest layers.
+        """Return the first move of layers off `devices` after which `layout` fits the limits, with the fewest layers.
 
-        A neighbour takes them before others; see `moves_off`.
+        None if no single move is enough. `moves_off` has the order of the moves.
         """
         return self._enough_moved(layout, moves_off(layout, devices, self._targets(layout, devices)))
 
     def moved_experts(self, layout: Layout, devices: Collection[str]) -> tuple[ExpertMove, int] | None:
-        """Return the first move of experts to the CPU with which `layout` fits the limits, and the fewest layers."""
+        """Return the first move of experts to the CPU after which `layout` fits the limits, with the fewest layers.
+
+        None if no single move is enough.
+        """
         return self._enough_moved(layout, [] if CPU_ID in self._off else experts_off(layout, self._plan.model, devices))
 
     def changed_shares(self, layout: Layout) -> Layout | None:
-        """Return `layout` of mode tensor with other shares within the limits."""
+        """Return `layout`, of mode tensor, with other shares so that it fits the limits; None if no shares fit."""
         found = shares_within(layout, self.needs)
         return found if found is not None and self.is_allowed(found) else None
 
     def without(self, layout: Layout, device: str, avoid: Collection[str] = ()) -> tuple[str, Layout] | None:
-        """Return another device and `layout` with everything of `device` on it; None if no device has room for that."""
+        """Return another device, and `layout` with everything of `device` moved there.
+
+        None if no device has room for it.
+        """
         for target in self._targets(layout, {device, *avoid}):
             moved = layout.replace_device(device, target)
             if moved != layout and self.goes(moved):
@@ -200,7 +216,10 @@ class Relief:
         return None
 
     def _enough_moved(self, layout: Layout, moves: Sequence[_AnyMove]) -> tuple[_AnyMove, int] | None:
-        """Return the first of `moves` that is enough, and its fewest layers; None after `MAX_CHANGE_ESTIMATES`."""
+        """Return the first of `moves` after which `layout` fits the limits, and the fewest layers to move.
+
+        None if no move is enough, or after `MAX_CHANGE_ESTIMATES` estimates.
+        """
         if layout.split_mode not in ("layer", "none"):
             return None
         self.needs.left = MAX_CHANGE_ESTIMATES
@@ -224,14 +243,17 @@ class Relief:
         return None
 
     def _relieves(self, step: _Step, devices: Collection[str], count: int) -> bool:
-        """Return whether `devices` are within their limits after the step; other devices are not looked at."""
+        """Return whether `devices` are within their limits after `step` moved `count` layers.
+
+        Other devices are ignored.
+        """
         found = step(count)
         return found is None or not self.needs.is_short(found, devices)
 
     # ------------------------------------------------------------------ the nearest layout within limits
 
     def nearest(self, layout: Layout) -> Layout | None:
-        """Return the layout nearest to `layout` that was found within the limits, None if none was."""
+        """Return a layout within the limits that differs little from `layout`; None if none was found."""
         self.needs.left = MAX_ESTIMATES
         if layout.split_mode == "layer":
             return self._between_layers(layout)
@@ -242,7 +264,7 @@ class Relief:
         return None  # Mode row is not forecast, so no limit can be kept to.
 
     def on_cpu(self, layout: Layout) -> Layout:
-        """Return `layout` with everything on the CPU that is not pinned elsewhere."""
+        """Return `layout` with everything on the CPU, except layers and parts that are pinned to other devices."""
         found = single_device(layout.n_layers, CPU_ID)
         for layer, device in self._pins.items():
             found = found.assign(layer, device)
@@ -260,7 +282,10 @@ class Relief:
         return layout
 
     def _less_on(self, layout: Layout, device: str) -> Layout | None:
-        """Return `layout` after one step that relieves `device` as far as needed or possible; None if no step helps."""
+        """Return `layout` after one step that moves layers off `device`, as many as needed or possible.
+
+        None if no step reduces the device's need.
+        """
         # Other devices come first: layers on the CPU cost the most speed.
         needs, short = self.needs, self.needs.short(layout).keys()
         for steps in self._steps(layout, device):
@@ -278,7 +303,7 @@ class Relief:
         return self._all_off(layout, device)
 
     def _steps(self, layout: Layout, device: str) -> tuple[list[_Taking], list[_Taking]]:
-        """Return the steps that take layers off `device`: to other devices, and to the CPU."""
+        """Return the steps that move layers off `device`, in two lists: to other devices, and to the CPU."""
         room = self.needs.room(layout)
         targets = [name for name in self._targets(layout, (device,)) if room[name] > 0]
         to_devices: list[_Taking] = []
@@ -298,7 +323,10 @@ class Relief:
         return to_devices, to_cpu
 
     def _enough(self, step: _Step, most: int, device: str, short: Collection[str]) -> Layout | None:
-        """Return the step with the fewest layers that relieve `device`; fewer, if another device would become short."""
+        """Return the layout after `step` moved the fewest layers with which `device` is within its limit.
+
+        Fewer layers are moved if otherwise another device would exceed its limit; None if not even one layer can move.
+        """
 
         def fits_elsewhere(count: int) -> bool:
             found = step(count)

@@ -1,4 +1,4 @@
-"""Whether a model fits beside those that are loaded, and which of them have to go if it does not."""
+"""Check whether a model fits beside the loaded models, and the choice of the models to unload if it does not."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _Leaving = Sequence[HeldModel]
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """The models that stand in the way of a load.
+    """The loaded models that prevent another load.
 
-    `victims`: models to unload first; none if the load can begin.
-    `short`: bytes missing by device while they stay, as (device, bytes).
-    `still_short`: the same once they are unloaded.
-    `workers`: RPC workers of the layout that one of them uses.
+    `victims`: models to unload first; empty if the load can begin.
+    `short`: (device id, missing bytes) while they are loaded.
+    `still_short`: the same after they were unloaded.
+    `workers`: ids of RPC workers of the layout that loaded models use.
     """
 
     victims: tuple[HeldModel, ...] = ()
@@ -29,13 +29,13 @@ class Room:
 
 
 def find_room(rows: Sequence[DeviceRow], others: Sequence[HeldModel], rig_without: Callable[[_Leaving], Rig]) -> Room:
-    """Return the models to unload before a load with the needs of `rows`.
+    """Return the models to unload before a load that needs the memory of `rows`.
 
-    If unloading all of them is not enough, the models that hold memory on short devices are named: a forecast refuses
-    no load.
+    If unloading all of them is not enough, the result has all models that hold memory on short devices. The user may
+    load all the same, because a forecast may be wrong.
 
-    `others`: loaded models that the load does not replace. `rig_without`: returns the rig after some of them were
-        unloaded.
+    `others`: loaded models that the load does not replace.
+    `rig_without`: returns the rig with the free memory after the given models were unloaded.
     """
     beside = rig_without(())
     if rows_fit(rows, beside):

@@ -1,4 +1,4 @@
-"""Shares of split mode tensor with which every member is within its limit, with more CPU layers if necessary."""
+"""Search for shares of split mode tensor that fit into memory, with more layers on the CPU if necessary."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from engine.planning.layout.split_modes import with_shares
 
 _ROUNDS = 8
 _WHOLE = 1000
-"""Shares are whole numbers of thousandths. The parts that llama.cpp splits into are coarser."""
+"""Sum of the new shares, which are whole numbers. The parts into which llama.cpp splits a layer are coarser."""
 _SPARE = 0.98
-"""Part of a member's free room that is used: llama.cpp rounds slices to whole heads."""
+"""Share of a device's room that is used, because llama.cpp rounds slices to whole heads."""
 
 
 def shares_within(layout: Layout, needs: Needs) -> Layout | None:
-    """Return `layout`, of mode tensor, with the least changed shares that are within the limits of `needs`.
+    """Return `layout`, of mode tensor, with shares as little changed as possible that are within the limits of `needs`.
 
-    If there are none, as few further layers as possible go to the CPU. None if that does not help either.
+    If there are none, as few layers as possible are added to the CPU layers at the front. None if that does not help.
     """
     found = _balanced(layout, needs)
     low, high = leading_cpu_layers(layout) + 1, layout.n_layers - 1
@@ -32,7 +32,7 @@ def shares_within(layout: Layout, needs: Needs) -> Layout | None:
 
 
 def share_words(layout: Layout) -> str:
-    """Return the shares of mode tensor or row in per cent, and the layers on the CPU, in words."""
+    """Return the shares of mode tensor or row in per cent, and the layers on the CPU, as a phrase."""
     whole = sum(share for _, share in layout.tensor_split)
     shares = ", ".join(f"{device} {100 * share / whole:.3g} %" for device, share in layout.tensor_split if share)
     leading = leading_cpu_layers(layout)
@@ -67,7 +67,12 @@ def _balanced(layout: Layout, needs: Needs) -> Layout | None:
 def _shifted(
     layout: Layout, members: tuple[str, ...], room: Mapping[str, int], found: Mapping[str, int]
 ) -> Layout | None:
-    """Return `layout` with the excess of short members given to the others, in proportion to their room."""
+    """Return `layout` with shares moved from devices above their limit to the others, in proportion to their room.
+
+    `members`: ids of the devices with a share.
+    `room`: bytes left below each limit, negative if exceeded.
+    `found`: bytes that `layout` needs on each device. None if no device has room.
+    """
     given = {name: share for name, share in layout.tensor_split if name in members}
     whole = sum(given.values())
     # The share that a byte stands for, measured on each member: short members must lose enough of it.

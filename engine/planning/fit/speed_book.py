@@ -1,7 +1,7 @@
-"""Speeds that are saved between runs: measurements of devices and links, and the times of answers and prompts.
+"""Saved speeds: measurements of devices and links, and measured times of answers and prompts.
 
-Pure values and one small file. A device has the key of the calibration. All workers of this machine share one key,
-whatever their port.
+All values are pure, with one small file. Devices have the same key as in `calibration`, except that all RPC workers of
+this computer share one key, whatever their port.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from engine.planning.speed.speeds import LINKS, Link, Speeds
 
 VERSION = 1
 KEPT = 128
-"""Most devices that are saved."""
+"""Largest number of devices that are saved."""
 LOCAL_LATENCY_S = 20e-6
 MAX_FILE_BYTES = 1 << 18
 # Workers of this machine may have another port at every start, so the endpoint cannot identify them.
@@ -38,12 +38,14 @@ _WORKER_HERE = "RPC on this machine"
 
 
 class KeptDevice(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Measurements of one device.
+    """Saved speed measurements of one device.
 
-    `read_bytes_per_second`: speed of reading F16 weights. `by_type`: the same for other types of weights.
-    `round_trip_s`: latency of its link. `sent_bytes_per_second`: bandwidth of its link.
+    `read_bytes_per_second`: speed of reading F16 weights.
+    `by_type`: the same for other tensor types, by type name.
+    `round_trip_s`: latency of its link in seconds.
+    `sent_bytes_per_second`: throughput of its link.
     `op_s`: seconds of a computation that reads next to nothing; None if it was not measured.
-    `products`: weights times tokens per second in large batches, by type of weights.
+    `products`: number of weights times number of tokens per second in large batches, by type name.
     """
 
     read_bytes_per_second: float
@@ -56,14 +58,21 @@ class KeptDevice(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True)
 class SpeedBook:
-    """Measured devices by key, and the latest answers and prompts, the newest last."""
+    """All saved speeds.
+
+    `devices`: measurements by device key (`speed_key`).
+    `answers`, `prompts`: measured times of the latest answers and prompts, newest last.
+    """
 
     devices: Mapping[str, KeptDevice]
     answers: tuple[Answer, ...] = ()
     prompts: tuple[Answer, ...] = ()
 
     def speeds(self, rig: Rig, card_links: Mapping[str, float] | None = None) -> Speeds:
-        """Return the speeds for `rig`. `card_links`: bytes per second of links by device id, as drivers report them."""
+        """Return the speeds of the devices of `rig`, with corrections learnt from answers.
+
+        `card_links`: throughput of links in bytes per second as reported by drivers, by device id.
+        """
         keys = {device.id: speed_key(device) for device in rig.all_devices}
         known = {device_id: self.devices[key] for device_id, key in keys.items() if key in self.devices}
         links = {device_id: Link(LOCAL_LATENCY_S, speed) for device_id, speed in (card_links or {}).items()}
@@ -89,9 +98,11 @@ class SpeedBook:
         )
 
     def with_device(self, device: Device, kept: KeptDevice) -> SpeedBook:
-        """Return the book with the measurements of a device; values that are not sensible are ignored.
+        """Return the book with new measurements of a device.
 
-        Answers with this device are dropped, because their predictions used other measurements.
+        If a value is not finite and positive, the book is unchanged.
+
+        Answers in which the device took part are removed, because their predictions used the old measurements.
         """
         if not _is_sensible(kept):
             return self
@@ -101,7 +112,7 @@ class SpeedBook:
         return SpeedBook(dict(list(devices.items())[-KEPT:]), self.answers, self.prompts).without_answers_of({key})
 
     def without_answers_of(self, keys: Set[str]) -> SpeedBook:
-        """Return the book without the answers and prompts in which these devices took part."""
+        """Return the book without the answers and prompts in which devices with these keys took part."""
         answers, prompts = (
             tuple(answer for answer in kept if keys.isdisjoint(answer.parts)) for kept in (self.answers, self.prompts)
         )
@@ -110,22 +121,37 @@ class SpeedBook:
     def with_answer(
         self, layout_class: str, rig: Rig, predicted: SpeedForecast, tokens: int, tokens_per_second: float
     ) -> SpeedBook:
-        """Return the book after an answer. `predicted`: the prediction for its layout without learnt corrections."""
+        """Return the book with the measured speed of one more answer; unchanged if the answer was too short.
+
+        `predicted`: prediction for its layout without learnt corrections. `tokens`: number of tokens of the answer.
+        """
         if tokens < MIN_TOKENS or tokens_per_second <= 0:
             return self
         answer = _answer(layout_class, rig, predicted.devices, predicted.token_s, tokens_per_second)
         return replace(self, answers=(*self.answers, answer)[-KEPT_ANSWERS:]) if answer.is_sensible else self
 
     def with_prompt(self, layout_class: str, rig: Rig, predicted: SpeedForecast, tokens_per_second: float) -> SpeedBook:
-        """Return the book after a prompt. `predicted`: the prediction for its layout without learnt corrections."""
+        """Return the book with the measured speed of one more prompt; unchanged if the prompt was too short.
+
+        `predicted`: prediction for its layout without learnt corrections.
+        """
         if predicted.n_tokens < MIN_PROMPT_TOKENS or tokens_per_second <= 0:
             return self
         prompt = _answer(layout_class, rig, predicted.devices, predicted.token_s, tokens_per_second)
         return replace(self, prompts=(*self.prompts, prompt)[-KEPT_ANSWERS:]) if prompt.is_sensible else self
 
+    def with_answers_of(self, before: SpeedBook, after: SpeedBook) -> SpeedBook:
+        """Return the book with the answers that `after` has in addition to `before`, from which it was made."""
+        answers = (*self.answers, *(each for each in after.answers if each not in before.answers))
+        prompts = (*self.prompts, *(each for each in after.prompts if each not in before.prompts))
+        return replace(self, answers=answers[-KEPT_ANSWERS:], prompts=prompts[-KEPT_ANSWERS:])
+
 
 def _told(rig: Rig) -> dict[str, KeptDevice]:
-    """Return by device id what paired machines told of the speed of their devices; such values have no link."""
+    """Return the speeds that paired machines reported for the devices that they lend, by device id.
+
+    These values do not include a link; its fields are 0.
+    """
     return {
         device.id: KeptDevice(
             remote.read_bytes_per_second, 0.0, 0.0, dict(remote.by_type), remote.op_s, dict(remote.products)
@@ -138,7 +164,7 @@ def _told(rig: Rig) -> dict[str, KeptDevice]:
 def _answer(
     layout_class: str, rig: Rig, times: Iterable[DeviceTime], token_s: float, tokens_per_second: float
 ) -> Answer:
-    """Return a measurement to save: seconds of a token, measured in all and predicted for each device."""
+    """Return the seconds per token to be saved: measured in all, and predicted for each device."""
     devices = {device.id: device for device in rig.all_devices}
     parts: dict[str, float] = {}
     for each in times:
@@ -155,13 +181,16 @@ EMPTY_BOOK = SpeedBook({})
 
 
 def speed_key(device: Device) -> str:
-    """Return the key of a device's speed, which stays the same from run to run."""
+    """Return the key under which a device's speed is saved; it is the same at each start of the program."""
     # Workers of a lab are alike. One behind a tunnel is another device, even if its machine is this one.
     return _WORKER_HERE if is_on_this_machine(device) and device.fingerprint is None else device_key(device)
 
 
 class _Document(msgspec.Struct, frozen=True):
-    """The file. `ratios` of earlier versions are not read: they are for another prediction."""
+    """The JSON document of the file.
+
+    The key `ratios` of older files is ignored, because it is for another prediction.
+    """
 
     version: int
     devices: dict[str, KeptDevice]
@@ -170,7 +199,7 @@ class _Document(msgspec.Struct, frozen=True):
 
 
 def read_speed_book(path: Path) -> SpeedBook:
-    """Return the book of `path`; an empty one if the file is missing, damaged, too large or of another version."""
+    """Return the saved speeds in `path`; empty if the file is missing, damaged, too large or of another version."""
     document = read_kept(path, _Document, MAX_FILE_BYTES)
     if document is None or document.version != VERSION:
         return EMPTY_BOOK

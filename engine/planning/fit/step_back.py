@@ -1,8 +1,8 @@
-"""The next layout to try after one that did not fit.
+"""Search for the next layout to try after one that did not fit.
 
-A load that ran out of memory shows how much a device really has, and a probe how much the engine plans beyond our
-estimate. All attempts together give one limit for each device. The next layout is the nearest to the last one within
-these limits.
+A load that ran out of memory shows how much a device really has. A probe shows how much more llama.cpp needs than the
+estimate. All attempts together give one memory limit for each device. The next layout is the one within these limits
+that differs least from the last one.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from engine.planning.plan.plan import Plan
 from engine.planning.plan.report import DeviceRow, usable_bytes
 
 MAX_TENTHS = 10
-"""Largest back-off, in tenths of the capacity: nothing is left of a device that refused memory."""
+"""Largest back-off, in tenths of a device's capacity: then nothing is planned on a device that ran out of memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A device that refused an allocation.
+    """A failed allocation on a device.
 
-    `requested_bytes`: size of the refused allocation; None if the engine did not say it.
-    `placed_bytes`: bytes that it had given before.
+    `requested_bytes`: size of the failed allocation; None if llama.cpp did not report it.
     `free_bytes`: free memory at that time; None if the device does not report it.
+    `placed_bytes`: bytes that the load had allocated there before.
     """
 
     device: str
@@ -42,7 +42,10 @@ class Refusal:
 
     @property
     def capacity_bytes(self) -> int:
-        """Most bytes that the device can have in all: less than was refused, at most placed and reported free bytes."""
+        """Most bytes that a load can allocate on the device.
+
+        They are fewer than placed and requested bytes together, and at most placed and free bytes together.
+        """
         if self.requested_bytes is None:
             return self.placed_bytes + (self.free_bytes or 0)
         asked_bytes = self.placed_bytes + self.requested_bytes - 1
@@ -53,9 +56,9 @@ class Refusal:
 class Tried:
     """A layout that was tried.
 
-    `rows`: its memory on each device, probed if possible, else estimated.
-    `refusal`: None if it was not loaded, because the rows do not fit.
-    `tenths`: the back-off with which it was planned.
+    `rows`: its memory on each device, from a probe if possible, else estimated.
+    `refusal`: failed allocation of the load; None if the layout was not loaded, because its rows do not fit.
+    `tenths`: back-off with which the layout was planned, in tenths of a device's capacity.
     """
 
     layout: Layout
@@ -66,7 +69,11 @@ class Tried:
 
 @dataclass(frozen=True, slots=True)
 class NextLayout:
-    """The next layout to try. `tenths`: back-off with which it was planned. `change`: the moved layers, in words."""
+    """The next layout to try.
+
+    `tenths`: back-off with which it was planned, in tenths of a device's capacity.
+    `change`: the moved layers, as a phrase for the user.
+    """
 
     layout: Layout
     tenths: int
@@ -74,13 +81,15 @@ class NextLayout:
 
 
 def step_back(plan: Plan, history: Sequence[Tried], constraints: Constraints = NO_CONSTRAINTS) -> NextLayout | None:
-    """Return the layout to try after those of `history`, near the last of them; None if none is left.
+    """Return a layout to try after those of `history`, near the last of them; None if none is left.
 
-    A device that refused memory gets fewer bytes than in any layout that it refused. In addition it gets less than its
-    capacity, by a tenth for every refusal so far. If that gives no new layout, the back-off grows; the last layout to
-    try is the CPU alone. Split mode, overrides, pinned layers and devices that are off stay as the user chose them.
+    A device on which an allocation failed gets fewer bytes than in any layout that failed there. It also gets less than
+    its capacity: a tenth less for each failure so far. If that leads to no new layout, the back-off grows. The last
+    layout to try has everything on the CPU. Split mode, overrides, pinned layers and disabled devices stay as the user
+    chose them.
 
-    `plan`: the plan as asked for. Its settings and side files stay.
+    `plan`: the plan that the user wanted; its settings and side files are used.
+    `history`: all layouts tried so far, the latest last.
     """
     last = history[-1]
     needs = Needs(plan, usable_bytes(plan.rig))
@@ -102,7 +111,7 @@ def step_back(plan: Plan, history: Sequence[Tried], constraints: Constraints = N
 
 
 def _limits(needs: Needs, rig: Rig, history: Sequence[Tried], tenths: int) -> dict[str, int]:
-    """Return the upper limit of the next layout's estimate on each device, in bytes."""
+    """Return the largest estimate in bytes that the next layout may have on each device, by device id."""
     limits = dict(needs.limits)
     for tried in history:
         estimated = needs.of(tried.layout)
@@ -127,7 +136,7 @@ def _available_bytes(rig: Rig, device_id: str) -> int:
 
 
 def change_words(before: Layout, after: Layout) -> str:
-    """Return the moved layers, such as "layers 4-5 from RPC0 to CPU, the output layer from RPC1 to CPU"."""
+    """Return the moved layers as a phrase, such as "layers 4-5 from RPC0 to CPU, the output layer from RPC1 to CPU"."""
     if after.split_mode in ("tensor", "row"):
         return tr("shares {share}", share=share_words(after))
     pairs = list(zip(before.assignment(), after.assignment(), strict=True))
@@ -153,12 +162,12 @@ def change_words(before: Layout, after: Layout) -> str:
 
 
 def layout_words(layout: Layout) -> str:
-    """Return the layers of each device, such as "layers 0-3 on CPU, layers 4-7 on RPC0"."""
+    """Return the layers of each device as a phrase, such as "layers 0-3 on CPU, layers 4-7 on RPC0"."""
     return share_words(layout) if layout.split_mode in ("tensor", "row") else describe_runs(layout)
 
 
 def shortage_words(rows: Sequence[DeviceRow]) -> str:
-    """Return the short devices with their shortfalls, such as "RPC0 by 12.0 MiB"."""
+    """Return the devices with missing bytes as a phrase, such as "RPC0 by 12.0 MiB"."""
     return ", ".join(
         tr("{id} by {shortfall}", id=row.id, shortfall=format_bytes(row.shortfall_bytes))
         for row in rows

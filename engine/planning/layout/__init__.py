@@ -1,1 +1,1 @@
-"""The device of each layer, and its translation into parameters of llama.cpp."""
+"""The layout, which names the device of each model layer, and its translation into parameters of llama.cpp."""

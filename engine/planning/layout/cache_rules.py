@@ -1,4 +1,7 @@
-"""Rules on KV cache types, flash attention and sequences, as `llama_init_from_model` and the caches have them."""
+"""llama.cpp's restrictions on KV cache types, flash attention and the number of sequences, checked before a load.
+
+They follow `llama_init_from_model` and the constructors of llama.cpp's KV caches.
+"""
 
 from __future__ import annotations
 
@@ -17,18 +20,20 @@ KV_BLOCK_ELEMENTS: Mapping[KvType, int] = {kind: TYPES_BY_NAME[kind].block_eleme
 
 
 CUDA_FLASH_HEAD_SIZES = frozenset({40, 64, 72, 80, 96, 112, 128, 256, 512})
-"""Head sizes of CUDA's flash attention, equal for K and V (`ggml_cuda_get_best_fattn_kernel`)."""
+"""Head sizes that CUDA's flash attention supports if K and V heads are equally wide
+(`ggml_cuda_get_best_fattn_kernel`).
+"""
 _CUDA_LACKS_FLASH = ("iq4_nl",)
-"""Types of a KV cache that CUDA's flash attention does not take (`ggml_cuda_fattn_kv_type_supported`)."""
+"""KV cache types that CUDA's flash attention does not support (`ggml_cuda_fattn_kv_type_supported`)."""
 
 
 def without_flash_attention(model: ModelFile, context: ContextSettings) -> bool:
-    """Return whether this model is computed without flash attention, because it is off or not supported."""
+    """Return whether this model runs without flash attention: it is off, or its architecture does not support it."""
     return context.flash_attn == "off" or not architecture_rules(model.architecture).flash_attention
 
 
 def cache_violations(model: ModelFile, context: ContextSettings) -> Iterator[Violation]:
-    """Yield the rules on cache types and sequences that the settings break. They hold for every layout."""
+    """Yield a violation for each limit on cache types and sequences that the settings break, whatever the layout is."""
     yield from _value_cache(model, context)
     yield from _type_pair(model, context)
     yield from _block_sizes(model, context)
@@ -51,10 +56,10 @@ def _value_cache(model: ModelFile, context: ContextSettings) -> Iterator[Violati
 
 
 def member_attention_violations(model: ModelFile, context: ContextSettings) -> Iterator[Violation]:
-    """Yield why members of a tensor split on CUDA cannot compute the attention.
+    """Yield a violation if CUDA devices cannot compute this model's attention in split mode tensor.
 
-    The CPU would compute it, and the engine then aborts at `attn_output`, of which each member has a slice
-    (ggml-backend-meta.cpp: "unsupported mul_mat split states").
+    Attention without a CUDA kernel would run on the CPU. The engine then aborts at `attn_output`, because each device
+    of the split has only a slice of this weight (ggml-backend-meta.cpp: "unsupported mul_mat split states").
     """
     if not architecture_rules(model.architecture).has_cache or _has_latent_attention(model):
         return
@@ -184,7 +189,9 @@ def _has_latent_attention(model: ModelFile) -> bool:
 
 
 def _head_widths(model: ModelFile, key: str) -> list[int]:
-    """Return the widths of K or V heads, of full and of sliding-window attention; empty for a model without heads.
+    """Return the widths of the K or V heads in elements, of full and of sliding-window attention.
+
+    Empty if there are no heads.
 
     `key`: "key" or "value".
     """

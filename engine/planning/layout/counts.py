@@ -1,4 +1,4 @@
-"""Layouts by number: so many layers, or the experts of so many layers, on a device."""
+"""Changes of a layout that put a given number of layers, or the experts of a given number of layers, on a device."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ def layer_count(layout: Layout, device: str) -> int:
 
 
 def with_layer_count(layout: Layout, device: str, count: int) -> Layout:
-    """Return the layout with `count` layers on a device, one run for each device.
+    """Return the layout with `count` layers on a device; each device then has one run of neighbouring layers.
 
-    Layers come from the CPU and go there if it has any; else from and to the nearest neighbours in layer order.
+    If the CPU has layers, added layers come from the CPU. Otherwise they come from the nearest devices in layer order.
+    Layers that leave go to the CPU or to those devices in the same way.
 
     Raises:
-        LayoutError: the model has fewer layers.
+        LayoutError: the model has fewer layers, or it is all on the CPU and layers should leave it.
     """
     if not 0 <= count <= layout.n_layers:
         raise LayoutError(
@@ -61,19 +62,20 @@ def with_layer_count(layout: Layout, device: str, count: int) -> Layout:
 
 
 def expert_layers(layout: Layout, device: str, with_experts: Sequence[int]) -> tuple[int, ...]:
-    """Return the layers of `with_experts` whose experts are on a device."""
+    """Return the layers whose experts are on a device, among the layers `with_experts` that have experts."""
     return tuple(layer for layer in with_experts if part_device(layout, "experts", layer) == device)
 
 
 def with_expert_count(layout: Layout, device: str, count: int, with_experts: Sequence[int]) -> tuple[Layout, ...]:
-    """Return the layouts with the experts of `count` layers on a device: filled from the front, and from the back.
+    """Return the layouts with the experts of `count` layers on a device: one filled from the front, one from the back.
 
-    Experts of the device's own layers come first. Experts that leave a device go to that of their layer, and from there
-    to the CPU. Experts of the CPU's own layers stay there.
+    Experts of layers that are on the device themselves are added first. Experts that leave a device go to the device of
+    their layer; experts that leave that device too go to the CPU. Experts of the CPU's own layers cannot leave the CPU.
+
     `with_experts`: the layers that have experts.
 
     Raises:
-        LayoutError: fewer layers have experts, or the experts cannot leave.
+        LayoutError: `count` is above the number of layers with experts, or too few experts can leave the device.
     """
     held = expert_layers(layout, device, with_experts)
     if not 0 <= count <= len(with_experts):

@@ -1,4 +1,7 @@
-"""Translation of a layout into the parameters of `llama_model_params`. The child replaces ids by ggml devices."""
+"""Translation of a layout into fields of llama.cpp's `llama_model_params`, with device ids instead of ggml devices.
+
+The child process that loads the model replaces each id by its `ggml_backend_dev_t`.
+"""
 
 from __future__ import annotations
 
@@ -12,27 +15,28 @@ from engine.planning.layout.layout import Layout, Run, merge_runs
 from engine.planning.layout.patterns import part_pattern
 
 MAX_DEVICES = 16
-"""Length of the `tensor_split` array that llama.cpp copies (`llama_max_devices`)."""
+"""Length of the `tensor_split` array of llama.cpp (`llama_max_devices`): the most devices with a share."""
 MAX_ENTRIES = 15
-"""Most entries of a device list: GGML_SCHED_MAX_BACKENDS less the final CPU backend."""
+"""Most entries of llama.cpp's device list: GGML_SCHED_MAX_BACKENDS less the CPU backend, which llama.cpp adds last."""
 MATCHES_NO_TENSOR = "^no tensor$"
-"""A name with a space, which no tensor of llama.cpp has."""
+"""Regex that matches no tensor, because llama.cpp's tensor names have no spaces."""
 
 
 class TensorOverride(msgspec.Struct, frozen=True):
-    """Places weights on `device` whose name matches the ECMAScript regex `pattern` (`tensor_buft_overrides`)."""
+    """One entry of `tensor_buft_overrides`: weights with a name that matches the regex `pattern` go to `device`."""
 
     pattern: str
     device: str
 
 
 class EngineParameters(msgspec.Struct, frozen=True, kw_only=True):
-    """The layout's part of `llama_model_params`.
+    """The fields of `llama_model_params` that follow from a layout.
 
-    `devices`: device ids in the order of the device list.
-    `tensor_split`: `MAX_DEVICES` numbers; layer counts in mode layer, shares of each layer in modes tensor and row.
+    `devices`: device ids in the order of llama.cpp's device list.
+    `tensor_split`: `MAX_DEVICES` numbers, padded with 0; in mode layer the layer count of each entry of `devices`, in
+    modes tensor and row its share of each layer.
     `main_gpu`: index in `devices`.
-    `extra_buffers`: the CPU may repack weights into a faster order (`use_extra_bufts`).
+    `extra_buffers`: whether the CPU may repack weights into a faster order (`use_extra_bufts`).
     """
 
     n_gpu_layers: int
@@ -50,10 +54,10 @@ def float32(value: float) -> float:
 
 
 def entries(layout: Layout) -> tuple[Run, ...]:
-    """Return the runs that become entries of llama.cpp's device list; layer `n_layers` is the output layer.
+    """Return the runs of layers that become entries of llama.cpp's device list; layer `n_layers` is the output layer.
 
-    A CPU run at the front is not an entry: `n_gpu_layers` leaves these layers out. An output layer on another device
-    than the last layer is an entry of its own.
+    A CPU run at the front is not an entry, because `n_gpu_layers` leaves its layers out. The output layer is an entry
+    of its own if it is on another device than the last layer.
     """
     output = Run(layout.output_device, layout.n_layers, layout.n_layers)
     positions = merge_runs((*layout.runs, output))
@@ -61,7 +65,10 @@ def entries(layout: Layout) -> tuple[Run, ...]:
 
 
 def further_devices(layout: Layout) -> tuple[str, ...]:
-    """Return the devices that only overrides name. llama.cpp needs an entry, without layers, for each."""
+    """Return the devices that are named by overrides only.
+
+    llama.cpp needs a list entry with no layers for each of them.
+    """
     # The CPU is always there: llama.cpp adds its backend after the devices of the list.
     known = {CPU_ID, *(run.device for run in entries(layout))}
     return tuple(dict.fromkeys(each.device for each in layout.overrides if each.device not in known))
@@ -73,25 +80,32 @@ def entry_count(layout: Layout) -> int:
 
 
 def split_members(layout: Layout) -> tuple[str, ...]:
-    """Return the devices with a share above 0, in order. In modes tensor and row each has a part of every layer."""
+    """Return the devices with a share above 0, in order.
+
+    In modes tensor and row each of them has a part of every split layer.
+    """
     return tuple(device for device, share in layout.tensor_split if share > 0)
 
 
 def used_devices(layout: Layout) -> frozenset[str]:
-    """Return every device that a load of `layout` opens: those of runs, output layer, shares and overrides."""
+    """Return the ids of all devices that a load of `layout` opens: of layers, output layer, shares and overrides."""
     return frozenset((*layout.devices, *split_members(layout), *(each.device for each in layout.overrides)))
 
 
 def leading_cpu_layers(layout: Layout) -> int:
-    """Return the number of layers in a CPU run at the front. `n_gpu_layers` leaves them out."""
+    """Return the number of layers on the CPU before the first layer on another device.
+
+    `n_gpu_layers` leaves them out.
+    """
     return layout.runs[0].length if layout.runs[0].device == CPU_ID else 0
 
 
 def engine_parameters(layout: Layout, model_n_layers: int, n_unlisted: int = 0) -> EngineParameters:
-    """Return the parameters with which llama.cpp places layers, KV cache and output layer as `layout` says.
+    """Return the parameters with which llama.cpp places layers, KV cache and output layer as in `layout`.
 
-    `n_unlisted`: layers that llama.cpp adds after those of the file (`count_unlisted_layers`). They go to the device of
-    the last layer.
+    `model_n_layers`: number of layers in the model file, which the layout must match.
+    `n_unlisted`: number of layers that llama.cpp adds after those of the file (`count_unlisted_layers`); they go to the
+    device of the last layer.
 
     Raises:
         LayoutError: the layout is for another number of layers, or has too many entries or members.
@@ -130,7 +144,11 @@ def engine_parameters(layout: Layout, model_n_layers: int, n_unlisted: int = 0) 
 
 
 def _split_parameters(layout: Layout) -> EngineParameters:
-    """Return the parameters of modes tensor and row: the shares as they are, and the number of split layers."""
+    """Return the parameters of modes tensor and row: shares of the devices, and the number of layers that are split.
+
+    Raises:
+        LayoutError: more than `MAX_DEVICES` devices have a share.
+    """
     members = split_members(layout)
     if len(members) > MAX_DEVICES:
         raise LayoutError(
@@ -149,7 +167,10 @@ def _split_parameters(layout: Layout) -> EngineParameters:
 
 
 def tensor_overrides(layout: Layout) -> tuple[TensorOverride, ...]:
-    """Return the overrides as patterns for `pattern_finder`. The first pattern that matches a tensor name decides."""
+    """Return the layout's overrides as pairs of regex and device; the first regex that matches a tensor name decides.
+
+    The regexes are for `pattern_finder`. llama.cpp gets those of `found_overrides`.
+    """
     return tuple(
         TensorOverride(override.pattern or part_pattern(override.part or "all", override.layers), override.device)
         for override in layout.overrides

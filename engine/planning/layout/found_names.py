@@ -1,7 +1,7 @@
-"""Overrides as llama.cpp gets them: patterns that list the matching tensors of this file by name.
+"""Translation of a layout's overrides into the regexes that llama.cpp gets, which list the matching tensors by name.
 
 llama.cpp compiles each pattern for each tensor and matches by backtracking (`std::regex`). A list of names is quick to
-match, whatever the user's pattern was. And the load uses exactly the tensors that the forecast counted.
+match, even if the user's pattern is not. And the load moves exactly the tensors that the memory forecast counted.
 """
 
 from __future__ import annotations
@@ -16,15 +16,18 @@ from engine.planning.layout.layout import Layout
 from engine.planning.layout.patterns import part_pattern, pattern_finder
 
 MAX_NAMES_LENGTH = 32768
-"""Characters of a pattern. libstdc++ refuses a regex of over 100,000 states; patterns of whole models have hundreds."""
+"""Most characters of a regex for llama.cpp. libstdc++ refuses a regex of over 100,000 states.
+
+Regexes for whole models have some hundred characters.
+"""
 
 _NAME = re.compile(r"[A-Za-z0-9._/-]{1,127}", re.ASCII)
-"""Tensor names of llama.cpp. A tensor with any other name is not loaded, so no override can be for it."""
+"""Tensor names that llama.cpp can load. A tensor with any other name is not loaded, so overrides skip it."""
 _NUMBERED = re.compile(r"([^0-9]*)([0-9]{1,9})([^0-9].*)", re.ASCII)
 
 
 def found_overrides(layout: Layout, names: Iterable[str]) -> tuple[TensorOverride, ...]:
-    """Return the overrides of `layout`, in order, for a model with tensors of these `names`.
+    """Return the overrides of `layout`, in order, as regexes for llama.cpp, for a model with tensors of these `names`.
 
     Raises:
         LayoutError: a pattern matches so many different names that their list is too long for `std::regex`.
@@ -47,7 +50,10 @@ def found_overrides(layout: Layout, names: Iterable[str]) -> tuple[TensorOverrid
 
 
 def names_pattern(names: Iterable[str]) -> str:
-    """Return a regex that matches exactly these tensor names. Names that differ in the layer only are one group."""
+    r"""Return a regex that matches exactly these tensor names.
+
+    Names that differ in the layer number only share one group, such as `blk\.(3|4)(\.ffn_up\.weight)`.
+    """
     layers: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     alternatives = []
     for name in names:

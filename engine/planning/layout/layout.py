@@ -1,6 +1,6 @@
-"""The layout: the device of each layer. A frozen value; every operation returns another layout.
+"""`Layout`: a frozen value with the device of each layer; every operation returns another layout.
 
-The module also has the words for ranges of layers, and `Violation`, a rule that a layout breaks.
+The module also formats ranges of layers and has `Violation`, one restriction of llama.cpp that a layout breaks.
 """
 
 from __future__ import annotations
@@ -20,18 +20,23 @@ from engine.planning.layout.patterns import OVERRIDE_PARTS, OverridePart, find_p
 
 
 def range_text(first: int, last: int) -> str:
-    """Return "5" or "5-9", as in layout files."""
+    """Return a range of layers as text: "5" if both ends are equal, else "5-9", as in layout files."""
     return str(first) if first == last else f"{first}-{last}"
 
 
 def layer_words(first: int, last: int) -> str:
-    """Return "layer 5" or "layers 5-9"."""
+    """Return a range of layers in the user's language: "layer 5" or "layers 5-9"."""
     text = range_text(first, last)
     return tr("layer {first}", first=text) if first == last else tr("layers {ranges}", ranges=text)
 
 
 class Violation(msgspec.Struct, frozen=True):
-    """A broken rule. `rule` is a stable identifier such as `too_many_entries`."""
+    """One restriction of llama.cpp that a layout or its settings break, so that the model cannot be loaded.
+
+    `rule`: stable identifier such as `too_many_entries`.
+    `message`: sentence for the user.
+    `remedy`: sentence on how to change the layout or the settings.
+    """
 
     rule: str
     message: str
@@ -41,12 +46,12 @@ class Violation(msgspec.Struct, frozen=True):
 SplitMode = Literal["layer", "none", "tensor", "row"]
 SPLIT_MODES: tuple[SplitMode, ...] = ("layer", "none", "tensor", "row")
 MAX_LAYERS = 65536
-"""Most layers of a layout. llama.cpp takes 512 (`LLAMA_MAX_LAYERS`); a mistyped range must not fill memory."""
+"""Most layers of a layout. llama.cpp allows 512 (`LLAMA_MAX_LAYERS`); a mistyped range must not fill memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Layers `first` to `last`, both included, on one device."""
+    """Neighbouring layers on one device: layers `first` to `last`, both included."""
 
     device: str
     first: int
@@ -59,9 +64,10 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """Weights on another device than their layer: a `part` of layers, or tensors that match the regex `pattern`.
+    """Weights on another device than their layer; the layer's KV cache is not moved.
 
-    The KV cache stays with the layer. `first` and `last`: layers of the part, both included; None: all layers.
+    The weights are either the `part` of layers `first` to `last`, both included (None: of all layers), or the tensors
+    whose name matches the regex `pattern`.
     """
 
     device: str
@@ -72,21 +78,23 @@ class Override:
 
     @property
     def layers(self) -> range | None:
-        """Layers that the part is for; None: all layers."""
+        """Layers whose part is moved; None for all layers."""
         return None if self.first is None or self.last is None else range(self.first, self.last + 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The device of each layer, of the output layer and of overrides, and the split mode.
+    """The device of each layer, of the output layer and of overrides, and llama.cpp's split mode.
 
-    `runs`: layers 0 to `n_layers` - 1 in order; neighbours are on different devices.
-    `tensor_split`: (device id, share) of each member, in modes tensor and row only.
-    `main_device`: in mode row only.
+    `n_layers`: number of layers, without the output layer.
+    `runs`: neighbouring layers on one device; they cover layers 0 to `n_layers` - 1 in order.
+    `tensor_split`: (device id, share) of each device that has a part of every layer; only in modes tensor and row.
+    `main_device`: device id of llama.cpp's `main_gpu`, only in mode row; None for the first device with a share.
 
-    An invalid layout raises `LayoutError` with the place of the fault, and so does an operation on a layer or boundary
-    that does not exist. Operations keep the output layer where it is. But if it is on the device of the last layer, it
-    moves with that layer. In mode none, moving a part to another device changes the mode to layer.
+    The constructor raises `LayoutError` with the place of the fault if the layout is invalid. Operations raise it for a
+    layer or boundary that does not exist.
+    An output layer on the device of the last layer moves with that layer; any other output layer stays where it is. In
+    mode none, moving a part to another device changes the mode to layer.
     """
 
     n_layers: int
@@ -118,11 +126,11 @@ class Layout:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """Devices of layers and of the output layer, each once, in layer order."""
+        """Ids of the devices that have layers or the output layer, each once, in layer order."""
         return tuple(dict.fromkeys([*(run.device for run in self.runs), self.output_device]))
 
     def device_of(self, layer: int) -> str:
-        """Return the device of `layer`; `n_layers` is the output layer."""
+        """Return the device of `layer`; `layer` == `n_layers` is the output layer."""
         if layer == self.n_layers:
             return self.output_device
         self._check_layer(layer)
@@ -131,11 +139,14 @@ class Layout:
         return next(run.device for run in self.runs if layer <= run.last)
 
     def assignment(self) -> tuple[str, ...]:
-        """Return the device of each layer, without the output layer."""
+        """Return the device id of each layer, in layer order; the output layer is not included."""
         return tuple(run.device for run in self.runs for _ in range(run.length))
 
     def move_boundary(self, boundary_index: int, layer: int) -> Layout:
-        """Put the boundary between runs `boundary_index` and the next before `layer`; both keep at least one layer."""
+        """Return the layout in which run `boundary_index` ends before `layer` and the next run begins with `layer`.
+
+        `layer` is clamped so that both runs keep at least one layer.
+        """
         if not 0 <= boundary_index < len(self.runs) - 1:
             raise LayoutError(
                 tr(
@@ -152,7 +163,10 @@ class Layout:
         return replace(self, runs=(*self.runs[:boundary_index], *moved, *self.runs[boundary_index + 2 :]))
 
     def move_range(self, first: int, last: int, device: str) -> Layout:
-        """Put layers `first` to `last` on `device`; neighbours on one device merge."""
+        """Return the layout with layers `first` to `last`, both included, on `device`.
+
+        Neighbouring runs on one device merge.
+        """
         self._check_layer(first)
         self._check_layer(last)
         if first > last:
@@ -164,15 +178,18 @@ class Layout:
         return self._edited(_runs_of(assignment), assignment[-1] if followed else self.output_device)
 
     def assign(self, layer: int, device: str) -> Layout:
-        """Put one layer on `device`; `n_layers` is the output layer."""
+        """Return the layout with one layer on `device`; `layer` == `n_layers` is the output layer."""
         return self.move_output(device) if layer == self.n_layers else self.move_range(layer, layer, device)
 
     def move_output(self, device: str) -> Layout:
-        """Put the output layer on `device`."""
+        """Return the layout with the output layer on `device`."""
         return self._edited(self.runs, device)
 
     def replace_device(self, old: str, new: str) -> Layout:
-        """Return the layout with `new` in place of `old` in runs, output layer, shares (added up) and overrides."""
+        """Return the layout with device `new` in place of device `old` everywhere.
+
+        If both have shares, the shares are added.
+        """
 
         def swap(device: str) -> str:
             return new if device == old else device
@@ -191,10 +208,11 @@ class Layout:
         )
 
     def with_split_mode(self, mode: SplitMode) -> Layout:
-        """Return the layout in another mode.
+        """Return the layout in another split mode.
 
-        Mode none puts everything on the device with most layers. Modes tensor and row keep the CPU layers at the front
-        and split the others over all other devices; without shares, each gets a share by its number of layers.
+        Mode none puts the whole model on the device with most layers. Modes tensor and row split all layers except the
+        CPU layers at the front. If there are no shares yet, each device but the CPU gets its number of layers as its
+        share.
         """
         if mode == self.split_mode:
             return self
@@ -228,7 +246,10 @@ class Layout:
 
 
 def make_layout(n_layers: int, assignments: Sequence[str], output_device: str | None = None) -> Layout:
-    """Return a layout from one device for each layer. Without `output_device` the output is with the last layer."""
+    """Return a layout in mode layer from the device id of each layer.
+
+    `output_device` None: the device of the last layer.
+    """
     if n_layers < 1 or len(assignments) != n_layers:
         raise LayoutError(
             tr("{count} devices were given for {n_layers} layers", count=len(assignments), n_layers=n_layers),
@@ -243,7 +264,10 @@ def single_device(n_layers: int, device: str) -> Layout:
 
 
 def split_evenly(n_layers: int, devices: Sequence[str]) -> Layout:
-    """Return runs of equal length, to one layer, on `devices` in order. Devices beyond the layer count stay empty."""
+    """Return a layout with layers in equal numbers, plus or minus one, on `devices` in order.
+
+    If there are more devices than layers, the last devices get none.
+    """
     if not devices:
         raise LayoutError(tr("no devices were given to split the layers over"), place="runs")
     used = devices[:n_layers]
@@ -252,7 +276,11 @@ def split_evenly(n_layers: int, devices: Sequence[str]) -> Layout:
 
 
 def check_cover(n_layers: int, runs: Sequence[Run]) -> None:
-    """Raise `LayoutError` unless `runs` have each layer once and in order. Neighbours may be on one device."""
+    """Check that `runs` contain each of `n_layers` layers once and in order; neighbouring runs may be on one device.
+
+    Raises:
+        LayoutError: they do not, or `n_layers` is not between 1 and `MAX_LAYERS`.
+    """
     if not 1 <= n_layers <= MAX_LAYERS:
         raise LayoutError(
             tr("a layout must have 1 to {max_layers} layers, not {n_layers}", max_layers=MAX_LAYERS, n_layers=n_layers),
@@ -285,7 +313,7 @@ def check_cover(n_layers: int, runs: Sequence[Run]) -> None:
 
 
 def merge_runs(runs: Iterable[Run]) -> tuple[Run, ...]:
-    """Return `runs` with neighbours on one device made one."""
+    """Return `runs` with neighbouring runs on the same device merged into one."""
     # A tuple at once: `groupby` empties a group when the next one is asked for.
     groups = (tuple(group) for _, group in groupby(runs, key=lambda run: run.device))
     return tuple(Run(group[0].device, group[0].first, group[-1].last) for group in groups)

@@ -1,4 +1,4 @@
-"""The layout file (`docs/contract.md`): the model's name, the device of each layer, and the context settings."""
+"""The layout file (`docs/contract.md`): JSON with model name, device of each layer, and context settings."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ _LAYERS = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class LayoutFile:
-    """The content of a layout file. `model_name` is for people only: any model of as many layers can use the file."""
+    """The content of a layout file.
+
+    `model_name` is information for people only: the layout fits any model with the same number of layers.
+    """
 
     model_name: str
     layout: Layout
@@ -41,10 +44,13 @@ class LayoutFile:
 
 
 def parse_layout(data: bytes | str, *, source: str = "", n_layers: int | None = None) -> LayoutFile:
-    """Return the content of a layout file. `n_layers`: layers of the open model, which the file must match.
+    """Return the parsed content of a layout file.
+
+    `source`: name of the file for error messages.
+    `n_layers`: number of layers of the open model, which the file must match; None if no model is open.
 
     Raises:
-        LayoutError: one sentence with the place of the fault; it begins with `source`, the file's name.
+        LayoutError: the file is invalid; the message begins with `source` and names the place of the fault.
     """
     root = parse_document(data, what="layout", source=source, version=VERSION, fail=LayoutError)
     try:
@@ -57,13 +63,16 @@ def parse_layout(data: bytes | str, *, source: str = "", n_layers: int | None = 
 
 
 def read_layout(path: Path, *, n_layers: int | None = None) -> LayoutFile:
-    """Return the content of the layout file at `path`."""
+    """Read the layout file at `path` and return its content; `n_layers` and `LayoutError` are as for `parse_layout`."""
     data = read_file(path, what="layout", fail=LayoutError)
     return parse_layout(data, source=path.name, n_layers=n_layers)
 
 
 def layout_document(file: LayoutFile) -> dict[str, object]:
-    """Return the layout file as a JSON document. Keys of other split modes are left out."""
+    """Return the layout file as a JSON document.
+
+    Shares and main device are left out if the split mode does not have them.
+    """
     layout = file.layout
     document: dict[str, object] = {
         "version": VERSION,
@@ -82,7 +91,7 @@ def layout_document(file: LayoutFile) -> dict[str, object]:
 
 
 def encode_layout(file: LayoutFile) -> bytes:
-    """Return the bytes of the layout file."""
+    """Return the layout file as JSON bytes."""
     return encode_document(layout_document(file))
 
 

@@ -1,7 +1,7 @@
-"""Moves: changes that a user makes to a layout by mouse or keyboard, as values that apply themselves.
+"""Changes that a user makes to a layout by mouse or keyboard ("moves"), as values with an `apply` method.
 
-The layout editor and the share editor report moves; the layout document applies them. All moves of one drag refer to
-the layout at the start of the drag.
+The layout editor and the share editor emit moves, and the layout document applies them. Each move of a drag is applied
+to the layout at the start of the drag, not to the result of the move before it.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from engine.planning.layout.split_modes import with_shares
 
 @dataclass(frozen=True, slots=True)
 class Move(ABC):
-    """A change of one layout into another one."""
+    """One change of a layout that a user made by mouse or keyboard."""
 
     @property
     def text(self) -> str:
-        """Name of the step of undo."""
+        """Text of the change in the undo menu."""
         return tr("move layers")
 
     @abstractmethod
     def apply(self, layout: Layout) -> Layout:
-        """Return the changed layout.
+        """Return `layout` with this change made.
 
         Raises:
             LayoutError: if `layout` has no such boundary or layer.
@@ -36,43 +36,46 @@ class Move(ABC):
 
 @dataclass(frozen=True, slots=True)
 class BoundaryMove(Move):
-    """Put the boundary between runs `index` and `index + 1` before `layer`."""
+    """Moves the boundary between runs `index` and `index + 1`: run `index + 1` then begins with `layer`."""
 
     index: int
     layer: int
 
     def apply(self, layout: Layout) -> Layout:
-        """Return the layout with the boundary there; each of its two runs keeps a layer."""
+        """Return `layout` with the boundary moved; each of its two runs keeps at least one layer."""
         return layout.move_boundary(self.index, self.layer)
 
 
 @dataclass(frozen=True, slots=True)
 class RangeMove(Move):
-    """Put layers `first` to `last`, both included, on `device`."""
+    """Puts layers `first` to `last`, both included, on `device`."""
 
     first: int
     last: int
     device: str
 
     def apply(self, layout: Layout) -> Layout:
-        """Return the layout with these layers on the device."""
+        """Return `layout` with layers `first` to `last` on `device`."""
         return layout.move_range(self.first, self.last, self.device)
 
 
 @dataclass(frozen=True, slots=True)
 class OutputMove(Move):
-    """Put the output layer on `device`."""
+    """Puts the output layer on `device`."""
 
     device: str
 
     def apply(self, layout: Layout) -> Layout:
-        """Return the layout with the output layer on the device."""
+        """Return `layout` with the output layer on `device`."""
         return layout.move_output(self.device)
 
 
 @dataclass(frozen=True, slots=True)
 class PartMove(Move):
-    """Put a part of layers `first` to `last`, both included, on `device`; the layers and their KV cache stay."""
+    """Puts the experts or the dense weights of layers `first` to `last`, both included, on `device`.
+
+    The other weights of these layers and their KV cache stay.
+    """
 
     part: MovablePart
     first: int
@@ -81,48 +84,54 @@ class PartMove(Move):
 
     @property
     def text(self) -> str:
-        """Name of the step of undo."""
+        """Text of the change in the undo menu."""
         return tr("move experts") if self.part == "experts" else tr("move dense parts")
 
     def apply(self, layout: Layout) -> Layout:
-        """Return the layout with an override for the part, or without one on the device of its layer."""
+        """Return `layout` with an override for the part.
+
+        If `device` is the layer's own device, the part has no override.
+        """
         return place_part(layout, self.part, self.first, self.last, self.device)
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingMove(Move):
-    """Put the token embedding on `device`."""
+    """Puts the token embedding on `device`."""
 
     device: str
 
     @property
     def text(self) -> str:
-        """Name of the step of undo."""
+        """Text of the change in the undo menu."""
         return tr("move the embedding")
 
     def apply(self, layout: Layout) -> Layout:
-        """Return the layout with the token embedding on the device."""
+        """Return `layout` with the token embedding on `device`."""
         return place_embedding(layout, self.device)
 
 
 @dataclass(frozen=True, slots=True)
 class SharesMove(Move):
-    """Split each layer by `shares`, in per cent, in the order of the devices (split modes tensor and row)."""
+    """Sets the device shares of mode tensor or row to `shares`: (device id, per cent), in the order of the devices."""
 
     shares: tuple[tuple[str, float], ...]
 
     def apply(self, layout: Layout) -> Layout:
-        """Return the layout with these shares; its runs follow them."""
+        """Return `layout` with the new shares; its runs are computed again from them."""
         return with_shares(layout, self.shares)
 
 
 @dataclass(frozen=True, slots=True)
 class CountMove(Move):
-    """Put `count` layers on `device`; see `with_layer_count`."""
+    """Changes the number of layers on `device` to `count`.
+
+    See `with_layer_count` for the devices that the layers come from.
+    """
 
     device: str
     count: int
 
     def apply(self, layout: Layout) -> Layout:
-        """Return the layout with so many layers on the device."""
+        """Return `layout` with `count` layers on `device`."""
         return with_layer_count(layout, self.device, self.count)

@@ -1,7 +1,7 @@
-"""Parts of layers on other devices than their layers: where a part is, and how it is placed by an override.
+"""Parts of layers, such as experts, on other devices than their layers: finding a part's device, and moving a part.
 
-A placed part is a regular override of a range of layers, so that layout files stay readable. Overrides of a part come
-before patterns and before overrides of whole layers, because the first match decides.
+A moved part becomes an ordinary override of a range of layers, so that layout files stay readable. Overrides of parts
+come before patterns and before overrides of whole layers, because the first match decides.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from engine.planning.layout.layout import Layout, Override
 from engine.planning.layout.patterns import OverridePart, pattern_finder
 
 MovablePart = Literal["experts", "dense"]
-"""`dense`: attention and feed-forward without the experts."""
+"""Part of a layer that a user can move; `dense`: attention and feed-forward without the experts."""
 MOVABLE_PARTS: Mapping[MovablePart, tuple[OverridePart, ...]] = {"experts": ("experts",), "dense": ("attention", "ffn")}
 
 EMBEDDING = "token_embd.weight"
 EMBEDDING_PATTERN = r"^token_embd\.weight$"
 _SEPARATE: tuple[OverridePart, ...] = ("experts", "ffn", "attention")
-"""Parts without a tensor in common, so that the order of their overrides does not matter."""
+"""Override parts without a tensor in common, so that the order of their overrides does not matter."""
 
 
 def part_words(part: str) -> str:
-    """Return the name of a part for people."""
+    """Return the name of a part in the user's language, such as "dense feed-forward" for "ffn"."""
     return {
         "experts": tr("experts"),
         "dense": tr("attention and dense parts"),
@@ -40,7 +40,10 @@ def part_words(part: str) -> str:
 
 
 def part_device(layout: Layout, part: OverridePart, layer: int) -> str:
-    """Return the device of a part of a layer by the overrides of parts; patterns are not looked at."""
+    """Return the device of a part of a layer.
+
+    Overrides by regex are ignored; only those of parts and whole layers count.
+    """
     for override in layout.overrides:
         if override.part in (part, "all") and (override.layers is None or layer in override.layers):
             return override.device
@@ -48,9 +51,9 @@ def part_device(layout: Layout, part: OverridePart, layer: int) -> str:
 
 
 def place_part(layout: Layout, part: MovablePart, first: int, last: int, device: str) -> Layout:
-    """Return the layout with a part of layers `first` to `last` on `device`.
+    """Return the layout with a part of layers `first` to `last`, both included, on `device`.
 
-    On the device of its layer a part needs no override.
+    A part on the device of its layer needs no override.
 
     Raises:
         LayoutError: there are no such layers.
@@ -71,7 +74,10 @@ def place_part(layout: Layout, part: MovablePart, first: int, last: int, device:
 
 
 def place_parts(layout: Layout, part: MovablePart, places: Mapping[int, str]) -> Layout:
-    """Return the layout with a part of each layer of `places` on the device given for it; raises as `place_part`."""
+    """Return the layout with a part of some layers on new devices; `places` maps a layer's index to a device id.
+
+    Raises `LayoutError` as `place_part` does.
+    """
     if places and not (min(places) >= 0 and max(places) < layout.n_layers):
         return place_part(layout, part, min(places), max(places), CPU_ID)
     for name in MOVABLE_PARTS[part]:
@@ -98,7 +104,7 @@ def _placed(layout: Layout, part: OverridePart, places: Mapping[int, str]) -> La
 
 
 def _devices(overrides: Iterable[Override], part: OverridePart, n_layers: int) -> dict[int, str]:
-    """Return the device of a part in each layer that these overrides place it for."""
+    """Return the device of a part in each layer for which one of these overrides moves the part."""
     devices: dict[int, str] = {}
     for override in overrides:
         if override.part == part:
@@ -109,13 +115,16 @@ def _devices(overrides: Iterable[Override], part: OverridePart, n_layers: int) -
 
 
 def _split(layout: Layout) -> tuple[tuple[Override, ...], tuple[Override, ...]]:
-    """Return the first overrides, which have no tensor in common, and the others."""
+    """Return the first overrides, as long as they have no tensor in common, and the other overrides."""
     front = tuple(takewhile(lambda each: each.part in _SEPARATE or each.pattern == EMBEDDING_PATTERN, layout.overrides))
     return front, layout.overrides[len(front) :]
 
 
 def _ranges(part: OverridePart, devices: Mapping[int, str], n_layers: int) -> list[Override]:
-    """Return an override for each range of neighbours on one device; without a range if it covers all layers."""
+    """Return overrides of a part, one for each range of neighbouring layers; `devices` maps layers to device ids.
+
+    An override that covers all `n_layers` layers has no range.
+    """
     ranges: list[Override] = []
     for layer in sorted(devices):
         before = ranges[-1] if ranges else None
@@ -129,7 +138,10 @@ def _ranges(part: OverridePart, devices: Mapping[int, str], n_layers: int) -> li
 
 
 def _without(override: Override, layers: Iterable[int]) -> list[Override]:
-    """Return what is left of an override of a range when these layers are taken out of it."""
+    """Return overrides for the layers of `override` that are not in `layers`.
+
+    An override for all layers is returned unchanged.
+    """
     if override.layers is None:
         # An earlier override decides for these layers; one for all layers stays as it was written.
         return [override]
@@ -138,13 +150,16 @@ def _without(override: Override, layers: Iterable[int]) -> list[Override]:
 
 
 def ties_embedding(model: ModelFile) -> bool:
-    """Return whether the output layer is the token embedding, which llama.cpp then cannot place apart."""
+    """Return whether the model uses its token embedding as output layer.
+
+    llama.cpp then cannot place the two separately.
+    """
     names = {tensor.name for tensor in model.global_tensors}
     return "output.weight" not in names and EMBEDDING in names and architecture_rules(model.architecture).ties_output
 
 
 def embedding_device(layout: Layout) -> str:
-    """Return the device of the token embedding. llama.cpp keeps it in host memory, unless an override moves it."""
+    """Return the device of the token embedding. llama.cpp puts it in host memory unless an override moves it."""
     for override in layout.overrides:
         if override.pattern is not None and pattern_finder(override.pattern)(EMBEDDING):
             return override.device

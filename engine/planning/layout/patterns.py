@@ -1,7 +1,7 @@
 """Regexes on tensor names: their validation, matching, and the regex for a part of some layers.
 
-A pattern may come from a foreign file. llama.cpp and Python match by backtracking, which for a pattern such as
-`(.+)+!` takes exponential time. So RE2 matches it here, in time linear in the length of the name, and llama.cpp gets a
+A pattern may come from a file of someone else. llama.cpp and Python match by backtracking, which takes exponential time
+for a pattern such as `(.+)+!`. Here RE2 matches it instead, in time linear in the length of the name. llama.cpp gets a
 list of the matching names (`found_names.py`) instead of the pattern.
 """
 
@@ -23,7 +23,7 @@ OVERRIDE_PARTS: tuple[OverridePart, ...] = ("experts", "ffn", "attention", "all"
 
 MAX_PATTERN_LENGTH = 1024
 _MAX_COMPILED_BYTES = 1 << 22
-"""Memory for RE2's program and its states. A pattern that needs more is refused."""
+"""Most bytes for RE2's compiled program and its states. A pattern that needs more is refused."""
 
 _ESCAPED = r"(?<!\\)(?:\\\\)*"
 # ECMAScript, which the engine uses, knows only these groups that begin with a question mark.
@@ -40,9 +40,9 @@ _NO_COUNT = re.compile(_ESCAPED + r"\{(?!\d{1,4}(?:,\d{0,4})?\})")
 
 
 def find_pattern_fault(pattern: str) -> str | None:
-    """Return why `pattern` cannot be used on tensor names, as a sentence; None if it can.
+    """Return a sentence on why `pattern` cannot be used on tensor names; None if it can be used.
 
-    Patterns of `part_pattern` are always usable.
+    Patterns that `part_pattern` made can always be used.
     """
     if _is_of_part(pattern):
         return None
@@ -102,9 +102,9 @@ def _find_fault(pattern: str) -> str | None:
 
 @lru_cache(maxsize=4096)
 def pattern_finder(pattern: str) -> Callable[[str], bool]:
-    """Return a function that says whether a tensor name contains a match of `pattern`.
+    """Return a function that returns whether a tensor name contains a match of `pattern`.
 
-    An unusable pattern matches nothing. Patterns of `part_pattern` are taken too.
+    An unusable pattern matches nothing. Patterns that `part_pattern` made are accepted although they have look-aheads.
     """
     if _is_of_part(pattern):
         part = re.compile(pattern)
@@ -116,10 +116,10 @@ def pattern_finder(pattern: str) -> Callable[[str], bool]:
 
 
 def part_pattern(part: OverridePart, layers: range | None) -> str:
-    """Return the regex for the tensors of `part` in `layers`; None: in every layer.
+    """Return the regex for the names of all tensors of `part` in `layers`; None for all layers.
 
-    Parts are those of `PART_PATTERNS`: ffn is without the experts, recurrent tensors count as attention. The regex has
-    look-aheads, but without repetition, so `std::regex` matches it quickly.
+    Parts are those of `PART_PATTERNS`: "ffn" excludes the experts, and recurrent tensors belong to "attention". The
+    regex has look-aheads, but no repetition, so `std::regex` matches it quickly.
     """
     numbers = r"\d+" if layers is None else f"({'|'.join(map(str, layers))})"
     return rf"^blk\.{numbers}\.{_PART_TAILS[part]}"

@@ -1,6 +1,6 @@
-"""Split mode row: the rows of each weight on each member, and the home of each layer.
+"""llama.cpp's split mode row: how many rows of each weight each device has, and which device computes each layer.
 
-Only ggml-sycl has a buffer type for it in llama-cpp-python 0.3.36 (`ggml_backend_sycl_split_buffer_type`). Its device
+In llama-cpp-python 0.3.36 only ggml-sycl has a buffer type for it (`ggml_backend_sycl_split_buffer_type`). Its device
 accepts every operation whatever the buffer is, and llama.cpp asks for the split buffer first (`make_gpu_buft_list`). So
 all weights of the split layers and of the output layer are split, also norms and biases. (stable-diffusion.cpp splits
 only matrices of at least 256 x 256 inside layers.) KV cache and computations are on the layer's own device
@@ -22,7 +22,7 @@ from engine.planning.layout.layout import Layout, Violation, make_layout
 from engine.planning.layout.patterns import pattern_finder
 
 ROW_BACKENDS = frozenset({"SYCL"})
-"""Backends whose split buffers this module knows. Hexagon's is an ordinary buffer of one device."""
+"""Backends whose split buffers this module can compute. Hexagon's split buffer is an ordinary buffer of one device."""
 
 _ROUNDING = {
     **dict.fromkeys(("F32", "F16"), 1),
@@ -35,12 +35,14 @@ _ROUNDING = {
         128,
     ),
 }  # fmt: skip
-"""Multiples that the rows of a slice are rounded to, by type (`get_row_rounding`), on GPUs of generation 9 and later.
-Other types abort the process."""
+"""Multiples to which the rows of a device's slice are rounded, by tensor type, on GPUs of generation 9 and later.
+
+Source: `get_row_rounding` of ggml-sycl, which aborts the process for other types.
+"""
 
 
 def rows_of_members(tensor: TensorInfo, shares: Sequence[float]) -> tuple[int, ...]:
-    """Return the rows of each member, as `get_row_split` computes them: in float32, rounded down."""
+    """Return the number of rows of `tensor` on each device, in float32 and rounded down as in `get_row_split`."""
     n_rows = math.prod(tensor.shape[1:])
     rounding = _ROUNDING.get(tensor.type_name, 1)
     sums = _sums(shares)
@@ -57,9 +59,9 @@ def _sums(shares: Sequence[float]) -> list[float]:
 
 
 def with_homes(layout: Layout) -> Layout:
-    """Return a layout of mode layer with the home of each layer in `layout`, of mode row.
+    """Return a layout of mode layer in which each layer is on its device (`dev_layer`) in `layout`, of mode row.
 
-    The home has the layer's KV cache and computes it. Follows `llama_model_base::load_tensors`.
+    This device computes the layer and has its KV cache. Follows `llama_model_base::load_tensors`.
     """
     members, leading = split_members(layout), leading_cpu_layers(layout)
     sums = _sums([share for _, share in layout.tensor_split if share > 0])
@@ -72,7 +74,7 @@ def with_homes(layout: Layout) -> Layout:
 
 
 def row_violations(layout: Layout, model: ModelFile, rig: Rig) -> Iterator[Violation]:
-    """Yield the weights with which ggml-sycl aborts in mode row: experts and other stacks, and types it cannot round.
+    """Yield violations for weights with which ggml-sycl aborts in mode row: stacks, and unsupported types.
 
     Rules: `row_weights`.
     """

@@ -1,6 +1,6 @@
-"""Rules of the engine that a layout may break, one sentence and one remedy each.
+"""The list of llama.cpp's restrictions that a layout breaks, each with one sentence and one remedy.
 
-They include faults that the engine's self-test found on a device.
+It includes faults that the engine's self-test found on a device.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from engine.planning.layout.engine_parameters import (
 from engine.planning.layout.layout import Layout, Violation
 from engine.planning.layout.row_mode import row_violations
 from engine.planning.layout.split_modes import (
+    shared_cache_violations,
     single_head_violations,
     tensor_context_violations,
     tensor_model_violations,
@@ -40,7 +41,7 @@ from engine.planning.settings.context_settings import ContextSettings
 
 
 def fault_violations(layout: Layout, model: ModelFile, rig: Rig, context: ContextSettings) -> Iterator[Violation]:
-    """Yield uses of devices by this layout that crashed or computed wrong results in a check of the engine."""
+    """Yield a violation for each use of a device that crashed or computed wrong results in the self-test."""
     # In modes tensor and row each member has a part of the output matrix.
     with_output = split_members(layout) if layout.split_mode in ("tensor", "row") else (layout.output_device,)
     for device in _used(layout, rig):
@@ -72,9 +73,9 @@ def fault_violations(layout: Layout, model: ModelFile, rig: Rig, context: Contex
 
 
 def weight_fault(device: Device, model: ModelFile, *, with_output: bool) -> Fault | None:
-    """Return the fault that keeps layers of `model` off the device, None if none is known.
+    """Return the fault because of which layers of `model` cannot be on `device`; None if none is known.
 
-    `with_output`: the output layer is to be on the device too.
+    `with_output`: whether the output layer would be on the device too.
     """
     # Most devices have no faults, and this runs at every step of a drag, so the types of all tensors are collected
     # late.
@@ -87,7 +88,10 @@ def weight_fault(device: Device, model: ModelFile, *, with_output: bool) -> Faul
 
 
 def _output_types(model: ModelFile) -> set[str]:
-    """Return the type of the output layer's matrix. Many files quantise it less than their layers."""
+    """Return the type name of the output layer's matrix, as a set; empty if there is none.
+
+    It is often another type than those of the layers.
+    """
     types = {tensor.name: tensor.type_name for tensor in model.global_tensors}
     found = types.get("output.weight")
     if found is None and architecture_rules(model.architecture).ties_output:
@@ -96,7 +100,10 @@ def _output_types(model: ModelFile) -> set[str]:
 
 
 def flash_fault(layout: Layout, rig: Rig, context: ContextSettings) -> tuple[Device, Fault] | None:
-    """Return the first device of the layout that has a fault in flash attention with these cache types, if any."""
+    """Return the first device of the layout with a known fault in flash attention for these cache types.
+
+    None if there is none.
+    """
     for device in _used(layout, rig):
         for cache_type in dict.fromkeys((context.type_k, context.type_v)):
             fault = device.fault("flash_attention", cache_type)
@@ -114,7 +121,7 @@ __all__ = ["Violation", "violations"]
 
 
 def violations(layout: Layout, model: ModelFile, rig: Rig, context: ContextSettings) -> tuple[Violation, ...]:
-    """Return every rule of the engine that this layout breaks with this model, rig and context; none means loadable.
+    """Return a violation for each rule of llama.cpp that this layout breaks; if empty, the model can be loaded.
 
     Rules: `layer_count`, `draft_model`, `unknown_device`, `too_many_entries`, `repeated_device`, `flash_attention`,
     `cache_block_size`, `cache_types_differ`, `too_many_sequences`, `sequences_over_batch`, `separate_sequences`,
@@ -136,7 +143,11 @@ def violations(layout: Layout, model: ModelFile, rig: Rig, context: ContextSetti
 
 
 def _quantised_streams(layout: Layout, model: ModelFile, rig: Rig, context: ContextSettings) -> Iterator[Violation]:
-    """Yield the rule on leading CPU layers whose quantised K cache a card multiplies, one view for each sequence."""
+    """Yield a violation if a CUDA or HIP device would compute CPU layers with quantised K caches of several sequences.
+
+    This happens by op offload for CPU layers at the front, if each sequence has its own cache and flash attention is
+    off.
+    """
     # Op offload copies K of a CPU layer to the card as a view of several streams, which is not contiguous. mmvq.cu then
     # fails GGML_ASSERT(ggml_is_contiguously_allocated(src0)). With flash attention no such product is computed.
     is_apart = context.n_seq_max > 1 and not context.kv_unified
@@ -284,7 +295,7 @@ def _split_mode(layout: Layout, rig: Rig) -> Iterator[Violation]:
 
 
 def _missing(mode: str, device: Device | None) -> str:
-    """Return why a device cannot be a member, as the end of a sentence without its full stop; empty if unknown."""
+    """Return why a device cannot have a share, as the end of a sentence that lacks its full stop; empty if unknown."""
     if device is None or device.is_host:
         return ""
     fault = device.fault("tensor_split") if mode == "tensor" else None
@@ -316,7 +327,9 @@ def _tensor_mode(layout: Layout, model: ModelFile, rig: Rig, context: ContextSet
     members = split_members(layout)
     if len(members) > 1:
         yield from single_head_violations(model, context)
-        yield from uneven_head_violations(model, [share for _, share in layout.tensor_split if share > 0])
+        shares = [share for _, share in layout.tensor_split if share > 0]
+        yield from uneven_head_violations(model, shares)
+        yield from shared_cache_violations(model, shares)
         # Other kernels of HIP and Vulkan are not known to lack these, and a worker does not tell what it has.
         if any(device.backend == "CUDA" and device.id in members for device in rig.devices):
             yield from member_attention_violations(model, context)

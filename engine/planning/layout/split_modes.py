@@ -1,7 +1,7 @@
-"""Split modes: layouts in another mode, why a rig or a model cannot have a mode, and the rules of mode tensor.
+"""llama.cpp's split modes: changing a layout's mode, reasons why a mode is unavailable, and the rules of mode tensor.
 
-The rules follow llama.cpp's `llm_arch_supports_sm_tensor` and `llama_meta_device_get_split_state`. Where llama.cpp
-aborts or computes wrong results instead, they were found by loading on RPC workers.
+The rules follow llama.cpp's `llm_arch_supports_sm_tensor` and `llama_meta_device_get_split_state`. Rules for cases in
+which llama.cpp aborts or computes wrong results were found by loading on RPC workers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from engine.planning.settings.context_settings import ContextSettings
 
 
 def count_unlisted_layers(model: ModelFile) -> int:
-    """Return how many layers llama.cpp adds to those of the file.
+    """Return the number of layers that llama.cpp adds when it runs the model, beyond the layers in the file.
 
     Nanbeige repeats all its layers; Granite Switch has one layer that routes to adapters.
     """
@@ -36,12 +36,14 @@ def count_unlisted_layers(model: ModelFile) -> int:
 
 _FEED_FORWARD = re.compile(r"ffn_(gate_up|gate|up|down)((?:_(?:ch)?exps|_shexp)?)\.(?:weight|bias)")
 _MIRRORED = re.compile(r"\w*norm\w*\..*|ffn_gate_inp(?:_\w+)?\..*|attn_output\.(?:weight|bias)")
-"""Weights that an override may move alone: those of which every member has a full copy (norms, routers), and
-`attn_output`, the end of the attention half of a layer."""
+"""Names of weights that an override may move without the rest of their layer in mode tensor.
+
+Each device has a full copy of norms and routers; `attn_output` is the end of the attention half of a layer.
+"""
 
 
 def tensor_model_violations(model: ModelFile, leading: int = 0) -> Iterator[Violation]:
-    """Yield why the model cannot be split inside its layers, with the first `leading` layers on the CPU."""
+    """Yield the reason why mode tensor is impossible for this model with its first `leading` layers on the CPU."""
     split = architecture_rules(model.architecture).split
     if not split.allowed:
         yield Violation(
@@ -90,9 +92,9 @@ def tensor_model_violations(model: ModelFile, leading: int = 0) -> Iterator[Viol
 
 
 def single_head_violations(model: ModelFile, context: ContextSettings) -> Iterator[Violation]:
-    """Yield why a model with a single K and V head in each layer cannot be split inside its layers.
+    """Yield a violation if a model with a single K and V head in each layer cannot use split mode tensor.
 
-    llama.cpp splits inside that head, but computes K norm, and the rotation of a quantised cache, over whole heads
+    llama.cpp splits inside that head, but computes the K norm, and the rotation of a quantised cache, over whole heads
     (ggml-backend-meta.cpp: GGML_ASSERT(src_ss[0].axis != AXIS_0), "unsupported mul_mat split states").
     """
     if model.hyper_parameter("attention.head_count_kv") != 1 or _has_latent_cache(model):
@@ -112,9 +114,9 @@ def single_head_violations(model: ModelFile, context: ContextSettings) -> Iterat
 
 
 def uneven_head_violations(model: ModelFile, shares: Sequence[float]) -> Iterator[Violation]:
-    """Yield why a model whose heads have norms of their own cannot be split by these shares.
+    """Yield a violation if these shares divide the heads of a model with one Q or K norm per head into fractions.
 
-    llama.cpp cuts Q between the groups of K heads, but the norms between any heads, and then aborts
+    llama.cpp cuts Q between groups of K heads, but cuts the norms between any two heads, and then aborts
     (ggml-backend-meta.cpp: GGML_ASSERT(ret.axis != GGML_BACKEND_SPLIT_AXIS_UNKNOWN)).
     """
     n_heads = model.hyper_parameter("attention.head_count_kv") or model.hyper_parameter("attention.head_count")
@@ -130,6 +132,33 @@ def uneven_head_violations(model: ModelFile, shares: Sequence[float]) -> Iterato
             ),
             tr("Choose shares that divide {count} heads, or split mode layer.", count=n_heads),
         )
+
+
+def shared_cache_violations(model: ModelFile, shares: Sequence[float]) -> Iterator[Violation]:
+    """Yield why a model whose last layers read the KV cache of earlier ones cannot be split by these shares.
+
+    llama.cpp rotates the rounding of the shares from layer to layer. Without whole heads for each share the Q heads of
+    such a layer are on other devices than the K heads that it reads, and it aborts (ggml-backend-meta.cpp: "Assert that
+    ratio is consistent").
+    """
+    shares_kv = architecture_rules(model.architecture).shares_kv
+    if not shares_kv or not model.hyper_parameter("attention.shared_kv_layers"):
+        return
+    counts = model.hyper_parameter("attention.head_count_kv") or model.hyper_parameter("attention.head_count")
+    for count in sorted(
+        {each for each in (counts if isinstance(counts, tuple) else (counts,)) if isinstance(each, int)}
+    ):
+        if any((share * count / sum(shares)) % 1 for share in shares):
+            yield Violation(
+                "split_attention",
+                tr(
+                    "The engine cannot split this model by these shares: some layers read the KV cache of others, and "
+                    "its {count} K heads must be divided without a remainder.",
+                    count=count,
+                ),
+                tr("Choose shares that divide {count} heads, or split mode layer.", count=count),
+            )
+            return
 
 
 def _has_head_norms(block: Block) -> bool:
@@ -155,7 +184,7 @@ def _lacks_heads(model: ModelFile, leading: int) -> bool:
 
 
 def tensor_context_violations(context: ContextSettings) -> Iterator[Violation]:
-    """Yield settings that split mode tensor cannot have."""
+    """Yield a violation for each context setting that split mode tensor does not support."""
     if context.flash_attn == "off":
         yield Violation(
             "flash_attention",
@@ -171,7 +200,7 @@ def tensor_context_violations(context: ContextSettings) -> Iterator[Violation]:
 
 
 def tensor_override_violations(layout: Layout, model: ModelFile) -> Iterator[Violation]:
-    """Yield overrides with which llama.cpp aborts in split mode tensor, at most one of each kind."""
+    """Yield violations for overrides with which llama.cpp aborts in mode tensor, at most one of each kind."""
     target = next((override.device for override in layout.overrides if override.device != CPU_ID), None)
     if target is not None:
         yield Violation(
@@ -197,7 +226,10 @@ def tensor_override_violations(layout: Layout, model: ModelFile) -> Iterator[Vio
 
 
 def _inseparable(block: Block, overrides: tuple[TensorOverride, ...]) -> str | None:
-    """Return a weight that overrides move away from weights it is used with, None if there is none."""
+    """Return the name of a weight that an override moves apart from weights it is computed with.
+
+    None if there is none.
+    """
     finders = [pattern_finder(override.pattern) for override in overrides]
     # All weights of the layer are needed first: a later tensor may be the one that stayed.
     moved, stayed = [], set()
@@ -221,7 +253,10 @@ _INSTEAD = tr("Choose Layer, which allows any layer on any device.")
 
 
 def split_mode_obstacles(rig: Rig, model: ModelFile | None = None) -> dict[SplitMode, str]:
-    """Return the split modes that cannot be chosen on `rig`, each with the reason and a remedy."""
+    """Return a sentence with reason and remedy for each split mode that cannot be chosen on `rig` with `model`.
+
+    `model`: None if no model is open.
+    """
     found: dict[SplitMode, str | None] = {"tensor": _tensor_obstacle(rig, model), "row": _row_obstacle(rig)}
     return {mode: sentence for mode, sentence in found.items() if sentence is not None}
 
@@ -230,7 +265,7 @@ def layout_in_mode(layout: Layout, mode: SplitMode, rig: Rig) -> Layout:
     """Return `layout` in another split mode.
 
     In modes tensor and row every device that supports the mode gets a share by its free memory. CPU layers at the front
-    stay. The runs of the other layers follow the shares, so that mode layer can be chosen again.
+    stay there. The runs of the other layers follow the shares, so that mode layer can be chosen again later.
     """
     if mode == layout.split_mode or mode in ("layer", "none"):
         return layout.with_split_mode(mode)
@@ -251,12 +286,15 @@ def layout_in_mode(layout: Layout, mode: SplitMode, rig: Rig) -> Layout:
 
 
 def with_shares(layout: Layout, shares: tuple[tuple[str, float], ...]) -> Layout:
-    """Return `layout`, of mode tensor or row, with other shares. Its runs follow the shares."""
+    """Return `layout`, which must be of mode tensor or row, with new shares; its runs are computed again from them."""
     return _with_runs(layout, leading_cpu_layers(layout), shares, layout.split_mode)
 
 
 def split_shares(layout: Layout, rig: Rig) -> tuple[tuple[str, float], ...]:
-    """Return the shares of the layout, and 0 for each other device that supports the mode; empty in mode layer."""
+    """Return (device id, share) for all devices that support the layout's split mode; 0 for devices without a share.
+
+    Empty in modes layer and none.
+    """
     if layout.split_mode not in ("tensor", "row"):
         return ()
     named = {device for device, _ in layout.tensor_split}
@@ -291,7 +329,7 @@ def _with_runs(layout: Layout, leading: int, shares: tuple[tuple[str, float], ..
 
 
 def _percent(size: int, total: int) -> float:
-    """Return `size` as a whole per cent of `total`; at least 1, unless `size` is 0."""
+    """Return `size` as a whole per cent of `total`: 0 only if `size` is 0, otherwise at least 1."""
     return float(max(1, round(100 * size / total))) if size else 0.0
 
 

@@ -1,1 +1,1 @@
-"""The memory of a layout on each device, in bytes."""
+"""Forecast of the memory in bytes that a layout needs on each device."""

@@ -1,9 +1,9 @@
-"""Rules of the ggml backends for memory, and the weights that they have no kernel for.
+"""Rules of the ggml backends for memory, and the weights for which they have no kernel.
 
 The memory rules are alignment, row padding, pinned host buffers, and the fixed cost of a process on a device. A weight
-without a kernel stays in host memory, whatever device its layer is on: llama.cpp asks the device about the operation
-that the tensor is for (`weight_buft_supported` in llama-model-loader.cpp). `Kernels` holds the answers of the backends,
-as far as known models need them.
+without a kernel stays in host memory, whatever device its layer is on: llama.cpp asks the device whether it supports
+the operation that the tensor is used in (`weight_buft_supported` in llama-model-loader.cpp). `Kernels` has the answers
+of the backends, as far as known models need them.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ Backend = Literal["all", "cuda", "vulkan"]
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """Kernels of a device.
+    """Kernels that a device has.
 
-    `backend`: whose kernels; "all" for RPC, which accepts every operation.
-    `largest_bytes`: largest tensor that they take; None for any.
-    `mixes_streams`: see `Device`.
+    `backend`: backend whose kernels they are; "all" for RPC, which accepts every operation.
+    `largest_bytes`: largest tensor that the kernels support; None for any size.
+    `mixes_streams`: as in `BufferFacts`.
     """
 
     backend: Backend = "all"
@@ -43,24 +43,26 @@ _CONVOLUTIONS = ("ssm_conv1d.weight", "shortconv.conv.weight")
 _SCAN = "ssm_a"
 _RWKV6_STEP = "time_mix_first.weight"
 _RWKV6_BYTES = 4 * (123 * 123) * (123 + 123 * 123)
-"""Size of the result of RWKV 6's operation as llama.cpp asks for it, in bytes: 123 heads of 123, and as many tokens and
-sequences (`weight_buft_supported`)."""
+"""Bytes of the result of RWKV 6's operation in llama.cpp's query to the device (`weight_buft_supported`).
+
+The query has 123 heads of 123 elements, and 123 tokens and sequences.
+"""
 _NOT_MULTIPLIED: dict[Backend, frozenset[str]] = {
     "all": frozenset(),
     "cuda": frozenset({"TQ1_0", "TQ2_0", "F64", "I8", "I16", "I64"}),
     "vulkan": frozenset({"F64", "I8", "I16", "I64"}),
 }
 _CUDA_THREADS = 128
-"""Block size of CUDA's convolution and scan kernels; channels must be a multiple of it."""
+"""Block size of CUDA's convolution and scan kernels; the number of channels must be a multiple of it."""
 _ASKED_TOKENS = 512
-"""Tokens of the product that llama.cpp asks a device about (`weight_buft_supported`)."""
+"""Number of tokens in the matrix product of llama.cpp's query to the device (`weight_buft_supported`)."""
 _EXPERTS = "exps"
 
 
 def find_unsupported(model: ModelFile, architecture: Architecture | None, kernels: Kernels) -> frozenset[str]:
-    """Return the names of the weights that such a device leaves to the host.
+    """Return the names of the weights that llama.cpp puts in host memory because a device has no kernel for them.
 
-    A tied embedding is among them if the device cannot multiply with it.
+    A tied embedding is included if the device cannot multiply with it.
     """
     if kernels == ALL_KERNELS:
         return frozenset()
@@ -70,12 +72,12 @@ def find_unsupported(model: ModelFile, architecture: Architecture | None, kernel
 
 
 def is_too_large(tensor: TensorInfo, kernels: Kernels) -> bool:
-    """Return whether a tensor is too large for a device with these kernels, even for `get_rows`."""
+    """Return whether a tensor is too large for every kernel of a device, even for `get_rows`."""
     return kernels.largest_bytes is not None and tensor.size_bytes > kernels.largest_bytes
 
 
 def _scans(architecture: Architecture) -> bool:
-    """Return whether `ssm_a` is for Mamba's scan. Delta nets only multiply with it."""
+    """Return whether the architecture uses `ssm_a` in Mamba's scan. Delta nets only multiply with it."""
     rule = architecture.recurrence
     return rule is not None and rule.layers != "interval" and rule.state in ("scan", "grouped_scan")
 
@@ -96,8 +98,10 @@ def _is_unsupported(model: ModelFile, tensor: TensorInfo, kernels: Kernels, *, s
 
 
 def _asked_bytes(model: ModelFile, tensor: TensorInfo) -> int:
-    """Return the bytes of the largest tensor in the product that llama.cpp asks about: matrix, input, or result for
-    each used expert."""
+    """Return the bytes of the largest tensor in llama.cpp's query to the device about this weight.
+
+    The query is a matrix product; its tensors are matrix, input, and result for each used expert.
+    """
     if len(tensor.shape) < 2:
         return tensor.size_bytes
     counts = _experts_used(model) if _EXPERTS in tensor.name else math.prod(tensor.shape[2:])
@@ -127,21 +131,22 @@ def _has_scan(model: ModelFile, tensor: TensorInfo, kernels: Kernels) -> bool:
 
 
 ROW_PADDING = 512
-"""Elements that CUDA-like backends pad quantised rows to: `MATRIX_ROW_PADDING` in ggml-cuda/common.cuh.
+"""Number of elements to whose multiple CUDA-like backends pad quantised rows: `MATRIX_ROW_PADDING` in common.cuh.
 
-It pads weights (`row_padding_bytes` in `tensors.py`), KV caches (`CacheTensor.size_bytes` in `kv_cache.py`) and results
-(`_cuda_bytes` in `compute_graph/devices.py`). `tests/engine/planning/memory/test_row_padding.py` covers these three
-places, `test_weights.py` and `test_estimate_truth.py` compare with llama.cpp's own numbers. `tests/zoo/simdev.c` has a
-512 of its own, since it is C.
+Padded are weights (`row_padding_bytes` in `tensors.py`), KV caches (`CacheTensor.size_bytes` in `kv_cache.py`) and
+results (`_cuda_bytes` in `compute_graph/devices.py`). `tests/engine/planning/memory/test_row_padding.py` covers these
+three places, `test_weights.py` and `test_estimate_truth.py` compare with llama.cpp's own numbers. `tests/zoo/simdev.c`
+has its own 512, since it is C.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class SizeRule:
-    """How tensors add up in a buffer.
+    """Rules for the size of a buffer with several tensors.
 
-    `alignment_bytes`: each tensor is padded to it. `pads_rows`: quantised rows are padded to `ROW_PADDING` elements.
-    `kernels`: weights without a kernel are not in the buffer.
+    `alignment_bytes`: the size of each tensor is rounded up to a multiple of this.
+    `pads_rows`: whether quantised rows are padded to `ROW_PADDING` elements.
+    `kernels`: kernels of the device; weights without a kernel are not in the buffer.
     """
 
     alignment_bytes: int
@@ -151,9 +156,10 @@ class SizeRule:
 
 @dataclass(frozen=True, slots=True)
 class HostBuffer:
-    """A buffer type in host memory.
+    """A ggml buffer type in host memory.
 
-    `alignment_bytes`: of tensors in it. `extra_bytes`: bytes that a buffer has more than requested.
+    `alignment_bytes`: alignment of tensors in it.
+    `extra_bytes`: bytes of a buffer in addition to those requested.
     `max_buffer_bytes`: largest buffer; None for any size.
     """
 
@@ -162,7 +168,10 @@ class HostBuffer:
     max_buffer_bytes: int | None = None
 
     def of(self, size_bytes: int, n_parts: int = 1) -> int:
-        """Return the bytes of `n_parts` buffers for `size_bytes` together. For 0 bytes there is no buffer."""
+        """Return the bytes of `n_parts` buffers for `size_bytes` in all.
+
+        0 for 0 bytes, because then there is no buffer.
+        """
         return size_bytes + n_parts * self.extra_bytes if size_bytes else 0
 
 
@@ -171,17 +180,17 @@ PLAIN_HOST = HostBuffer()
 
 @dataclass(frozen=True, slots=True)
 class BackendTraits:
-    """Properties of a backend that planning needs.
+    """Properties of a backend that memory forecasts need.
 
-    `pinned_host`: it has a host buffer type, `pinned`, that large batches are copied from.
-    `op_offload`: it computes large batches for weights in host memory.
-    `converts_kv`: flash attention keeps F16 copies of a KV cache of another type.
-    `reorders`: it computes nodes in another order (`graph_optimize`).
-    `fuses`: it keeps what fused steps of experts read (`graph_optimize` of CUDA).
-    `max_buffer_bytes`: its largest buffer, above which it makes several; None for any size.
-    `has_pools`: what it takes while it answers is known (`cuda_pools.py`).
-    `overhead_bytes`: what a process takes on the device before its first buffer. A rough guess; loads calibrate it
-        (`engine/planning/fit/calibration.py`).
+    `pinned_host`: whether it has a host buffer type, `pinned`, from which large batches are copied.
+    `op_offload`: whether it computes large batches with weights in host memory.
+    `converts_kv`: whether flash attention makes F16 copies of a KV cache of another type.
+    `reorders`: whether it computes nodes in another order (`graph_optimize`).
+    `fuses`: whether it keeps the sources of fused expert nodes allocated (`graph_optimize` of CUDA).
+    `max_buffer_bytes`: largest buffer, above which it makes several; None for any size.
+    `has_pools`: whether `cuda_pools.py` can compute the memory that it allocates while it answers.
+    `overhead_bytes`: bytes that a process uses on the device before its first buffer. It is a rough guess, and loads
+    replace it by measurements (`engine/planning/fit/calibration.py`).
     """
 
     size_rule: SizeRule
@@ -241,7 +250,10 @@ TRAITS: dict[str, BackendTraits] = {
 
 
 def backend_traits(device: Device) -> BackendTraits:
-    """Return the traits of the device's backend; an unknown backend gets cautious ones."""
+    """Return the properties of the device's backend, with values that the device reports.
+
+    Cautious ones if it is unknown.
+    """
     if device.is_host:
         return CPU_TRAITS
     if device.is_rpc:
@@ -257,11 +269,11 @@ def backend_traits(device: Device) -> BackendTraits:
 
 @lru_cache(maxsize=64)
 def _remote_traits(backend: str, overhead_bytes: int) -> BackendTraits:
-    """Return the traits of an RPC worker whose device computes with `backend`.
+    """Return the properties of an RPC worker whose device computes with `backend`.
 
-    The client's scheduler sees RPC: any operation, no host buffer, no op offload and no reordering. Sizes of quantised
-    tensors are asked of the worker (`ggml_backend_rpc_buffer_type_get_alloc_size`), so rows are padded as there. What
-    the worker takes before its first buffer is no longer free when its memory is read.
+    The scheduler of the client treats it as RPC: any operation, no host buffer, no op offload and no reordering. The
+    client asks the worker for the sizes of quantised tensors (`ggml_backend_rpc_buffer_type_get_alloc_size`), so rows
+    are padded as on its device. `overhead_bytes` are no longer free when the worker's memory is read.
     """
     behind = TRAITS.get(backend)
     if behind is None:
@@ -277,7 +289,10 @@ def _remote_traits(backend: str, overhead_bytes: int) -> BackendTraits:
 
 @lru_cache(maxsize=64)
 def _with_reported(traits: BackendTraits, told: BufferFacts) -> BackendTraits:
-    """Return `traits` with the values that a device reports; None if it reports none."""
+    """Return `traits` with the values of `told` that the device reports.
+
+    Values that are None there stay as in `traits`.
+    """
     rule, pinned = traits.size_rule, traits.pinned
     return replace(
         traits,
@@ -296,5 +311,5 @@ def _with_reported(traits: BackendTraits, told: BufferFacts) -> BackendTraits:
 
 
 def supports_mapping(device: Device) -> bool:
-    """Return whether load mode auto maps the file with this device in the list (integrated GPUs do not)."""
+    """Return whether load mode "auto" uses mmap if this device is in the list. With integrated GPUs it does not."""
     return device.kind != "igpu" or device.backend not in ("CUDA", "HIP", "ROCm", "MUSA", "Vulkan")

@@ -1,11 +1,12 @@
-"""What CUDA takes on a card while it answers, besides the engine's buffers.
+"""Memory that CUDA allocates on a card while it answers, in addition to llama.cpp's buffers.
 
-ggml's CUDA backend has a pool for temporary tensors of one operation. The pool grows to what the largest operation
-needs and never shrinks (`ggml_cuda_pool_vmm`). A card that computes with cuBLAS has a workspace too. Most of it comes
-in the warm-up, which reads a full micro batch. Without flash attention the pool also grows as the context fills.
+ggml's CUDA backend has a pool for temporary tensors of one operation. The pool grows to the size that the largest
+operation needs, and never shrinks (`ggml_cuda_pool_vmm`). A card that computes with cuBLAS also has a workspace. Most
+of it is allocated in the warm-up, which computes a full micro batch. If flash attention is off, the pool also grows
+while the context fills.
 
-Sizes follow the sources of llama.cpp; each function names the one that it mirrors. They hold for cards from Turing on
-with virtual memory, as NVIDIA's drivers have it. What depends on the card is counted for the largest one:
+Sizes follow the sources of llama.cpp; each function names the one that it mirrors. They are valid for cards from Turing
+on with virtual memory, as in NVIDIA's drivers. Values that depend on the card are those of the largest one:
 multiprocessors and cuBLAS's workspace. So the result is an upper bound.
 """
 
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from engine.base.units import MIB
 from engine.devices.device import CPU_ID
 from engine.model.gguf.model_file import ModelFile, TensorInfo
+from engine.planning.memory.backends import ROW_PADDING
 from engine.planning.memory.hyper_parameters import HyperParameters
 from engine.planning.memory.kv_cache import ContextShape, pad, window_cells
 from engine.planning.memory.placement import Placement
@@ -25,46 +27,50 @@ from engine.planning.memory.tensor_split import MemberTables
 from engine.planning.settings.context_settings import ContextSettings
 
 _POOL_STEP = 2 * MIB
-"""Granularity of virtual memory on NVIDIA's cards, by which a pool grows."""
+"""Bytes by which a pool grows: granularity of virtual memory on NVIDIA's cards."""
 _BLOCKS_BYTES = 4 * _POOL_STEP
-"""What the last blocks of weights, cache, state and compute buffer have more than the buffers."""
+"""Bytes by which the last blocks of weights, cache, state and compute buffers together exceed the buffers."""
 _ALIGNMENT = 128
 _CUBLAS_BYTES = 32 * MIB
-"""Workspace from Hopper on; earlier cards have 4 MiB (`ggml_backend_cuda_context::cublas_handle`)."""
+"""cuBLAS workspace from Hopper on; earlier cards have 4 MiB (`ggml_backend_cuda_context::cublas_handle`)."""
 _MULTIPROCESSORS = 192
-"""More than any card has."""
+"""Number of multiprocessors that is assumed; no card has more."""
 _TILE_ELEMENTS = 128 * 128
-"""Largest tile of a product in parts (`launch_mul_mat_q`, stream-k)."""
+"""Elements of the largest tile of a product in parts (`launch_mul_mat_q`, stream-k)."""
 _FLASH_COLUMNS, _FLASH_BLOCKS, _LARGE_HEAD = 64, 4, 256
-"""Columns of a tile of flash attention, and blocks on a multiprocessor; half as many for larger heads
-(`launch_fattn`)."""
-_ROW_PADDING = 512
+"""Flash attention (`launch_fattn`): columns of a tile, blocks on a multiprocessor, and the largest head size for them.
+
+Larger heads have half as many blocks.
+"""
 _FLOATS = {"F32": 4, "F16": 2, "BF16": 2}
 _FLOAT_CACHES = ("f32", "f16", "bf16")
 _WITHOUT_MMQ = frozenset({"IQ1_M", "Q8_K"})
 """Quantised types that CUDA multiplies as F16 (`ggml_cuda_should_use_mmq`)."""
 _MOST_TOKENS_OF_MMF = 16
 _SORTED_BYTES = 64 * MIB
-"""Rows that are sorted at once (`argsort_f32_i32_cuda_cub_chunk_nrows`)."""
+"""Most bytes of rows that are sorted at once (`argsort_f32_i32_cuda_cub_chunk_nrows`)."""
 _SORT_BUFFERS = 6
-"""Keys and numbers before and after sorting, the result, and about as much for CUB."""
+"""Buffers for sorting: keys and indices before and after it, the result, and about as much for CUB."""
 _SCAN_CHUNK = 256
 _NO_PRODUCT = ("conv1d.weight", "ssm_a", "ssm_d", "conv.weight", "rope_freqs.weight", "rope_factors_long.weight",
                "rope_factors_short.weight", "tid2eid.weight")  # fmt: skip
 _REDUCED_BYTES = 32 * MIB
-"""Buffer by which two cards add up partial results (`GGML_CUDA_AR_COPY_MAX_BYTES`)."""
+"""Bytes of the buffer in which two cards add partial results (`GGML_CUDA_AR_COPY_MAX_BYTES`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answering:
-    """Bytes that one device takes while it answers. `late_bytes`: part of them that comes as the context fills."""
+    """Bytes that one device allocates while it answers.
+
+    `late_bytes`: part of `total_bytes` that is allocated only while the context fills.
+    """
 
     total_bytes: int = 0
     late_bytes: int = 0
 
 
 class CudaPools:
-    """Sizes of pools and workspaces for one model with one set of context settings."""
+    """Computes the sizes of CUDA's pools and workspaces for one model with one set of context settings."""
 
     def __init__(self, model: ModelFile, hyper: HyperParameters, shape: ContextShape, context: ContextSettings) -> None:
         self._hyper, self._shape, self._context = hyper, shape, context
@@ -89,9 +95,12 @@ class CudaPools:
         self._sliced: tuple[MemberTables, list[list[int]]] | None = None
 
     def of(self, placement: Placement, members: MemberTables | None = None, *, flash: bool) -> dict[str, Answering]:
-        """Return what each device takes of which this is known.
+        """Return the bytes that devices allocate while they answer, by device id.
 
-        `members`: slices of a tensor split. `flash`: whether flash attention is used.
+        Devices with unknown pools are left out.
+
+        `members`: slices of weights in split mode tensor; None in other modes.
+        `flash`: whether flash attention is used.
         """
         found: dict[str, Answering] = {}
         for device in dict.fromkeys(placement.entries):
@@ -121,7 +130,7 @@ class CudaPools:
         return found
 
     def _layers_of(self, device: str, placement: Placement) -> list[int]:
-        """Return the layers that a device may compute, or parts of them."""
+        """Return the layers that a device may compute as a whole or in part."""
         n_layers = min(len(self._matrices), self._hyper.n_layers)
         # Moved weights are computed where they are, and those in host memory on a device if batches are large.
         if placement.shares or placement.row_shares or placement.overrides:
@@ -133,7 +142,7 @@ class CudaPools:
         return [layer for layer in found if layer < n_layers]
 
     def _slices(self, members: MemberTables) -> list[list[int]]:
-        """Return the temporary bytes of products on each member of a tensor split, by layer."""
+        """Return the temporary bytes of matrix products on each device of split mode tensor, by layer."""
         if self._sliced is None or self._sliced[0] is not members:
             n_tokens = self._shape.n_ubatch
             found: list[list[int]] = []
@@ -154,7 +163,10 @@ class CudaPools:
     # ------------------------------------------------------------------ products with weights
 
     def _product_bytes(self, tensor: TensorInfo, n_tokens: int, part: float = 1.0) -> int:
-        """Return the temporary bytes of a product of a weight with so many tokens. `part`: share of the weight."""
+        """Return the temporary bytes of the product of a weight with `n_tokens` tokens.
+
+        `part`: share of the weight on the device.
+        """
         n_in, n_out = tensor.shape[0], tensor.shape[1]
         if len(tensor.shape) > 2 and tensor.shape[2] > 1:
             if "_exps." in tensor.name and self._n_used:
@@ -168,7 +180,7 @@ class CudaPools:
         return _cublas_bytes(tensor.type_name, math.ceil(tensor.n_elements * part), n_in, n_out, n_tokens)
 
     def _experts_bytes(self, tensor: TensorInfo, n_tokens: int, part: float) -> int:
-        """Return the temporary bytes of `ggml_cuda_mul_mat_id`."""
+        """Return the temporary bytes of a product with experts (`ggml_cuda_mul_mat_id`)."""
         n_in, n_out = tensor.shape[0], tensor.shape[1]
         n_rows = n_tokens * self._n_used
         if _has_mmq(tensor):
@@ -185,7 +197,7 @@ class CudaPools:
     # ------------------------------------------------------------------ attention and states
 
     def _soon_and_full(self, layers: Sequence[int], *, flash: bool) -> tuple[int, int]:
-        """Return the temporary bytes of attention in the warm-up, and with a full context."""
+        """Return temporary bytes of attention in the warm-up and with a full context, for the largest layer."""
         if not self._context.offload_kqv:
             return 0, 0
         found = self._attention.get(flash)
@@ -203,20 +215,21 @@ class CudaPools:
         return soon_bytes, full_bytes
 
     def _attention_bytes(self, index: int, n_cells: int, *, flash: bool) -> int:
-        """Return the temporary bytes of a layer's attention over so many cells."""
+        """Return the temporary bytes of a layer's attention over `n_cells` cells of the KV cache."""
         hyper = self._hyper
         if not hyper.n_head[index] or not hyper.n_head_kv[index]:
             return 0
         if flash:
             widest = max(hyper.head_v[index], hyper.head_k[index])
             n_blocks = _MULTIPROCESSORS * (_FLASH_BLOCKS if widest <= _LARGE_HEAD else _FLASH_BLOCKS // 2)
+            # `dst_tmp_meta` of `launch_fattn`: 2 + DV / 2 values of 8 bytes (`float2`) for each column of a block.
             return n_blocks * _FLASH_COLUMNS * 8 * (2 + widest // 2) if widest else 0
         if hyper.sliding[index]:
             n_cells = min(n_cells, window_cells(hyper, self._context))
         return self._kqv_bytes(index, n_cells)
 
     def _kqv_bytes(self, index: int, n_cells: int) -> int:
-        """Return the temporary bytes of KQ and KQV without flash attention (`ggml_cuda_mul_mat_cublas_impl`)."""
+        """Return the temporary bytes of KQ and KQV if flash attention is off (`ggml_cuda_mul_mat_cublas_impl`)."""
         hyper, n_tokens, n_streams = self._hyper, self._shape.n_ubatch, self._shape.n_streams
         n_head, head_k, head_v = hyper.n_head[index], hyper.head_k[index], hyper.head_v[index]
         # KQ is computed in F32, for which K is converted; for a quantised K, Q is. KQ is converted to the type of V,
@@ -228,11 +241,12 @@ class CudaPools:
         if self._context.type_v == "f32":
             return k_bytes
         out_bytes = 2 * (head_k if hyper.latent else head_v) * n_tokens * n_head
+        # 24: three pointers of 8 bytes for each product of a batch (`ptrs_src`, `ptrs_dst`).
         v_bytes = 2 * n_cells * n_tokens * n_head + out_bytes + 24 * n_head * n_streams
         return max(k_bytes, v_bytes) + 4 * _ALIGNMENT
 
     def _indexer_bytes(self, index: int) -> int:
-        """Return the temporary bytes by which a layer's indexer chooses cells (`ggml_cuda_op_top_k`)."""
+        """Return the temporary bytes that a layer's indexer needs to select cells (`ggml_cuda_op_top_k`)."""
         if not self._hyper.indexer_widths[index]:
             return 0
         return _SORT_BUFFERS * min(_SORTED_BYTES, 4 * self._sorted * self._shape.n_ubatch)
@@ -249,7 +263,9 @@ class CudaPools:
         return 8 * n_tokens * n_head + _SCAN_CHUNK * in_chunk * n_sequences
 
     def _reduction_bytes(self, n_members: int) -> int:
-        """Return the buffers by which the members of a tensor split add up partial results (ggml-backend-meta.cpp)."""
+        """Return the bytes of the buffers in which devices of split mode tensor add partial results
+        (ggml-backend-meta.cpp).
+        """
         if n_members < 2:
             return 0
         partial_bytes = 4 * self._hyper.n_embd * self._shape.n_ubatch * max(1, self._n_used)
@@ -259,7 +275,7 @@ class CudaPools:
 
 
 def _is_matrix(tensor: TensorInfo) -> bool:
-    """Return whether tokens are multiplied with a weight."""
+    """Return whether a weight is used in a matrix product with tokens."""
     return len(tensor.shape) > 1 and min(tensor.shape[:2]) > 1 and not tensor.name.endswith(_NO_PRODUCT)
 
 
@@ -268,12 +284,14 @@ def _has_mmq(tensor: TensorInfo) -> bool:
 
 
 def _mmq_bytes(n_in: int, n_rows: int) -> int:
-    """Return the temporary bytes of `ggml_cuda_mul_mat_q`: the input in Q8_1, and tiles that are added up."""
-    return n_rows * pad(n_in, _ROW_PADDING) * 144 // 128 + 128 * 144 + _MULTIPROCESSORS * _TILE_ELEMENTS * 4
+    """Return the temporary bytes of `ggml_cuda_mul_mat_q`: the input as Q8_1, and tiles of partial sums."""
+    # A `block_q8_1_mmq` has 144 bytes for 128 elements; up to 128 further ones pad the last tile
+    # (`get_mmq_x_max_host`). Stream-k adds an F32 tile of partial sums for each multiprocessor.
+    return n_rows * pad(n_in, ROW_PADDING) * 144 // 128 + 128 * 144 + _MULTIPROCESSORS * _TILE_ELEMENTS * 4
 
 
 def _cublas_bytes(type_name: str, n_weights: int, n_in: int, n_out: int, n_tokens: int) -> int:
-    """Return the temporary bytes of `ggml_cuda_mul_mat_cublas`: weight, input and result in F16."""
+    """Return the temporary bytes of `ggml_cuda_mul_mat_cublas`: weight, input and result as F16."""
     if type_name == "F32":
         return 0
     weight_bytes = 0 if type_name in _FLOATS else 2 * n_weights

@@ -1,4 +1,4 @@
-"""The memory that a layout needs on each device, in bytes, and how each number is known."""
+"""The memory that a layout needs on each device, in bytes, and the source of each number."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Literal
 from engine.base.language import tr
 
 Part = Literal["weights", "state", "compute"]
-"""Part of an estimate: `state` is KV cache and recurrent state, `compute` the compute buffers."""
+"""Part of an estimate. `state`: KV cache and recurrent state. `compute`: compute buffers."""
 
 
 class Grade(StrEnum):
-    """How a number is known: by arithmetic, by a load without allocation (`no_alloc`), or by a real load."""
+    """Source of a number: arithmetic, a load without allocation (`no_alloc`), or a real load."""
 
     ESTIMATED = "estimated"
     PROBED = "probed"
@@ -29,21 +29,24 @@ _GRADE_WORDS = {
 
 
 def grade_words(grade: Grade) -> str:
-    """Return the word for a grade, for people."""
+    """Return the word for a grade in the user's language."""
     return _GRADE_WORDS[grade]
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """Bytes on one device.
+    """Memory of a layout on one device, in bytes.
 
-    `weights_bytes`: weights in buffers. `mapped_bytes` (host only): weights in the mapped file. They are page cache,
-        which the system can reclaim, so they are not part of the need.
-    `compute_bytes`: compute buffer. `pipeline_bytes`: part of it for the extra copies of a pipeline. `projector_bytes`:
-        part of it in which the projector computes the largest image; 0 if that is not known.
-    `output_bytes`: buffer for logits and embeddings. `overhead_bytes`: what the process takes before its first buffer.
-    `answering_bytes`: what the backend takes besides while it answers, with a full context; 0 if that is not known.
-        `late_bytes`: part of it that comes after the load, as the context fills.
+    `weights_bytes`: weights in buffers.
+    `mapped_bytes`: weights in the mapped file, on the host only. The system can reclaim them, so they are not part of
+    the need.
+    `compute_bytes`: compute buffer.
+    `output_bytes`: buffer for logits and embeddings.
+    `overhead_bytes`: memory that the process allocates before its first buffer.
+    `pipeline_bytes`: part of `compute_bytes` for the additional copies of a pipeline.
+    `answering_bytes`: memory that the backend allocates while it answers, with a full context; 0 if unknown.
+    `late_bytes`: part of `answering_bytes` that is allocated after the load, while the context fills.
+    `projector_bytes`: part of `compute_bytes` in which the projector computes the largest image; 0 if unknown.
     """
 
     weights_bytes: int = 0
@@ -74,10 +77,12 @@ class DeviceMemory:
 
 @dataclass(frozen=True, slots=True)
 class MemoryEstimate:
-    """Memory of one layout, with an entry for each device of the rig.
+    """Memory of one layout on each device of the rig.
 
-    `probe_only`: why arithmetic cannot compute everything; None if it can.
-    `unknown`: parts that are missing in `devices`, where they are 0.
+    `devices`: memory by device id.
+    `grade`: source of the numbers.
+    `probe_only`: sentence on why not everything could be computed; None if it could.
+    `unknown`: parts that could not be computed; they are 0 in `devices`.
     """
 
     devices: Mapping[str, DeviceMemory]

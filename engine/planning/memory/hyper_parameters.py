@@ -1,4 +1,4 @@
-"""Hyper-parameters that size a model's KV cache and recurrent state, checked before any arithmetic."""
+"""Hyper-parameters that determine the sizes of KV cache and recurrent state, checked when they are read."""
 
 from __future__ import annotations
 
@@ -9,34 +9,39 @@ from engine.model.architectures.registry import find_architecture
 from engine.model.gguf.model_file import MetadataValue, ModelFile
 
 _LARGEST = 1 << 31
-"""Bound of every number: llama.cpp stores most as int32 or uint32."""
+"""Upper limit of each number, because llama.cpp stores most as int32 or uint32."""
 _MOST_LAYERS = 512
-"""`LLAMA_MAX_LAYERS`."""
+"""Most layers that llama.cpp supports (`LLAMA_MAX_LAYERS`)."""
 _POOLINGS = (1, 2, 3)
-"""Kinds of pooling with one vector for a text: mean, first token, last token (`llama_pooling_type`)."""
+"""Kinds of pooling that make one vector of a text: mean, first token, last token (`llama_pooling_type`)."""
 
 
 class MissingNumberError(ValueError):
-    """A hyper-parameter is absent, has a wrong type, is out of range, or contradicts the tensors."""
+    """A hyper-parameter is missing, has a wrong type, is out of range, or contradicts the tensors."""
 
 
 @dataclass(frozen=True, slots=True)
 class HyperParameters:
-    """Hyper-parameters of a model. Tuples have an entry for each block of the file, multi-token prediction included.
+    """Hyper-parameters of a model that determine the size of its state.
 
-    Widths are in elements.
-    `n_trunk_layers`: blocks before those of multi-token prediction.
-    `head_k`, `head_v`: head sizes. `window`: tokens that `sliding` layers keep; 0 for none.
-    `recurrent`: layers with a recurrent state. `caching`: layers with a KV cache of their own.
+    Tuples have an entry for each block of the file, including blocks for multi-token prediction. Widths are in
+    elements.
+
+    `n_trunk_layers`: number of blocks before those for multi-token prediction.
+    `head_k`, `head_v`: sizes of K and V heads.
+    `window`: length of the sliding window in tokens; 0 for none.
+    `sliding`: whether the layer has a sliding window.
+    `recurrent`: whether the layer has a recurrent state.
+    `caching`: whether the layer has its own KV cache.
     `recurrent_widths`: widths of the rolling and of the recurrent state of one sequence.
-    `latent`: keys and values are one vector (MLA).
-    `indexer_widths`: width of the indexer's key; 0 if the layer has none.
+    `latent`: whether keys and values are one vector (MLA).
+    `indexer_widths`: width of the indexer's key; 0 if the layer has no indexer.
     `hashed_widths`: width of the state for hashed token sequences.
     `ratios`: compression ratio of the keys; 0 for none.
-    `cache_of`: the layer whose KV cache a layer reads.
-    `causal`: tokens attend to earlier tokens only. Then the context limits the batch.
-    `n_loops`: how often all layers run.
-    `pooled_width`: width of the vector that a text is pooled to; 0 if the file names no pooling, or no vocabulary.
+    `cache_of`: index of the layer whose KV cache the layer reads.
+    `causal`: whether tokens attend to earlier tokens only. If so, a batch is not longer than the context.
+    `n_loops`: number of times that all layers run.
+    `pooled_width`: width of the vector that a text is pooled to; 0 if the file has no pooling or no vocabulary.
     """
 
     n_embd: int
@@ -75,17 +80,18 @@ class HyperParameters:
 
 
 def count_skipped_blocks(model: ModelFile) -> int:
-    """Return the number of blocks at the end that hold multi-token prediction. A normal load skips them."""
+    """Return the number of blocks for multi-token prediction, the last blocks of the file. A normal load skips them."""
     value = model.hyper_parameter("nextn_predict_layers")
     is_count = isinstance(value, int) and not isinstance(value, bool)
     return value if is_count and isinstance(value, int) and 0 < value < model.n_layers else 0
 
 
 def read_state(model: ModelFile) -> tuple[HyperParameters, Architecture]:
-    """Return the hyper-parameters for a model's state, and the record of its architecture.
+    """Return the hyper-parameters that determine the size of a model's state, and the record of its architecture.
 
     Raises:
-    MissingNumberError: names the key or the architecture, so that the caller leaves the model to the probe.
+        MissingNumberError: a key is missing, or the architecture is unknown. The message names it, and the model's
+            memory is left to the probe.
     """
     architecture = find_architecture(model.architecture)
     if architecture is None:
@@ -99,7 +105,7 @@ def read_hyper_parameters(model: ModelFile, architecture: Architecture) -> Hyper
     """Return the hyper-parameters of a model of this architecture.
 
     Raises:
-    MissingNumberError: names the key, so that the caller leaves the model to the probe.
+        MissingNumberError: a key is missing; the message names it, and the model's memory is left to the probe.
     """
     n_layers = model.n_layers
     if not 1 <= n_layers <= _MOST_LAYERS:
@@ -150,10 +156,10 @@ def read_hyper_parameters(model: ModelFile, architecture: Architecture) -> Hyper
 
 
 def number(model: ModelFile, key: str, default: int | None = None, *, least: int = 1) -> int:
-    """Return a whole number of the header, `default` if the header has none.
+    """Return the whole number with this key in the header; `default` if it is missing.
 
     Raises:
-    MissingNumberError: it is absent without a default, no whole number, or out of range.
+        MissingNumberError: it is missing and there is no default, it is not a whole number, or it is out of range.
     """
     value = _value(model, key)
     if value is None and default is not None:
@@ -187,9 +193,9 @@ def _per_layer(model: ModelFile, key: str, n_layers: int, default: tuple[int, ..
 
 
 def _flags(model: ModelFile, key: str, n_layers: int, *, length: int | None = None) -> tuple[bool, ...] | None:
-    """Return a list of flags per layer, padded with False; None if the file has no list.
+    """Return a list of flags per layer, padded with False; None if the file has no such list.
 
-    llama.cpp requires a `length` for some lists and accepts any for others.
+    `length`: number of entries that llama.cpp requires; None if it accepts any.
     """
     value = _value(model, key)
     if not isinstance(value, tuple):
@@ -249,10 +255,10 @@ def _owners(model: ModelFile, architecture: Architecture) -> int:
 
 
 def _cache_of(model: ModelFile, n_owners: int, sliding: tuple[bool, ...]) -> tuple[int, ...]:
-    """Return the layer whose KV cache each layer reads.
+    """Return the index of the layer whose KV cache each layer reads.
 
-    Layers after the owners read the cache of the last owner, sliding ones that of the owner before it. So these two
-    owners must be of these two kinds.
+    The first `n_owners` layers have their own cache. Later layers read the cache of the last owner, and sliding ones
+    that of the owner before it. So these two owners must be of the same kind as their readers.
     """
     found = [index if index < n_owners else n_owners - (2 if slides else 1) for index, slides in enumerate(sliding)]
     for index, owner in enumerate(found):
@@ -280,7 +286,7 @@ def _caching_layers(
 def _window(
     model: ModelFile, rule: Window | None, recurrent: tuple[bool, ...], n_trunk: int
 ) -> tuple[int, tuple[bool, ...]]:
-    """Return the window in tokens, and which layers slide. Without a window no layer does."""
+    """Return (window in tokens, whether each layer has it); (0, all False) for a model with no sliding window."""
     n_layers = model.n_layers
     nowhere = (False,) * n_layers
     if rule is None or (rule.only_with_layers is not None and n_trunk != rule.only_with_layers):
@@ -398,7 +404,10 @@ def _hashed_widths(model: ModelFile, n_embd: int) -> tuple[int, ...]:
 
 
 def _check_attention(model: ModelFile, hyper: HyperParameters) -> None:
-    """Raise MissingNumberError if the projections contradict the header. llama.cpp would refuse such a file."""
+    """Raise `MissingNumberError` if the shapes of the projections contradict the header.
+
+    llama.cpp refuses such a file.
+    """
     for block, n_head, k_width, v_width, head_k, recurrent in zip(
         model.blocks, hyper.n_head, hyper.k_widths, hyper.v_widths, hyper.head_k, hyper.recurrent, strict=True
     ):

@@ -1,4 +1,4 @@
-"""Contents of a model file by part: a document for programs, and text for people."""
+"""Contents of a model file by part, as a JSON document and as text."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ class InspectBlock(msgspec.Struct, frozen=True, kw_only=True):
 class InspectDocument(msgspec.Struct, frozen=True, kw_only=True):
     """The `inspect` document of docs/contract.md.
 
-    `parts`: names of the files. `output_bytes`: bytes in the file for the output layer; only its norm if the matrix is
-        tied to the embedding. `n_ctx_train`, `kv_bytes_per_token`: None if the header does not have them.
+    `parts`: names of the files.
+    `output_bytes`: bytes in the file for the output layer; only its norm if the matrix is tied to the embedding.
+    `n_ctx_train`, `kv_bytes_per_token`: None if the header does not contain them.
     """
 
     architecture: str
@@ -45,7 +46,7 @@ class InspectDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def inspect_document(model: ModelFile) -> InspectDocument:
-    """Return the `inspect` document of the contract."""
+    """Return the `inspect` document of docs/contract.md for a model."""
     return InspectDocument(
         architecture=model.architecture,
         name=model.name,
@@ -78,7 +79,7 @@ def _global_bytes(model: ModelFile, start: str) -> int:
 
 
 def inspect_text(document: InspectDocument) -> str:
-    """Return the document for people. Equal neighbouring layers share a line."""
+    """Return the document as text for the user. Neighbouring layers of equal size are on one line."""
     growth = document.kv_bytes_per_token
     n_ctx = "unknown" if document.n_ctx_train is None else f"{document.n_ctx_train:,} tokens"
     rows = [

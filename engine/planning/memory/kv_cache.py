@@ -1,7 +1,7 @@
-"""State of each layer between batches: KV cache of the context or of a window, and recurrent states.
+"""State of each layer between batches: KV cache of the whole context or of a sliding window, and recurrent states.
 
 Mirrors the constructors of `llama_kv_cache`, `llama_kv_cache_iswa` and `llama_memory_recurrent`, and the sizes that
-`llama_context` derives from its parameters.
+`llama_context` computes from its parameters.
 """
 
 from __future__ import annotations
@@ -18,15 +18,17 @@ from engine.planning.settings.context_settings import ContextSettings, KvType
 from engine.planning.settings.table import CONTEXT_STEP
 
 CELL_PADDING = CONTEXT_STEP
-"""Cells of a sequence are padded to this number (`GGML_PAD(n_ctx, 256)` in `llama_context`)."""
+"""llama.cpp rounds the cells of a sequence up to a multiple of this (`GGML_PAD(n_ctx, 256)` in `llama_context`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ContextShape:
-    """Sizes that llama.cpp derives from the settings.
+    """Sizes that llama.cpp computes from the context settings.
 
-    `n_cells`: cells of one stream. `n_streams`: sequences with cells of their own; 1 for a unified cache.
-    `n_batch`, `n_ubatch`: effective batch sizes in tokens. `n_sequences`: parallel sequences.
+    `n_cells`: cells of one stream.
+    `n_streams`: number of sequences with their own cells; 1 for a unified cache.
+    `n_batch`, `n_ubatch`: batch sizes that are really used, in tokens.
+    `n_sequences`: number of parallel sequences.
     """
 
     n_cells: int
@@ -42,7 +44,10 @@ def pad(value: int, multiple: int) -> int:
 
 
 def context_shape(context: ContextSettings, n_ctx_train: int, *, causal: bool = True) -> ContextShape:
-    """Return the sizes that `llama_context` derives. Without `causal` attention a batch may exceed the context."""
+    """Return the sizes that `llama_context` computes.
+
+    `causal`: False for a model whose batch may be longer than the context.
+    """
     n_ctx = context.n_ctx if context.n_ctx > 0 else n_ctx_train
     n_sequences = max(1, context.n_seq_max)
     # As the constructor of `llama_context`: a causal batch is cut to the context before that is padded.
@@ -56,12 +61,12 @@ def context_shape(context: ContextSettings, n_ctx_train: int, *, causal: bool = 
 
 
 def is_quantised(kv_type: KvType) -> bool:
-    """Return whether a cache type packs elements in blocks."""
+    """Return whether a KV cache type stores elements in quantised blocks."""
     return TYPES_BY_NAME[kv_type].block_elements > 1
 
 
 def row_bytes(kv_type: KvType, n_elements: int) -> int:
-    """Return the bytes of `n_elements` in one row of the cache."""
+    """Return the bytes of `n_elements` elements in one row of the cache."""
     kind = TYPES_BY_NAME[kv_type]
     return n_elements // kind.block_elements * kind.block_bytes
 
@@ -70,7 +75,8 @@ def row_bytes(kv_type: KvType, n_elements: int) -> int:
 class CacheTensor:
     """One tensor of a layer's state: `n_rows` rows of `width` elements of the type `kind`.
 
-    `name`: K, V, keys of an indexer, compressed keys, recurrent states r and s, or the state of hashed tokens.
+    `name`: "k", "v", "indexer" (its keys), "compressed" (keys), "r" and "s" (rolling and recurrent state), or "hashed"
+    (state for hashed token sequences).
     """
 
     name: Literal["k", "v", "indexer", "compressed", "r", "s", "hashed"]
@@ -79,7 +85,7 @@ class CacheTensor:
     n_rows: int
 
     def size_bytes(self, rule: SizeRule) -> int:
-        """Return the bytes in a buffer with this rule."""
+        """Return the bytes of the tensor in a buffer with the size rule `rule`."""
         size_bytes = self.n_rows * row_bytes(self.kind, self.width)
         # Only quantised tensors are padded, as in `ggml_backend_cuda_buffer_type_get_alloc_size`.
         if rule.pads_rows and is_quantised(self.kind) and self.width % ROW_PADDING:
@@ -89,14 +95,14 @@ class CacheTensor:
 
 @dataclass(frozen=True, slots=True)
 class LayerState:
-    """State of one layer between batches."""
+    """State of one layer between batches: tensors of its KV cache, and recurrent tensors."""
 
     cache: tuple[CacheTensor, ...] = ()
     recurrent: tuple[CacheTensor, ...] = ()
 
 
 def window_cells(hyper: HyperParameters, context: ContextSettings) -> int:
-    """Return the cells of one stream in layers with a sliding window (`llama_kv_cache_iswa`)."""
+    """Return the number of cells of one stream in layers with a sliding window (`llama_kv_cache_iswa`)."""
     shape = context_shape(context, hyper.n_ctx_train, causal=hyper.causal)
     if context.swa_full:
         return shape.n_cells
@@ -108,10 +114,9 @@ def window_cells(hyper: HyperParameters, context: ContextSettings) -> int:
 def layer_states(
     hyper: HyperParameters, architecture: Architecture, context: ContextSettings
 ) -> tuple[LayerState, ...]:
-    """Return the state of each block of the file; blocks of multi-token prediction have none.
+    """Return the state of each block of the file; blocks for multi-token prediction have none.
 
-    The last block also has the state of layers that are not in the file: repeats of all layers, or a router with one
-    head.
+    The last block also has the state of layers that are not in the file: repeated layers, or a router with one head.
     """
     if not architecture.has_cache:
         return (LayerState(),) * hyper.n_layers
@@ -165,10 +170,10 @@ def _recurrent_state(hyper: HyperParameters, shape: ContextShape, index: int) ->
 
 
 def compressed_states(hyper: HyperParameters, context: ContextSettings) -> tuple[LayerState, ...]:
-    """Return the state of layers with a window of keys and compressed keys (DeepSeek 4, `llama_kv_cache_dsv4`).
+    """Return the state of layers with a window of keys and with compressed keys (DeepSeek 4, `llama_kv_cache_dsv4`).
 
-    Each sequence has a stream of its own, also with a unified cache. A state keeps the rows that are not compressed
-    yet; with the lower ratio there are two vectors for each, because blocks overlap.
+    Each sequence has its own stream, even with a unified cache. A state contains the rows that are not yet compressed.
+    With the lower ratio there are two vectors for each row, because blocks overlap.
     """
     shape = context_shape(context, hyper.n_ctx_train, causal=hyper.causal)
     low_ratio, high_ratio = COMPRESSED_RATIOS
@@ -195,14 +200,18 @@ def compressed_states(hyper: HyperParameters, context: ContextSettings) -> tuple
 
 
 _SPAN_TOKENS = 1 << 22
-"""Tokens by which the context grows to measure bytes per token: larger than any window, and a multiple of the cell
-padding and of compression ratios."""
+"""Difference of two context lengths from which bytes per token are computed.
+
+It is longer than any window, and a multiple of the cell padding and of compression ratios.
+"""
 
 
 def kv_bytes_per_token(model: ModelFile) -> int | None:
-    """Return the bytes of one more token in an F16 cache, over all layers whose cache grows with the context.
+    """Return the bytes that one more token needs in an F16 KV cache.
 
-    None if the header alone does not suffice.
+    None if the header does not have enough information.
+
+    Only layers count whose cache grows with the context.
     """
     try:
         hyper, architecture = read_state(model)

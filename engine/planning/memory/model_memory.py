@@ -1,7 +1,7 @@
 """Memory of all layouts of one model: tables that are made once, and the estimate that each step of a drag needs.
 
-`ModelMemory` is the entry to this package. It reads the hyper-parameters (`hyper_parameters`), keeps tables of weights
-(`weights`) and, for each set of context settings, of state and compute buffers (`ContextMemory`).
+`ModelMemory` is the class that other packages use. It reads the hyper-parameters (`hyper_parameters`) and has tables of
+weights (`weights`). For each set of context settings it has tables of state and compute buffers (`ContextMemory`).
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ if TYPE_CHECKING:
     from engine.planning.memory.compute_graph.ggml.allocator import Size
 
 FORECAST_SECONDS = 10.0
-"""Default limit for the compute buffers of one layout, in seconds of processor time."""
+"""Default limit for computing the compute buffers of one layout, in seconds of processor time."""
 UNFORESEEN = (LookupError, ArithmeticError, ValueError, TypeError, AttributeError, AssertionError, RecursionError,
               MemoryError)  # fmt: skip
-"""Exceptions that arithmetic may raise on a malformed header, such as a missing tensor."""
+"""Exceptions that the arithmetic may raise for a malformed header, such as a missing tensor."""
 _UNFORESEEN = tr("its header is not supported")
 _ENDLESS = tr("its graph is too large to compute in time")
 _log = logging.getLogger("layerdeck.memory")
@@ -56,14 +56,17 @@ _Answer = TypeVar("_Answer")
 
 _LOGIT_BYTES = 4
 MOST_TABLES = 12
-"""Context settings whose tables are kept. An open context length is tried from 262,144 halved down to 256, which makes
-11."""
-FEW_TABLES = 4
-"""The same for searches that try many settings with a fixed length. A table is used briefly, and takes half a megabyte
-even for a small model."""
-_OF_PLACEMENT = ("op_offload", "op_offload_min_batch")
-"""Context settings that only the graph's scheduler reads. They are in `Placement`, so they do not multiply the tables.
+"""Number of context settings whose tables are cached.
+
+If the context length is "auto", lengths from 262,144 down to 256 are tried, each half of the one before: 11 lengths.
 """
+FEW_TABLES = 4
+"""As `MOST_TABLES`, for searches that try many settings with a fixed context length.
+
+Each table is used for a short time, and needs half a megabyte even for a small model.
+"""
+_OF_PLACEMENT = ("op_offload", "op_offload_min_batch")
+"""Context settings that only the graph's scheduler uses. They are in `Placement`, so tables do not depend on them."""
 _DECIDING = tuple(
     setting.key for setting in SETTINGS if setting.effect == "context" and setting.key not in _OF_PLACEMENT
 )
@@ -71,11 +74,14 @@ _EVERYTHING: tuple[Part, ...] = ("weights", "state", "compute")
 
 
 class ModelMemory:
-    """Memory of the layouts of one model. Make one for each open model and keep it: its tables make a step cheap.
+    """Memory of all layouts of one model.
 
-    `probe_only`: why arithmetic cannot compute everything; None if it can. `unknown`: the missing parts.
-    `most_tables`: context settings whose tables are kept.
-    Not thread-safe: one thread at a time.
+    Create one object for each open model, because its tables make estimates fast.
+
+    `probe_only`: sentence on why not everything can be computed; None if it can.
+    `unknown`: parts that cannot be computed.
+    `most_tables`: number of context settings whose tables are cached.
+    Only one thread may use an object at a time.
     """
 
     def __init__(self, model: ModelFile, most_tables: int = MOST_TABLES) -> None:
@@ -118,7 +124,7 @@ class ModelMemory:
         self.unknown = ("state", "compute")
 
     def _give_up_compute(self, reason: str) -> None:
-        """Leave compute buffers to the probe from now on, because the next attempt would fail in the same way."""
+        """Leave compute buffers to the probe from now on, because another attempt would fail in the same way."""
         self.probe_only = tr("{reason}; compute buffers are known only after a probe", reason=reason)
         self.unknown = ("compute",)
         self._graphs = None
@@ -126,7 +132,7 @@ class ModelMemory:
         self._last = None
 
     def for_context(self, context: ContextSettings) -> ContextMemory | None:
-        """Return the tables for these settings, None if only a probe has the state. The latest ones are kept."""
+        """Return the tables for these settings; None if the state cannot be computed. The latest tables are cached."""
         if self._state is None:
             return None
         last = self._last
@@ -150,7 +156,7 @@ class ModelMemory:
         return tables
 
     def _refusal(self, layout: Layout, rig: Rig) -> str | None:
-        """Return why nothing can be computed for `layout`, None if something can."""
+        """Return a sentence on why nothing can be computed for `layout`; None if something can."""
         n_layers = self.model.n_layers
         if layout.n_layers != n_layers:
             return tr(
@@ -167,8 +173,10 @@ class ModelMemory:
     def estimate(
         self, layout: Layout, context: ContextSettings, rig: Rig, *, with_compute: bool = True
     ) -> MemoryEstimate:
-        """Return the memory of `layout` on every device of `rig`; faster without compute buffers
-        (`with_compute=False`)."""
+        """Return the memory of `layout` on every device of `rig`.
+
+        `with_compute`: whether compute buffers are computed; without them the estimate is much faster.
+        """
         refusal = self._refusal(layout, rig)
         if refusal is not None:
             return _nothing_known(rig, refusal)
@@ -212,7 +220,10 @@ class ModelMemory:
     def _answering(
         self, tables: ContextMemory, placement: Placement, members: MemberTables | None, *, with_compute: bool
     ) -> dict[str, Answering]:
-        """Return what devices take while they answer; nothing for a header that is not supported."""
+        """Return the bytes that devices allocate while they answer, by device id.
+
+        Empty if the header is not supported.
+        """
         # The graph has just been computed, so whether flash attention suits is known.
         flash: bool | None = tables.flash_attention != "off"
         if flash and with_compute and tables.compute is not None:
@@ -231,7 +242,7 @@ class ModelMemory:
         return found
 
     def uses_flash_attention(self, layout: Layout, context: ContextSettings, rig: Rig) -> bool | None:
-        """Return whether llama.cpp ends up with flash attention, None if only a probe can tell."""
+        """Return whether llama.cpp will use flash attention; None if that cannot be computed."""
         tables = self.for_context(context)
         if tables is None or tables.compute is None:
             return None
@@ -239,7 +250,10 @@ class ModelMemory:
         return self._forecast(lambda forecast: forecast.uses_flash_attention(placement), tables.compute)
 
     def _forecast(self, ask: Callable[[ComputeForecast], _Answer], forecast: ComputeForecast) -> _Answer | None:
-        """Return the result of `ask`, None if it takes too long or fails."""
+        """Return the result of `ask`; None if it takes too long or fails.
+
+        Compute buffers are then left to the probe.
+        """
         try:
             with limited(FORECAST_SECONDS):
                 return ask(forecast)
@@ -256,7 +270,7 @@ class ModelMemory:
         return None
 
     def _member_tables(self, placement: Placement) -> MemberTables | None:
-        """Return the slices of a tensor split, None in other modes. The latest ones are kept."""
+        """Return the slices of weights in split mode tensor; None in other modes. The latest result is cached."""
         if not placement.shares or self._state is None:
             return None
         rules = member_rules(placement)
@@ -270,7 +284,7 @@ class ModelMemory:
 
 
 def _knows_rows(layout: Layout, rig: Rig) -> bool:
-    """Return whether the split buffers of all members are known."""
+    """Return whether this program can compute the split buffers of mode row for all devices with a share."""
     members = [rig.device(device_id) for device_id in split_members(layout)]
     return all(device is not None and device.backend in ROW_BACKENDS for device in members)
 
@@ -278,9 +292,10 @@ def _knows_rows(layout: Layout, rig: Rig) -> bool:
 class ContextMemory:
     """Tables for one model with one set of context settings.
 
-    `hyper`: hyper-parameters of the model. `shape`: sizes that llama.cpp derives from the settings.
-    `states`: KV cache and recurrent state of each layer. `compute`: forecast of compute buffers, None if only a probe
-        has them.
+    `hyper`: hyper-parameters of the model.
+    `shape`: sizes that llama.cpp computes from the settings.
+    `states`: KV cache and recurrent state of each layer.
+    `compute`: forecast of compute buffers; None if they cannot be computed.
     """
 
     def __init__(
@@ -296,7 +311,7 @@ class ContextMemory:
         self._sums: dict[SizeRule, tuple[tuple[int, ...], tuple[int, ...]]] = {}
         kv, recurrent = zip(*(_layer_bytes(state, HOST_RULE) for state in self.states), strict=True)
         self.layers_kv_bytes: tuple[int, ...] = tuple(a + b for a, b in zip(kv, recurrent, strict=True))
-        """KV cache and recurrent state of each layer in bytes, for display."""
+        """KV cache and recurrent state of each layer together, in bytes on the host, for display."""
         self.shape = shape = context_shape(context, hyper.n_ctx_train, causal=hyper.causal)
         # Logits are F32, one row for each sequence. T5 keeps the encoder's output beside them.
         n_outputs = hyper.n_vocab + (hyper.n_embd if architecture.keeps_encoded else 0)
@@ -308,8 +323,8 @@ class ContextMemory:
         self.output_buffer_bytes = n_floats * _LOGIT_BYTES
         """Bytes of the output buffer in host memory (`llama_context::output_reserve`).
 
-        It has one row of logits for each sequence. An embedding model also has a vector and logits for each token of a
-        batch; the load asks for that once (`warm_up.py`).
+        It has one row of logits for each sequence. For an embedding model it also has a vector and logits for each
+        token of a batch, because the load computes such a batch once (`warm_up.py`).
         """
         self._pools: CudaPools | None = None
         self.compute: ComputeForecast | None = None
@@ -320,11 +335,11 @@ class ContextMemory:
 
     @property
     def flash_attention(self) -> str:
-        """The setting of flash attention."""
+        """Flash attention in the settings: "auto", "on" or "off"."""
         return self._context.flash_attn
 
     def pools(self, model: ModelFile) -> CudaPools:
-        """Return what CUDA takes while it answers."""
+        """Return the object that computes the memory that CUDA allocates while it answers; it is made on first use."""
         if self._pools is None:
             self._pools = CudaPools(model, self.hyper, self.shape, self._context)
         return self._pools
@@ -332,8 +347,10 @@ class ContextMemory:
     def state_bytes(
         self, placement: Placement, members: MemberTables | None = None
     ) -> tuple[dict[str, int], dict[str, int]]:
-        """Return KV cache and recurrent state of each device: with its layers, sliced by `members`, or all in host
-        memory."""
+        """Return (bytes of the KV cache, bytes of recurrent state), each by device id.
+
+        State is on the device of its layer, is sliced by `members` in split mode tensor, or is all in host memory.
+        """
         kv: dict[str, int] = {}
         recurrent: dict[str, int] = {}
         n_layers = len(self.states)
@@ -365,7 +382,7 @@ class ContextMemory:
 
 
 def _deciding_fields(context: ContextSettings) -> tuple[object, ...]:
-    """Return the settings that sizes of caches and graphs depend on."""
+    """Return the values of the settings on which the sizes of caches and graphs depend, as a cache key."""
     return tuple(getattr(context, key) for key in _DECIDING)
 
 
@@ -382,5 +399,8 @@ def _layer_bytes(state: LayerState, rule: SizeRule) -> tuple[int, int]:
 
 
 def estimate(model: ModelFile, layout: Layout, context: ContextSettings, rig: Rig) -> MemoryEstimate:
-    """Return the memory of `layout` on every device of `rig`. For repeated calls keep a `ModelMemory`."""
+    """Return the memory of `layout` on every device of `rig`.
+
+    For repeated calls use one `ModelMemory`, which is faster.
+    """
     return ModelMemory(model).estimate(layout, context, rig)

@@ -1,4 +1,4 @@
-"""A layout as llama.cpp sees it: which runs are entries of the device list, and which buffer types follow."""
+"""A layout as llama.cpp places it: entries of its device list, and the facts that determine buffer types."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ _MAPPED_MODES = ("auto", "mmap", "mmap_mlock")
 class HostBuffers:
     """Host buffer types of a layout.
 
-    `weights`: for weights that are not mapped. `compute`: for the compute buffer of the CPU. Both are pinned memory if
-        the device that decides has it.
-    `kernels`: of the device that decides about weights. Weights without a kernel are in plain memory.
+    `weights`: for weights that are not in the mapped file; `compute`: for the CPU's compute buffer. Each is pinned
+    memory if the device that determines it has that.
+    `kernels`: kernels of the device that determines `weights`. Weights for which it has no kernel are in plain memory.
     """
 
     weights: HostBuffer = PLAIN_HOST
@@ -46,20 +46,23 @@ class HostBuffers:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A layout with everything that decides its buffers.
+    """A layout with everything that determines its buffers.
 
-    `leading`: CPU layers at the front; they are no entry. `runs`: the other layers; each run is an entry.
-    `output_listed`: the output layer belongs to an entry. False only if everything is on the CPU.
-    `entries`: devices of llama.cpp's list. `overrides`: weights that are moved.
-    `pinned_host`: CPU weights are created in a device's host buffer. `maps_file`: the model file is memory-mapped.
-    `can_map`: no device prevents mapping in load mode auto. `locks_file`: the mapped file is locked in memory.
-    `pipeline`: devices compute micro batches at the same time, with copies of their inputs. An open setting (`auto`)
-        means no.
-    `shares`: in split mode tensor, the share of each entry in every layer after the leading ones; there are no runs
-        then.
-    `row_shares`: in split mode row, the share of each entry in the rows of every weight; empty in other modes.
-    `extra_buffers`: the CPU may repack weights.
-    `op_offload`: devices compute batches of at least `offload_batch` tokens for weights in host memory.
+    `leading`: number of CPU layers at the front, which are no entry of the device list.
+    `runs`: the other layers; each run of neighbouring layers is an entry. Empty in split mode tensor.
+    `output_listed`: whether the output layer belongs to an entry. It is False only if everything is on the CPU.
+    `entries`: device ids of llama.cpp's list.
+    `overrides`: overrides that move weights.
+    `traits`: properties of each device's backend, by device id.
+    `pinned_host`: whether CPU weights are allocated in a device's host buffer.
+    `maps_file`: whether the model file is memory-mapped.
+    `can_map`: whether all devices allow mapping in load mode "auto".
+    `locks_file`: whether the mapped file is locked in memory.
+    `pipeline`: whether devices compute micro batches at the same time, with copies of their inputs; False for "auto".
+    `shares`: in split mode tensor, the share of each entry in every layer after the leading ones; else empty.
+    `row_shares`: in split mode row, the share of each entry in the rows of every weight; else empty.
+    `extra_buffers`: whether the CPU may repack weights.
+    `op_offload`: whether devices compute batches of at least `offload_batch` tokens with weights in host memory.
     """
 
     n_layers: int
@@ -84,12 +87,15 @@ class Placement:
 
     @property
     def repacks(self) -> bool:
-        """Return whether weights of leading CPU layers may be repacked. Pinned memory takes precedence."""
+        """Return whether weights of the CPU layers at the front may be repacked.
+
+        They are not if they are in pinned memory.
+        """
         return self.extra_buffers and not self.pinned_host
 
 
 def place(layout: Layout, rig: Rig, context: ContextSettings) -> Placement:
-    """Return how llama.cpp sees `layout` on `rig`."""
+    """Return `layout` on the devices of `rig` as llama.cpp places it with these settings."""
     devices = {device.id: device for device in rig.all_devices}
     if layout.split_mode == "tensor":
         return _place_members(layout, devices, context, extra_buffers=rig.host.fault("extra_buffers") is None)
@@ -129,8 +135,11 @@ def _place_rows(layout: Layout, rig: Rig, context: ContextSettings) -> Placement
 
 
 def _host_buffers(listed: list[BackendTraits]) -> HostBuffers:
-    """Return the host's buffer types. The first device with pinned memory decides about weights, the first device of
-    the list about the compute buffer."""
+    """Return the host buffer types for the devices of llama.cpp's list.
+
+    The first device with pinned memory determines the type for weights, the first device of the list that for the
+    compute buffer.
+    """
     first = next((traits for traits in listed if traits.pinned_host), None)
     return HostBuffers(
         weights=first.pinned if first else PLAIN_HOST,
@@ -140,8 +149,10 @@ def _host_buffers(listed: list[BackendTraits]) -> HostBuffers:
 
 
 def can_pipeline(layout: Layout, context: ContextSettings) -> bool:
-    """Return whether llama.cpp would run these devices as a pipeline if the setting allows it (`pipeline_parallel` in
-    llama-context.cpp)."""
+    """Return whether llama.cpp would use pipeline parallelism for this layout if the setting allows it.
+
+    Mirrors `pipeline_parallel` in llama-context.cpp.
+    """
     several = layout.split_mode in ("layer", "none") and len(entries(layout)) > 1
     # All layers on devices, the KV cache too, and no overrides: the conditions of `pipeline_parallel` in
     # llama-context.cpp.

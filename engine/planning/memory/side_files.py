@@ -1,4 +1,4 @@
-"""Files that are loaded with a model, and their memory: projectors for images and audio (mmproj), LoRA adapters."""
+"""Files that are loaded with a model, and their memory: projectors for images and audio (mmproj), and LoRA adapters."""
 
 from __future__ import annotations
 
@@ -25,16 +25,17 @@ _OUTPUT = "output"
 _EMBEDDING = "token_embd.weight"
 _HALVES = (".lora_a", ".lora_b")
 _SKIPPED = "_norm.weight"
-"""Tensors of an adapter that llama.cpp ignores."""
+"""End of the names of an adapter's tensors that llama.cpp ignores."""
 
 
 @dataclass(frozen=True, slots=True)
 class Projector:
-    """A file that encodes images or audio for a model.
+    """A projector file (mmproj), which encodes images or audio for a model.
 
-    `device`: None if the program chooses. `sees`, `hears`: whether its header names a vision or an audio encoder.
-    `image_tokens`: its own fewest and most tokens of an image, if settings can change them; None if the header does
-    not tell.
+    `device`: device id that the user chose; None if the program chooses.
+    `sees`, `hears`: whether its header has a vision or an audio encoder.
+    `image_tokens`: (fewest, most) tokens of an image, if settings can change them; None if the header does not have
+    them.
     """
 
     path: Path
@@ -45,7 +46,7 @@ class Projector:
     image_tokens: tuple[int, int] | None = None
 
     def weights_bytes(self, rule: SizeRule) -> int:
-        """Return the bytes of its weights on a device with this rule; its compute buffer comes on top."""
+        """Return the bytes of its weights on a device with this size rule. The compute buffer is not included."""
         return sum(tensor_bytes(tensor, rule) for tensor in self.tensors)
 
     @property
@@ -56,14 +57,14 @@ class Projector:
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """A LoRA adapter, scaled by `scale`. `tensors`: those that llama.cpp loads."""
+    """A LoRA adapter. `tensors`: those that llama.cpp loads. `scale`: factor of its effect."""
 
     path: Path
     tensors: tuple[TensorInfo, ...]
     scale: float = 1.0
 
     def weights_bytes(self, placement: Placement) -> dict[str, int]:
-        """Return its bytes on each device; both matrices are on the device of the weight that they change."""
+        """Return its bytes by device id; the two matrices for a weight are on the device of this weight."""
         homes = [CPU_ID] * placement.leading
         for run in placement.runs:
             homes += [run.device] * run.length
@@ -85,7 +86,7 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True)
 class SideFiles:
-    """Files that are loaded with a model."""
+    """Files that are loaded with a model: at most one projector, and any number of LoRA adapters."""
 
     projector: Projector | None = None
     adapters: tuple[Adapter, ...] = ()
@@ -98,10 +99,12 @@ NO_SIDE_FILES = SideFiles()
 
 
 def read_projector(path: Path, device: str | None = None) -> Projector:
-    """Read the header of a projector.
+    """Read the header of a projector file and return the projector.
+
+    `device`: device id that the user chose; None if the program chooses.
 
     Raises:
-    ModelFileError: the file is no projector.
+        ModelFileError: the file is no projector.
     """
     header = _read(path)
     kind, architecture = header.metadata.get("general.type"), header.metadata.get("general.architecture")
@@ -125,10 +128,10 @@ def _image_tokens(header: FileHeader) -> tuple[int, int] | None:
 
 
 def read_adapter(path: Path, model: ModelFile, scale: float = 1.0) -> Adapter:
-    """Read the header of a LoRA adapter and check that it fits `model`.
+    """Read the header of a LoRA adapter, check that it fits `model`, and return the adapter.
 
     Raises:
-    ModelFileError: it does not; the message says what differs.
+        ModelFileError: it does not fit; the message says what differs.
     """
     header = _read(path)
     kind, method = header.metadata.get("general.type"), header.metadata.get("adapter.type")
@@ -166,7 +169,7 @@ def read_adapter(path: Path, model: ModelFile, scale: float = 1.0) -> Adapter:
 
 
 def side_file_bytes(side_files: SideFiles, placement: Placement, rig: Rig, projector_device: str) -> Mapping[str, int]:
-    """Return the bytes of the files on each device of `rig`."""
+    """Return the bytes of projector and adapters by device id."""
     found: dict[str, int] = {}
     for adapter in side_files.adapters:
         for device_id, size_bytes in adapter.weights_bytes(placement).items():
@@ -179,7 +182,10 @@ def side_file_bytes(side_files: SideFiles, placement: Placement, rig: Rig, proje
 
 
 def with_side_files(estimate: MemoryEstimate, sizes: Mapping[str, int], placement: Placement) -> MemoryEstimate:
-    """Return `estimate` with these bytes added to weights. A device that was empty now has its fixed cost."""
+    """Return `estimate` with these bytes added to the weights, by device id.
+
+    A device that held nothing before gets the overhead of a process too.
+    """
     devices = dict(estimate.devices)
     for device_id, size_bytes in sizes.items():
         memory = devices.get(device_id, DeviceMemory())
@@ -210,7 +216,11 @@ def _changed_weight(name: str) -> str:
 
 
 def _pairs(path: Path, tensors: tuple[TensorInfo, ...]) -> dict[str, tuple[TensorInfo, TensorInfo]]:
-    """Return the two matrices of each change, by the weight that they change."""
+    """Return the two LoRA matrices for each weight, by the weight's name.
+
+    Raises:
+        ModelFileError: the tensors are not those of a complete LoRA adapter.
+    """
     halves: dict[str, dict[str, TensorInfo]] = {}
     for tensor in tensors:
         half = next((each for each in _HALVES if tensor.name.endswith(each)), None)
@@ -234,7 +244,7 @@ def _pairs(path: Path, tensors: tuple[TensorInfo, ...]) -> dict[str, tuple[Tenso
 
 
 def _goes_with(weight: TensorInfo, first: TensorInfo, second: TensorInfo) -> bool:
-    """Return whether the product has the weight's shape, as `llama_adapter_lora_init_impl` checks."""
+    """Return whether the product of two LoRA matrices has the weight's shape (`llama_adapter_lora_init_impl`)."""
 
     def extent(tensor: TensorInfo, dimension: int) -> int:
         return tensor.shape[dimension] if dimension < len(tensor.shape) else 1

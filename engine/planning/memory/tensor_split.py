@@ -1,8 +1,8 @@
-"""How split mode tensor slices every tensor over its devices, to the element.
+"""Slices of every tensor on the devices of split mode tensor, exact to the element.
 
 Follows `llama_meta_device_get_split_state` in llama-model.cpp. Some tensors are sliced along one dimension, at
 multiples of a granularity that keeps heads and quantisation blocks whole. The rounding is rotated from layer to layer.
-All other tensors are on every device in full.
+All other tensors are on every device as a whole.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from engine.planning.memory.placement import Placement
 from engine.planning.memory.tensors import padded_bytes
 
 _FAST_MULTIPLE = 128
-"""Slices are multiples of this number if every device still gets one, because kernels are faster then."""
+"""Slices are multiples of this number, with which kernels are faster, if every device still gets one."""
 
 _Kind = Literal["q", "k", "v", "qkv", "head_norm", "sinks", "out", "gate", "heads", "heads_2", "conv", "ssm_out", "r",
                 "s", "ffn", "ffn_up", "gate_up", "output", "group", "group_heads", "group_q", "group_rank"]  # fmt: skip
@@ -33,8 +33,11 @@ _OUT, _SSM_OUT, _DOWN = ("attn_output.weight",), ("ssm_out.weight",), ("ffn_down
 
 
 class _Rule(NamedTuple):
-    """Tensors of this name are sliced along `axis`. The block size is that of the first tensor of `like` that the layer
-    has."""
+    """A rule for tensors whose name matches `pattern`: they are sliced along dimension `axis`.
+
+    `kind`: determines segments and granularity.
+    `like`: names of tensors; the first one that the layer has determines the block size.
+    """
 
     pattern: re.Pattern[str]
     axis: int
@@ -81,21 +84,25 @@ _GROUPED_RULES = (
     _rule(r"ffn_down_shexp\.weight", 0, "ffn", _SHARED_DOWN),
     *(rule for rule in _BLOCK_RULES if rule.kind in ("ffn", "ffn_up", "gate_up")),
 )
-"""Rules of models whose heads are projected in groups. State and output are on every device."""
+"""Rules for models whose heads are projected in groups. Their state and output layer are on every device as a whole."""
 _OUTPUT_RULES = (_rule(r"output\.weight", 1, "output"), _rule(r"output\.bias", 0, "output"))
 _STATE_LIKE = {"k": _OUT, "v": _OUT, "r": _SSM_OUT, "s": _SSM_OUT}
 
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """Segments of the sliced dimension (elements, and how many segments are alike), with the granularity of each."""
+    """Division of the sliced dimension of a tensor.
+
+    `segments`: (elements, number of equal segments).
+    `granularity`: number of elements to whose multiples each segment is sliced.
+    """
 
     segments: tuple[tuple[int, int], ...]
     granularity: tuple[int, ...]
 
 
 class TensorSplit:
-    """Slices of one model for one list of shares."""
+    """Computes the slices of one model's tensors for one list of device shares."""
 
     def __init__(self, model: ModelFile, hyper: HyperParameters, shares: Sequence[float]) -> None:
         self._model = model
@@ -114,10 +121,10 @@ class TensorSplit:
         self._known: dict[tuple[object, ...], list[int]] = {}
 
     def weight_bytes(self, tensor: TensorInfo, rules: Sequence[SizeRule]) -> list[int]:
-        """Return the bytes of a weight on each device.
+        """Return the bytes of a weight on each device. `rules`: size rule of each device.
 
         Raises:
-        MissingNumberError: llama.cpp would fail too.
+            MissingNumberError: the weight cannot be sliced; llama.cpp fails for it too.
         """
         parts = tensor.name.split(".", 2)
         in_block = parts[0] == "blk" and len(parts) == 3 and parts[1].isdecimal()
@@ -139,7 +146,7 @@ class TensorSplit:
         ]
 
     def state_bytes(self, tensor: CacheTensor, layer: int, rules: Sequence[SizeRule]) -> list[int]:
-        """Return the bytes of one tensor of a layer's state on each device."""
+        """Return the bytes of one tensor of a layer's state on each device. `rules`: size rule of each device."""
         like = _STATE_LIKE.get(tensor.name)
         grouped = bool(self._hyper.ratios)
         mirrored = grouped or self._rules.whole_model or like is None or not tensor.width
@@ -172,7 +179,10 @@ class TensorSplit:
         raise MissingNumberError(f"split mode tensor looks for {like[0]} in layer {layer}, which is not there")
 
     def _slices(self, kind: _Kind, extent: int, layer: int | None, block_elements: int) -> list[int]:
-        """Return the elements of the sliced dimension on each device. Layers that are alike are sliced alike."""
+        """Return the elements of the sliced dimension on each device.
+
+        Results are cached for layers with equal slices.
+        """
         key = (kind, extent, block_elements, None if layer is None else self._likenesses[layer])
         found = self._known.get(key)
         if found is None:
@@ -180,7 +190,7 @@ class TensorSplit:
         return found
 
     def _counts(self, cut: _Cut, layer: int | None) -> list[int]:
-        """Return the elements of the sliced dimension on each device."""
+        """Return the elements of the sliced dimension on each device, computed from the shares in float32."""
         n = len(self._shares)
         rotation = self._hyper.n_trunk_layers % n if layer is None else self._rotations[layer]
         # llama.cpp computes shares in float32, and rounding decides about whole slices, so each step is rounded here
@@ -276,7 +286,10 @@ class TensorSplit:
     def _attention_granularity(
         self, kind: _Kind, extent: int, layer: int, block_elements: int, n_segments: int
     ) -> tuple[int, ...]:
-        """Keep groups of query heads with their key head, and heads in whole quantisation blocks."""
+        """Return the granularity of each segment of an attention tensor, in elements.
+
+        It keeps groups of query heads on the device of their key head, and contains whole quantisation blocks.
+        """
         hyper = self._hyper
         if kind.startswith("group"):
             return (self._group_granularity(kind, layer),)
@@ -312,13 +325,13 @@ def _with(shape: tuple[int, ...], axis: int, extent: int) -> tuple[int, ...]:
 
 
 Members = tuple[int, ...]
-"""Bytes of each member, in the order of the shares."""
+"""Bytes on each device with a share, in the order of the shares."""
 
 
 class MemberTables:
-    """Slices of weights and state of each member of a tensor split.
+    """Slices of weights and state on each device of split mode tensor, for one model and one list of shares.
 
-    For one model and one list of members. Make one for each list and keep it while the list is edited.
+    Create one object for each list of shares and reuse it, because it caches slices.
     """
 
     def __init__(
@@ -329,11 +342,14 @@ class MemberTables:
         self._last_state: tuple[Sequence[LayerState], int, tuple[Members, Members]] | None = None
 
     def slices(self, tensor: TensorInfo) -> Members:
-        """Return the bytes of one weight on each member."""
+        """Return the bytes of one weight on each device."""
         return tuple(self._split.weight_bytes(tensor, self._rules))
 
     def state_bytes(self, states: Sequence[LayerState], leading: int) -> tuple[Members, Members]:
-        """Return KV cache and recurrent state of each member. The last result is kept."""
+        """Return (bytes of the KV cache, bytes of recurrent state) on each device. The last result is cached.
+
+        `leading`: number of CPU layers at the front, which are left out.
+        """
         last = self._last_state
         if last is not None and last[0] is states and last[1] == leading:
             return last[2]
@@ -344,13 +360,13 @@ class MemberTables:
         return kv, recurrent
 
     def _sum(self, tensors: Iterable[tuple[int, CacheTensor]]) -> Members:
-        """Return the slices of these tensors added up."""
+        """Return the sum of the slices of these tensors on each device."""
         slices = (self._split.state_bytes(tensor, layer, self._rules) for layer, tensor in tensors)
         return tuple(map(sum, zip((0,) * len(self._rules), *slices, strict=True)))
 
 
 def member_rules(placement: Placement) -> tuple[SizeRule, ...] | None:
-    """Return the size rules of the members, None if one of them is not in the rig."""
+    """Return the size rules of the devices with a share; None if the rig lacks one of them."""
     if any(entry not in placement.traits for entry in placement.entries):
         return None
     return tuple(placement.traits[entry].size_rule for entry in placement.entries)

@@ -26,7 +26,7 @@ _NO_SPAN = (1 << 62, 0)
 
 
 def tensor_bytes(tensor: TensorInfo, rule: SizeRule) -> int:
-    """Return the bytes of `tensor` in a buffer with this rule."""
+    """Return the bytes of `tensor` in a buffer with the size rule `rule`."""
     return padded_bytes(tensor.type_name, tensor.shape, tensor.size_bytes, rule)
 
 
@@ -41,7 +41,10 @@ def row_padding_bytes(type_name: str, n_elements: int) -> int:
 
 
 def padded_bytes(type_name: str, shape: tuple[int, ...], size_bytes: int, rule: SizeRule) -> int:
-    """Return the bytes of a tensor, or of a slice of one, in a buffer with this rule."""
+    """Return the bytes of a tensor, or of a slice of one, in a buffer with the size rule `rule`.
+
+    `size_bytes`: bytes without padding.
+    """
     if rule.pads_rows and shape:
         # Also for a slice without rows: get_alloc_size looks at ne[0] alone.
         size_bytes += row_padding_bytes(type_name, shape[0])
@@ -49,7 +52,7 @@ def padded_bytes(type_name: str, shape: tuple[int, ...], size_bytes: int, rule: 
 
 
 def row_slices(tensor: TensorInfo, shares: Sequence[float]) -> tuple[int, ...]:
-    """Return the bytes of a weight on each member of split mode row.
+    """Return the bytes of a weight on each device of split mode row.
 
     Mirrors `ggml_backend_sycl_split_buffer_type_get_alloc_size`.
     """
@@ -63,7 +66,7 @@ def row_slices(tensor: TensorInfo, shares: Sequence[float]) -> tuple[int, ...]:
 
 
 def is_repacked(tensor: TensorInfo) -> bool:
-    """Return whether the CPU backend would keep a repacked copy of this matrix."""
+    """Return whether the CPU backend repacks this matrix if it may repack weights."""
     # The repacked formats interleave 8 rows.
     if tensor.type_name not in REPACKED_TYPES or len(tensor.shape) < 2 or tensor.shape[1] % 8:
         return False
@@ -75,7 +78,7 @@ def is_repacked(tensor: TensorInfo) -> bool:
 
 
 def file_spans(tensors: Iterable[TensorInfo], n_files: int) -> list[tuple[int, int]]:
-    """Return for each file the offset of the first and the end of the last of these tensors."""
+    """Return (offset of the first byte, end of the last byte) of these tensors in each file."""
     spans = [_NO_SPAN] * n_files
     for tensor in tensors:
         if tensor.file_index < n_files:
@@ -93,18 +96,28 @@ _INPUT = ("token_embd", "position_embd", "token_types", "per_layer_token_embd")
 _ROPE = ("rope_freqs", "rope_factors_long", "rope_factors_short")
 _FIRST_LAYER = ("token_embd_norm", "per_layer_model_proj", "per_layer_proj_norm", "hrm", "conv1d")
 _NUMBERED = re.compile(r"(?:(?:enc|dec)\.blk|convnext|posnet)\.(\d{1,3})\.")
-"""Layers of encoders, decoders and audio models. llama.cpp places them like blocks of the same number."""
+"""Names of tensors in layers of encoders, decoders and audio models.
+
+Llama.cpp places them like blocks with their number.
+"""
 _UNUSED = re.compile(r"masked_embd_|dec\.blk\.\d+\.cross_attn_rel_b")
-"""Tensors that llama.cpp does not load."""
+"""Names of tensors that llama.cpp does not load."""
 
 _LAZY = "per_layer_token_embd.weight"
 _LAZY_BYTES = 1 << 32
-"""Larger per-layer embeddings stay in the file (`lazy_read::add`)."""
+"""Bytes above which per-layer embeddings stay in the file (`lazy_read::add`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorClasses:
-    """Tensors by the rule that decides their device. `lazy`: the input tensor that llama.cpp leaves in the file."""
+    """Tensors of a model by the rule that determines their device.
+
+    `blocks`: tensors of each layer.
+    `inputs`: input tensors, which stay on the CPU.
+    `ropes`: RoPE factors, once for each buffer type with a layer that needs them.
+    `outputs`: tensors of the output layer.
+    `lazy`: input tensor that llama.cpp leaves in the file; None if there is none.
+    """
 
     blocks: list[tuple[TensorInfo, ...]]
     inputs: list[TensorInfo]
@@ -114,7 +127,7 @@ class TensorClasses:
 
 
 def classify(model: ModelFile, architecture: Architecture | None) -> TensorClasses:
-    """Return the tensors of `model` by class, except those that llama.cpp never loads."""
+    """Return the tensors of `model` by the rule for their device, except those that llama.cpp does not load."""
     blocks = [block.tensors for block in model.blocks]
     inputs: list[TensorInfo] = []
     ropes: list[TensorInfo] = []
@@ -145,7 +158,7 @@ def _is_of_first_layer(architecture: Architecture | None, stem: str) -> bool:
 
 
 def layers_with_rope_factors(model: ModelFile, architecture: Architecture | None) -> tuple[bool, ...]:
-    """Return for each layer whether it needs RoPE factors: all layers, or those without a sliding window."""
+    """Return whether each layer needs RoPE factors; in some architectures layers with a sliding window do not."""
     sliding = model.hyper_parameter("attention.sliding_window_pattern")
     if architecture is None or not architecture.rope_factors_full_only or not isinstance(sliding, tuple):
         return (True,) * model.n_layers
@@ -153,19 +166,24 @@ def layers_with_rope_factors(model: ModelFile, architecture: Architecture | None
 
 
 _MOST_PATTERNS = 4096
-"""Patterns of overrides whose matches are kept."""
+"""Number of override patterns whose matches are cached."""
 
 
 class OverrideHomes:
-    """Finds the tensors that overrides match, for one model. Matches are kept by pattern, since layouts share most
-    patterns."""
+    """Finds the tensors of one model that overrides match.
+
+    Matches are cached by pattern, since layouts share most patterns.
+    """
 
     def __init__(self, model: ModelFile) -> None:
         self._names = tuple(tensor.name for tensor in model.tensors)
         self._found: dict[str, tuple[str, ...]] = {}
 
     def devices(self, overrides: tuple[TensorOverride, ...]) -> dict[str, str]:
-        """Return the device of each weight that overrides take somewhere: the first rule that finds it decides."""
+        """Return the device id of each tensor that overrides move, by tensor name.
+
+        The first override that matches decides.
+        """
         homes: dict[str, str] = {}
         # Backwards, so that an earlier rule replaces what a later one has set.
         for override in reversed(overrides):
@@ -180,5 +198,5 @@ class OverrideHomes:
 
 
 def usable_rules(overrides: tuple[TensorOverride, ...]) -> list[tuple[Callable[[str], bool], str]]:
-    """Return a matcher and a device for each override. An invalid pattern matches nothing."""
+    """Return (function that matches a tensor name, device id) for each override. An invalid pattern matches nothing."""
     return [(pattern_finder(override.pattern), override.device) for override in overrides]

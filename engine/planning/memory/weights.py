@@ -1,7 +1,7 @@
-"""Bytes of weights on each device, as llama.cpp's buffers add up (`llama_model_loader::load_all_data`).
+"""Bytes of weights on each device, added up as in llama.cpp's buffers (`llama_model_loader::load_all_data`).
 
-The bytes of a layer on a device are counted once for each combination of overrides. The layers of a run are added up
-once as well. A drag changes two runs; the others are cached.
+The bytes of a layer on a device are computed once for each combination of overrides, and those of each range of layers
+once too. A drag changes two ranges; the others are cached.
 """
 
 from __future__ import annotations
@@ -30,18 +30,25 @@ from engine.planning.memory.tensors import (
 )
 
 _REPACKABLE = "CPU, may be repacked"
-"""Home of tensors that go through llama.cpp's list of CPU buffer types. Tensors of a CPU entry do not."""
+"""Place of tensors in host memory for which llama.cpp tries pinned and repacked memory (`make_cpu_buft_list`).
+
+Tensors of a CPU entry of the device list are always in plain memory.
+"""
 _SPLIT = "all members of a tensor split"
-"""Home of tensors that all members of a tensor split share."""
+"""Place of tensors that are sliced over the devices of split mode tensor."""
 _ROWS = "split rows"
-"""Buffer of tensors whose rows are split."""
+"""Buffer of tensors whose rows are split in mode row."""
 _MOST_RANGES = 4096
 _MOST_LAYERS = 16384
 
 
 @dataclass(frozen=True, slots=True)
 class HostWeights:
-    """CPU weights. `committed_bytes`: memory of the process. `mapped_bytes`: part of the file in the page cache."""
+    """Weights in host memory.
+
+    `committed_bytes`: memory of the process.
+    `mapped_bytes`: part of the mapped file in the page cache.
+    """
 
     committed_bytes: int
     mapped_bytes: int
@@ -49,13 +56,14 @@ class HostWeights:
 
 @dataclass(slots=True)
 class _Tally:
-    """Bytes of some tensors.
+    """Sums of the bytes of some tensors.
 
-    `on_device`: by device, without the CPU.
-    `repacked_bytes`: in host memory, repacked. `plain_bytes`: in plain host memory. `pinned_bytes`: in pinned host
-        memory.
-    `spans`: for each file, first byte and end of the tensors that are in host memory without repacking.
-    `made`: names of tensors with the buffers that already have them.
+    `spans`: (first byte, end) in each file of the tensors that are in host memory and not repacked.
+    `on_device`: bytes by device id, without the CPU.
+    `repacked_bytes`: in host memory, repacked.
+    `plain_bytes`: in plain host memory.
+    `pinned_bytes`: in pinned host memory.
+    `made`: (tensor name, buffer) of tensors that are counted already.
     """
 
     spans: list[tuple[int, int]]
@@ -66,7 +74,10 @@ class _Tally:
     made: set[tuple[str, str]] = field(default_factory=set)
 
     def add_plain(self, tensor: TensorInfo, pinned: SizeRule | None) -> None:
-        """Count a tensor in host memory without repacking, in pinned memory if its rule is given."""
+        """Add a tensor in host memory that is not repacked.
+
+        `pinned`: size rule of pinned memory; None for plain memory.
+        """
         if pinned is None:
             self.plain_bytes += tensor_bytes(tensor, HOST_RULE)
         else:
@@ -74,7 +85,7 @@ class _Tally:
         self._join(file_spans((tensor,), len(self.spans)))
 
     def add(self, other: _Tally) -> None:
-        """Count the tensors of another tally."""
+        """Add the sums of `other`."""
         for device, size_bytes in other.on_device.items():
             self.on_device[device] += size_bytes
         self.repacked_bytes += other.repacked_bytes
@@ -88,7 +99,7 @@ class _Tally:
 
 
 class WeightTables:
-    """Weights of one model in any placement. Make one for each model and keep it, because it caches layers and runs."""
+    """Weights of one model for any placement. Create one object for each model and reuse it, because it caches sums."""
 
     def __init__(
         self, model: ModelFile, architecture: Architecture | None, n_skipped_blocks: int, homes: OverrideHomes
@@ -121,16 +132,22 @@ class WeightTables:
 
     @property
     def token_embedding_bytes(self) -> int:
-        """Return the bytes of the token embedding, which stays on the CPU."""
+        """Return the bytes of the token embedding in the file."""
         return 0 if self._embedding is None else self._embedding.size_bytes
 
     def output_bytes(self, rule: SizeRule) -> int:
-        """Return the bytes of the output layer on a device: norm, and matrix or a copy of the tied embedding."""
+        """Return the bytes of the output layer on a device: norm, and matrix or a copy of the tied embedding.
+
+        Weights for which the device has no kernel are not included.
+        """
         names = self._unsupported_by(rule.kernels)
         return sum(tensor_bytes(tensor, rule) for tensor in self._outputs if tensor.name not in names)
 
     def split(self, placement: Placement, members: MemberTables | None = None) -> tuple[dict[str, int], HostWeights]:
-        """Return the weights on each device, and those of the host. `members`: slices in split mode tensor."""
+        """Return (bytes of weights by device id, weights in host memory).
+
+        `members`: slices of weights in split mode tensor; None in other modes.
+        """
         self._forget_others(placement, members)
         total = _Tally(self._no_spans)
         for home, first, end in _ranges(placement, len(self._blocks)):
@@ -156,7 +173,7 @@ class WeightTables:
         return total.on_device, HostWeights(total.repacked_bytes, mapped_bytes + lazy_bytes)
 
     def _forget_others(self, placement: Placement, members: MemberTables | None) -> None:
-        """Clear caches that are not valid for the devices and overrides of `placement`."""
+        """Clear the caches that are not valid for the devices and overrides of `placement`."""
         circumstances = (
             tuple(placement.traits.items()), placement.entries[:1], placement.repacks, placement.can_map,
             placement.maps_file, placement.pinned_host, placement.extra_buffers, placement.host, members,
@@ -175,14 +192,14 @@ class WeightTables:
             self._overrides, self._moved = placement.overrides, self._homes.devices(placement.overrides)
 
     def _unsupported_by(self, kernels: Kernels) -> frozenset[str]:
-        """Return the names of the weights that a device with these kernels leaves to the host."""
+        """Return the names of the weights that are in host memory because a device has only these kernels."""
         found = self._unsupported.get(kernels)
         if found is None:
             found = self._unsupported[kernels] = find_unsupported(self._model, self._architecture, kernels)
         return found
 
     def _layer(self, index: int, home: str, placement: Placement, members: MemberTables | None) -> _Tally:
-        """Return the bytes of a layer on `home`; overrides may move some of its weights."""
+        """Return the sums for layer `index` on the device `home`; weights that overrides move are on their device."""
         moved, tensors = self._moved, self._blocks[index]
         key = (index, home, *[moved.get(tensor.name) for tensor in tensors]) if moved else (index, home)
         found = self._layers.get(key)
@@ -194,12 +211,12 @@ class WeightTables:
         return found
 
     def _left_to_host(self, placement: Placement, home: str) -> frozenset[str]:
-        """Return the names of the weights that the device of `home` has no kernel for."""
+        """Return the names of the weights for which the device of `home` has no kernel."""
         traits = placement.traits.get(placement.entries[0] if home == _SPLIT else home)
         return self._unsupported_by(traits.size_rule.kernels) if traits else frozenset()
 
     def _outside_of_layers(self, placement: Placement) -> Iterator[tuple[TensorInfo, str, bool]]:
-        """Yield the tensors in no layer, with their homes, and whether each is an input."""
+        """Yield (tensor, place, whether it is an input) for each tensor that is in no layer."""
         for tensor in self._inputs:
             yield tensor, _REPACKABLE, True
         ranges = _ranges(placement, len(self._with_rope_factors))
@@ -225,7 +242,7 @@ class WeightTables:
         *,
         is_input: bool = False,
     ) -> None:
-        """Count a tensor. Its home is `natural` unless an override moves it."""
+        """Add a tensor to `tally`. It is at the place `natural` unless an override moves it."""
         # Per-layer embeddings of this size are read from the file when tokens need them, so no buffer has them.
         if tensor is self._lazy and placement.can_map:
             return
@@ -266,7 +283,7 @@ class WeightTables:
 
 
 def _ranges(placement: Placement, n_layers: int) -> Sequence[tuple[str, int, int]]:
-    """Return home, first layer and end of each run of layers."""
+    """Return (place, first layer, end) of each range of layers on one device."""
     found = [(_REPACKABLE, 0, placement.leading)]
     found += [(run.device, run.first, run.last + 1) for run in placement.runs]
     if placement.shares:

@@ -1,7 +1,7 @@
-"""Limits of the work on an estimate. Its loops have lengths from a model file, which may describe a graph without end.
+"""Time limits for estimates. Their loops have lengths from a model file, which may describe a graph without end.
 
-The caller sets a time and a way to cancel with `limited`; the loops call `check_limits`. Without `limited` there is no
-limit.
+The caller sets a time and a way to cancel by `limited`, and the loops call `check_limits`. Outside of `limited` there
+is no limit.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from time import thread_time
 from engine.base.errors import CancelledError
 
 _CALLS_PER_CHECK = 64
-"""Calls of `check_limits` for one look at the clock, which costs more than the call."""
+"""Number of calls of `check_limits` per check of the clock, because reading the clock is slower than the call."""
 
 
 class TooMuchWorkError(Exception):
@@ -23,7 +23,12 @@ class TooMuchWorkError(Exception):
 
 # Several threads estimate at the same time, each with its own deadline: `thread_time` is different in every thread.
 class _Limits(threading.local):
-    """Limits of the current thread: deadline in seconds of `thread_time`, cancellation, calls until the next check."""
+    """Limits of the current thread.
+
+    `deadline_s`: value of `thread_time` at which the time is up; None for no limit.
+    `cancelled`: returns whether the caller cancelled; None if it cannot.
+    `left`: calls of `check_limits` until the next check of the clock.
+    """
 
     deadline_s: float | None = None
     cancelled: Callable[[], bool] | None = None
@@ -35,12 +40,13 @@ _limits = _Limits()
 
 @contextmanager
 def limited(seconds: float, cancelled: Callable[[], bool] | None = None) -> Iterator[None]:
-    """Limit the arithmetic inside to `seconds` of this thread's processor time, or less if an outer limit is shorter.
+    """Limit the estimates in the `with` block to `seconds` of this thread's processor time.
 
-    Processor time counts, so that a forecast on a busy machine is late but not given up.
+    An outer limit that is shorter stays valid. Processor time is used so that a forecast on a busy machine is late, but
+    not given up. `cancelled`: returns whether the caller cancelled.
 
     Raises:
-    TooMuchWorkError, CancelledError: from `check_limits`.
+        TooMuchWorkError, CancelledError: from `check_limits`.
     """
     # Limits may be nested: an inner one can only shorten the time, and the outer one holds again afterwards.
     before = _limits.deadline_s, _limits.cancelled
@@ -54,11 +60,11 @@ def limited(seconds: float, cancelled: Callable[[], bool] | None = None) -> Iter
 
 
 def check_limits() -> None:
-    """Check the limits. Every loop whose length comes from a model file calls this.
+    """Raise an exception if a limit of this thread is reached. Every loop whose length is from a model file calls this.
 
     Raises:
-    TooMuchWorkError: the time is up.
-    CancelledError: the caller has cancelled.
+        TooMuchWorkError: the time is up.
+        CancelledError: the caller cancelled.
     """
     _limits.left -= 1
     if _limits.left > 0:

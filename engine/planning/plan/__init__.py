@@ -1,1 +1,1 @@
-"""The plan of a load as one value: an edit of a model on a rig, and everything that follows from it."""
+"""`Plan`: an edit of a model on a rig (the devices of a load), and everything that is computed from it."""

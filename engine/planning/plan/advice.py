@@ -1,4 +1,4 @@
-"""Advice: disadvantages of a layout that the engine accepts, each with a sentence and a remedy."""
+"""Advice: disadvantages of a layout that llama.cpp can load all the same, each with a sentence and a remedy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,12 @@ from engine.planning.settings.context_settings import ContextSettings
 
 
 class Advice(msgspec.Struct, frozen=True):
-    """One disadvantage of a layout. `rule` is a stable identifier such as `cpu_entry`."""
+    """One disadvantage of a layout that can be loaded.
+
+    `rule`: stable identifier such as `cpu_entry`.
+    `message`: sentence for the user.
+    `remedy`: sentence on what to change.
+    """
 
     rule: str
     message: str
@@ -27,7 +32,7 @@ class Advice(msgspec.Struct, frozen=True):
 
 
 def advice(layout: Layout, model: ModelFile, rig: Rig, context: ContextSettings) -> tuple[Advice, ...]:
-    """Return the disadvantages of this layout, the most important one first. The arguments are those of `violations`.
+    """Return the disadvantages of this layout, the most important one first; empty if the layout is not for this model.
 
     Rules: `worker_in_use`, `cpu_entry`, `output_on_cpu`, `shared_cache`, `override_leaves_cache`,
     `override_stops_pipeline`, `row_deprecated`, `split_one_member`, `split_runs`, `cache_on_host`,
@@ -48,7 +53,10 @@ def advice(layout: Layout, model: ModelFile, rig: Rig, context: ContextSettings)
 
 
 def side_file_advice(side_files: SideFiles, layout: Layout, context: ContextSettings) -> Iterator[Advice]:
-    """Yield disadvantages of side files with this layout and settings. Rules: `row_adapter`, `image_limit_unused`."""
+    """Yield disadvantages of LoRA adapters and image limits with this layout and settings.
+
+    Rules: `row_adapter`, `image_limit_unused`.
+    """
     if side_files.adapters and layout.split_mode == "row":
         # `llama_adapter_lora_init_impl` creates each matrix in the buffer type of the weight that it changes.
         yield Advice(

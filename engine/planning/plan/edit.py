@@ -1,4 +1,4 @@
-"""The edit of one model: layout, context settings and side files as the user asks for them."""
+"""`Edit`: layout, context settings and side files of one model as the user set them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from engine.planning.settings.context_settings import ContextSettings
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """The value that undo restores. `context` may leave settings open; a `Plan` has the values that are used."""
+    """Layout, context settings and side files of one model as the user set them; undo restores edits.
+
+    `context` may have settings on auto. A `Plan` has the values that the load uses.
+    """
 
     layout: Layout
     context: ContextSettings

@@ -1,4 +1,4 @@
-"""The figures by which people compare two layouts of a model: does it fit, what is on the CPU, how fast is it."""
+"""The numbers by which a user compares two layouts of a model: does it fit, layers on the CPU, context, speed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,13 @@ from engine.planning.speed.work import Work
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Figures of a plan. `speed`: None for a plan without a cost model."""
+    """Numbers of a plan by which the user compares layouts.
+
+    `fits`: whether it can be loaded and no device is short of memory.
+    `n_host_layers`: number of layers on the CPU, out of `n_layers`.
+    `n_ctx`: context length in tokens.
+    `speed`: None if the speed of the plan cannot be predicted.
+    """
 
     fits: bool
     n_host_layers: int
@@ -24,7 +30,7 @@ class Figures:
     speed: SpeedForecast | None
 
     def words(self) -> tuple[str, ...]:
-        """Return a text for each of `FIGURES`."""
+        """Return one text for each heading in `FIGURES`; empty for an unknown speed."""
         prompt = None if self.speed is None else self.speed.prompt
         return (
             tr("yes") if self.fits else tr("no"),
@@ -39,7 +45,7 @@ FIGURES = (tr("fits"), tr("layers on the CPU"), tr("context"), tr("answers"), tr
 
 
 def figures_of(plan: Plan, speeds: Speeds) -> Figures:
-    """Return the figures of a plan. Takes as long as a forecast."""
+    """Return the numbers of a plan. This computes the plan's memory forecast, if it is not cached."""
     layout = plan.edit.layout
     return Figures(
         fits=plan.report.fits,

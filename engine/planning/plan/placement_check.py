@@ -1,4 +1,4 @@
-"""What was asked for and what is: the devices that llama.cpp reported after a load, compared with the layout."""
+"""Comparison of the devices that llama.cpp reported after a load with the devices of the layout."""
 
 from __future__ import annotations
 
@@ -17,7 +17,12 @@ PlacedPart = Literal["layer", "cache", "output"]
 
 
 class PlaceDifference(msgspec.Struct, frozen=True):
-    """A layer, its KV cache or the output layer (`layer` is then the number of layers) that is on another device."""
+    """A layer, its KV cache or the output layer that is on another device than the layout has it on.
+
+    `layer`: index of the layer; for the output layer the number of layers.
+    `asked`: device id in the layout.
+    `real`: device id that llama.cpp reported.
+    """
 
     part: PlacedPart
     layer: int
@@ -32,11 +37,14 @@ def placement_differences(
     *,
     offload_kqv: bool,
 ) -> tuple[PlaceDifference, ...]:
-    """Return what is on another device than `layout` asks for.
+    """Return the layers, KV caches and output layer that llama.cpp put on another device than `layout` has them on.
 
-    `layer_devices`: device of each layer, the output layer last; `kv_devices`: layer and device of each KV cache. In
-    modes tensor and row llama.cpp reports one device for all members, so nothing is compared. Layers that it adds to
-    those of the file are not either.
+    `layer_devices`: device id that llama.cpp reported for each layer, the output layer last.
+    `kv_devices`: (layer, device id) of each KV cache.
+    `offload_kqv`: setting of the load; if it is off, KV caches belong on the CPU.
+
+    Empty in modes tensor and row, because llama.cpp reports one device for all of them. Layers that llama.cpp adds to
+    those of the file are not compared.
     """
     if layout.split_mode in ("tensor", "row"):
         return ()
@@ -54,7 +62,10 @@ def placement_differences(
 
 
 def difference_words(differences: Sequence[PlaceDifference]) -> str:
-    """Return sentences on what is elsewhere, a sentence for each range of layers; empty if nothing is."""
+    """Return sentences for the user about layers on other devices, one for each range of layers.
+
+    Empty if there are none.
+    """
     sentences = []
     numbered = enumerate(sorted(differences, key=lambda each: (each.part, each.layer)))
     # Neighbours have a constant difference between their layer and their place in the list.

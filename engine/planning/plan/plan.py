@@ -1,6 +1,6 @@
-"""The plan: an edit of a model on a rig, with everything that follows from it.
+"""`Plan`: an edit of a model on a rig, with settings, forecast and llama.cpp parameters computed from it.
 
-Editor, probe, probe cache, load, report and command line take a `Plan`, so all of them use the same settings.
+Editor, probe, probe cache, load, report and command line use a `Plan`, so all of them use the same settings.
 """
 
 from __future__ import annotations
@@ -41,11 +41,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Plan:
-    """An edit of a model on a rig. Everything that follows from it is computed on first use, and cached.
+    """An edit (layout, settings, side files) of a model on a rig (the devices).
 
-    `memory`: the model, and tables that its plans share, which makes a step of a drag cheap. The tables are for one
-    thread at a time; another thread uses `with_own_tables`.
-    `probed`: rows that the engine reported for the same `key`. The free memory in them may be out of date.
+    What follows from it is computed on first use.
+
+    `memory`: the model, and tables that all plans of the model share, so that each step of a drag is fast. Only one
+    thread may use the tables at a time; for another thread, call `with_own_tables`.
+    `probed`: memory of each device as llama.cpp reported it for a plan with the same `key`; None if it was not asked.
+    The free memory in these rows may be out of date.
     """
 
     memory: ModelMemory
@@ -56,7 +59,7 @@ class Plan:
     # ------------------------------------------------------------------ other plans
 
     def with_edit(self, edit: Edit) -> Plan:
-        """Return the plan of another edit. Probed rows are not taken along."""
+        """Return the plan of another edit of the same model on the same rig; it has no probed rows."""
         return Plan(self.memory, self.rig, edit)
 
     def with_layout(self, layout: Layout) -> Plan:
@@ -64,18 +67,18 @@ class Plan:
         return self.with_edit(replace(self.edit, layout=layout))
 
     def on(self, rig: Rig) -> Plan:
-        """Return the plan of the same edit on another rig, or on the same one with other memory free."""
+        """Return the plan of the same edit on another rig, or on the same rig with new values of free memory."""
         return Plan(self.memory, rig, self.edit)
 
     def with_probed(self, rows: tuple[DeviceRow, ...]) -> Plan:
-        """Return this plan with rows that the engine reported for it."""
+        """Return this plan with `rows`: the memory of each device as llama.cpp reported it for this plan."""
         found = replace(self, probed=rows)
         # Cached values that do not depend on probed rows are taken along: the settings cost a whole estimate.
         found.__dict__.update({name: self.__dict__[name] for name in _UNPROBED if name in self.__dict__})
         return found
 
     def with_own_tables(self) -> Plan:
-        """Return this plan with tables of its own, for use in another thread."""
+        """Return this plan with its own tables, so that another thread can use it."""
         # Few tables are kept for a search with one context length: the allocator does not give a peak back.
         most = MOST_TABLES if self.edit.context.n_ctx == AUTO_CONTEXT else FEW_TABLES
         return replace(self, memory=ModelMemory(self.model, most))
@@ -88,14 +91,14 @@ class Plan:
 
     @cached_property
     def resolved(self) -> Resolved:
-        """The settings that are used, the decisions on them, and the estimate that these are based on."""
+        """The settings that the load uses, the decisions on them, and the memory estimate behind the decisions."""
         from engine.planning.plan.decisions.resolve import resolve
 
         return resolve(self.memory, self.rig, self.edit.layout, self.edit.context, self.edit.side_files)
 
     @property
     def settings(self) -> ContextSettings:
-        """The settings that a load uses; nothing is left open."""
+        """The settings that a load uses; each has a value, except that flash attention may be "auto"."""
         return self.resolved.context
 
     @property
@@ -106,7 +109,11 @@ class Plan:
 
     @cached_property
     def learned_rig(self) -> Rig:
-        """The rig, with the overhead raised on devices where computing this plan is known to need more."""
+        """The rig with a larger overhead on devices where a load of this model ran out of memory before.
+
+        Only loads count whose context and micro batch were not larger. The overhead is memory beyond llama.cpp's
+        buffers. `rig` itself if nothing was learned.
+        """
         devices = tuple(map(self._learned, self.rig.devices))
         return self.rig if all(map(operator.is_, devices, self.rig.devices)) else Rig(devices, self.rig.host)
 
@@ -120,7 +127,7 @@ class Plan:
         return replace(device, overhead_bytes=least_bytes)
 
     def computing(self, device: Device) -> ComputingNeed:
-        """Return what is computed on a device, as the question what it needs there: `overhead_bytes` is 0."""
+        """Return the key under which a device's overhead for this plan is looked up; its `overhead_bytes` is 0."""
         model, context = self.model, self.settings
         words = f"{model.architecture}|{model.name}|{model.n_layers}|{model.size_bytes}"
         return ComputingNeed(
@@ -135,7 +142,7 @@ class Plan:
 
     @cached_property
     def violations(self) -> tuple[Violation, ...]:
-        """The rules that the edit breaks. With any of them it cannot be loaded."""
+        """The rules that the edit breaks. If there is any, the edit cannot be loaded."""
         edit = self.edit
         return (
             *violations(edit.layout, self.model, self.rig, self.settings),
@@ -144,7 +151,7 @@ class Plan:
 
     @cached_property
     def advice(self) -> tuple[Advice, ...]:
-        """Disadvantages of the edit that the engine accepts."""
+        """Disadvantages of the edit that llama.cpp loads all the same."""
         edit = self.edit
         found = (
             *advice(edit.layout, self.model, self.rig, self.settings),
@@ -156,7 +163,7 @@ class Plan:
 
     @property
     def _has_room_for_output(self) -> bool:
-        """Whether the device of the last layers has room for the output layer's weights as well."""
+        """Whether the device of the last layers has room for the weights of the output layer too."""
         last = self.rig.device(self.edit.layout.runs[-1].device)
         if last is None or last.is_host:
             return False
@@ -166,7 +173,10 @@ class Plan:
 
     @cached_property
     def report(self) -> FitReport:
-        """The forecast against free memory, with probed rows if there are any, else estimated ones."""
+        """The memory forecast of each device compared with its free memory.
+
+        From a probe if there is one, else estimated.
+        """
         report = replace(
             check_fit(self.resolved.estimate, self.learned_rig, self.violations),
             advice=self.advice,
@@ -185,14 +195,14 @@ class Plan:
 
     @property
     def forecast(self) -> tuple[DeviceRow, ...]:
-        """A row for every device of the rig, the host last."""
+        """Memory forecast of every device of the rig, the host last."""
         return self.report.rows
 
     # ------------------------------------------------------------------ what the child is told
 
     @cached_property
     def parameters(self) -> EngineParameters:
-        """The layout as parameters of llama.cpp.
+        """The layout as llama.cpp parameters for the child process that loads the model.
 
         Raises:
             RuleViolationError: with every rule that the edit breaks.
@@ -209,10 +219,11 @@ class Plan:
 
     @cached_property
     def key(self) -> Hashable | None:
-        """Everything that the result of a probe depends on: state of the files, parameters, settings and devices.
+        """Everything that the result of a probe depends on: size and mtime of files, parameters, settings, devices.
 
-        Free memory and threads are not part of it. None if there is nothing to probe: the edit cannot be loaded, or a
-        file is missing.
+        A probe is a load without allocation in a child process, in which llama.cpp reports its memory. Free memory and
+        threads are not part of the key. None if nothing can be probed, because the edit breaks a rule or a file is
+        missing.
         """
         try:
             parameters = self.parameters
@@ -232,7 +243,7 @@ class Plan:
 
     @property
     def mark(self) -> str:
-        """Name of this plan for logs: the model, its runs, and a digest of its key."""
+        """Name of this plan for logs: file name of the model, its runs, and a digest of `key`."""
         layout = self.edit.layout
         runs = ", ".join(f"{run.device} {run.length}" for run in layout.runs)
         # Equal plans have equal digests, so log lines can be matched. Paths of the key stay out of the log.
@@ -242,12 +253,12 @@ class Plan:
 
     @property
     def routes(self) -> dict[str, str]:
-        """Local addresses to connect to, by endpoint, for endpoints that are reached through a tunnel."""
+        """Local address to connect to, by endpoint, for RPC endpoints that are reached through a tunnel."""
         return routes_of(self.rig.devices)
 
     @property
     def used_endpoints(self) -> dict[str, tuple[Device, ...]]:
-        """The RPC devices that the edit uses, by endpoint."""
+        """The RPC devices that the edit uses, by endpoint ("host:port")."""
         endpoints: dict[str, tuple[Device, ...]] = {}
         for device in self.devices_in_use:
             if device.endpoint is not None:
@@ -256,7 +267,7 @@ class Plan:
 
     @property
     def devices_in_use(self) -> tuple[Device, ...]:
-        """The devices, without the host, that a load of this plan opens: those of the layout and of the projector."""
+        """The devices that a load of this plan opens: those of the layout and of the projector, without the host."""
         used = set(used_devices(self.edit.layout))
         if self.edit.side_files.projector is not None:
             # The projector may be on a device without layers.
@@ -265,11 +276,14 @@ class Plan:
 
 
 _UNPROBED = ("resolved", "learned_rig", "violations", "advice", "parameters", "key")
-"""Cached properties that do not depend on probed rows."""
+"""Names of cached properties that do not depend on `probed`; `with_probed` copies them."""
 
 
 def make_plan(model: ModelFile, rig: Rig, edit: Edit) -> Plan:
-    """Return a plan with tables of its own. For several plans of one model, share a `ModelMemory` instead."""
+    """Return a plan with its own tables.
+
+    For several plans of one model, share a `ModelMemory` instead, which is faster.
+    """
     return Plan(ModelMemory(model), rig, edit)
 
 
@@ -278,7 +292,10 @@ def _state(state: os.stat_result) -> tuple[int, int]:
 
 
 def _identity(device: Device) -> tuple[object, ...]:
-    """Return the fields that identify a device in `Plan.key`. The overhead is one, because probed rows contain it."""
+    """Return the fields of a device that are part of `Plan.key`.
+
+    The measured overhead is one of them, because the memory rows that a probe returns contain it.
+    """
     return (
         device.id,
         device.backend,
@@ -291,7 +308,7 @@ def _identity(device: Device) -> tuple[object, ...]:
 
 
 def known_words(plan: Plan) -> str:
-    """Return the self-test results of the devices of `plan`, as a sentence for the report of a crash."""
+    """Return a sentence for a crash report with the self-test results of the plan's devices."""
     used = used_devices(plan.edit.layout)
     devices = [device for device in plan.rig.all_devices if device.id in used]
     known = [f"{device.id}: {fault.reason}" for device in devices for fault in device.findings.faults]

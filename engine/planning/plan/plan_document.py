@@ -1,4 +1,4 @@
-"""A forecast as the contract's `plan` document, and as a table for people."""
+"""The forecast of a plan as JSON document (`plan` in docs/contract.md) and as text table."""
 
 from __future__ import annotations
 
@@ -34,7 +34,12 @@ _HEADINGS = (
 def plan_document(
     plan: Plan, explanation: str | None = None, speed: SpeedForecast | None = None, sent: Sequence[Sending] = ()
 ) -> dict[str, object]:
-    """Return the document of `layerdeck-cli plan`. Keys without content are left out."""
+    """Return the JSON document that `layerdeck-cli plan` prints. Keys whose value would be empty are left out.
+
+    `explanation`: sentences on how the layout was found.
+    `speed`: predicted speed of answers; None if unknown.
+    `sent`: bytes of weights that a load sends to each RPC worker.
+    """
     report = plan.report
     document: dict[str, object] = {
         "layout": layout_document(LayoutFile(plan.model.name, plan.edit.layout, _planned(plan))),
@@ -58,7 +63,7 @@ def plan_document(
 
 
 def _speed_document(speed: SpeedForecast) -> dict[str, object]:
-    """Return the predicted speed. Numbers that rest on a guess are null."""
+    """Return the predicted speed as JSON. Numbers are null if they are based on a guess of a device's speed."""
     document: dict[str, object] = {
         "tokens_per_second": round(speed.tokens_per_second, 2) if speed.is_known else None,
         "context_tokens": speed.n_tokens,
@@ -109,7 +114,10 @@ def _prompt_document(prompt: SpeedForecast) -> dict[str, object]:
 def plan_text(
     plan: Plan, explanation: str | None = None, speed: SpeedForecast | None = None, sent: Sequence[Sending] = ()
 ) -> str:
-    """Return the forecast as text: runs, a row for each device, shortfalls and broken rules."""
+    """Return the forecast as text: layers of each device, a row of memory for each device, shortfalls and broken rules.
+
+    `explanation`, `speed` and `sent` are as for `plan_document`.
+    """
     report, layout = plan.report, plan.edit.layout
     runs = [f"  {range_text(run.first, run.last):>9}  {run.device}" for run in layout.runs]
     lines = [
@@ -162,7 +170,7 @@ def _verdict(report: FitReport) -> str:
 
 
 def _notes(report: FitReport) -> tuple[Advice, ...]:
-    """Return the advice, after a note on an incomplete forecast."""
+    """Return the advice of the report. If some memory could not be forecast, a note on that comes first."""
     if report.probe_only is None:
         return report.advice
     # Missing parts count as 0 bytes, so the forecast errs towards "it fits".
@@ -172,7 +180,10 @@ def _notes(report: FitReport) -> tuple[Advice, ...]:
 
 
 def _planned(plan: Plan) -> ContextSettings:
-    """Return the settings as asked for, but with the context length of the rows: a layout file is for one length."""
+    """Return the settings as the user left them, but with the decided context length.
+
+    A layout file has one length, and the rows of the forecast are for this one.
+    """
     return msgspec.structs.replace(plan.edit.context, n_ctx=plan.settings.n_ctx)
 
 
@@ -201,7 +212,7 @@ def _cells(row: DeviceRow) -> tuple[str, ...]:
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Align columns: the first and the last to the left, numbers to the right."""
+    """Return the lines of a text table: first and last column aligned to the left, columns of numbers to the right."""
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     last = len(widths) - 1
     return [

@@ -1,7 +1,7 @@
-"""The preview: a plan with the numbers that the window draws, and the layout that is loaded.
+"""`Preview`: the numbers of a plan that the window draws, and `LoadedLayout`, the layout that is loaded now.
 
-All bars and warnings of the window read one `Preview`. A step of a drag makes one with `make_preview`, from tables that
-were made when the model was opened.
+All bars and warnings of the window show values of one `Preview`. Each step of a drag makes a new one by `make_preview`.
+That is fast because `PreviewTables` were computed when the model was opened.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from engine.planning.speed.work import Work
 
 @dataclass(frozen=True, slots=True)
 class LayerBytes:
-    """Bytes of one layer as the editor draws them: weights by part, and KV cache or recurrent state."""
+    """Bytes of one layer as the layout editor draws them: weights by part, and KV cache or recurrent state."""
 
     index: int
     attention_bytes: int
@@ -47,15 +47,17 @@ class LayerBytes:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """An edit as it is drawn, with its forecast on a rig.
+    """The numbers that the window draws for an edit on a rig.
 
-    `speed`: None if the edit does not fit, or if its speed cannot be predicted.
-    `answered_per_second`: tokens per second of the last answer by this edit; None before the first one. `speed` is then
-    in proportion to it (`anchored`).
-    `sendings`: the weights that a load sends to each worker; only for workers whose link was measured.
-    `slices`: parts of layers on the members of modes tensor and row; None in other modes.
-    `hops`: what a token's way between devices costs; None if it is unknown.
-    `embedding_moves`: the token embedding can be placed; not if it is the output layer too.
+    `rig`: the devices. `edit`: layout, settings and side files.
+    `layers`: bytes of each layer. `report`: memory forecast of each device.
+    `speed`: predicted speed of answers; None if the edit does not fit, or if the speed cannot be predicted.
+    `answered_per_second`: tokens per second of the last answer with this edit; None before the first one. If there is
+    one, `speed` is scaled by it (`anchored`).
+    `sendings`: bytes of weights that a load sends to each RPC worker; only for workers whose link was measured.
+    `embedding_moves`: whether the token embedding can be put on a device; it cannot if it is the output layer too.
+    `slices`: parts of each layer on the devices of modes tensor and row; None in other modes.
+    `hops`: seconds for passing a token's data from device to device; None if unknown.
     """
 
     model_name: str
@@ -83,12 +85,13 @@ class Preview:
 
 @dataclass(frozen=True, slots=True)
 class LoadedLayout:
-    """A loaded layout.
+    """The layout of the loaded model.
 
-    `edit`: the edit it was loaded with; `used`: the settings that were decided.
-    `measured`: rows after the load; `forecast`: rows before it.
-    `flash_attention`: whether the engine uses it; None if it did not report that.
-    `elsewhere`: layers and caches that are on another device than the layout asks for.
+    `edit`: layout and settings that were asked for.
+    `measured`: memory of each device after the load; `forecast`: the same before the load.
+    `used`: settings that the load used; None if unknown.
+    `flash_attention`: whether llama.cpp uses it; None if it did not report that.
+    `elsewhere`: layers and caches that are on another device than the layout has them on.
     """
 
     edit: Edit
@@ -99,12 +102,15 @@ class LoadedLayout:
     elsewhere: tuple[PlaceDifference, ...] = ()
 
     def differs_from(self, edit: Edit) -> bool:
-        """Return whether `edit` has another layout, other settings or other side files than the loaded one."""
+        """Return whether `edit` has another layout, other settings or other side files than the loaded edit."""
         return self.edit != edit
 
 
 class PreviewTables:
-    """Tables that all previews of one opened model share. One thread at a time."""
+    """Values that all previews of an opened model share, so that a step of a drag is fast.
+
+    Only one thread may use an object at a time.
+    """
 
     def __init__(self, model: ModelFile | ModelMemory) -> None:
         self.memory = model if isinstance(model, ModelMemory) else ModelMemory(model)
@@ -113,17 +119,20 @@ class PreviewTables:
 
     @cached_property
     def work(self) -> Work:
-        """Bytes and operations of a token, layer by layer."""
+        """Bytes that are read and operations that are computed for one token, by layer."""
         return Work(self.memory.model)
 
     @cached_property
     def embedding_moves(self) -> bool:
-        """Whether the token embedding can be placed apart from the output layer."""
+        """Whether the token embedding can be put on a device of its own. It cannot if the output layer uses it."""
         model = self.memory.model
         return any(each.name == EMBEDDING for each in model.global_tensors) and not ties_embedding(model)
 
     def slices(self, plan: Plan) -> Slices | None:
-        """Return the slices of a layout of mode tensor or row. The last result is cached for its shares."""
+        """Return the parts of each layer by device for a layout of mode tensor or row; None in other modes.
+
+        The last result is cached until shares or settings change.
+        """
         layout = plan.edit.layout
         if layout.split_mode not in ("tensor", "row"):
             return None
@@ -135,7 +144,10 @@ class PreviewTables:
         return self._last_slices[1]
 
     def layers(self, context: ContextSettings) -> tuple[LayerBytes, ...]:
-        """Return the bytes of each layer. The last result is cached: a drag does not change the settings."""
+        """Return the bytes of each layer.
+
+        The last result is cached, because settings do not change while layers are dragged.
+        """
         if self._last is None or self._last[0] != context:
             self._last = (context, _layers(self.memory, context))
         return self._last[1]
@@ -148,42 +160,53 @@ def make_report(
     context: ContextSettings,
     side_files: SideFiles = NO_SIDE_FILES,
 ) -> FitReport:
-    """Return the report of a plan that is not needed otherwise."""
+    """Return the memory forecast of a layout, for callers that need no other values of its plan."""
     memory = model if isinstance(model, ModelMemory) else ModelMemory(model)
     return Plan(memory, rig, Edit(layout, context, side_files)).report
 
 
 def cost_model(work: Work, plan: Plan, speeds: Speeds) -> CostModel | None:
-    """Return the cost model for `plan`; None if it breaks a rule, or if the model's memory is known by probe only."""
+    """Return the object that predicts the speed of layouts on the rig and with the settings of `plan`.
+
+    None if the plan breaks a rule or its memory cannot be computed here.
+    """
     # A layout that cannot be loaded has no speed, and the cost model relies on valid runs and shares.
     tables = None if plan.violations else plan.memory.for_context(plan.settings)
     return None if tables is None else CostModel(work, plan.rig, plan.settings, tables, speeds)
 
 
 def plan_speed(work: Work, plan: Plan, speeds: Speeds, fill_tokens: int | None = None) -> SpeedForecast | None:
-    """Return the predicted time of a token with `fill_tokens` in the context; None: as many as usual.
+    """Return the predicted speed of answers with `fill_tokens` tokens in the context; None for the usual number.
 
-    None is returned for a plan without a cost model.
+    The result is None if `plan` breaks a rule or its memory cannot be computed here.
     """
     costs = cost_model(work, plan, speeds)
     return None if costs is None else costs.answer(plan.edit.layout, fill_tokens)
 
 
 def plan_prompt(work: Work, plan: Plan, speeds: Speeds, n_tokens: int) -> SpeedForecast | None:
-    """Return the predicted speed of a prompt of `n_tokens`, None for a plan without a cost model."""
+    """Return the predicted speed of a prompt of `n_tokens` tokens.
+
+    None if `plan` breaks a rule or its memory cannot be computed here.
+    """
     costs = cost_model(work, plan, speeds)
     return None if costs is None else costs.prompt(plan.edit.layout, n_tokens)
 
 
 def plan_sendings(plan: Plan, speeds: Speeds) -> tuple[Sending, ...]:
-    """Return the bytes that a load of `plan` sends to each worker, and how long that takes."""
+    """Return the bytes of weights that a load of `plan` sends to each RPC worker, and the seconds that this takes."""
     return sendings({row.id: row.weights_bytes for row in plan.report.rows}, plan.rig, speeds)
 
 
 def make_preview(
     tables: PreviewTables, plan: Plan, speeds: Speeds = NO_MEASUREMENTS, answered: LastAnswer | None = None
 ) -> Preview:
-    """Return the preview of `plan`. `tables` must be those of its model. `answered`: the last answer by its edit."""
+    """Return the preview of `plan`.
+
+    `tables`: the tables of the plan's model.
+    `speeds`: measured speeds of the devices.
+    `answered`: last answer that the model computed with the plan's edit; None if there is none.
+    """
     return Preview(
         model_name=plan.model.name,
         rig=plan.rig,

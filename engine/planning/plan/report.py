@@ -1,4 +1,4 @@
-"""Reports: the memory that each device would hold, or holds, and by how much it is short."""
+"""Reports of memory: bytes that each device holds or would hold, compared with its free memory."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ _NOTHING = DeviceMemory()
 
 
 class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Numbers of one device, with the keys of the contract (section Row).
+    """Memory of one device in bytes, with the keys of section Row in docs/contract.md.
 
-    `pipeline_bytes`, `projector_bytes`: parts of `compute_bytes`. `late_bytes`: part of `answering_bytes`.
-    `shortfall_bytes`: negative if it fits, then the bytes to spare.
+    `pipeline_bytes` and `projector_bytes` are parts of `compute_bytes`; `late_bytes` is a part of `answering_bytes`.
+    `free_bytes`: None if unknown.
+    `shortfall_bytes`: missing bytes; negative if the device has memory to spare.
     """
 
     id: str
@@ -51,11 +52,14 @@ class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def memory(self) -> DeviceMemory:
-        """Memory that the device would hold, or holds."""
+        """The row's memory values as `DeviceMemory`: bytes that the device would hold, or holds."""
         return DeviceMemory(**{name: getattr(self, name) for name in _PARTS})
 
     def without_overhead(self) -> DeviceRow:
-        """Return the row without overhead. The engine reports its buffers only, so measured rows have no overhead."""
+        """Return the row with overhead and answering memory removed, for comparison with measured rows.
+
+        llama.cpp reports its buffers only, so measured rows do not contain them.
+        """
         besides_bytes = self.overhead_bytes + self.answering_bytes
         return msgspec.structs.replace(
             self,
@@ -68,18 +72,18 @@ class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def buffer_bytes(self) -> int:
-        """Need without what the engine does not report: overhead, and what it takes while it answers."""
+        """Bytes of llama.cpp's buffers: the need less overhead and less memory that is allocated while answering."""
         return self.need_bytes - self.overhead_bytes - self.answering_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class FitReport:
-    """The forecast of a plan.
+    """The memory forecast of a plan, with broken rules, advice and decisions.
 
     `rows`: one for each device of the rig, the host last.
-    `violations`: rules that the layout breaks.
-    `probe_only`: why the arithmetic is incomplete; None if it is complete.
-    `context`: the settings of the rows with everything decided; None if nothing had to be decided.
+    `violations`: rules of llama.cpp that the layout breaks.
+    `probe_only`: sentence on why the computed numbers are incomplete; None if they are complete.
+    `context`: the settings of the forecast, with a value for each; None if nothing had to be decided.
     """
 
     rows: tuple[DeviceRow, ...]
@@ -96,7 +100,7 @@ class FitReport:
 
 
 def make_row(device: Device, memory: DeviceMemory, grade: Grade) -> DeviceRow:
-    """Return the row of `device` holding `memory`."""
+    """Return the row of `device` for `memory`, the bytes that it holds or would hold."""
     need_bytes = memory.need_bytes
     return DeviceRow(
         id=device.id,
@@ -121,14 +125,17 @@ def make_row(device: Device, memory: DeviceMemory, grade: Grade) -> DeviceRow:
 
 
 def check_fit(estimate: MemoryEstimate, rig: Rig, violations: Sequence[Violation] = ()) -> FitReport:
-    """Return the report of `estimate` on `rig`, with the broken rules."""
+    """Return the report of `estimate`, compared with the free memory of the rig's devices."""
     needs = device_needs(estimate, rig)
     rows = tuple(make_row(device, needs[device.id], estimate.grade) for device in rig.all_devices)
     return FitReport(rows=rows, violations=tuple(violations), probe_only=estimate.probe_only)
 
 
 def device_needs(estimate: MemoryEstimate, rig: Rig) -> dict[str, DeviceMemory]:
-    """Return the memory that each device of `rig` would hold. Measured overhead replaces the estimated one."""
+    """Return the memory that each device of `rig` would hold, by device id.
+
+    If overhead was measured on a device, it replaces the estimated one.
+    """
     return {
         device.id: with_measured_overhead(device, estimate.devices.get(device.id, _NOTHING))
         for device in rig.all_devices
@@ -136,7 +143,10 @@ def device_needs(estimate: MemoryEstimate, rig: Rig) -> dict[str, DeviceMemory]:
 
 
 def with_measured_overhead(device: Device, memory: DeviceMemory) -> DeviceMemory:
-    """Return `memory` with the overhead measured on the device; unchanged if none was measured or it holds nothing."""
+    """Return `memory` with the overhead that was measured on `device`.
+
+    Unchanged if none was measured, or if the device holds nothing.
+    """
     # A device that holds nothing is not opened by the load, so it has no fixed cost.
     if device.overhead_bytes is None or not memory.need_bytes:
         return memory
@@ -149,7 +159,10 @@ def usable_bytes(rig: Rig) -> dict[str, int]:
 
 
 def shortfalls(needs: Mapping[str, DeviceMemory], limits: Mapping[str, int]) -> dict[str, int]:
-    """Return the devices above their limit, and by how many bytes. A device that holds nothing never is."""
+    """Return the missing bytes of each device whose need is above its limit, by device id.
+
+    A device that holds nothing is never included.
+    """
     # A device may have less than nothing available, because of its margin. It is short only if it is used.
     short = {name: needs[name].need_bytes - limit for name, limit in limits.items() if needs[name].need_bytes}
     return {name: size for name, size in short.items() if size > 0}

@@ -1,4 +1,4 @@
-"""Slices: the part of each layer that each member of modes tensor and row gets, as the editor draws it."""
+"""The part of each layer that each device gets in split modes tensor and row, as the layout editor draws it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from engine.planning.memory.model_memory import UNFORESEEN
 from engine.planning.memory.tensor_split import MemberTables
 
 Bounds = tuple[float, ...]
-"""Ends of the slices of the members in order, from 0 to 1: the slice of member i is from `bounds[i]` to the next."""
+"""Boundaries between the parts of a layer, from 0 to 1: device i has the part from `bounds[i]` to `bounds[i + 1]`."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerSlices:
-    """Slices of layer `index`: of its attention, its dense feed-forward and its experts."""
+    """Boundaries of the devices' parts in layer `index`: of its attention, its dense feed-forward and its experts."""
 
     index: int
     attention: Bounds
@@ -30,17 +30,21 @@ class LayerSlices:
 
 @dataclass(frozen=True, slots=True)
 class Slices:
-    """`members`: devices in the order of the slices. `layers`: the layers that are split."""
+    """Parts of all split layers on each device.
+
+    `members`: ids of the devices with a share, in the order of the parts.
+    `layers`: boundaries in each layer that is split.
+    """
 
     members: tuple[str, ...]
     layers: tuple[LayerSlices, ...]
 
 
 def layer_slices(layout: Layout, model: ModelFile, hyper: HyperParameters | None) -> Slices | None:
-    """Return the slices of a layout of mode tensor or row, None in other modes.
+    """Return the parts of layers by device for a layout of mode tensor or row; None in other modes.
 
-    In mode tensor they have the rounding of llama.cpp: whole heads and blocks, in an order that rotates from layer to
-    layer. In mode row, or without `hyper`, they are the shares.
+    In mode tensor they are rounded as in llama.cpp: whole heads and blocks, in an order that rotates from layer to
+    layer. In mode row, or if `hyper` is None, they are proportional to the shares.
     """
     if layout.split_mode not in ("tensor", "row"):
         return None

@@ -1,1 +1,1 @@
-"""Settings of a load and of an answer, and the tables from which files, options, dialogs and pages are made."""
+"""Settings of a load and of an answer, and the tables behind files, command line options, dialogs and docs."""

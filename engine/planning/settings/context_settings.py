@@ -1,4 +1,4 @@
-"""Context options of a load, with our defaults; the child sets every field explicitly."""
+"""`ContextSettings`: the settings of a load, with this program's defaults instead of llama.cpp's."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Pipeline = Literal["auto", "on", "off"]
 PIPELINE_MODES: tuple[Pipeline, ...] = get_args(Pipeline)
 AUTO: Literal["auto"] = "auto"
 AUTO_CONTEXT = 0
-"""Value of `n_ctx` that leaves the context length open."""
+"""Value of `n_ctx` for "auto": the program chooses the context length at each load."""
 OFFLOAD_MIN_BATCH = 32
-"""llama.cpp's own threshold of op offload, in tokens of a micro batch (`GGML_OP_OFFLOAD_MIN_BATCH`)."""
+"""llama.cpp's default threshold of op offload, in tokens of a micro batch (`GGML_OP_OFFLOAD_MIN_BATCH`)."""
 
 
 def is_quantised(kv_type: KvType) -> bool:
@@ -29,9 +29,10 @@ def is_quantised(kv_type: KvType) -> bool:
 
 
 class ContextSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The settings of a load. `engine.planning.settings.table` has the meaning and range of each field.
+    """The settings of a load, named after llama.cpp's parameters.
 
-    Fields and defaults are this program's; the model child sets every field of llama.cpp's parameters from them.
+    `engine.planning.settings.table` describes each field with its range. Defaults are this program's. The child process
+    that loads the model sets every field of llama.cpp's parameters from them.
     """
 
     # All requests together, as in `llama_context_params`: see `n_ctx_each` for the part of one.
@@ -59,19 +60,22 @@ class ContextSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
     @property
     def offload_batch(self) -> int:
-        """Return the smallest batch for op offload, in tokens."""
+        """Return the smallest micro batch that op offload computes on a device, in tokens."""
         return OFFLOAD_MIN_BATCH if self.op_offload_min_batch is None else self.op_offload_min_batch
 
     @property
     def n_ctx_each(self) -> int:
-        """Return the context of each of `n_seq_max` requests, in tokens; `AUTO_CONTEXT` if the length is open."""
+        """Return the context length of each of the `n_seq_max` parallel requests, in tokens.
+
+        `AUTO_CONTEXT` for "auto".
+        """
         # llama.cpp gives each sequence an equal part of n_ctx, or lets all of them share the whole (`llama_context`).
         return self.n_ctx if self.kv_unified else self.n_ctx // self.n_seq_max
 
     def with_each(self, n_ctx: int) -> ContextSettings:
-        """Return the settings with a context of `n_ctx` tokens for each request."""
+        """Return the settings with a context of `n_ctx` tokens for each parallel request."""
         return msgspec.structs.replace(self, n_ctx=n_ctx if self.kv_unified else n_ctx * self.n_seq_max)
 
     def with_requests(self, n_seq_max: int) -> ContextSettings:
-        """Return the settings for `n_seq_max` parallel requests, each with as much context as each has now."""
+        """Return the settings for `n_seq_max` parallel requests, each with the same context length as now."""
         return msgspec.structs.replace(self, n_seq_max=n_seq_max).with_each(self.n_ctx_each)

@@ -1,6 +1,6 @@
-"""Kinds of values that a setting may have: how a value is read from a file, checked, typed by a person, and written.
+"""Types of setting values ("kinds"): each parses a value of a file, checks it, parses a user's input, and formats it.
 
-Load settings are of a `Kind`, samplers of a `SamplingKind`. `WholeNumber`, `Real` and `Choice` serve both.
+Load settings have a `Kind`, samplers a `SamplingKind`. `WholeNumber`, `Real` and `Choice` are used for both.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ Value = int | float | str | bool | None
 
 @dataclass(frozen=True, slots=True)
 class LeftOpen:
-    """Describes the state of a number that the program is to decide.
+    """The state "auto" or "unlimited" of a number setting, in which the user chose no number.
 
-    `kept`: its value in the settings. `written`: its value in a file, null or a word. `word`: the word that a person
-        types.
-    `or_empty`: an empty field of a form means the same.
+    `kept`: value in the settings object.
+    `written`: value in a file: a word, or None for null.
+    `word`: word that the user types.
+    `or_empty`: whether an empty field of a form means the same.
     """
 
     kept: int | None
@@ -33,15 +34,17 @@ class LeftOpen:
     or_empty: bool = False
 
     def is_typed(self, text: str) -> bool:
-        """Return whether a typed text leaves the number open."""
+        """Return whether the typed text `text` means that no number is chosen."""
         return text.strip() == self.word or (self.or_empty and not text.strip())
 
 
 @dataclass(frozen=True, slots=True)
 class WholeNumber:
-    """A number from `low` to `high`, in `unit`; an empty unit means a plain number.
+    """An integer setting from `low` to `high`, both included.
 
-    `step`: llama.cpp rounds the number up to a multiple of it. `left_open`: None if a number is required.
+    `unit`: plural of what is counted; empty for a number that counts nothing, such as a seed.
+    `step`: llama.cpp rounds the number up to a multiple of this.
+    `left_open`: the state without a number, such as "auto"; None if a number is required.
     """
 
     low: int
@@ -52,19 +55,22 @@ class WholeNumber:
 
     @property
     def placeholder(self) -> str:
-        """Return the word for a value in a usage line."""
+        """Return the placeholder for the value in a command line's usage line."""
         return "N"
 
     @property
     def allowed(self) -> str:
-        """Return the allowed values, for people."""
+        """Return the allowed values as a phrase for the user."""
         numbers = tr("{low} to {high}", low=self.low, high=self.high)
         return (
             numbers if self.left_open is None else tr("{auto}, or {numbers}", auto=self.left_open.word, numbers=numbers)
         )
 
     def read(self, item: JsonObject, key: str) -> Value:
-        """Return the value of `key` in a file. Errors are reported through `item`."""
+        """Return the value of `key` in a JSON object.
+
+        Errors are raised by `item`, which knows the place in the file.
+        """
         if self.left_open is None:
             return item.integer(key, self.low, self.high)
         if self.left_open.written is None:
@@ -74,12 +80,12 @@ class WholeNumber:
         return item.integer(key, self.low, self.high)
 
     def written(self, value: Value) -> Value:
-        """Return `value` as it is written to a file."""
+        """Return the JSON value for `value`: the number, or null or a word for the state without a number."""
         is_open = self.left_open is not None and value == self.left_open.kept
         return self.left_open.written if is_open and self.left_open is not None else value
 
     def checked(self, value: object) -> int | None:
-        """Return a value of a file. Raises ValueError as `Real.checked` does."""
+        """Check the JSON value `value` and return it as a setting. Raises ValueError as `Real.checked` does."""
         if value is None and self.left_open is not None and self.left_open.written is None:
             return self.left_open.kept
         # bool is a subclass of int in Python, and JSON has both.
@@ -90,10 +96,10 @@ class WholeNumber:
         return value
 
     def typed(self, text: str) -> int | None:
-        """Return the value of a typed text.
+        """Parse `text`, which a user typed, and return the value.
 
         Raises:
-        ValueError: one sentence without its full stop.
+            ValueError: one sentence for the user, without its full stop.
         """
         if self.left_open is not None and self.left_open.is_typed(text):
             return self.left_open.kept
@@ -123,13 +129,13 @@ class WholeNumber:
         return number
 
     def text_of(self, value: object) -> str:
-        """Return the text that a person would type for `value`."""
+        """Return the text that a user would type for `value`."""
         return self.left_open.word if self.left_open is not None and value == self.left_open.kept else str(value)
 
 
 @dataclass(frozen=True, slots=True)
 class Real:
-    """A number from `low` to `high`. A box in a form moves it by `step`."""
+    """A float setting from `low` to `high`, both included. `step`: step of the spin box in a form."""
 
     low: float
     high: float
@@ -137,30 +143,33 @@ class Real:
 
     @property
     def placeholder(self) -> str:
-        """Return the word for a value in a usage line."""
+        """Return the placeholder for the value in a command line's usage line."""
         return "X"
 
     @property
     def allowed(self) -> str:
-        """Return the allowed values, for people."""
+        """Return the allowed values as a phrase for the user."""
         return tr("{low:g} to {high:g}", low=self.low, high=self.high)
 
     def read(self, item: JsonObject, key: str) -> float:
-        """Return the value of `key` in a file. Errors are reported through `item`."""
+        """Return the value of `key` in a JSON object.
+
+        Errors are raised by `item`, which knows the place in the file.
+        """
         number = item.number(key)
         if not self.low <= number <= self.high:
             item.refuse(tr("{value:g} is outside of {allowed}", value=number, allowed=self.allowed), key)
         return number
 
     def written(self, value: Value) -> Value:
-        """Return `value` as it is written to a file."""
+        """Return the JSON value for `value`, which is `value` itself."""
         return value
 
     def checked(self, value: object) -> float:
-        """Return a value of a file.
+        """Check the JSON or GGUF value `value` and return it as a setting.
 
         Raises:
-            ValueError: one sentence without its full stop.
+            ValueError: one sentence for the user, without its full stop.
         """
         # Metadata of a model file may hold NaN or infinity.
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
@@ -170,7 +179,7 @@ class Real:
         return float(value)
 
     def typed(self, text: str) -> float:
-        """Return the value of a typed text. Raises ValueError as `checked` does."""
+        """Parse `text`, which a user typed, and return the value. Raises ValueError as `checked` does."""
         try:
             # People who write decimals with a comma type one here too; no value has a thousands separator.
             number = float(text.replace(",", "."))
@@ -179,23 +188,23 @@ class Real:
         return self.checked(number)
 
     def text_of(self, value: object) -> str:
-        """Return the text that a person would type for `value`."""
+        """Return the text that a user would type for `value`."""
         return f"{value:g}" if isinstance(value, int | float) else ""
 
 
 class _Words:
-    """Base of settings whose values are typed as one of a few words."""
+    """Base class of the settings that are typed as one of a few words."""
 
     __slots__ = ()
     words: tuple[str, ...]
 
     @property
     def allowed(self) -> str:
-        """Return the allowed words, for people."""
+        """Return the allowed words as a phrase for the user."""
         return ", ".join(self.words)
 
     def written(self, value: Value) -> Value:
-        """Return `value` as it is written to a file."""
+        """Return the JSON value for `value`, which is `value` itself."""
         return value
 
     def _typed_word(self, text: str) -> str:
@@ -206,77 +215,83 @@ class _Words:
 
 @dataclass(frozen=True, slots=True)
 class Choice(_Words):
-    """One of several words. `placeholder` stands for them in a usage line."""
+    """A setting that is one of several words. `placeholder` stands for them in a command line's usage line."""
 
     words: tuple[str, ...]
     placeholder: str = "M"
 
     def read(self, item: JsonObject, key: str) -> str:
-        """Return the value of `key` in a file. Errors are reported through `item`."""
+        """Return the value of `key` in a JSON object.
+
+        Errors are raised by `item`, which knows the place in the file.
+        """
         return item.choice(key, self.words)
 
     def checked(self, value: object) -> str:
-        """Return a value of a file. Raises ValueError as `Real.checked` does."""
+        """Check the JSON or GGUF value `value` and return it as a setting. Raises ValueError as `Real.checked` does."""
         if not isinstance(value, str) or value not in self.words:
             raise ValueError(tr("this must be one of {allowed}", allowed=self.allowed))
         return value
 
     def typed(self, text: str) -> str:
-        """Return the value of a typed text. Raises ValueError as `WholeNumber.typed` does."""
+        """Parse `text`, which a user typed, and return the value. Raises ValueError as `WholeNumber.typed` does."""
         return self._typed_word(text)
 
     def text_of(self, value: object) -> str:
-        """Return the text that a person would type for `value`."""
+        """Return the text that a user would type for `value`."""
         return str(value)
 
 
 @dataclass(frozen=True, slots=True)
 class Switch(_Words):
-    """On or off; true or false in a file. `with_auto`: it may also be left open."""
+    """A setting that is on or off, true or false in JSON. `with_auto`: whether "auto" is also allowed."""
 
     with_auto: bool = False
     placeholder: str = "M"
 
     @property
     def words(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Return the words that may be typed."""
+        """Return the words that a user may type."""
         return (AUTO, "on", "off") if self.with_auto else ("on", "off")
 
     def read(self, item: JsonObject, key: str) -> Value:
-        """Return the value of `key` in a file. Errors are reported through `item`."""
+        """Return the value of `key` in a JSON object.
+
+        Errors are raised by `item`, which knows the place in the file.
+        """
         return AUTO if self.with_auto and item.is_text(key, AUTO) else item.flag(key)
 
     def typed(self, text: str) -> Value:
-        """Return the value of a typed text. Raises ValueError as `WholeNumber.typed` does."""
+        """Parse `text`, which a user typed, and return the value. Raises ValueError as `WholeNumber.typed` does."""
         return AUTO if self._typed_word(text) == AUTO else text == "on"
 
     def text_of(self, value: Value) -> str:
-        """Return the text that a person would type for `value`."""
+        """Return the text that a user would type for `value`."""
         return AUTO if value == AUTO else "on" if value else "off"
 
 
 Kind = WholeNumber | Real | Choice | Switch
-"""Kinds of load settings. Each one also needs a control in `widgets/controls/setting_controls.py`."""
+"""Types of load settings. Each also needs an input widget in `widgets/controls/setting_controls.py`."""
 
 
 SamplingValue = float | int | str | tuple[str, ...] | None
 """Value of a sampler setting."""
 MAX_TEXTS = 64
-"""Stop texts or breakers of one setting; a bound for files of other people."""
+"""Most stop texts or DRY breakers in one setting, because files may come from other people."""
 MAX_TEXT_CHARACTERS = 1 << 16
-"""Characters of one text; a bound for files of other people."""
+"""Most characters in one text setting, because files may come from other people."""
 # Escapes in one line of a form: a line cannot contain a newline, and a space at its end is easily lost.
 _ESCAPES = {"\\n": "\n", "\\t": "\t", "\\r": "\r", "\\\\": "\\", "\\s": " "}
 
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """Several texts, none of them empty. A person types one per line, with `\\n` for a newline in it."""
+    r"""A setting that is a list of non-empty texts. A user types one per line, with `\n` for a newline in it."""
 
     allowed: str = tr("texts, one per line")
 
     def checked(self, value: object) -> SamplingValue:
-        """Return a value of a file. Raises ValueError as `Real.checked` does."""
+        """Check the JSON value `value` and return it as a setting. Raises ValueError as `Real.checked` does."""
         # A str is a sequence of characters, each of which would become a text of its own.
         if isinstance(value, str) or not isinstance(value, Sequence):
             raise ValueError(tr("this must be a list of texts"))
@@ -287,36 +302,36 @@ class Texts:
         return tuple(str(_checked_text(text, may_be_empty=False)) for text in value)
 
     def typed(self, text: str) -> SamplingValue:
-        """Return the value of a typed text. Raises ValueError as `Real.checked` does."""
+        """Parse `text`, which a user typed, and return the texts. Raises ValueError as `Real.checked` does."""
         # Empty lines are skipped. An empty stop text would end every answer at once.
         return self.checked([_unescaped(line) for line in text.splitlines() if line])
 
     def text_of(self, value: SamplingValue) -> str:
-        """Return the text that a person would type for `value`."""
+        """Return the lines that a user would type for `value`."""
         return "\n".join(_escaped(text) for text in value) if isinstance(value, tuple) else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """One text, up to `MAX_TEXT_CHARACTERS`."""
+    """A setting that is one text of at most `MAX_TEXT_CHARACTERS` characters."""
 
     allowed: str = "text"
 
     def checked(self, value: object) -> SamplingValue:
-        """Return a value of a file. Raises ValueError as `Real.checked` does."""
+        """Check the JSON value `value` and return it as a setting. Raises ValueError as `Real.checked` does."""
         return _checked_text(value, may_be_empty=True)
 
     def typed(self, text: str) -> SamplingValue:
-        """Return the value of a typed text. Raises ValueError as `Real.checked` does."""
+        """Check `text`, which a user typed, and return it. Raises ValueError as `Real.checked` does."""
         return self.checked(text)
 
     def text_of(self, value: SamplingValue) -> str:
-        """Return the text that a person would type for `value`."""
+        """Return the text that a user would type for `value`."""
         return str(value)
 
 
 SamplingKind = Real | WholeNumber | Choice | Texts | Text
-"""Kinds of samplers."""
+"""Types of sampler settings."""
 
 
 def _checked_text(value: object, *, may_be_empty: bool) -> str:

@@ -1,4 +1,4 @@
-"""The page docs/settings.md, made from the table of settings.
+"""Generates the page docs/settings.md from the table of load settings.
 
 `python -m engine.planning.settings.page docs/settings.md` writes it; a test fails if it is out of date.
 """
@@ -23,7 +23,7 @@ _HEADINGS = "| key | option | values | default | effect |\n|---|---|---|---|---|
 
 
 def settings_page() -> str:
-    """Return the page in Markdown."""
+    """Return the text of docs/settings.md."""
     sections = [
         f"\n## {group}\n\n{_HEADINGS}" + "".join(_line(setting) for setting in SETTINGS if setting.group == group)
         for group in GROUPS

@@ -1,6 +1,6 @@
-"""Settings of llama.cpp's samplers, and the conditions that end an answer.
+"""`SamplingSettings`: parameters of llama.cpp's samplers, and the conditions that end an answer.
 
-`engine.planning.settings.sampling_table` has the meaning and range of each field.
+`engine.planning.settings.sampling_table` describes each field with its range.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ DRY_BREAKERS = ("\n", ":", '"', "*")
 
 
 class SamplingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Settings of one answer. Defaults are those of `common_params_sampling` in common/common.h.
+    """Sampler settings of one answer. Defaults are those of `common_params_sampling` in llama.cpp's common/common.h.
 
-    `max_tokens` None: no limit. `seed` None: a new one for each answer.
-    `full_context`: what an answer does when the context is full: end, or go on without the oldest tokens.
-    `keep_tokens`: first tokens that stay then; None: those before the first question.
-    `penalty_last_n`, `dry_penalty_last_n`: -1 for the whole context. `temperature`: 0 takes the likeliest token.
+    `temperature`: 0 for the likeliest token.
+    `penalty_last_n`, `dry_penalty_last_n`: -1 for the whole context.
+    `max_tokens`: None for no limit.
+    `seed`: None for a new random seed for each answer.
+    `full_context`: if the context is full, "end" ends the answer, and "shift" removes the oldest tokens and continues.
+    `keep_tokens`: number of first tokens that "shift" does not remove; None for all tokens before the first question.
     """
 
     temperature: float = 0.8

@@ -1,5 +1,7 @@
-"""Where the value of each sampler comes from. Later sources win: llama.cpp's default, recommendation of the model's
-authors, the model file, a preset, the chat."""
+"""Merges the sampler settings of all sources, and remembers the source of each value.
+
+Later sources win: llama.cpp's default, recommendation of the model's authors, the model file, a preset, the chat.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +17,18 @@ from engine.planning.settings.sampling_table import SAMPLING, SAMPLING_BY_KEY, S
 
 Source = Literal["default", "authors", "model", "preset", "chat"]
 MODEL_PREFIX = "general.sampling."
-"""Start of the metadata keys in a GGUF file that recommend sampler settings."""
+"""Prefix of the metadata keys in a GGUF file with recommended sampler settings."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Sampler settings, with the source of each value by its key."""
+    """Sampler settings merged from all sources. `sources`: source of each value, by the setting's key."""
 
     settings: SamplingSettings
     sources: Mapping[str, Source]
 
     def explain(self, key: str, *, preset: str = "") -> str:
-        """Return the source of a value, for people."""
+        """Return the source of the setting `key` as a phrase for the user. `preset`: name of the preset, if known."""
         words: dict[Source, str] = {
             "default": tr("llama.cpp's default"),
             "authors": tr("recommended by the model's authors"),
@@ -44,9 +46,10 @@ def sampling_of(
     *,
     authors: Mapping[str, object] = MappingProxyType({}),
 ) -> Sampling:
-    """Return the settings of all sources together.
+    """Return the settings of all sources merged; each mapping has values by setting key, and later parameters win.
 
-    Unknown keys and values out of range are skipped, because files may be older than this program.
+    The order is: defaults, `authors`, `model`, `preset`, `chat`. Unknown keys and values out of range are skipped,
+    because a file may have been written by another version of this program.
     """
     values: dict[str, SamplingValue] = {}
     sources: dict[str, Source] = dict.fromkeys(SAMPLING_KEYS, "default")
@@ -64,7 +67,7 @@ def sampling_of(
 
 
 def usable_settings(values: Mapping[str, object]) -> dict[str, SamplingValue]:
-    """Return the values that are settings within their range."""
+    """Return the entries of `values` whose key is a sampler setting and whose value is within its range."""
     found: dict[str, SamplingValue] = {}
     for key, value in values.items():
         if key in SAMPLING_BY_KEY:
@@ -77,7 +80,7 @@ def usable_settings(values: Mapping[str, object]) -> dict[str, SamplingValue]:
 
 
 def model_sampling(metadata: Mapping[str, object]) -> dict[str, SamplingValue]:
-    """Return the settings that a model file recommends, without invalid ones."""
+    """Return the valid sampler settings that a model file recommends. `metadata`: key-value pairs of the GGUF file."""
     named = {setting.model_key: setting.key for setting in SAMPLING if setting.model_key}
     said: dict[str, object] = {}
     for model_key, key in named.items():
@@ -97,7 +100,7 @@ def model_sampling(metadata: Mapping[str, object]) -> dict[str, SamplingValue]:
 
 
 def changed_settings(settings: SamplingSettings) -> dict[str, object]:
-    """Return the settings that are not at their default, to be saved with an answer."""
+    """Return the settings that differ from their default, to be saved with an answer."""
     return {
         setting.key: getattr(settings, setting.key)
         for setting in SAMPLING

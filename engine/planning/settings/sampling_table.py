@@ -1,7 +1,7 @@
 """The table of samplers: one record for each field of `SamplingSettings`, in the order of the form.
 
-Made from it: checks of presets, chats and recommendations of models, the form, and options of the command line.
-`model_key` is the key under which a model file recommends a value (`general.sampling.*`).
+The table is used to check presets, chats and recommendations of models, to build the form, and for command line
+options.
 """
 
 from __future__ import annotations
@@ -16,15 +16,23 @@ from engine.planning.settings.sampling_settings import FULL_CONTEXT_MODES, MIROS
 SamplingGroup = Literal["Answer", "Repetition", "Choice", "Temperature", "Mirostat", "Shape"]
 SAMPLING_GROUPS: tuple[SamplingGroup, ...] = get_args(SamplingGroup)
 MAX_WINDOW = 1 << 24
-"""Bound of counts of tokens, far above any context."""
+"""Upper limit of settings that count tokens; far above any context length."""
 MAX_ALTERNATIVES = 20
 MAX_SEED = (1 << 32) - 2
-"""One less than `LLAMA_DEFAULT_SEED`, which asks llama.cpp for a random seed."""
+"""Largest seed: one less than `LLAMA_DEFAULT_SEED`, which makes llama.cpp choose a random seed."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingSetting:
-    """One sampler. `label`: name in a form. `help`: a clause on its effect, and the value that turns it off."""
+    """One row of the table of samplers.
+
+    `key`: name of the field in `SamplingSettings`.
+    `kind`: type and range of the value.
+    `group`: section of the form.
+    `label`: name in the form.
+    `help`: phrase on its effect and on the value that turns it off.
+    `model_key`: metadata key after `general.sampling.` in a GGUF file; empty if files cannot recommend a value.
+    """
 
     key: str
     kind: SamplingKind
@@ -35,12 +43,12 @@ class SamplingSetting:
 
     @property
     def flag(self) -> str:
-        """Return the option of the command line."""
+        """Return the name of the command line option."""
         return "--" + self.key.replace("_", "-")
 
     @property
     def default(self) -> SamplingValue:
-        """Return llama.cpp's default."""
+        """Return the default value of this setting, which is llama.cpp's."""
         value: SamplingValue = getattr(SamplingSettings(), self.key)
         return value
 
@@ -131,7 +139,7 @@ SAMPLING: tuple[SamplingSetting, ...] = (
         WholeNumber(0, MAX_WINDOW),
         "Repetition",
         tr("DRY allowed length"),
-        tr("number of tokens that may be repeated without a penalty"),
+        tr("longest sequence of tokens that may be repeated without a penalty"),
     ),
     SamplingSetting(
         "dry_penalty_last_n",
@@ -282,7 +290,11 @@ SAMPLING: tuple[SamplingSetting, ...] = (
         ),
     ),
 )
-"""Order of llama.cpp where it matters: penalties, DRY, top-n-sigma, top-k, typical, top-p, min-p, XTC, temperature."""
+"""All samplers in the order of the form.
+
+Penalties and filters are in the order of llama.cpp's chain: penalties, DRY, top-n-sigma, top-k, typical, top-p, min-p,
+XTC, temperature.
+"""
 
 SAMPLING_KEYS = tuple(setting.key for setting in SAMPLING)
 SAMPLING_BY_KEY = {setting.key: setting for setting in SAMPLING}

@@ -1,7 +1,7 @@
-"""The table of load settings: one record for each key of a layout file's `context`.
+"""The table of load settings: one record for each key of `context` in a layout file.
 
-Made from it: reading and writing that part of the file, options of the command line, rows of the settings dialog, keys
-of forecast caches, and the page `docs/settings.md`. CONTRIBUTING.md lists the steps to add a setting.
+The table is used to parse and write that part of the file, for command line options, the settings dialog and keys of
+forecast caches, and to generate `docs/settings.md`. CONTRIBUTING.md lists the steps to add a setting.
 """
 
 from __future__ import annotations
@@ -24,23 +24,27 @@ from engine.planning.settings.context_settings import (
 from engine.planning.settings.kinds import Choice, Kind, LeftOpen, Switch, Value, WholeNumber
 
 MAX_TOKENS = (1 << 31) - 1
-"""Largest value of `llama_context_params.n_ctx` that fits into llama.cpp's signed positions (`llama_pos`)."""
+"""Largest `llama_context_params.n_ctx`, because llama.cpp's positions are int32 (`llama_pos`)."""
 MAX_SEQUENCES = 256
-"""`LLAMA_MAX_SEQ` in llama-cparams.h."""
+"""Largest `n_seq_max`: `LLAMA_MAX_SEQ` in llama-cparams.h."""
 MAX_IMAGE_TOKENS = 65_536
-"""Far above the limit of any projector; mtmd multiplies it by the area of a patch in 32 bits."""
+"""Upper limit of image tokens, far above that of any projector.
+
+Mtmd multiplies it by the area of a patch in 32 bits.
+"""
 MAX_THREADS = 512
-"""`GGML_MAX_N_THREADS` in ggml.h. ggml asserts that there are no more."""
+"""Largest number of threads: `GGML_MAX_N_THREADS` in ggml.h. ggml asserts that there are no more."""
 CONTEXT_STEP = 256
-"""llama.cpp rounds the cells of a context up to this many tokens (`GGML_PAD(n_ctx, 256)` in llama-context.cpp)."""
+"""llama.cpp rounds the context length up to a multiple of this (`GGML_PAD(n_ctx, 256)` in llama-context.cpp)."""
 
 Group = Literal["Context", "Batches", "Computing"]
 GROUPS: tuple[Group, ...] = get_args(Group)
 Effect = Literal["none", "placement", "context"]
-"""What a setting changes in memory.
+"""How a setting affects memory.
 
-`none`: nothing. `placement`: which buffers a layout has (`engine.planning.memory.placement`). `context`: sizes of
-    caches and compute buffers.
+`none`: not at all.
+`placement`: it changes which buffers there are (`engine.planning.memory.placement`).
+`context`: it changes the sizes of KV caches and compute buffers.
 """
 
 # Files name an open context length by the word "auto" and other open numbers by null: see docs/contract.md.
@@ -50,13 +54,16 @@ _NULL = LeftOpen(None, None)
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One load setting.
+    """One row of the table of load settings.
 
-    `key`: field of `ContextSettings` and key in files. `flag`: option of the command line.
-    `label`: name in a form. `help`: a clause on what it does.
-    `decided_by`: module of `engine.planning.plan.decisions` that chooses a value and gives the reason; empty if none
-        does.
-    `rare`: written to a file only if it is not the default.
+    `key`: field of `ContextSettings` and key in files.
+    `flag`: command line option.
+    `group`: section of the settings dialog.
+    `label`: name in the dialog.
+    `help`: phrase on its effect.
+    `effect`: how it affects memory.
+    `decided_by`: module of `engine.planning.plan.decisions` that chooses the value for "auto"; empty if there is none.
+    `rare`: whether it is written to a file only if it is not the default.
     """
 
     key: str
@@ -71,7 +78,7 @@ class Setting:
 
     @property
     def default(self) -> Value:
-        """Return the default of `ContextSettings`."""
+        """Return the default value of this setting, from `ContextSettings`."""
         # Defaults are in `ContextSettings` alone, so the table cannot contradict them.
         value: Value = getattr(ContextSettings(), self.key)
         return value
@@ -284,12 +291,15 @@ KEYS: tuple[str, ...] = tuple(setting.key for setting in SETTINGS)
 
 
 def memory_part(context: ContextSettings) -> tuple[Value, ...]:
-    """Return the values of `context` that memory depends on, as part of a cache key."""
+    """Return the values of all settings that affect memory, as a part of a cache key."""
     return tuple(getattr(context, setting.key) for setting in SETTINGS if setting.affects_memory)
 
 
 def parse_context(item: JsonObject) -> ContextSettings:
-    """Return the settings of a file, with defaults for missing keys. Errors are reported through `item`."""
+    """Return the settings in a JSON object, with defaults for missing keys.
+
+    Errors are raised by `item`, with their place.
+    """
     # An unknown key is an error. A misspelt one would otherwise load with a default, and nobody would notice.
     item.allow(*KEYS)
     named: dict[str, Any] = {
@@ -299,7 +309,7 @@ def parse_context(item: JsonObject) -> ContextSettings:
 
 
 def context_document(context: ContextSettings) -> dict[str, object]:
-    """Return the settings as they are written to a file."""
+    """Return the settings as a JSON object for a layout file; rare settings are left out at their default."""
     values = {setting: getattr(context, setting.key) for setting in SETTINGS}
     return {
         setting.key: setting.kind.written(value)

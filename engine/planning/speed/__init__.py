@@ -1,1 +1,1 @@
-"""Prediction of the time per token: speeds of devices and links, work of a layout, and corrections from answers."""
+"""Prediction of tokens per second: speeds of devices and links, work of each layer, learnt corrections."""

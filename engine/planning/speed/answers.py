@@ -1,8 +1,9 @@
-"""Corrections of speed predictions, learnt from the time that answers took: for each device, and for each class of
-layouts.
-Pure values. An answer has one measured time, and a predicted time for each device. The predicted parts are scaled,
-answer after answer and in several passes, until they add up (multiplicative algebraic reconstruction, as in
-tomography). The remaining ratio of a class of layouts is its own correction.
+"""Corrections of speed predictions, learnt from measured answers, for each device and for each class of layouts.
+
+An answer has one measured time per token, and a predicted time for each device. The predicted times are scaled, answer
+after answer and in several passes, until their sum is the measured time (multiplicative algebraic reconstruction, as in
+tomography). The ratio that remains for a class of layouts (`layout_class`) is a correction of its own. All functions
+are pure.
 """
 
 from __future__ import annotations
@@ -14,26 +15,33 @@ from statistics import median_high
 import msgspec
 
 MIN_TOKENS = 16
-"""Shorter answers are not used: start-up dominates their time."""
+"""Fewest tokens of an answer that is used. In shorter ones the start takes most of the time."""
 MIN_PROMPT_TOKENS = 64
-"""Shorter prompts are not used."""
+"""Fewest tokens of a prompt that is used."""
 MAX_RATIO = 20.0
-"""Largest ratio of measured to predicted time, and inverse of the smallest. Beyond it something else was measured, such
-as a busy or a swapping computer."""
+"""Largest ratio of measured to predicted time that is used; the smallest is its inverse.
+
+Beyond it the measurement is not about the model: the computer was busy or swapping.
+"""
 KEPT_ANSWERS = 48
-"""Answers that are kept; older ones are dropped."""
+"""Number of latest answers that are stored."""
 _OF_A_CLASS = 5
-"""Latest ratios of a class; their median counts."""
+"""Number of latest ratios of a class of layouts; their median is its correction."""
 _PASSES = 20
-"""Passes over all answers."""
+"""Number of passes over all answers in `learnt_factors`."""
 _STEP = 0.5
-"""Exponent of each correction. Below 1, so that a single answer does not decide alone."""
+"""Exponent that damps each correction in `learnt_factors`, so that a single answer does not decide alone."""
 _COMMON = 0.5
-"""Share of the common correction that a device without answers gets, as an exponent."""
+"""Exponent for the mean correction of other devices, when it is used for a device that has no answers yet."""
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """Seconds of one token. `parts`: predicted for each device by its key, without corrections. `seconds`: measured."""
+    """Seconds per token of one answer or prompt, measured and predicted.
+
+    `layout_class`: class of the layout (`speeds.layout_class`).
+    `parts`: predicted seconds by device key, without learnt corrections.
+    `seconds`: measured seconds, for all devices together.
+    """
 
     layout_class: str
     parts: dict[str, float]
@@ -41,7 +49,7 @@ class Answer(msgspec.Struct, frozen=True):
 
     @property
     def is_sensible(self) -> bool:
-        """Return whether it can be learnt from."""
+        """Return whether corrections may be learnt from these times: positive, with a ratio within `MAX_RATIO`."""
         predicted = sum(self.parts.values())
         if not all(0 <= part < 1e6 for part in self.parts.values()) or not (predicted > 0 and 0 < self.seconds < 1e6):
             return False
@@ -49,7 +57,10 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 def learnt_factors(answers: Sequence[Answer]) -> dict[str, float]:
-    """Return how many times longer than predicted each device takes, by its key. The latest answers count most."""
+    """Return a factor for the predicted time of each device, by device key.
+
+    The latest answers have the largest effect.
+    """
     factors = {key: 1.0 for answer in answers for key in answer.parts}
     for _ in range(_PASSES):
         for answer in answers:
@@ -66,11 +77,11 @@ def learnt_factors(answers: Sequence[Answer]) -> dict[str, float]:
 
 
 def with_common(factors: Mapping[str, float], measured: Iterable[str]) -> dict[str, float]:
-    """Return `factors` with one for each measured device that has no answers yet.
+    """Return `factors` with a factor added for each device of `measured` (device keys) that has no answers yet.
 
-    A systematic error of the measurements is likely the same on every device. So such a device gets the mean correction
-    of the others, with the exponent `_COMMON`. Otherwise a device with corrections would be compared with one without,
-    and one of them would always win.
+    A systematic error of the measurements is likely the same on every device. So such a device gets the mean factor of
+    the others to the power `_COMMON`. Otherwise a device with corrections would be compared with one without, and one
+    of them would always win.
     """
     keys = set(measured)
     # Factors are ratios, so their mean is geometric: twice as fast and twice as slow cancel out.
@@ -80,7 +91,7 @@ def with_common(factors: Mapping[str, float], measured: Iterable[str]) -> dict[s
 
 
 def learnt_ratios(answers: Sequence[Answer], factors: Mapping[str, float]) -> dict[str, float]:
-    """Return the ratio of measured to corrected time, by class of layouts."""
+    """Return the ratio of measured time to predicted time with `factors`, by class of layouts."""
     ratios: dict[str, list[float]] = {}
     for answer in answers:
         whole = sum(part * factors.get(key, 1.0) for key, part in answer.parts.items())

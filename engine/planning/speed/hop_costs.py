@@ -1,4 +1,4 @@
-"""What a boundary or a part on another device costs a token: bytes over the links, and the time for them."""
+"""The time and bytes that a token costs when its hidden state passes from one device to another."""
 
 from __future__ import annotations
 
@@ -11,19 +11,26 @@ from engine.planning.speed.work import Work
 
 @dataclass(frozen=True, slots=True)
 class HopCosts:
-    """`size_bytes`: the hidden state of a token, which crosses. `seconds`: time of a transfer, by device."""
+    """Cost of passing a token's hidden state between devices.
+
+    `size_bytes`: bytes of the hidden state.
+    `seconds`: (device id, seconds) of one transfer to or from each device.
+    """
 
     size_bytes: int
     seconds: tuple[tuple[str, float], ...]
 
     def between(self, one: str, other: str) -> float:
-        """Return the seconds in which a token goes from one device to another one. The CPU has no link of its own."""
+        """Return the seconds for passing a token's hidden state from device `one` to `other`.
+
+        The CPU's side costs nothing.
+        """
         times = dict(self.seconds)
         return sum(times.get(each, 0.0) for each in (one, other) if each != CPU_ID)
 
 
 def hop_costs(work: Work, rig: Rig, speeds: Speeds) -> HopCosts:
-    """Return the cost of a token's transfers on a rig, as the cost model counts them (`CostModel`)."""
+    """Return the cost of passing a token's hidden state between devices of `rig`, computed as in `CostModel`."""
     size = work.hop_bytes
     times = []
     for device in rig.devices:

@@ -1,13 +1,14 @@
-"""Prediction of the time per token of a layout, and of the part of each device.
+"""Prediction of the seconds per token for a layout, in all and on each device.
 
-`CostModel.costs` is the one place where seconds are computed: those of a batch of tokens, by device. An answer is a
-batch of one token, and bandwidth decides: a token reads every active weight and its part of the KV cache once. A prompt
-is read in micro batches. Each weight is read once for a micro batch and multiplied with all its tokens, so the longer
-of reading and multiplying counts. Further costs are attention to earlier tokens, small computations, and transfers
-between devices. Weights in host memory that a GPU computes with (op offload) cross its link for every batch.
+`CostModel.costs` computes the seconds of a batch of tokens on each device; nothing else in the program computes
+seconds. An answer is a batch of one token, and its speed is limited by bandwidth: a token reads every active weight and
+its part of the KV cache once. A prompt is read in micro batches. Each weight is read once for a micro batch and
+multiplied with all its tokens, so the longer of reading and multiplying counts. Further costs are attention to earlier
+tokens, small computations, and transfers between devices. Weights in host memory that a GPU computes with (op offload)
+cross its link for every batch.
 
 Devices work one after another; in split modes tensor and row they work at the same time. The overlap of a pipeline is
-not modelled. Answers teach the ratio (`answers.py`).
+not modelled; the correction for the class of layout, learnt from answers, includes it (`answers.py`).
 """
 
 from __future__ import annotations
@@ -44,16 +45,21 @@ from engine.planning.speed.speeds import (
 from engine.planning.speed.work import Work, described_ops, hops, moves, shares
 
 USUAL_FILL = 2048
-"""Tokens in the context for which a speed is predicted, if the context has room for more than twice as many."""
+"""Tokens in the context for which a speed is predicted, unless the context length is below twice this number."""
 _OUTPUT_OPS = 4
-"""Small computations of the output layer."""
+"""Number of small computations in the output layer."""
 _SMALL_SHARE = 0.02
-"""A device with a smaller share of the time does not make the whole prediction less reliable."""
+"""Share of the time below which a device's source does not count for the reliability of the whole prediction."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceTime:
-    """Time of a token on one device. `seconds` includes `link_s`, the transfers. `source`: of the device's speed."""
+    """Predicted seconds per token on one device.
+
+    `seconds`: all of them, including `link_s`.
+    `link_s`: seconds of transfers.
+    `source`: how the device's speed is known.
+    """
 
     id: str
     seconds: float
@@ -63,10 +69,13 @@ class DeviceTime:
 
 @dataclass(frozen=True, slots=True)
 class LinkUse:
-    """The link to a worker on another machine. `token_bytes`: sent and received for each token.
+    """Use of the network link to an RPC worker on another machine.
 
-    `latency_s`, `bytes_per_second`: of the link. `seconds`: what it takes of a token. `is_measured`: by Measure Speeds;
-    else usual values.
+    `id`: device id of the worker.
+    `latency_s`, `bytes_per_second`: properties of the link.
+    `token_bytes`: bytes sent and received for each token.
+    `seconds`: seconds of a token's time that the link takes.
+    `is_measured`: whether the properties were measured by the command Measure Speeds; otherwise they are usual values.
     """
 
     id: str
@@ -79,13 +88,15 @@ class LinkUse:
 
 @dataclass(frozen=True, slots=True)
 class SpeedForecast:
-    """Predicted seconds of a token, of an answer or of a prompt.
+    """Predicted seconds per token of an answer or of a prompt.
 
-    `n_tokens`: tokens in the context before the token, or length of the prompt.
-    `devices`: devices that take part. `source`: least reliable source of the devices that count.
-    `is_learnt`: corrected by answers of such layouts.
-    `prompt`: for an answer, the speed of a prompt of `n_tokens`; None for an empty context.
-    `links`: links to workers on other machines that take part.
+    `token_s`: seconds per token.
+    `n_tokens`: for an answer, tokens in the context before it; for a prompt, its length.
+    `devices`: seconds of each device that takes part.
+    `source`: least reliable source among devices with a noticeable share of the time.
+    `is_learnt`: whether the prediction was corrected by measured answers of such layouts.
+    `prompt`: for an answer, the prediction for a prompt of `n_tokens`; None if `n_tokens` is 0, and for a prompt.
+    `links`: links to RPC workers on other machines that take part.
     """
 
     token_s: float
@@ -97,7 +108,7 @@ class SpeedForecast:
     links: tuple[LinkUse, ...] = ()
 
     def lost_per_second(self, use: LinkUse) -> float:
-        """Return the tokens per second that a link costs: how much faster it were with an instant one."""
+        """Return the tokens per second lost to a link: the difference to the speed with an infinitely fast link."""
         return 1 / max(self.token_s - use.seconds, 1e-9) - self.tokens_per_second
 
     @property
@@ -106,32 +117,32 @@ class SpeedForecast:
 
     @property
     def is_known(self) -> bool:
-        """Whether it is based on more than usual values."""
+        """Whether the prediction is based on measurements, answers or published figures, not on a guess."""
         return self.source != "guess"
 
     def text(self) -> str:
-        """Return tokens per second for people; a prediction from usual values is marked as rough."""
+        """Return tokens per second as a text for the user; "roughly" marks a prediction that is based on a guess."""
         rate = rate_text(self.tokens_per_second)
         return tr("about {rate} tokens/s", rate=rate) if self.is_known else tr("roughly {rate} tokens/s", rate=rate)
 
     def on(self, device_id: str) -> DeviceTime | None:
-        """Return the part of a device, None if it has none."""
+        """Return the time on the device with id `device_id`; None if it takes no part."""
         return next((each for each in self.devices if each.id == device_id), None)
 
 
 @dataclass(frozen=True, slots=True)
 class LastAnswer:
-    """The measured speed of an answer. `fill_tokens`: tokens in the context in the middle of it."""
+    """Measured speed of the last answer. `fill_tokens`: number of tokens in the context in the middle of the answer."""
 
     tokens_per_second: float
     fill_tokens: int
 
 
 def anchored(forecast: SpeedForecast, there: SpeedForecast, answer: LastAnswer) -> SpeedForecast:
-    """Return a prediction for a layout that has answered, in proportion to that answer.
+    """Return `forecast` scaled by a measured answer of the same layout.
 
-    `there`: the prediction for the same layout at the answer's fill. So the prediction at that fill is what was
-    measured, and others differ from it by what the fill costs. The prompt's is not changed.
+    `there`: prediction for the same layout with as many tokens in the context as during the answer. The scale is chosen
+    so that this prediction becomes the measured speed. The prediction for prompts is not changed.
     """
     scale = 1 / (max(answer.tokens_per_second, 1e-9) * there.token_s)
     devices = tuple(
@@ -143,7 +154,11 @@ def anchored(forecast: SpeedForecast, there: SpeedForecast, answer: LastAnswer) 
 
 @dataclass(frozen=True, slots=True)
 class SpeedRange:
-    """Seconds per token. `best_s`: empty cache and full bandwidth. `worst_s`: full cache and low bandwidth."""
+    """Predicted range of the seconds per token.
+
+    `best_s`: with an empty KV cache and full bandwidth.
+    `worst_s`: with a full KV cache and low bandwidth.
+    """
 
     best_s: float
     worst_s: float
@@ -155,10 +170,11 @@ class SpeedRange:
 
 @dataclass(slots=True)
 class Cost:
-    """Seconds of a batch on one device.
+    """Seconds of one batch of tokens on one device.
 
-    `read_s`: reading memory at full bandwidth. `computed_s`: all other work. `link_s`: transfers of
-    `link_bytes`.
+    `read_s`: reading memory at full bandwidth.
+    `computed_s`: all other computing.
+    `link_s`: transfers of `link_bytes` bytes.
     """
 
     device: Device
@@ -168,9 +184,10 @@ class Cost:
     link_bytes: float = 0.0
 
     def time(self, slowness: float, factors: Mapping[str, float]) -> tuple[float, float]:
-        """Return all seconds, and those of transfers, corrected by learnt `factors`.
+        """Return (all seconds, seconds of transfers), corrected by learnt factors.
 
-        `slowness`: how many times longer reading takes than at full bandwidth.
+        `slowness`: ratio of the real reading time to that at full bandwidth.
+        `factors`: learnt factor by device id; the key `LINKS` is for transfers.
         """
         link_s = self.link_s * factors.get(LINKS, 1.0)
         return (self.read_s * slowness + self.computed_s) * factors.get(self.device.id, 1.0) + link_s, link_s
@@ -178,7 +195,13 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """Everything that speed depends on, except the layout. `tables` None: only a probe has the model's state."""
+    """Predicts speeds of any layout of one model on one rig; see the module's docstring for the method.
+
+    `work`: bytes and operations of each layer.
+    `context`: settings of the load.
+    `tables`: KV cache and recurrent state of each layer; None if they cannot be computed, then they cost nothing.
+    `speeds`: measured and learnt speeds.
+    """
 
     work: Work
     rig: Rig
@@ -187,10 +210,11 @@ class CostModel:
     speeds: Speeds
 
     def costs(self, layout: Layout, batch_tokens: float, fill_tokens: float, outputs: float = 1.0) -> dict[str, Cost]:
-        """Return the cost of a batch of `batch_tokens` on each device that takes part.
+        """Return the cost of a batch of `batch_tokens` tokens, by id of the devices that take part.
 
-        `fill_tokens`: mean number of tokens in the context before each token. `outputs`: tokens with logits. Devices
-            that the rig lacks have no cost.
+        `fill_tokens`: mean number of tokens in the context before each token of the batch.
+        `outputs`: number of tokens for which logits are computed.
+        Layers on devices that are not in the rig cost nothing.
         """
         batch = _Batch(self, layout, batch_tokens)
         batch.add_layers(fill_tokens)
@@ -201,7 +225,7 @@ class CostModel:
     # ------------------------------------------------------------------ what is forecast
 
     def answer(self, layout: Layout, fill_tokens: int | None = None) -> SpeedForecast:
-        """Return the time of a token with `fill_tokens` in the context, or with the usual number."""
+        """Return the predicted time of an answer's token with `fill_tokens` in the context; None for `usual_fill`."""
         fill = usual_fill(self.context) if fill_tokens is None else fill_tokens
         name, speeds = layout_class(layout, self.rig), self.speeds
         prompt = self.prompt(layout, fill) if fill else None
@@ -217,7 +241,7 @@ class CostModel:
         )
 
     def prompt(self, layout: Layout, n_tokens: int) -> SpeedForecast:
-        """Return the time of each token of a prompt of `n_tokens` in an empty context."""
+        """Return the predicted time per token of a prompt of `n_tokens` tokens in an empty context."""
         # Simplified: micro batches of equal size, instead of full ones and a rest, so that one stands for all.
         n_batches = ceil(n_tokens / max(1, self.context.n_ubatch))
         # A token has half of the others before it; only the last one is computed by the output layer.
@@ -228,7 +252,7 @@ class CostModel:
         return self._forecast(layout, costs, n_tokens, scale, speeds.prompt_factors, prompt_source, is_learnt=is_learnt)
 
     def range(self, layout: Layout) -> SpeedRange:
-        """Return the range of the time per token."""
+        """Return the predicted range of the seconds per token of an answer."""
         speeds, name = self.speeds, layout_class(layout, self.rig)
 
         def token_s(fill_tokens: float, reached: int) -> float:
@@ -255,7 +279,13 @@ class CostModel:
         is_learnt: bool,
         prompt: SpeedForecast | None = None,
     ) -> SpeedForecast:
-        """Return the prediction for a token: `scale` times the cost of the batch, with learnt corrections."""
+        """Return the prediction for one token from the costs of its batch.
+
+        `scale`: factor from seconds of the batch to seconds of a token, with the learnt ratio.
+        `factors`: learnt factor by device id.
+        `source_of`: function that returns how the speed of a device is known.
+        `is_learnt`, `prompt`: as in `SpeedForecast`.
+        """
         times, links = [], []
         for device in self.rig.all_devices:
             cost = costs.get(device.id)
@@ -278,7 +308,7 @@ class CostModel:
 
 
 class _Batch:
-    """Adds up the cost of a batch of `n_tokens` on each device of a layout."""
+    """Adds up the cost of a batch of `n_tokens` tokens on each device of a layout, in `costs`."""
 
     def __init__(self, model: CostModel, layout: Layout, n_tokens: float) -> None:
         self._model, self._layout, self._n_tokens = model, layout, n_tokens
@@ -289,7 +319,10 @@ class _Batch:
         self.costs: dict[str, Cost] = {}
 
     def _op_offload_device(self) -> Device | None:
-        """Return the device that computes large batches with the CPU's weights, None if the CPU does."""
+        """Return the device that computes large batches with weights in host memory (op offload).
+
+        None if the CPU does.
+        """
         context = self._model.context
         if not context.op_offload or self._n_tokens < context.offload_batch:
             return None
@@ -302,7 +335,7 @@ class _Batch:
         return self.costs.get(device_id)
 
     def add_layers(self, fill_tokens: float) -> None:
-        """Count the layers on their devices, and moved weights on theirs."""
+        """Add the costs of all layers, with weights that overrides move counted on their own device."""
         layout, work = self._layout, self._work
         members = shares(layout)
         state = work.state(self._model.tables, fill_tokens)
@@ -322,7 +355,12 @@ class _Batch:
                 self._multiply(moved.device, name, size, whole_bytes)
 
     def _multiply(self, device_id: str, type_name: str, active_bytes: float, whole_bytes: float) -> None:
-        """Count a product of weights. `active_bytes`: used by one token. `whole_bytes`: all experts included."""
+        """Add the cost of multiplying the batch with weights of one type.
+
+        `active_bytes`: bytes of weights that one token uses.
+        `whole_bytes`: bytes of the weights with all experts. Both are negative to subtract weights that an override
+        moves.
+        """
         away = self._op_offload if device_id == CPU_ID else None
         cost = self._cost(device_id if away is None else away.id)
         if cost is None:
@@ -342,7 +380,10 @@ class _Batch:
             cost.link_s += batch_bytes / link(away, self._speeds).bytes_per_second
 
     def _compute(self, device_id: str, n_ops: float) -> None:
-        """Count small computations. They were measured with one token; each further token is one more column."""
+        """Add the cost of `n_ops` small computations, such as norms.
+
+        Their time was measured with one token; each further token adds the reading of one more column.
+        """
         if (cost := self._cost(device_id)) is not None:
             columns_bytes = self._work.hop_bytes * (self._n_tokens - 1)
             # Elementwise operations read the hidden states of all tokens, so they are limited by bandwidth.
@@ -350,7 +391,11 @@ class _Batch:
             cost.computed_s += n_ops * each_s
 
     def _attend(self, device_id: str, bytes_read: float, products_each: float) -> None:
-        """Count attention of each token to earlier tokens, and recurrent state."""
+        """Add the cost of attention to earlier tokens and of recurrent state.
+
+        `bytes_read`: bytes of KV cache and state that the batch reads.
+        `products_each`: multiplications of each token with cached keys and values.
+        """
         if (cost := self._cost(device_id)) is not None:
             read_s = bytes_read / bandwidth(cost.device, self._speeds)
             if self._n_tokens == 1:
@@ -360,14 +405,14 @@ class _Batch:
                 cost.computed_s += max(read_s, count / products(cost.device, "F16", self._speeds))
 
     def add_output(self, outputs: float) -> None:
-        """Count the output layer for this many tokens."""
+        """Add the cost of the output layer for `outputs` tokens."""
         if (cost := self._cost(self._layout.output_device)) is not None:
             for name, size in self._work.output.items():
                 cost.read_s += outputs * size / bandwidth_of_type(cost.device, name, self._speeds)
             cost.computed_s += outputs * _OUTPUT_OPS * op_seconds(cost.device, self._speeds)
 
     def add_links(self, outputs: float) -> None:
-        """Count transfers: hidden states, logits, and graphs that are sent to workers."""
+        """Add the cost of transfers: hidden states, logits, and graphs that are sent to RPC workers."""
         layout, work = self._layout, self._work
         crossings = [(device_id, self._n_tokens * size, float(times)) for device_id, size, times in hops(layout, work)]
         if layout.output_device != CPU_ID:
@@ -385,18 +430,21 @@ class _Batch:
 
 
 def usual_fill(context: ContextSettings) -> int:
-    """Return the number of tokens in the context for which a speed is predicted."""
+    """Return the number of tokens in the context for which a speed is predicted: at most half the context length."""
     return min(USUAL_FILL, context.n_ctx_each // 2)
 
 
 def _least_sure(times: Sequence[DeviceTime], token_s: float) -> Source:
-    """Return the least reliable source of the devices that count."""
+    """Return the least reliable source among devices with a noticeable share of the time."""
     weighty = [each.source for each in times if each.seconds >= _SMALL_SHARE * token_s]
     return max(weighty, key=SOURCES.index, default="guess")
 
 
 def _whole_s(layout: Layout, seconds: Mapping[str, float]) -> float:
-    """Return the time of a token: members of a split layer work at the same time, others one after another."""
+    """Return the seconds of a token from those of each device.
+
+    Devices of a split layer work at the same time, so the slowest one counts; all others work one after another.
+    """
     members = {device_id for device_id, _ in shares(layout)}
     # Members of a tensor split wait for each other in every layer, so the slowest one decides.
     together = max((each for key, each in seconds.items() if key in members), default=0.0)
@@ -414,12 +462,12 @@ _SOURCE_WORDS: Mapping[Source, str] = {
 
 
 def source_words(where: Source) -> str:
-    """Return the source of a speed, for people."""
+    """Return the source of a speed as a phrase for the user."""
     return _SOURCE_WORDS[where]
 
 
 def speed_words(speed: SpeedForecast) -> str:
-    """Return a sentence on the predicted speed of a layout."""
+    """Return a sentence for the user on the predicted speed of a layout."""
     if not speed.is_known:
         unknown = ", ".join(each.id for each in speed.devices if each.source == "guess")
         return tr(
@@ -438,7 +486,7 @@ def speed_words(speed: SpeedForecast) -> str:
 
 
 def prompt_words(prompt: SpeedForecast) -> str:
-    """Return a sentence on the predicted prompt speed; empty if it is unknown."""
+    """Return a sentence for the user on the predicted prompt speed; empty if it is a guess."""
     if not prompt.is_known:
         return ""
     learnt = tr(", corrected by earlier answers") if prompt.is_learnt else ""
@@ -452,7 +500,7 @@ def prompt_words(prompt: SpeedForecast) -> str:
 
 
 def link_words(speed: SpeedForecast, use: LinkUse) -> str:
-    """Return a sentence on a link: round trip, throughput, bytes of a token and what it costs."""
+    """Return a sentence for the user on a link: round trip, throughput, bytes per token, and lost tokens per second."""
     rate = use.bytes_per_second
     words = tr(
         "Link to {id}: {round_trip} ms there and back, {rate}, {size} per token; it costs {lost} tokens/s.",
@@ -467,7 +515,7 @@ def link_words(speed: SpeedForecast, use: LinkUse) -> str:
 
 
 def rate_text(rate: float) -> str:
-    """Return tokens per second with as many digits as are known."""
+    """Return tokens per second as text: two significant digits below 10, whole numbers from 10 on."""
     if rate < 1:
         return f"{rate:.2g}"
     return f"{rate:.0f}" if rate >= 10 else f"{rate:.1f}"

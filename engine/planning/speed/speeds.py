@@ -1,4 +1,4 @@
-"""Speed of devices and links: measured here, learnt from answers, published for the card, or usual for the kind."""
+"""Speeds of devices and links: measured here, learnt from answers, published for the card, or usual for its kind."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from engine.planning.layout.layout import Layout
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Cost of one transfer to a device: a latency in seconds, and bytes per second."""
+    """Latency of one transfer to or from a device in seconds, and throughput in bytes per second."""
 
     latency_s: float
     bytes_per_second: float
@@ -22,13 +22,17 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """Measured and learnt speeds, by device id. They replace the tables of this module.
+    """Measured and learnt speeds of devices. A device that is missing has the usual values of this module.
 
-    `bandwidths`: bytes per second at which F16 weights are read. `by_type`: the same for other types, by type.
-    `op_seconds`: seconds of a computation without weights. `links`: cost of transfers.
-    `products`: weights times tokens per second in large batches, by type.
-    `factors`: how many times longer than predicted a device takes; the key `LINKS` is for transfers.
-    `ratios`: remaining ratio of measured to predicted time, by class of layout (`layout_class`).
+    All mappings except the ratios have device ids as keys.
+
+    `bandwidths`: bytes per second at which F16 weights are read.
+    `by_type`: the same for other tensor types, by type name.
+    `op_seconds`: seconds of a small computation that reads no weights.
+    `links`: cost of transfers.
+    `products`: number of weights times number of tokens per second in large batches, by type name.
+    `factors`: learnt ratio of real to predicted time; the key `LINKS` is for transfers.
+    `ratios`: remaining ratio of real to predicted time, by class of layout (`layout_class`).
     `prompt_factors`, `prompt_ratios`: the same for prompts.
     """
 
@@ -44,20 +48,22 @@ class Speeds:
 
     @property
     def unlearnt(self) -> Speeds:
-        """Return the speeds except those learnt from answers."""
+        """Return only the measured speeds, without factors and ratios that were learnt from answers."""
         return replace(self, ratios={}, factors={}, prompt_ratios={}, prompt_factors={})
 
 
 NO_MEASUREMENTS = Speeds()
 LINKS = "links"
-"""Key of transfers in `factors`. No device has this id."""
+"""Key of the factor for transfers in `Speeds.factors`; no device has this id."""
 
 
 def layout_class(layout: Layout, rig: Rig) -> str:
-    """Return the class of a layout. Predictions for layouts of one class are assumed to be off by the same ratio.
+    """Return the class of a layout, as text.
 
-    A class is the split mode, the kinds of devices that read weights, and whether there are several devices or
-    overrides.
+    Predictions for layouts of one class are assumed to be off by the same ratio.
+
+    A class is the split mode, the kinds of devices that read weights, whether there are several devices, and whether
+    there are overrides.
     """
     used = {*layout.devices, *(override.device for override in layout.overrides)}
     kinds = set()
@@ -70,7 +76,7 @@ def layout_class(layout: Layout, rig: Rig) -> str:
 
 
 Source = Literal["measured", "answers", "card", "guess"]
-"""Source of a speed, the most reliable first."""
+"""Source of a speed, most reliable first: measured, learnt from answers, published for the card, a guess."""
 SOURCES: tuple[Source, ...] = get_args(Source)
 
 _GB = 1_000_000_000
@@ -93,38 +99,46 @@ KNOWN_BANDWIDTHS: Mapping[str, int] = {
     "M1 Ultra": 800, "M1 Max": 400, "M1 Pro": 200, "M1": 68, "M2 Ultra": 800, "M2 Max": 400, "M2 Pro": 200, "M2": 100,
     "M3 Ultra": 819, "M3 Max": 400, "M3 Pro": 150, "M3": 100, "M4 Max": 546, "M4 Pro": 273, "M4": 120,
 }  # fmt: skip
-"""Published memory bandwidth in GB/s by a part of the device's name. The longest matching name counts."""
+"""Published memory bandwidth in GB/s, by a part of the device's name; the longest matching name counts."""
 
 _BY_KIND = {"gpu": 300, "igpu": 60, "accel": 40, "cpu": 40}
-"""Usual bandwidth in GB/s by kind of device. A guess, and shown as one."""
+"""Usual memory bandwidth in GB/s by kind of device: a guess, shown as "roughly"."""
 _PRODUCTS_PER_BYTE = {"gpu": 30, "igpu": 10, "accel": 5, "cpu": 3}
-"""Usual multiplications for each byte of bandwidth. A guess, and shown as one."""
+"""Usual number of multiplications per byte of bandwidth, by kind of device: a guess, shown as "roughly"."""
 # Usual links: guesses, until a link is measured.
 _LOCAL = Link(20e-6, 10 * _GB)
-"""Usual link of a local device."""
+"""Usual link of a local device, if it was not measured."""
 _LOOPBACK_LINK = Link(100e-6, 2 * _GB)
-"""Usual link of a worker on this computer."""
+"""Usual link of an RPC worker on this computer, if it was not measured."""
 _NETWORK = Link(500e-6, 110_000_000)
-"""Usual link of a worker on another computer: gigabit Ethernet."""
+"""Usual link of an RPC worker on another computer, if it was not measured: gigabit Ethernet."""
 _HOP_SECONDS = 20e-6
-"""Seconds of a transfer to a local device besides its link. A guess."""
+"""Fixed seconds of a transfer to a local device, in addition to its link. A guess."""
 _REMOTE_HOP_SECONDS = 400e-6
-"""Seconds of a transfer to a worker besides its link: processor time of client and worker, measured between processes
-on one computer."""
+"""Fixed seconds of a transfer to an RPC worker, in addition to its link.
+
+It is processor time of client and worker, measured between processes on one computer.
+"""
 _DESCRIBED_SECONDS, DESCRIBED_BYTES = 10e-6, 900
-"""Cost of sending one node of a graph to a worker: processor time of both in seconds, and the bytes of two to three
-tensors in the message."""
+"""Cost of sending one node of a ggml graph to an RPC worker: seconds of processor time, and bytes.
+
+The bytes are those of two to three tensors in the message.
+"""
 _OP_SECONDS = 4e-6
-"""Seconds of a computation that reads next to nothing: starting a kernel, or a barrier of the CPU's threads. A guess
-until it is measured."""
+"""Seconds of a computation that reads next to nothing: the start of a kernel, or a barrier of the CPU's threads.
+
+It is a guess that is used until the device was measured.
+"""
 _EFFICIENCY: Mapping[Source, tuple[float, float]] = {
     "measured": (0.8, 1.0),
     "answers": (0.8, 1.0),
     "card": (0.45, 0.9),
     "guess": (0.45, 0.9),
 }
-"""Smallest and largest share of a bandwidth that a model reaches. Measurements run one product after another, so a
-model may be slower."""
+"""(Smallest, largest) share of a device's bandwidth that a model reaches, by source of the bandwidth.
+
+A measurement runs one product after another, so even a measured bandwidth may not be reached.
+"""
 
 _FAMILIES: Mapping[str, str] = {
     "F32": "F16", "BF16": "F16", "Q5_0": "Q4_0", "Q5_1": "Q4_1", "Q8_1": "Q8_0", "MXFP4": "Q4_0", "NVFP4": "Q4_0",
@@ -132,12 +146,15 @@ _FAMILIES: Mapping[str, str] = {
     "IQ1_S": "IQ4_XS", "IQ1_M": "IQ4_XS", "IQ2_XXS": "IQ4_XS", "IQ2_XS": "IQ4_XS", "IQ2_S": "IQ4_XS",
     "IQ3_XXS": "IQ4_XS", "IQ3_S": "IQ4_XS",
 }  # fmt: skip
-"""The measured type that stands for a type that was not measured, because its kernel is the most similar."""
+"""For tensor types that are not measured, the measured type with the most similar kernel."""
 
 
 @cache
 def _known_name(device_name: str) -> str | None:
-    """Return the longest known name that `device_name` contains as whole words."""
+    """Return the longest key of `KNOWN_BANDWIDTHS` that `device_name` contains as whole words.
+
+    None if there is none.
+    """
     return next(
         (
             name
@@ -150,7 +167,7 @@ def _known_name(device_name: str) -> str | None:
 
 
 def bandwidth(device: Device, speeds: Speeds = NO_MEASUREMENTS) -> float:
-    """Return the bytes per second that `device` reads: measured, published, or usual for its kind."""
+    """Return the bytes per second at which `device` reads memory: measured, published, or usual for its kind."""
     measured = speeds.bandwidths.get(device.id)
     if measured is not None:
         return measured
@@ -161,21 +178,27 @@ def bandwidth(device: Device, speeds: Speeds = NO_MEASUREMENTS) -> float:
 
 
 def _computing_kind(device: Device) -> DeviceKind:
-    """Return the kind of device that computes; an unknown one behind an RPC worker may be a CPU, the slowest kind."""
+    """Return the kind of the device that computes.
+
+    For an RPC worker with an unknown backend it is "cpu", the slowest kind.
+    """
     if not device.is_rpc:
         return device.kind
     return "cpu" if device.remote is None or device.remote.backend in ("", "CPU") else "gpu"
 
 
 def bandwidth_of_type(device: Device, type_name: str, speeds: Speeds) -> float:
-    """Return the bytes per second at which weights of a type are read; the value of F16 if it was not measured."""
+    """Return the bytes per second at which weights of a type are read.
+
+    The bandwidth for F16 if the type was not measured.
+    """
     by_type = speeds.by_type.get(device.id)
     found = None if by_type is None else by_type.get(type_name) or by_type.get(_FAMILIES.get(type_name, ""))
     return bandwidth(device, speeds) if found is None else found
 
 
 def products(device: Device, type_name: str, speeds: Speeds) -> float:
-    """Return the weights times tokens that `device` multiplies per second in large batches."""
+    """Return the number of weights times number of tokens that `device` multiplies per second in large batches."""
     by_type = speeds.products.get(device.id)
     found = None if by_type is None else by_type.get(type_name) or by_type.get(_FAMILIES.get(type_name, ""))
     if found is None and by_type is not None:
@@ -186,19 +209,22 @@ def products(device: Device, type_name: str, speeds: Speeds) -> float:
 
 
 def prompt_source(device: Device, speeds: Speeds) -> Source:
-    """Return the source of the prompt speed of `device`. Published figures do not include it."""
+    """Return how the prompt speed of `device` is known.
+
+    It is never "card", because published figures do not include it.
+    """
     if device.id in speeds.products:
         return "measured"
     return "answers" if device.id in speeds.prompt_factors else "guess"
 
 
 def op_seconds(device: Device, speeds: Speeds = NO_MEASUREMENTS) -> float:
-    """Return the seconds of a computation that reads next to nothing."""
+    """Return the seconds of a small computation on `device`, such as a norm, which reads next to nothing."""
     return speeds.op_seconds.get(device.id, _OP_SECONDS)
 
 
 def source(device: Device, speeds: Speeds) -> Source:
-    """Return the source of the speed of `device`."""
+    """Return how the speed of `device` in answers is known."""
     if device.id in speeds.bandwidths:
         return "measured"
     if device.id in speeds.factors:
@@ -207,26 +233,26 @@ def source(device: Device, speeds: Speeds) -> Source:
 
 
 def efficiency(device: Device, speeds: Speeds) -> tuple[float, float]:
-    """Return the smallest and the largest share of its bandwidth that `device` reaches."""
+    """Return the (smallest, largest) share of its bandwidth that `device` reaches in a model."""
     # Answers teach a factor on the nominal speed, so the shares of a guess apply.
     where = source(device, speeds)
     return _EFFICIENCY["guess" if where == "answers" else where]
 
 
 def hop_seconds(device: Device) -> float:
-    """Return the seconds of a transfer to `device` besides its link: copying inputs and starting the graph."""
+    """Return the fixed seconds of a transfer to `device`, besides its link: copying inputs and starting the graph."""
     return _REMOTE_HOP_SECONDS if device.is_rpc else _HOP_SECONDS
 
 
 def described_seconds(device: Device, speeds: Speeds) -> float:
-    """Return the seconds to send one node of a graph to `device`. Only workers are sent graphs."""
+    """Return the seconds for sending one node of a ggml graph to `device`; 0 for a device that is no RPC worker."""
     if not device.is_rpc:
         return 0.0
     return _DESCRIBED_SECONDS + DESCRIBED_BYTES / link(device, speeds).bytes_per_second
 
 
 def link(device: Device, speeds: Speeds = NO_MEASUREMENTS) -> Link:
-    """Return the cost of transfers to `device`."""
+    """Return latency and throughput of transfers to `device`: measured, or usual for its kind."""
     measured = speeds.links.get(device.id)
     if measured is not None:
         return measured
@@ -238,8 +264,10 @@ def link(device: Device, speeds: Speeds = NO_MEASUREMENTS) -> Link:
 
 @dataclass(frozen=True, slots=True)
 class Sending:
-    """Weights that a load sends to an RPC worker. `seconds` is an upper bound: a worker may keep weights of an earlier
-    load."""
+    """Transfer of weights to an RPC worker during a load.
+
+    `seconds` is an upper bound, because a worker may still have weights of an earlier load in its cache.
+    """
 
     id: str
     size_bytes: int
@@ -247,7 +275,7 @@ class Sending:
 
 
 def sendings(weights_bytes: Mapping[str, int], rig: Rig, speeds: Speeds) -> tuple[Sending, ...]:
-    """Return the transfer of weights to each worker with a measured link. `weights_bytes`: weights of each device."""
+    """Return the transfer of weights for each RPC worker whose link was measured. `weights_bytes`: by device id."""
     found = []
     for device in rig.devices:
         size_bytes, link = weights_bytes.get(device.id, 0), speeds.links.get(device.id)

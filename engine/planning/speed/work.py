@@ -1,7 +1,7 @@
-"""Work of a token in each layer, and its path through a layout: weights, state, small computations, transfers.
+"""Work of one token in each layer, and its path through a layout: weights, KV cache, small computations, transfers.
 
-`Work` has tables by layer and type of weights, made once for each model. The functions below it follow a token through
-a layout: shares of split layers, weights that overrides move, transfers between devices.
+`Work` has tables by layer and tensor type, which are made once for each model. The functions after it apply them to a
+layout: shares of split layers, weights that overrides move, transfers between devices.
 """
 
 from __future__ import annotations
@@ -24,31 +24,34 @@ from engine.planning.memory.model_memory import ContextMemory
 _ACTIVATION_BYTES = 4
 """Bytes of one element of a hidden state or of logits (F32)."""
 _OPS_PER_TENSOR = 2
-"""Computations for each weight of a layer."""
+"""Estimated number of small computations for each tensor of a layer."""
 _OPS_PER_LAYER = 4
-"""Computations of a layer without weights. Both numbers were fitted to llama.cpp's graphs, whose counts they meet
-within 15 %."""
+"""Estimated number of small computations of a layer in addition to those for its tensors.
+
+Both numbers were fitted to llama.cpp's graphs, whose number of nodes they meet within 15 %.
+"""
 
 _KEPT_STATES = 4
-"""Results that are kept: an answer and a prompt of one plan need two, and a search compares a few fills."""
+"""Number of cached results of `Work.state`: an answer and a prompt need two, a search compares a few fills."""
 _HOPS_PER_LAYER = 2
-"""In modes tensor and row the members add their results after attention and after feed-forward."""
+"""Transfers per layer in modes tensor and row: devices add their results after attention and after feed-forward."""
 _MOVED_OPS = 6
-"""Computations of the weights that an override moves out of a layer."""
+"""Number of small computations per layer with weights that an override moves."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateWork:
-    """KV cache and recurrent state that one token uses, as sums over the layers before each.
+    """KV cache and recurrent state that one token uses, as sums over all layers before each layer.
 
-    `bytes_read`: bytes that a batch reads once. `products`: multiplications of a token with cached keys and values.
+    `bytes_read`: bytes that a batch reads once.
+    `products`: multiplications of one token with cached keys and values.
     """
 
     bytes_read: Sequence[float]
     products: Sequence[float]
 
     def between(self, first: int, last: int) -> tuple[float, float]:
-        """Return bytes and products of layers `first` to `last`."""
+        """Return (bytes read, products) of layers `first` to `last`, both included."""
         return (
             self.bytes_read[last + 1] - self.bytes_read[first],
             self.products[last + 1] - self.products[first],
@@ -57,9 +60,10 @@ class StateWork:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """Weights that overrides move to `device`, as sums over the layers before each.
+    """Weights that overrides move to `device`, as sums over all layers before each layer.
 
-    `weights`: bytes that one token reads, by type. `whole`: bytes that many tokens read together, by type.
+    `weights`: bytes that one token reads, by tensor type.
+    `whole`: bytes with all experts, by tensor type.
     `layers`: number of layers that have moved weights.
     """
 
@@ -69,23 +73,24 @@ class Moved:
     layers: Sequence[float]
 
     def between(self, first: int, last: int) -> Iterator[tuple[str, float]]:
-        """Yield types and bytes that a token reads of the weights moved out of layers `first` to `last`."""
+        """Yield (tensor type, bytes that one token reads) of the weights moved out of layers `first` to `last`."""
         return _between(self.weights, first, last)
 
     def whole_bytes(self, type_name: str, first: int, last: int) -> float:
-        """Return the bytes of a type moved out of these layers, all experts included."""
+        """Return the bytes of a tensor type moved out of layers `first` to `last`, with all experts."""
         sums = self.whole[type_name]
         return sums[last + 1] - sums[first]
 
     def count(self, first: int, last: int) -> int:
-        """Return how many of these layers have moved weights."""
+        """Return how many of the layers `first` to `last` have moved weights."""
         return int(self.layers[last + 1] - self.layers[first])
 
 
 class Work:
-    """Work of a token in each layer. Sums over runs of layers take a few look-ups.
+    """Work of one token in each layer of a model. A sum over a range of layers costs two look-ups.
 
-    `types`: types of the weights, the one with most bytes first. Not thread-safe: one thread at a time.
+    `types`: names of the tensor types, the one with most bytes first.
+    Only one thread may use an object at a time.
     """
 
     def __init__(self, model: ModelFile) -> None:
@@ -102,7 +107,7 @@ class Work:
         rows: dict[str, list[float]] = {}
         whole: dict[str, list[float]] = {}
         self.weights_in_byte: dict[str, float] = {}
-        """How many weights of a type are in a byte."""
+        """Number of weights in one byte, by tensor type."""
         ops = [0] * self.n_layers
         for block in model.blocks[: max(1, self.n_layers - idle)]:
             ops[block.index] = self._repeats * (_OPS_PER_TENSOR * len(block.tensors) + _OPS_PER_LAYER)
@@ -122,16 +127,16 @@ class Work:
         self._moved: dict[tuple[Override, ...], tuple[Moved, ...]] = {}
 
     def read_bytes(self, tensor: TensorInfo) -> float:
-        """Return the bytes that a token reads of a tensor in a layer; of experts, only the used ones."""
+        """Return the bytes of a layer's tensor that one token reads; of experts, only those that are used."""
         share = self.expert_share if part_of_tensor(tensor.name) == "experts" else 1.0
         return tensor.size_bytes * share * self._repeats
 
     def weights(self, first: int, last: int) -> Iterator[tuple[str, float]]:
-        """Yield types and bytes of the weights that layers `first` to `last` read."""
+        """Yield (tensor type, bytes that one token reads) of layers `first` to `last`."""
         return _between(self._weights, first, last)
 
     def whole_bytes(self, type_name: str, first: int, last: int) -> float:
-        """Return the bytes of weights of a type in layers `first` to `last`, all experts included."""
+        """Return the bytes of weights of a tensor type in layers `first` to `last`, with all experts."""
         sums = self._whole[type_name]
         return sums[last + 1] - sums[first]
 
@@ -140,7 +145,7 @@ class Work:
         return self._ops[last + 1] - self._ops[first]
 
     def experts_read(self, batch_tokens: float) -> float:
-        """Return the share of a token's unused experts that a batch reads all the same.
+        """Return the share (0 to 1) of experts that are used by a batch, among those that one token of it does not use.
 
         Routers are trained to use all experts equally, so each token is assumed to choose at random.
         """
@@ -149,9 +154,10 @@ class Work:
         return 1 - unused ** (batch_tokens - 1) if unused > 0 else 0.0
 
     def state(self, tables: ContextMemory | None, fill_tokens: float) -> StateWork:
-        """Return the state that a token uses if its sequence has `fill_tokens` in the context.
+        """Return KV cache and recurrent state that a token uses if there are `fill_tokens` tokens in its sequence.
 
-        `tables` None: only a probe has the state, and nothing is counted. The latest results are kept.
+        `tables`: sizes of cache and state; None if they cannot be computed, then all results are 0.
+        The latest results are cached.
         """
         for known, fill, found in self._states:
             if known is tables and fill == fill_tokens:
@@ -162,7 +168,10 @@ class Work:
         return found
 
     def moved(self, layout: Layout) -> tuple[Moved, ...]:
-        """Return the weights that overrides move out of their layers. The first matching override counts."""
+        """Return the weights that the layout's overrides move out of their layers, by device.
+
+        If several overrides match a tensor, the first one counts.
+        """
         if not layout.overrides:
             return ()
         found = self._moved.get(layout.overrides)
@@ -189,9 +198,9 @@ class Work:
 
 
 def _state_rows(tables: ContextMemory, fill_tokens: float) -> list[tuple[float, float]]:
-    """Return bytes read, and products with keys and values, for each layer.
+    """Return (bytes read, products with keys and values) for each layer.
 
-    Recurrent state has a fixed size. A cache is read as far as it is filled. llama.cpp computes with all used cells,
+    Recurrent state has a fixed size. A KV cache is read as far as it is filled. llama.cpp computes with all used cells,
     masked or not.
     """
     hyper, shape, states = tables.hyper, tables.shape, tables.states
@@ -253,7 +262,7 @@ def _output_of(model: ModelFile) -> Mapping[str, float]:
 
 
 def _output_tensor(model: ModelFile) -> TensorInfo | None:
-    """Return the matrix of the output layer, or the token embedding if that is tied."""
+    """Return the matrix of the output layer: "output.weight", else the token embedding; None if both are missing."""
     named = {tensor.name: tensor for tensor in model.tensors if tensor.name in ("output.weight", "token_embd.weight")}
     return named.get("output.weight") or named.get("token_embd.weight")
 
@@ -262,7 +271,7 @@ def _output_tensor(model: ModelFile) -> TensorInfo | None:
 
 
 def shares(layout: Layout) -> tuple[tuple[str, float], ...]:
-    """Return the members of modes tensor and row with their share of a layer; nothing in other modes."""
+    """Return (device id, share of a layer) for modes tensor and row; shares sum to 1. Empty in other modes."""
     if layout.split_mode not in ("tensor", "row"):
         return ()
     total = sum(share for _, share in layout.tensor_split)
@@ -270,7 +279,7 @@ def shares(layout: Layout) -> tuple[tuple[str, float], ...]:
 
 
 def moves(layout: Layout, work: Work) -> Iterator[tuple[Run, Moved]]:
-    """Yield each run with the weights that overrides move from it to another device."""
+    """Yield each run of neighbouring layers together with the weights that overrides move from it to another device."""
     for moved in work.moved(layout):
         for run in layout.runs:
             if run.device != moved.device and moved.count(run.first, run.last):
@@ -278,7 +287,10 @@ def moves(layout: Layout, work: Work) -> Iterator[tuple[Run, Moved]]:
 
 
 def hops(layout: Layout, work: Work) -> Iterator[tuple[str, float, int]]:
-    """Yield transfers over links: device, bytes, and number of transfers for each token. The CPU has no link."""
+    """Yield transfers over links: (device id, bytes of one transfer, number of transfers for each token).
+
+    The CPU has no link, so a transfer between CPU and a device is yielded once, for the device.
+    """
     size = work.hop_bytes
     members = shares(layout)
     if members:
@@ -299,10 +311,10 @@ def hops(layout: Layout, work: Work) -> Iterator[tuple[str, float, int]]:
 
 
 def described_ops(layout: Layout, work: Work) -> Mapping[str, float]:
-    """Return by device the nodes that a worker is sent for each token.
+    """Return the number of graph nodes that are sent to each RPC worker for each token, by device id.
 
-    A worker keeps the last graph that it was sent (`last_graph_uid` in ggml-rpc.cpp). With a single part of the model
-    it only gets the order to compute that again. With several parts it is sent each graph every time.
+    A worker keeps the last graph that it was sent (`last_graph_uid` in ggml-rpc.cpp). If it has a single part of the
+    model, it is only told to compute that graph again. If it has several parts, each graph is sent every time.
     """
     found: dict[str, float] = {}
     if shares(layout):

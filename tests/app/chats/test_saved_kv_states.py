@@ -127,7 +127,9 @@ def test_other_cache_types_are_another_state_and_a_damaged_one_is_read_again(ben
     bench.wait(lambda: not bench.model.loading.has_child)
     bench.load(n_ctx=2304)
     assert [each.tokens for each in bench.restored] == [0]
-    assert "damaged" in bench.restored[0].refusal
+    assert bench.restored[0].refusal.startswith("The saved KV state of “Tell me of everything")
+    assert "is damaged" in bench.restored[0].refusal
+    assert path.name not in bench.restored[0].refusal
     bench.wait(lambda: not bench.files)
     answer = bench.say("And then?")
     assert (answer.state, read_tokens(answer) > 100) == ("done", True)

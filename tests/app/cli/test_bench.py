@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from app.cli import bench
 from app.cli.arguments import make_parser
 from app.cli.bench_options import check_bench_options, preset_of
 from engine.base.errors import ArgumentError
 from engine.machines.bench.results import FULL, PRESETS, read_results, write_results
+from engine.planning.fit.speed_book import SpeedBook, read_speed_book, write_speed_book
+from engine.planning.speed.answers import Answer
 from tests.support.bench import measured, results_of
 from tests.support.command_line import run_here
 from tests.support.models import write_tiny_llama
@@ -76,3 +80,19 @@ def test_a_bad_file_of_results_is_told_before_anything_is_loaded(
     answer = run_here(capsys, "bench", str(model), "--json", "--beside", str(tmp_path / "r.json"))
     assert answer.code == 2
     assert "no results of a speed comparison" in answer.error["message"]
+
+
+def test_what_others_wrote_to_the_speed_book_meanwhile_stays(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "speeds.json"
+    monkeypatch.setattr(bench, "speeds_path", lambda: path)
+    ours, theirs = (Answer("class", {"CPU": 1.0}, seconds) for seconds in (1.0, 2.0))
+
+    def measuring(_order: object, book: SpeedBook, *_rest: object) -> tuple[object, SpeedBook]:
+        write_speed_book(path, SpeedBook({}, (theirs,)))
+        return results_of(measured("initial", [1.0] * 5)), replace(book, answers=(*book.answers, ours))
+
+    monkeypatch.setattr(bench, "run_order", measuring)
+    assert run_here(capsys, "bench", str(model), *SHORT, "--json").code == 0
+    assert read_speed_book(path).answers == (theirs, ours)

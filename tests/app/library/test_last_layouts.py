@@ -69,6 +69,15 @@ def test_a_change_is_saved_while_the_window_is_open(open_window: WindowOpener, m
     assert '"n_ctx": 1024' in last.text
 
 
+def test_a_change_that_was_undone_is_not_saved(open_window: WindowOpener, model: Path, qtbot: QtBot) -> None:
+    window = open_window()
+    opened(window, model, qtbot)
+    change_context(window, 512)
+    window.desk.document.undo_group.undo()
+    window.main.close()
+    assert last_of(open_window(), model) == []
+
+
 def test_a_layout_that_nobody_changed_is_neither_saved_nor_offered(
     open_window: WindowOpener, model: Path, qtbot: QtBot
 ) -> None:

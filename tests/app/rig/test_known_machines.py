@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -116,6 +117,39 @@ def test_a_machine_is_remembered_greyed_and_back_by_itself(
         # What the user removes is not remembered.
         second.live.set_devices(second.live.devices.without("attic-CPU"))
         qtbot.waitUntil(lambda: read_rig(folder / "machines.json").devices == ())
+
+
+def test_a_machine_that_was_set_up_anew_is_remembered_with_its_new_certificate(
+    qtbot: QtBot, tmp_path: Path, folder: Path, open_window: Callable[[], Window], worker: Callable[[], socket.socket]
+) -> None:
+    with attic(tmp_path / "attic", worker) as served:
+        served.pair(Home(folder))
+        window = open_window()
+        add(window, served, qtbot)
+        qtbot.waitUntil((folder / "machines.json").exists)
+    # Added again after it was paired again: id and address are the same.
+    devices, fingerprint = window.live.devices, "ab" * 32
+    window.live.set_devices(devices.with_changed(lambda device: replace(device, fingerprint=fingerprint)))
+    window.machines.look()
+    qtbot.waitUntil(lambda: window.away == {"attic-CPU": "not paired"})
+    qtbot.waitUntil(lambda: read_rig(folder / "machines.json").devices[0].fingerprint == fingerprint)
+
+
+def test_a_machine_that_was_set_up_anew_and_paired_again_takes_the_place_of_before(
+    qtbot: QtBot, tmp_path: Path, folder: Path, open_window: Callable[[], Window], worker: Callable[[], socket.socket]
+) -> None:
+    with attic(tmp_path / "attic", worker) as served:
+        served.pair(Home(folder))
+        port = served.listener.port
+        window = open_window()
+        add(window, served, qtbot)
+    with attic(tmp_path / "attic anew", worker, port=port) as served:
+        window.machines.look()
+        qtbot.waitUntil(lambda: window.away == {"attic-CPU": "not paired"})
+        served.pair(Home(folder))
+        window.peers.add(Found("attic", served.endpoint, served.home.identity.fingerprint, is_paired=True))
+        qtbot.waitUntil(lambda: window.away == {"attic-CPU": ""})
+        assert window.device("attic-CPU").fingerprint == served.home.identity.fingerprint
 
 
 def test_a_device_that_somebody_else_uses_comes_back_when_it_is_free(

@@ -109,7 +109,7 @@ def test_packs_are_shown_switched_and_removed(
     dialog.table.selectRow(1)
     click(dialog, "remove")
     qtbot.waitUntil(lambda: rows(dialog) == [good])
-    assert dialog.text == "All packs work."
+    assert dialog.text == "All engine packs work."
     assert searches == ["again", "again"]
 
 
@@ -131,7 +131,7 @@ def test_after_a_good_installation_the_check_of_everything_else_is_offered(
         answer(dialog, "Install")
         qtbot.waitUntil(partial(is_listed, dialog, name))
         assert dialog.machine_button.isVisible() == offered
-        assert dialog.text.startswith("good works with one type of weights." if offered else "All packs work.")
+        assert dialog.text.startswith("good works with one type of weights." if offered else "All engine packs work.")
         if offered:
             searches.clear()
             click(dialog, "machine")

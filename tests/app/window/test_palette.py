@@ -72,3 +72,14 @@ def test_a_saved_layout_of_the_model_is_used(window: WindowParts, qtbot: QtBot, 
     with qtbot.waitSignal(palette.destroyed):
         QTest.keyClick(palette.search_edit, Qt.Key.Key_Return)
     assert desk.document.undo_group.undoText() == "open Evening"
+
+
+def test_the_shortcut_pressed_twice_closes_it_and_the_focus_goes_back(window: WindowParts, qtbot: QtBot) -> None:
+    window.main.show()
+    first = palette_of(window)
+    with qtbot.waitSignal(first.destroyed):
+        window.actions["command_palette"].trigger()
+    assert window.main.findChild(CommandPalette) is None
+    palette = palette_of(window)
+    with qtbot.waitSignal(palette.destroyed):
+        QTest.keyClick(palette.search_edit, Qt.Key.Key_Escape)

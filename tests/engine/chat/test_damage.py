@@ -17,9 +17,11 @@ from engine.base.errors import ChatError
 from engine.chat import database
 from engine.chat.conversation import Conversation
 from engine.chat.copies import DatabaseCopies
+from engine.chat.damaged_rows import add_readable_rows
 from engine.chat.message import Attachment, Message
 from engine.chat.recovery import damage_record
 from engine.chat.store import ChatStore
+from engine.chat.tool_calls import CallDelta
 from engine.chat.tree import MessageTree, edited, tree_of
 from tests.support.patience import DEADLINE_S
 from tests.support.selection import examples
@@ -292,3 +294,27 @@ def test_a_damaged_copy_is_passed_over(tmp_path: Path, saved: Saved) -> None:
     with closing(ChatStore(path, makes_copies=False)) as store:
         assert f"{copies.time_of(sound):%Y-%m-%d %H:%M}" in store.notice
         assert {chat.id for chat in store.conversations()} == set(saved.early)
+
+
+def test_what_cannot_be_read_of_tools_is_not_taken_into_the_new_database(tmp_path: Path) -> None:
+    damaged, new = tmp_path / "damaged.sqlite", tmp_path / "new.sqlite"
+    with closing(ChatStore(damaged)) as store:
+        for ident in ("good", "bad"):
+            store.save(Conversation(id=ident, title=ident, results={"a/b": "typed"}))
+            question = Message(id=f"{ident}-q", role="user", content="Where?")
+            answer = Message(id=f"{ident}-a", role="assistant", content="", parent=f"{ident}-q", state="writing")
+            store.apply(ident, MessageTree(), tree_of((question, answer), answer.id))
+            store.append(answer.id, content="I ", calls=(CallDelta(0, "{}", "id1", "look"),))
+            store.append(answer.id, content="look").result(DEADLINE_S)
+    with closing(sqlite3.connect(damaged)) as connection:
+        connection.execute("UPDATE conversation SET results = '{\"a/b\": 1}' WHERE id = 'bad'")
+        connection.execute("UPDATE piece SET calls = '[{' WHERE calls <> '' AND message = 'bad-a'")
+        connection.commit()
+    ChatStore(new).close()
+    with closing(sqlite3.connect(new, isolation_level=None)) as connection:
+        add_readable_rows(damaged, connection)
+    with closing(ChatStore(new)) as store:
+        assert {chat.title: chat.results for chat in store.conversations()} == {"good": {"a/b": "typed"}, "bad": {}}
+        found = {ident: store.tree(ident).messages[f"{ident}-a"] for ident in ("good", "bad")}
+    assert (found["good"].content, [call.name for call in found["good"].calls]) == ("I look", ["look"])
+    assert (found["bad"].content, found["bad"].calls) == ("I look", ())

@@ -15,7 +15,9 @@ from engine.chat.conversation import Conversation
 from engine.chat.message import Attachment, Message, Timings
 from engine.chat.schema import SCRIPTS, VERSION, version_of
 from engine.chat.store import ChatStore
+from engine.chat.tool_calls import CallDelta
 from engine.chat.tree import MessageTree, add, changed, edited, select, tree_of, without_turn
+from engine.runtime.protocol.messages import ToolCall
 from tests.support.kept_conversation import CHOICES
 from tests.support.patience import DEADLINE_S
 
@@ -80,6 +82,26 @@ def test_an_answer_is_kept_while_it_is_written(store: ChatStore) -> None:
     store.finish("c", msgspec.structs.replace(found, state="done")).result(DEADLINE_S)
     assert store.tree("c").path[-1] == msgspec.structs.replace(found, state="done")
     assert [hit.message for hit in store.search("some words")] == ["a"]
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_calls_that_an_ended_process_was_writing_are_kept(store: ChatStore, damaged: bool) -> None:
+    tree = begin(store, talk()[0])
+    answer = Message(id="a", role="assistant", parent="q1", content="", state="writing")
+    store.apply("c", tree, add(tree, answer))
+    store.append("a", content="I look", calls=(CallDelta(0, '{"x"', "id1", "look"),))
+    store.append("a", calls=(CallDelta(0, ":1}"), CallDelta(1, "{}", "id2", "see"))).result(DEADLINE_S)
+    store.close()
+    with closing(sqlite3.connect(store.path)) as connection:
+        connection.execute("UPDATE message SET writer = '0:0.00' WHERE writer IS NOT NULL")
+        if damaged:
+            connection.execute("UPDATE piece SET calls = '[{' WHERE calls LIKE '%look%'")
+        connection.commit()
+    with closing(ChatStore(store.path)) as again:
+        found = again.tree("c").path[-1]
+    assert (found.content, found.state) == ("I look", "interrupted")
+    whole = (ToolCall("id1", "look", '{"x":1}'), ToolCall("id2", "see", "{}"))
+    assert found.calls == (() if damaged else whole)
 
 
 def test_taking_away_is_undone_in_place(store: ChatStore) -> None:

@@ -68,12 +68,23 @@ CASES = {
     "gpt-oss, preamble": (HARMONY, "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant<|channel|>"
                           'commentary to=functions.look<|message|>{"town": "Bonn", "days": 2}', "I look.", [BONN]),
     "gpt-oss, answer": (HARMONY, "Yes <b>.", "Yes <b>.", []),
+    "gpt-oss, text about the header": (
+        HARMONY, f"A header to=functions.look {'and more ' * 80}.",
+        f"A header to=functions.look {'and more ' * 80}.", []),
     "gemma": (GEMMA, '<|tool_call>call:look{town:<|"|>Bonn<|"|>,days:2}<tool_call|>', "", [BONN]),
     "function gemma": (FUNCTION_GEMMA, "<start_function_call>call:look{days:2,town:<escape>Bonn<escape>}"
                        "<end_function_call>", "", [BONN]),
     "text": (HERMES, "a < b, <tool, {} and <tool_cal", "a < b, <tool, {} and <tool_cal", []),
     "json that is no call": (LLAMA, '{"town": "Bonn"}', '{"town": "Bonn"}', []),
     "space at the end": (HERMES, "Hi. \n", "Hi. \n", []),
+    "text after a call": (
+        HERMES, 'Hi. <tool_call>{"name": "look", "arguments": {"town": "Bonn", "days": 2}}</tool_call>'
+        "\n\nNow, `a` [b]; and {c} wait ,", "Hi.\n\nNow, `a` [b]; and {c} wait ,", [BONN]),
+    "text about the mark": (HERMES, "Use the <tool_call> mark, then </tool_call> it.",
+                            "Use the <tool_call> mark, then </tool_call> it.", []),
+    "a call, and text about the mark": (
+        HERMES, '<tool_call>{"name": "look", "arguments": {"town": "Bonn", "days": 2}}</tool_call>'
+        " A <tool_call> is it.", "A <tool_call> is it.", [BONN]),
     "nothing in the mark": (HERMES, "<tool_call>", "", []),
 }  # fmt: skip
 
@@ -103,8 +114,17 @@ def test_how_families_write_calls(case: str) -> None:
         assert read(template, pieces) == (content, calls), size
 
 
-@given(st.text(), st.sampled_from([HERMES, LLAMA, MISTRAL, DEEPSEEK, HARMONY, GEMMA, PLAIN]))
-def test_pieces_change_nothing(text: str, template: str) -> None:
+@st.composite
+def texts(draw: st.DrawFn) -> tuple[str, str]:
+    """Return a template, and any text or one of what models with this template write."""
+    template = draw(st.sampled_from([HERMES, LLAMA, MISTRAL, DEEPSEEK, HARMONY, GEMMA, PLAIN]))
+    parts = [text for known, text, *_ in CASES.values() if known == template] + ["a, b", " c", "\n", "[", "{"]
+    return template, draw(st.text() | st.lists(st.sampled_from(parts), max_size=4).map("".join))
+
+
+@given(texts())
+def test_pieces_change_nothing(case: tuple[str, str]) -> None:
+    template, text = case
     assert read_raw(template, [text]) == read_raw(template, list(text))
 
 
@@ -127,6 +147,21 @@ def test_a_call_that_ends_early_keeps_what_came() -> None:
     reader = CallReader(HERMES, types_of(TOOLS))
     found = [reader.add('<tool_call>{"name": "look", "arguments": {"town": "Bo'), reader.end()]
     assert "".join(call.arguments for each in found for call in each.calls) == '{"town": "Bo'
+
+
+def test_a_number_that_json_cannot_write_stays_text() -> None:
+    text = "<tool_call><function=add><parameter=a>1e999</parameter><parameter=b>NaN</parameter></function></tool_call>"
+    assert read(HERMES, [text]) == ("", [("add", {"a": "1e999", "b": "NaN"})])
+
+
+def test_half_a_character_of_a_model_can_be_sent_on() -> None:
+    reader = CallReader(HERMES, types_of(TOOLS))
+    found = reader.add(r'<tool_call>{"name": "l\ud800", "arguments": "{\"a\": \"\udc00\"}"}</tool_call>')
+    "".join(call.name + call.arguments for call in found.calls).encode()
+
+
+def test_a_nul_of_a_model_is_no_place_of_a_text() -> None:
+    assert read(GEMMA, ['<|tool_call>call:look{town:"\x007"}<tool_call|>']) == ("", [("look", {"town": "\ufffd7"})])
 
 
 def test_ids_are_what_templates_take() -> None:

@@ -66,6 +66,9 @@ def tool(name: str, **parameters: object) -> str:
         (tool("f", **{"$ref": "#/$defs/none"}), "which is not there"),
         (" " * MAX_CHARACTERS + "[]", "at most 262144 are allowed"),
         (json.dumps([LOOK] * (MAX_TOOLS + 1)), "There are 257 tools"),
+        (tool("f", **{"$ref": "#/anyOf/" + "9" * 5000, "anyOf": [{}]}), "which is not there"),
+        (r'[{"function": {"name": "\ud800"}}]', "lone surrogate"),
+        ('[{"function": {"name": "f", "description": ' + "[" * 80 + "]" * 80 + "}}]", "nested more than 64 deep"),
         ('[{"function": {"name": "f", "parameters": 1}}]', "parameters is not a JSON schema object"),
     ],
 )

@@ -38,6 +38,7 @@ def test_a_card_is_found_by_its_name(text: str, name: str) -> None:
     [
         ("RTX 9999", "There is no card"),
         ("super", "RTX 4080 SUPER, RTX 4070 Ti SUPER"),
+        ("100", "H100, A100"),
         ("", "There is no card"),
         ("\x1b[31m" * 50, "There is no card"),
     ],

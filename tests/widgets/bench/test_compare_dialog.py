@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 from PySide6.QtCore import Qt
+from PySide6.QtTest import QTest
 from pytestqt.qtbot import QtBot
 
 from tests.support.bench import measured, results_of
@@ -82,3 +83,23 @@ def test_the_buttons_ask(qtbot: QtBot) -> None:
     dialog.show_cancelling()
     dialog.show_progress("Measuring", 1, 4)
     assert dialog.status_label.text() == "Cancelling…"
+
+
+def test_return_compares(qtbot: QtBot) -> None:
+    dialog = CompareDialog()
+    qtbot.addWidget(dialog)
+    dialog.set_layouts(["current"])
+    dialog.show()
+    dialog.layout_list.setFocus()
+    with qtbot.waitSignal(dialog.compare_requested), qtbot.assertNotEmitted(dialog.add_requested):
+        QTest.keyClick(dialog.layout_list, Qt.Key.Key_Return)
+
+
+def test_names_of_lines_are_shown_as_they_are(qtbot: QtBot) -> None:
+    dialog = CompareDialog()
+    qtbot.addWidget(dialog)
+    name = 'a <b> & <img src="x">'
+    one, deep = measured(name, [50.0] * 5), measured(name, [30.0] * 5, depth=4096).samples
+    dialog.show_results(results_of(msgspec.structs.replace(one, samples=(*one.samples, *deep))))
+    ((_, label),) = dialog.chart._legend.items
+    assert label.item.toPlainText() == name

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QWidget
+from PySide6.QtWidgets import QLineEdit, QWidget
 from pytestqt.qtbot import QtBot
+from shiboken6 import delete
 
 from widgets.common.command_palette import MAX_SHOWN, CommandPalette, PaletteEntry, matching
 
@@ -93,3 +94,13 @@ def test_of_thousands_of_models_as_many_are_listed_as_can_be_read(window: QWidge
     assert len(palette.titles) == MAX_SHOWN
     QTest.keyClicks(palette.search_edit, "model 9999")
     assert palette.titles == ("model 9999",)
+
+
+def test_it_closes_after_the_widget_before_it_is_gone(window: QWidget, qtbot: QtBot) -> None:
+    before = QLineEdit(window)
+    before.show()
+    before.setFocus()
+    palette = opened(window, entry("only"))
+    delete(before)
+    with qtbot.waitSignal(palette.destroyed):
+        QTest.keyClick(palette.search_edit, Qt.Key.Key_Escape)

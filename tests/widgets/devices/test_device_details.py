@@ -112,3 +112,11 @@ def test_holders_and_the_picture(details: DeviceDetails) -> None:
     ]
     details.set_history([sample(1.0), sample(2.0)], [Mark(1.5, "answer")])
     assert details.picture().startswith(b"\x89PNG")
+
+
+def test_a_mark_with_braces_is_drawn_as_it_is(details: DeviceDetails) -> None:
+    """Names of models come from files; pyqtgraph takes labels of lines for format strings."""
+    details.set_history([sample(0.0), sample(10.0)], [Mark(5.0, "{model} {0.real} {")])
+    _, plot, _ = details._plots[0]
+    (label,) = [each.label.toPlainText() for each in plot.items if getattr(each, "is_mark", False)]
+    assert label == "{model} {0.real} {"

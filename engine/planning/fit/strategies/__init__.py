@@ -1,1 +1,1 @@
-"""Automatic layouts: pure functions of a model, a rig, context settings and constraints."""
+"""Strategies: pure functions that find a layout automatically for a model, a rig, settings and constraints."""

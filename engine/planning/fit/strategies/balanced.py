@@ -1,4 +1,4 @@
-"""Strategy balanced: the same number of bytes stays free on every used device."""
+"""Strategy "balanced": about the same number of bytes is left free on each used device."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _MOVES = 128
 def balanced(
     memory: ModelMemory, rig: Rig, context: ContextSettings, constraints: Constraints = NO_CONSTRAINTS
 ) -> AutoLayout:
-    """Return the layout with the most headroom on its fullest device, as equal on all as whole layers allow."""
+    """Return the layout that maximises the free bytes of its fullest device, with free memory as equal as possible."""
     bench = Workbench(memory, rig, context, constraints)
     return choose(bench, balanced_candidates(bench))
 
 
 def balanced_candidates(bench: Workbench) -> Iterator[Candidate]:
-    """Yield the single device with the most headroom if one holds everything, else the evenly filled layout."""
+    """Yield the single device with the most free memory that holds everything, else the most evenly filled layout."""
     whole = {} if bench.constraints.split else dict(whole_layouts(bench))
     if whole:
         roomiest = max(whole, key=lambda device: min(_headroom(bench, whole[device]).values()))
@@ -67,7 +67,10 @@ def balanced_candidates(bench: Workbench) -> Iterator[Candidate]:
 
 
 def balanced_layout(bench: Workbench) -> Layout:
-    """Return the filling with the most headroom, with boundaries moved until headroom is as equal as possible."""
+    """Return a layout in which the free bytes of the used devices are as equal as whole layers allow.
+
+    If the devices cannot hold all layers, each is filled as far as possible and the rest is on the CPU.
+    """
     ids = bench.in_layer_order(bench.devices)
     best = fill(bench, ids)
     if not bench.holds_all(best):
@@ -89,13 +92,13 @@ def balanced_layout(bench: Workbench) -> Layout:
 
 
 def _evenness(bench: Workbench, layout: Layout) -> tuple[int, int]:
-    """Return the key to maximise: the smallest headroom, then the negative of the largest."""
+    """Return the key by which layouts are compared: smallest free bytes, then negative largest free bytes."""
     left = _headroom(bench, layout).values()
     return min(left), -max(left)
 
 
 def _evened(bench: Workbench, layout: Layout) -> Layout:
-    """Return `layout` after moves of one layer at a boundary, as long as each one increases `_evenness`."""
+    """Return `layout` after moves of single layers at boundaries of runs, as long as each increased `_evenness`."""
     best = _evenness(bench, layout)
     for _ in range(_MOVES):
         tried = [candidate for candidate in _neighbours(bench, layout) if bench.holds_all(candidate)]
@@ -117,7 +120,7 @@ def _neighbours(bench: Workbench, layout: Layout) -> Iterator[Layout]:
 
 
 def _headroom(bench: Workbench, layout: Layout) -> dict[str, int]:
-    """Return the bytes that stay free beyond the margin on each device that holds something."""
+    """Return the free bytes beyond the margin, by id of the devices that hold something."""
     found = bench.need(layout)
     return {
         device_id: size - found[device_id].need_bytes

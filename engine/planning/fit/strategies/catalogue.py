@@ -1,4 +1,4 @@
-"""The strategies by name, and the search for an automatic layout."""
+"""The table of strategies by name, and the functions that run one of them."""
 
 from __future__ import annotations
 
@@ -37,15 +37,17 @@ STRATEGIES: Mapping[str, Strategy] = {
 
 
 SEARCH_SECONDS = 60.0
-"""Processor time for the forecasts of one search; after it, compute buffers are forecast by probe only. No known model
-takes a tenth of it."""
+"""Processor seconds for the forecasts of one search.
+
+After that, compute buffers are left to a probe. No known model takes a tenth of it.
+"""
 
 
 def find_strategy(name: str) -> Strategy:
     """Return the strategy called `name`.
 
     Raises:
-        ArgumentError: listing the names.
+        ArgumentError: there is no such strategy; the message lists the names.
     """
     strategy = STRATEGIES.get(name)
     if strategy is None:
@@ -62,7 +64,10 @@ def find_strategy(name: str) -> Strategy:
 def search(
     name: str, memory: ModelMemory, rig: Rig, context: ContextSettings, constraints: Constraints = NO_CONSTRAINTS
 ) -> AutoLayout:
-    """Return what the strategy called `name` finds for these settings; raises as `auto_layout`."""
+    """Return the layout that the strategy called `name` finds for exactly these settings.
+
+    Raises as `auto_layout` does.
+    """
     strategy = find_strategy(name)
     if not constraints.one_backend:
         return strategy(memory, rig, context, constraints)
@@ -78,7 +83,7 @@ def auto_layout(
 ) -> AutoLayout:
     """Return the layout that the strategy called `name` finds.
 
-    If the context length is left open, the longest sensible one is used for which a layout fits. Strategy context
+    If the context length is "auto", the longest sensible length is used for which a layout fits. Strategy "context"
     searches for the length itself.
 
     Raises:

@@ -1,7 +1,8 @@
-"""The choice among the candidates of a strategy, and its explanation.
+"""Selection of one layout among the candidates of a strategy, with an explanation for the user.
 
-The first candidate that holds everything is chosen, else one that leaves no more on the CPU than any filling. If a
-split was requested and the chosen layout uses one device only, a second device gets a layer.
+The first candidate that has everything on devices is chosen. If there is none, it is the first one that leaves no more
+on the CPU than plain filling does, which puts as many layers on one device after another as fit. If the user requested
+a split and the chosen layout uses one device only, a second device gets a layer.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from engine.planning.layout.layout import Layout, layer_words
 
 
 def name_list(names: Sequence[str]) -> str:
-    """Return "A", "A and B" or "A, B and C"."""
+    """Return names as a phrase: "A", "A and B" or "A, B and C"; "no device" if there are none."""
     return (
         names[0]
         if len(names) == 1
@@ -31,12 +32,12 @@ def name_list(names: Sequence[str]) -> str:
 
 
 def count_layers(count: int) -> str:
-    """Return "1 layer" or "5 layers"."""
+    """Return a number of layers in the user's language: "1 layer" or "5 layers"."""
     return tr_count("{count} layer", "{count} layers", count)
 
 
 def describe_runs(layout: Layout) -> str:
-    """Return the layers of each device in words, in layer order."""
+    """Return the layers of each device as a phrase, in layer order."""
     parts = [
         tr("{layer} on {device}", layer=layer_words(run.first, run.last), device=run.device) for run in layout.runs
     ]
@@ -46,7 +47,7 @@ def describe_runs(layout: Layout) -> str:
 
 
 def all_on_cpu(bench: Workbench) -> str:
-    """Return why everything is on the CPU, as a sentence."""
+    """Return a sentence on why everything is on the CPU."""
     layers = tr("all {count_layers}", count_layers=count_layers(bench.n_layers))
     ids = {device.id for device in bench.rig.devices}
     if not ids:
@@ -59,7 +60,10 @@ def all_on_cpu(bench: Workbench) -> str:
 
 
 def describe_rest(bench: Workbench, layout: Layout) -> str:
-    """Return a sentence on unpinned layers and experts that remain on the CPU; empty if there are none."""
+    """Return a sentence on layers and experts that remain on the CPU although they are not pinned there.
+
+    Empty if none do.
+    """
     pinned_here = {index for index, device_id in bench.pinned.items() if device_id == CPU_ID}
     kept = sum(device_id == CPU_ID and index not in pinned_here for index, device_id in enumerate(layout.assignment()))
     parts = [count_layers(kept)] if kept else []
@@ -76,9 +80,9 @@ def describe_rest(bench: Workbench, layout: Layout) -> str:
 
 
 def split_over_devices(bench: Workbench, found: AutoLayout) -> AutoLayout:
-    """Return `found` with one layer on a second device, if a split was requested and it uses one device only.
+    """Return `found` with one layer on a second device, if the user requested a split and it uses one device only.
 
-    If no other device has room for a layer, the explanation says so.
+    If no other device has room for a layer, only the explanation changes.
     """
     used = {*found.layout.devices} - {CPU_ID}
     if not bench.constraints.split or not found.fits or len(used) != 1:
@@ -97,7 +101,10 @@ def split_over_devices(bench: Workbench, found: AutoLayout) -> AutoLayout:
 
 
 def _with_one_layer(bench: Workbench, layout: Layout, device_id: str) -> tuple[Layout, int] | None:
-    """Return `layout` with its first or last free layer on the device, and that layer; None if neither fits there."""
+    """Return `layout` with its first or last unpinned layer on the device, and the index of this layer.
+
+    None if neither layer fits there.
+    """
     places = layout.assignment()
     free = [index for index, place in enumerate(places) if place != CPU_ID and index not in bench.pinned]
     for layer in dict.fromkeys((*free[:1], *free[-1:])):
@@ -110,21 +117,25 @@ def _with_one_layer(bench: Workbench, layout: Layout, device_id: str) -> tuple[L
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A layout that a strategy suggests, and its reason. Whether it fits is not known yet."""
+    """A layout that a strategy suggests, with the reason as a sentence. It is not yet known whether it fits."""
 
     layout: Layout
     reason: str
 
 
 def fits_plainly(bench: Workbench) -> bool:
-    """Return whether some filling with whole layers fits. If so, `choose` finds a layout that fits."""
+    """Return whether the model fits on a single device, or if one device after another is filled with whole layers.
+
+    If so, `choose` finds a layout that fits.
+    """
     return any(True for _ in whole_layouts(bench)) or any(bench.report(each).fits for each in plain_fillings(bench))
 
 
 def choose(bench: Workbench, candidates: Iterable[Candidate]) -> AutoLayout:
-    """Return the first candidate that fits and leaves no more on the CPU than any filling.
+    """Return the first candidate that fits and leaves no more on the CPU than filling one device after another does.
 
-    If a split was requested, the layout is split if possible.
+    If no layout fits, the one that lacks the least memory is returned. If the user requested a split, the layout is
+    split if possible.
     """
     return split_over_devices(bench, _best(bench, candidates))
 

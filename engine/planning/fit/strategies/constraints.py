@@ -1,4 +1,4 @@
-"""Constraints on automatic layouts, their validation, and the result of a strategy."""
+"""`Constraints`: limits on the layouts that a strategy may find, their validation, and `AutoLayout`, its result."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ from engine.planning.speed.speeds import NO_MEASUREMENTS, Speeds
 
 
 class Watch:
-    """Counts the layouts that a search has tried, reports the number, and ends the search when it is cancelled."""
+    """Counter of the layouts that a search has tried, which also cancels the search.
+
+    `token`: cancels the search.
+    `tell`: is called with the number of layouts, in the thread of the search.
+    """
 
     def __init__(self, token: CancelToken | None = None, tell: Callable[[int], None] | None = None) -> None:
         self.n_tried = 0
@@ -28,11 +32,14 @@ class Watch:
 
     @property
     def is_over(self) -> bool:
-        """Whether the search was cancelled. The arithmetic of a layout asks too, since one may take seconds."""
+        """Whether the search was cancelled.
+
+        The estimate of a layout checks it too, because one estimate may take seconds.
+        """
         return self._token is not None and self._token.cancelled
 
     def step(self) -> None:
-        """Count one more layout that is about to be tried.
+        """Count a layout that is about to be tried.
 
         Raises:
             CancelledError: the search was cancelled.
@@ -46,7 +53,7 @@ class Watch:
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """Keeps layers `first` to `last`, both included, on `device`."""
+    """A constraint: layers `first` to `last`, both included, must be on `device`."""
 
     device: str
     first: int
@@ -55,7 +62,7 @@ class Pin:
 
 @dataclass(frozen=True, slots=True)
 class PartPin:
-    """Keeps a part of layers `first` to `last`, both included, on `device`, wherever the layers are."""
+    """A constraint: a part of layers `first` to `last`, both included, must be on `device`, wherever the layers are."""
 
     device: str
     part: MovablePart
@@ -63,7 +70,7 @@ class PartPin:
     last: int
 
     def is_kept(self, layout: Layout) -> bool:
-        """Return whether the overrides of `layout` have the part on the device in all these layers."""
+        """Return whether the part is on `device` in all these layers; overrides by regex are ignored."""
         return all(
             part_device(layout, name, layer) == self.device
             for name in MOVABLE_PARTS[self.part]
@@ -73,20 +80,22 @@ class PartPin:
 
 @dataclass(frozen=True, slots=True)
 class Constraints:
-    """Limits on the layouts that a strategy may find. Margins are those of the rig (`Device.margin_bytes`).
+    """Limits on the layouts that a strategy may find.
 
-    `order`: device ids, the preferred first; devices left out follow in the order of the rig.
+    Margins are not included; they are in the rig (`Device.margin_bytes`).
+
+    `order`: device ids, the preferred first; other devices follow in the order of the rig.
     `off`: ids of devices that must not be used.
-    `pins`: layers that stay on a given device.
-    `output`: device of the output layer; None: any.
-    `parts`: parts of layers that stay on a given device.
-    `split`: use several devices even if one holds everything.
-    `one_backend`: use devices of one backend only.
-    `kv_types`: cache types that strategy context may choose, the preferred first; empty: those of the settings.
-    `max_ctx`: longest context of strategy context, in tokens; None: the trained length.
+    `pins`: layers that must be on a given device.
+    `output`: id of the device of the output layer; None for any device.
+    `split`: whether several devices are to be used even if one holds everything.
+    `kv_types`: KV cache types that strategy "context" may choose, the preferred first; empty for those of the settings.
+    `max_ctx`: longest context for strategy "context", in tokens; None for the trained length.
     `side_files`: files loaded with the model.
-    `speeds`: measured speeds, for strategy fastest.
-    `watch`: counts the layouts that are tried, and cancels; None: neither.
+    `speeds`: measured speeds, for strategy "fastest".
+    `watch`: counts the tried layouts and can cancel the search; None if neither is needed.
+    `one_backend`: whether all devices must be of one backend.
+    `parts`: parts of layers that must be on a given device.
     """
 
     order: tuple[str, ...] = ()
@@ -104,15 +113,15 @@ class Constraints:
     parts: tuple[PartPin, ...] = ()
 
     def with_parts(self, layout: Layout) -> Layout:
-        """Return `layout` with the pinned parts on their devices."""
+        """Return `layout` with overrides that put the pinned parts on their devices."""
         for pin in self.parts:
             layout = place_part(layout, pin.part, pin.first, min(pin.last, layout.n_layers - 1), pin.device)
         return layout
 
     def off_beside(self, layout: Layout, rig: Rig) -> frozenset[str]:
-        """Return the devices that a change of `layout` must not use.
+        """Return the ids of devices that a change of `layout` must not use.
 
-        With `one_backend` these are also the devices of backends that the layout does not use.
+        With `one_backend` these are also all devices of backends that the layout does not use.
         """
         used = {device.backend for device in rig.devices if device.id in layout.devices}
         if not self.one_backend or not used:
@@ -120,7 +129,7 @@ class Constraints:
         return self.off | {device.id for device in rig.devices if device.backend not in used}
 
     def kept_by(self, layout: Layout) -> Constraints:
-        """Return the constraints without pins that `layout` breaks: moving a pinned layer by hand releases it."""
+        """Return the constraints without pins that `layout` breaks: moving a pinned layer by hand removes its pin."""
         held = ((pin.device, range(pin.first, pin.last + 1)) for pin in self.pins)
         pins = tuple(
             Pin(device, layer, layer)
@@ -143,10 +152,10 @@ NO_CONSTRAINTS = Constraints()
 
 @dataclass(frozen=True, slots=True)
 class AutoLayout:
-    """Result of a strategy.
+    """A layout found by a strategy.
 
-    `context`: the settings that the layout is for.
-    `explanation`: one or two sentences on why this layout.
+    `context`: settings that the layout was planned with.
+    `explanation`: one or two sentences for the user on why this layout was chosen.
     `fits`: whether it is forecast to fit.
     """
 
@@ -160,17 +169,17 @@ Strategy = Callable[[ModelMemory, Rig, ContextSettings, Constraints], AutoLayout
 
 
 def pinned_backends(constraints: Constraints, rig: Rig) -> tuple[str, ...]:
-    """Return the backends of devices with pinned layers, each once; without the CPU."""
+    """Return the names of the backends of devices with pinned layers, each once, without the CPU."""
     pins: tuple[Pin | PartPin, ...] = (*constraints.pins, *constraints.parts)
     pinned_to = {*(pin.device for pin in pins), constraints.output}
     return tuple(dict.fromkeys(device.backend for device in rig.devices if device.id in pinned_to))
 
 
 def check_constraints(constraints: Constraints, rig: Rig, n_layers: int) -> None:
-    """Check that all named devices and layers exist, and that constraints do not contradict each other.
+    """Check that all named devices and layers exist, and that no two constraints contradict each other.
 
     Raises:
-        ArgumentError: the first fault with its remedy.
+        ArgumentError: the first fault, with its remedy.
     """
     for fault in _faults(constraints, rig, n_layers):
         raise ArgumentError(fault)

@@ -1,7 +1,7 @@
-"""Filling of devices for mixture-of-experts models: dense parts first, then experts, down to single matrices.
+"""Filling of devices with mixture-of-experts models: dense weights first, then experts, down to single matrices.
 
-All devices but the last take whole layers. The last one takes the dense parts of all other layers, and the experts of
-as many as it has room for. Room that is left on a device after its whole layers is used for a part of one more layer.
+All devices but the last get whole layers. The last one gets the dense weights of all other layers, and the experts of
+as many of them as fit. If room is left on a device after its whole layers, it gets a part of one more layer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ from engine.planning.layout.layout import Layout, Override
 
 
 def fill_with_experts(bench: Workbench, ids: Sequence[str]) -> Layout | None:
-    """Return the filling of `ids`, with layers in this order of devices; None for a model without experts."""
+    """Return the layout that fills the devices `ids`, in this order of layers, first with dense weights, then experts.
+
+    None if the model has no experts.
+    """
     sparse = frozenset(layer.index for layer in bench.layers if layer.expert_bytes)
     if not sparse or not ids:
         return None
@@ -42,7 +45,10 @@ def fill_with_experts(bench: Workbench, ids: Sequence[str]) -> Layout | None:
 
 
 def fill_with_experts_apart(bench: Workbench, ids: Sequence[str]) -> Layout | None:
-    """Return the filling whose last device has only the output layer and single matrices; None if none would fit."""
+    """Return a layout whose last device has only the output layer and single expert matrices.
+
+    None if none would fit.
+    """
     # A device without dense parts needs no compute buffer for attention in large batches, which may be more than a
     # layer.
     sparse = frozenset(layer.index for layer in bench.layers if layer.expert_bytes)
@@ -66,7 +72,7 @@ def fill_with_experts_apart(bench: Workbench, ids: Sequence[str]) -> Layout | No
 
 
 def expert_overrides(bench: Workbench, layers: Iterable[int]) -> list[Override]:
-    """Return the overrides that put the experts of `layers` on the CPU; pinned layers keep theirs.
+    """Return overrides that put the experts of `layers` on the CPU, except those of pinned layers.
 
     A range may include layers without experts, so that fewer overrides are needed.
     """
@@ -85,10 +91,10 @@ def expert_overrides(bench: Workbench, layers: Iterable[int]) -> list[Override]:
 class _State:
     """A filling in progress.
 
-    `places`: device of each layer.
-    `away`: layers whose experts are on the CPU.
-    `matrices`: overrides of single matrices, which come before those of whole layers.
-    `output`: device of the output layer; None: that of the last layer.
+    `places`: device id of each layer.
+    `away`: indices of layers whose experts are on the CPU.
+    `matrices`: overrides for single matrices, which come before those for whole layers.
+    `output`: device id of the output layer; None for that of the last layer.
     """
 
     bench: Workbench
@@ -103,7 +109,7 @@ class _State:
         return self.bench.layout(self.places, self.output, overrides)
 
     def has_taken(self, name: str) -> bool:
-        """Return whether a single matrix has been placed on a device by itself."""
+        """Return whether the matrix `name` was placed on a device by an override of its own."""
         return any(re.search(str(each.pattern), f"{name}.weight") for each in self.matrices)
 
     def left_bytes(self, device_id: str) -> int:
@@ -114,13 +120,13 @@ class _State:
         return not self.bench.is_short(self.bench.usable.keys(), self.layout)
 
     def with_layers(self, device_id: str, indices: Iterable[int]) -> _State:
-        """Return the state with layers and their experts on a device."""
+        """Return the state with the layers `indices` and their experts on a device."""
         taken = frozenset(indices)
         places = tuple(device_id if index in taken else place for index, place in enumerate(self.places))
         return replace(self, places=places, away=self.away - taken)
 
     def with_matrices(self, device_id: str, names: Iterable[str]) -> _State:
-        """Return the state with single matrices on a device. Each layer needs one pattern."""
+        """Return the state with the matrices `names` on a device; an override is added for each layer."""
         layers = groupby(names, key=lambda name: name.split(".")[:2])
         patterns = ("|".join(map(re.escape, group)) for _, group in layers)
         added = (Override(device_id, pattern=rf"^({pattern})\.") for pattern in patterns)
@@ -128,7 +134,7 @@ class _State:
 
 
 def _with_layers(state: _State, device_id: str, start: int) -> tuple[int, _State]:
-    """Return the number of layers from `start` that fit on the device with their experts, and the state with them."""
+    """Return how many layers from `start` on fit on the device with their experts, and the state with them on it."""
     bench = state.bench
 
     def goes(count: int) -> bool:
@@ -145,7 +151,7 @@ def _with_layers(state: _State, device_id: str, start: int) -> tuple[int, _State
 
 
 def _with_own_experts(state: _State, device_id: str) -> _State:
-    """Return the state with as many experts of its own layers on the device as fit."""
+    """Return the state with as many experts on the device as fit, of the layers that are on it."""
     own = sorted(index for index in state.away if state.places[index] == device_id)
 
     def tried(count: int) -> _State:
@@ -158,10 +164,13 @@ def _with_own_experts(state: _State, device_id: str) -> _State:
 
 
 def _with_part(state: _State, device_id: str, index: int, following: str | None = None) -> tuple[int, _State]:
-    """Return the state with as much of layer `index` on the device as fits; the whole layer does not.
+    """Return the state with as much of layer `index` on the device as fits, after 1 if the layer is now on it, else 0.
 
-    The part is some of its expert matrices; or its dense part with some of them, and the others on device `following`.
-    The number is 1 if the layer belongs to the device afterwards, else 0.
+    The caller knows that the whole layer does not fit.
+
+    The part is either some of the layer's expert matrices, or its dense weights with some of them. In the second case
+    the number is 1, and the other expert matrices are on device `following`. In the first case the number is 0, and the
+    layer is on the device that it was on.
     """
     bench = state.bench
     if index not in state.away or index in bench.pinned:
@@ -189,13 +198,13 @@ def _with_part(state: _State, device_id: str, index: int, following: str | None 
 
 
 def _subsets(names: Iterable[str]) -> Iterator[tuple[str, ...]]:
-    """Yield all subsets of `names` except the full one, smaller ones first."""
+    """Yield all subsets of `names` except the full one, in order of size."""
     listed = tuple(names)
     return (chosen for count in range(len(listed)) for chosen in combinations(listed, count))
 
 
 def _matrix_sizes(bench: Workbench, index: int) -> dict[str, int]:
-    """Return the bytes of a layer's expert matrices, biases included, by tensor name without its last part."""
+    """Return the bytes of a layer's expert matrices with their biases, by tensor name without ".weight" or ".bias"."""
     sizes: dict[str, int] = {}
     for tensor in bench.memory.model.blocks[index].tensors:
         if part_of_tensor(tensor.name) == "experts":

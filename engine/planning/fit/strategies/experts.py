@@ -1,4 +1,4 @@
-"""Strategy experts: attention, KV cache and dense parts go to devices first, then as many experts as fit."""
+"""Strategy "experts": dense weights and KV cache go to devices first, then as many experts as fit."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from engine.planning.settings.context_settings import ContextSettings
 def experts(
     memory: ModelMemory, rig: Rig, context: ContextSettings, constraints: Constraints = NO_CONSTRAINTS
 ) -> AutoLayout:
-    """Return the layout in which only experts without room on their device stay on the CPU."""
+    """Return a layout in which only experts stay on the CPU, namely those for which their device has no room."""
     bench = Workbench(memory, rig, context, constraints)
     return choose(bench, experts_candidates(bench))
 
 
 def experts_candidates(bench: Workbench) -> Iterator[Candidate]:
-    """Yield layouts that hold everything if there are any, else layers on devices with some experts on the CPU."""
+    """Yield layouts that hold everything if there are any, else one with some experts on the CPU."""
     whole = list(fewest_candidates(bench))
     with_experts = [layer.index for layer in bench.layers if layer.expert_bytes]
     if not with_experts:

@@ -1,8 +1,8 @@
-"""Strategy fastest, and the initial layout of a model: the layout with the least predicted time per token.
+"""Strategy "fastest", also used for the initial layout of a model: the least predicted time per token.
 
-The search predicts what all other strategies find for the same settings, and fillings of its own, and takes the best of
-all. So no other strategy finds a faster layout by the same prediction, which is the one that the window shows. Strategy
-context plans with other settings and is left out.
+It predicts the speed of the layouts of all other strategies and of further fillings, and chooses the fastest. So no
+other strategy finds a layout that is predicted to be faster. Strategy "context" is left out, because it plans with
+other settings.
 """
 
 from __future__ import annotations
@@ -43,11 +43,14 @@ from engine.planning.speed.speeds import NO_MEASUREMENTS, Speeds, bandwidth, lin
 from engine.planning.speed.work import Work
 
 _TOLD_SHARE = 0.02
-"""A link that takes less of a token is not told."""
+"""Share of a token's time below which a link is not mentioned in the explanation."""
 _MAX_ORDERS = 24
-"""All orders of four devices. With more devices: the orders of the four fastest, then the others by speed."""
+"""Number of device orders that are tried: all orders of four devices.
+
+With more devices, the four fastest are permuted, and the others follow by speed.
+"""
 INITIAL_SECONDS = 1.0
-"""Processor time of the search for an initial layout: people wait for it when they open a model."""
+"""Processor seconds of the search for the initial layout; the user waits for it when a model is opened."""
 _STRATEGIES: tuple[Callable[[Workbench], Iterator[Candidate]], ...] = (
     fewest_candidates,
     priority_candidates,
@@ -55,7 +58,7 @@ _STRATEGIES: tuple[Callable[[Workbench], Iterator[Candidate]], ...] = (
     proportional_candidates,
     balanced_candidates,
 )
-"""The other strategies, but context."""
+"""Candidates of all other strategies except "context"."""
 
 
 def fastest(
@@ -74,10 +77,10 @@ def initial_layout(
     *,
     seconds: float = INITIAL_SECONDS,
 ) -> Layout:
-    """Return the layout that a model is opened with: the fastest that was found in `seconds` of processor time.
+    """Return the layout with which a model is opened: the fastest that was found in `seconds` of processor time.
 
-    A layout is returned even if nothing fits. If the context length is left open, the longest sensible length that
-    fits is planned with.
+    A layout is returned even if nothing fits. If the context length is "auto", the longest sensible length that fits is
+    used.
     """
     memory = model if isinstance(model, ModelMemory) else ModelMemory(model)
     deadline_s = thread_time() + seconds
@@ -93,7 +96,11 @@ def initial_layout(
 
 
 def _fastest(bench: Workbench, deadline_s: float = inf) -> AutoLayout:
-    """Return the fastest layout that fits, of those found until `deadline_s` of this thread's processor time."""
+    """Return the fastest layout that fits.
+
+    The search ends when this thread's processor time (`thread_time`) is past `deadline_s`; at least one layout is
+    tried.
+    """
     memory, speeds = bench.memory, bench.constraints.speeds
     costs = CostModel(Work(memory.model), bench.rig, bench.context, memory.for_context(bench.context), speeds)
     seconds: dict[Layout, float] = {}
@@ -120,7 +127,7 @@ def _fastest(bench: Workbench, deadline_s: float = inf) -> AutoLayout:
 
 
 def _with_output_on_device(bench: Workbench, costs: CostModel, layout: Layout) -> Layout:
-    """Return `layout` with an output layer that was left on the CPU on a device, if one has room and that is faster."""
+    """Return `layout` with the output layer moved from the CPU to a device, if that fits and is predicted faster."""
     if layout.output_device != CPU_ID or CPU_ID in (bench.output, bench.pinned.get(layout.n_layers - 1)):
         return layout
     moved = [layout.move_output(device_id) for device_id in layout.devices if device_id != CPU_ID]
@@ -140,12 +147,15 @@ def _is_split(layout: Layout) -> bool:
 def predict_layout(
     memory: ModelMemory, rig: Rig, layout: Layout, context: ContextSettings, speeds: Speeds = NO_MEASUREMENTS
 ) -> SpeedRange:
-    """Return the predicted time per token of any layout."""
+    """Return the predicted range of seconds per token of any layout."""
     return CostModel(Work(memory.model), rig, context, memory.for_context(context), speeds).range(layout)
 
 
 def _layouts(bench: Workbench, speeds: Speeds) -> Iterator[Layout]:
-    """Yield layouts on single devices, those of the other strategies, then fillings in every order of devices."""
+    """Yield layouts to compare: on a single device, those of other strategies, and fillings in many device orders.
+
+    Layouts that cannot be faster are skipped: if the fastest device holds everything, the others are not yielded.
+    """
     whole = {} if bench.constraints.split else dict(whole_layouts(bench))
     yield from whole.values()
     by_speed = sorted(bench.devices, key=lambda device: bandwidth(device, speeds))
@@ -174,7 +184,10 @@ def _layouts(bench: Workbench, speeds: Speeds) -> Iterator[Layout]:
 
 
 def _orders(bench: Workbench, by_speed: Sequence[Device], speeds: Speeds) -> Iterator[list[str]]:
-    """Yield orders of devices, first the given one; those that only swap devices of one kind are one order."""
+    """Yield orders of device ids, beginning with that of `by_speed`.
+
+    Orders that only swap equal devices are yielded once.
+    """
     held = {*bench.pinned.values(), bench.output}
     kinds = [
         (
@@ -229,7 +242,7 @@ def _reason(bench: Workbench, layout: Layout, prediction: SpeedForecast, n_layou
 
 
 def _link_sentences(prediction: SpeedForecast) -> list[str]:
-    """Return a sentence for each link that costs a noticeable part of the speed."""
+    """Return a sentence for each link that takes a noticeable part of a token's time."""
     return [
         tr(
             "The link to {id} costs {lost} tokens/s of that; the layout crosses it as rarely as it can.",

@@ -1,7 +1,7 @@
-"""Strategy fewest: as few devices as hold the model, cards before integrated ones, filled in proportion.
+"""Strategy "fewest": as few devices as can hold the model, cards before integrated ones, filled in proportion to room.
 
-The capacity search is arithmetic on sizes: bytes of layers with their caches, and the room of devices for them. It
-finds the smallest share of each device's room with which as many layers are placed as with all of it.
+The capacity search computes with bytes of layers and bytes of room. It finds the smallest share of each device's room
+with which as many layers are placed as with all of it.
 """
 
 from __future__ import annotations
@@ -34,13 +34,19 @@ _CORRECTIONS = 12
 def fewest(
     memory: ModelMemory, rig: Rig, context: ContextSettings, constraints: Constraints = NO_CONSTRAINTS
 ) -> AutoLayout:
-    """Return the layout on the fewest devices; if all together are too small, with most of the model on them."""
+    """Return the layout on the fewest devices.
+
+    If all together are too small, the one with most of the model on them.
+    """
     bench = Workbench(memory, rig, context, constraints)
     return choose(bench, fewest_candidates(bench))
 
 
 def fewest_candidates(bench: Workbench) -> Iterator[Candidate]:
-    """Yield a single device if one holds everything, else the layouts of the capacity search and of plain filling."""
+    """Yield the single device that holds everything; if there is none, the layouts of two searches.
+
+    One is the capacity search of this module. The other one fills one device after another.
+    """
     if not bench.constraints.split:
         for device, layout in whole_layouts(bench):
             yield Candidate(layout, whole_reason(bench, device))
@@ -56,7 +62,7 @@ def fewest_candidates(bench: Workbench) -> Iterator[Candidate]:
 
 
 def whole_reason(bench: Workbench, device: Device) -> str:
-    """Return why everything is on one device, as a sentence."""
+    """Return a sentence on why everything is on one device."""
     return tr(
         "All {count_layers} and the output layer fit on {id} alone, so nothing is split.",
         count_layers=count_layers(bench.n_layers),
@@ -65,9 +71,9 @@ def whole_reason(bench: Workbench, device: Device) -> str:
 
 
 def capacity_layout(bench: Workbench, *, spread: bool) -> Layout | None:
-    """Return the layout of the capacity search; None if devices stay short after `_CORRECTIONS` rounds.
+    """Return the layout of the capacity search; None if devices still lack memory after `_CORRECTIONS` rounds.
 
-    `spread`: use all devices, not the fewest.
+    `spread`: whether all devices are used instead of the fewest.
     """
     # The search counts layers and a fixed cost for each device. The estimate of the whole layout is exact: a device
     # that it finds short has that much less room in the next round.
@@ -90,7 +96,7 @@ def capacity_layout(bench: Workbench, *, spread: bool) -> Layout | None:
 
 
 def _fixed_costs(bench: Workbench) -> tuple[dict[str, int], int]:
-    """Return the bytes that each device needs besides layers, and those of the output layer with its buffers."""
+    """Return (bytes that each device needs in addition to layers, bytes of the output layer with its buffers)."""
     # Cards of one kind need the same, unless side files are on one of them only.
     alike: dict[object, tuple[int, int]] = {}
     fixed: dict[str, int] = {}
@@ -120,7 +126,7 @@ def _layout_of(bench: Workbench, placed: Sequence[tuple[str, Sequence[int]]]) ->
 
 
 def _fewest_filled(bench: Workbench) -> Layout:
-    """Return the filling of the first devices that together hold everything, else of all devices."""
+    """Return the filling of as few of the first devices as hold everything; if none do, that of all devices."""
     layout = fill(bench, [])
     for count in range(1, len(bench.devices) + 1):
         layout = fill(bench, bench.in_layer_order(bench.devices[:count]))
@@ -165,16 +171,16 @@ _PRECISION = 1e-6
 _MAX_STEPS = 64
 
 Placed = tuple[tuple[str, tuple[int, ...]], ...]
-"""Device ids with their layers in ascending order, sorted by first layer; devices without layers are left out."""
+"""Pairs of device id and its layers in ascending order, sorted by first layer; devices without layers are left out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A device to fill.
+    """A device in the capacity search.
 
     `room_bytes`: bytes for layers.
-    `rank`: 0 for a card with its own memory, 1 for an integrated one, 2 for a remote one. A lower rank is filled first,
-    and gets the later layers.
+    `rank`: 0 for a card with its own memory, 1 for an integrated one, 2 for a remote one. Devices with a lower rank are
+    filled first and get the later layers.
     """
 
     id: str
@@ -183,7 +189,11 @@ class Place:
 
 
 def place_layers(layers: Sequence[int], places: Sequence[Place], *, spread: bool = False) -> Placed:
-    """Return the places of `layers` (bytes each, the output layer last), as many as fit. `spread`: use all `places`."""
+    """Return the device of each of `layers`, as many as fit, on the fewest devices.
+
+    `layers`: bytes of each layer, the output layer last.
+    `spread`: whether all `places` are used instead of the fewest.
+    """
     # If not all layers fit, the output layer is left out: it would take the room of repeating layers.
     ordered = sorted(places, key=lambda place: (place.rank, -place.room_bytes))
     if spread:
@@ -198,7 +208,10 @@ def place_layers(layers: Sequence[int], places: Sequence[Place], *, spread: bool
 
 
 def _best_fit(layers: Sequence[int], places: Sequence[Place]) -> Placed:
-    """Return the filling rank by rank, each as even as its rooms allow. The first rank gets the last layers."""
+    """Return the filling of `places` from the lowest rank on, evenly within each rank.
+
+    The lowest rank gets the last layers.
+    """
     found: Placed = ()
     left = len(layers)
     for kind in dict.fromkeys(place.rank for place in places):
@@ -221,7 +234,7 @@ def _best_fit(layers: Sequence[int], places: Sequence[Place]) -> Placed:
 
 
 def _greedy(layers: Sequence[int], places: Sequence[Place], factor: float) -> Placed:
-    """Return the layers placed from the last to the first, each place filled up to `factor` of its room."""
+    """Return layers placed from the last to the first; each place is filled up to the share `factor` of its room."""
     taken: list[list[int]] = [[] for _ in places]
     index = len(layers) - 1
     for place, indices in zip(reversed(places), reversed(taken), strict=True):

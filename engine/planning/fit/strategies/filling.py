@@ -1,4 +1,4 @@
-"""Filling of devices with whole layers, from the last layer to the first; the remaining first layers are on the CPU."""
+"""Filling of devices with whole layers, from the last layer to the first; remaining first layers are on the CPU."""
 
 from __future__ import annotations
 
@@ -14,14 +14,17 @@ _PIPELINE_TRIES = 3
 
 
 def whole_layout(bench: Workbench, device: Device) -> Layout | None:
-    """Return the layout with everything on one device, None if it does not fit or something is pinned elsewhere."""
+    """Return the layout with everything on one device.
+
+    None if it does not fit or something is pinned to another device.
+    """
     layout = bench.layout([device.id] * bench.n_layers)
     fits = len(layout.devices) == 1 and bench.report(layout).fits and not bench.shortfalls(layout)
     return layout if fits else None
 
 
 def whole_layouts(bench: Workbench) -> Iterator[tuple[Device, Layout]]:
-    """Yield the devices that can hold everything. An integrated one counts only if there is no card."""
+    """Yield the devices that can hold everything, with the layout. Integrated ones are skipped if there is a card."""
     has_card = any(rank(device) == 0 for device in bench.devices)
     for device in bench.devices:
         layout = None if has_card and rank(device) == 1 else whole_layout(bench, device)
@@ -30,7 +33,10 @@ def whole_layouts(bench: Workbench) -> Iterator[tuple[Device, Layout]]:
 
 
 def plain_fillings(bench: Workbench) -> Iterator[Layout]:
-    """Yield fillings with whole layers in several orders. No strategy chooses a layout that places less than these."""
+    """Yield fillings with whole layers in several orders of devices.
+
+    All strategies place at least as much on devices.
+    """
     ids = bench.in_layer_order(bench.devices)
     growing = sorted(ids, key=lambda device_id: bench.usable[device_id])
     orders = dict.fromkeys(map(tuple, (ids, growing, reversed(growing), reversed(ids))))
@@ -45,10 +51,14 @@ def fill(
     output: str | None = None,
     overrides: Sequence[Override] = (),
 ) -> Layout:
-    """Return the devices `ids` filled from the last to the first, each with as many whole layers as fit.
+    """Return the devices `ids` filled from the last one to the first, each with as many whole layers as fit.
 
-    `headroom_bytes` stay free on each device. No device is short in the result, unless its pinned layers alone are too
-    much. A device that is too small for a layer may still take the output layer.
+    No device exceeds its memory in the result, except by layers that are pinned to it. A device that is too small for a
+    layer may still get the output layer.
+
+    `headroom_bytes`: bytes that stay free on each device.
+    `output`: device id of the output layer; None for that of the last layer.
+    `overrides`: overrides of the layout.
     """
     headroom = dict.fromkeys(bench.usable, headroom_bytes)
     passes = _Pass(bench, headroom, output, tuple(overrides), front=ids[0] if len(ids) > 1 else None)
@@ -64,7 +74,10 @@ def fill(
 
 
 def _as_pipeline(passes: _Pass, ids: Sequence[str], layout: Layout) -> Layout | None:
-    """Return a filling without layers on the CPU if only the larger buffers of a pipeline prevent one, else None."""
+    """Return a filling with no layers on the CPU if one fits after some layers were moved between devices; else None.
+
+    It is for the case that only the larger buffers of a pipeline prevent such a filling.
+    """
     # Without layers on the CPU llama.cpp runs the devices as a pipeline, whose buffers are larger. Moving the last
     # layer from the CPU then makes other devices short. These get fewer layers in another pass.
     bench = passes.bench
@@ -87,12 +100,14 @@ def _as_pipeline(passes: _Pass, ids: Sequence[str], layout: Layout) -> Layout | 
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """One pass over the devices.
+    """One pass that fills the devices.
 
-    `headroom`: bytes by device that must stay free; `reserve`: further bytes as long as layers are on the CPU.
-    `front`: the device that will have the first layers, or None. llama.cpp copies host weights to it for large batches.
-    While others are filled it holds one layer, so that their compute buffers come out right; the caller checks in the
-    end whether it has room.
+    `headroom`: bytes that must stay free, by device id.
+    `output`: device id of the output layer; None for that of the last layer.
+    `reserve`: further bytes that must stay free as long as layers are on the CPU, by device id.
+    `front`: id of the device that will get the first layers, or None. llama.cpp copies host weights to it for large
+    batches. While other devices are filled it has one layer, so that their compute buffers are estimated correctly. The
+    caller checks at the end whether it has room.
     """
 
     bench: Workbench
@@ -128,7 +143,7 @@ class _Pass:
         return bench.layout(places, output, self.overrides)
 
     def _most(self, places: list[str], device_id: str, layers: range, output: str | None, *, from_end: bool) -> int:
-        """Put as many of `layers` on the device as fit, and return their number."""
+        """Put as many of `layers` on the device as fit, by changing `places`, and return their number."""
 
         def tried(count: int, front: str | None = None) -> list[str]:
             span = range(layers.stop - count, layers.stop) if from_end else layers[:count]
@@ -146,7 +161,7 @@ class _Pass:
         return count
 
     def _goes(self, places: Sequence[str], output: str | None, filled: str) -> bool:
-        """Return whether no device is short, not counting `front` and devices that pinned layers overfill."""
+        """Return whether no device exceeds its memory, except `front` and devices that pinned layers overfill."""
         layout = self.bench.layout(places, output, self.overrides)
         left_free = self.headroom
         if CPU_ID in places:
@@ -155,7 +170,7 @@ class _Pass:
         return not self.bench.is_short(self.bench.usable.keys() - spared, layout, left_free)
 
     def _guess(self, device_id: str, layers: Iterable[int]) -> int:
-        """Return an estimate of how many of `layers` fit. Only the number of search steps depends on it."""
+        """Return an estimate of how many of `layers` fit. It only affects how long the exact search takes."""
         bench = self.bench
         room = bench.usable.get(device_id, 0) - self.headroom.get(device_id, 0) - self.reserve.get(device_id, 0)
         count = 0

@@ -1,4 +1,4 @@
-"""Strategy context: the longest context that fits, with the cache types that are allowed."""
+"""Strategy "context": the longest context that fits, with one of the allowed KV cache types."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class _Found:
 def longest_context(
     memory: ModelMemory, rig: Rig, context: ContextSettings, constraints: Constraints = NO_CONSTRAINTS
 ) -> AutoLayout:
-    """Return the longest context up to the trained length, and the layout on the fewest devices for it.
+    """Return a layout on the fewest devices with the longest context that fits, at most the trained length.
 
-    The length is that of each request; all together may have more. Of several allowed cache types the first one that
-    reaches the full length is used, else the one that allows the longest context.
+    The length is that of each parallel request. Among several allowed cache types the first one that reaches the full
+    length is used, else the one with the longest context.
     """
     limit = _limit(memory, context, constraints)
     bases = [_with_types(context, cache_type) for cache_type in constraints.kv_types] or [context]
@@ -94,7 +94,7 @@ def _fits(memory: ModelMemory, rig: Rig, base: ContextSettings, constraints: Con
 
 
 def _longest(limit: int, holds: Callable[[int], bool]) -> int:
-    """Return the longest context up to `limit` for which `holds`, in steps of `CONTEXT_STEP`; 0 if there is none."""
+    """Return the longest context up to `limit` for which `holds` is true, in multiples of `CONTEXT_STEP`; 0 if none."""
     # If the full length fits, no search is needed. Each step of a search computes several layouts.
     if holds(limit):
         return limit

@@ -1,7 +1,7 @@
-"""Layouts within one backend: each backend is planned by itself, and the one that takes the most layers is used.
+"""Layouts that use devices of one backend only: each backend is planned separately, and the best one is used.
 
-llama.cpp can mix backends in one load. ollama never does: it plans each library by itself, since a hand-over between
-two backends goes through host memory and each backend takes its own fixed cost.
+llama.cpp can mix backends in one load. ollama never does: it plans each library separately, since a transfer between
+two backends goes through host memory and each backend has its own fixed memory cost.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from engine.planning.speed.work import Work
 
 
 def rigs_by_backend(rig: Rig, constraints: Constraints) -> dict[str, Rig]:
-    """Return the rig of each backend that may hold layers, in the order of the devices.
+    """Return a rig for each backend that may hold layers, by backend name, in the order of the devices.
 
-    A card that two backends list is in the rigs of both. Accelerators such as BLAS belong to the CPU and are in all of
-    them. If layers are pinned, only the backend of their devices is returned.
+    A card that two backends list is in both rigs. Accelerators such as BLAS belong to the CPU and are in all rigs. If
+    layers are pinned, only the backend of their devices is included.
     """
     usable = [device for device in rig.devices if device.kind != "accel" and device.id not in constraints.off]
     names = pinned_backends(constraints, rig) or tuple(dict.fromkeys(device.backend for device in usable))
@@ -34,10 +34,10 @@ def rigs_by_backend(rig: Rig, constraints: Constraints) -> dict[str, Rig]:
 
 @dataclass(frozen=True, slots=True)
 class _Planned:
-    """What a backend holds.
+    """The layout that was found for one backend.
 
-    `n_layers`: layers on its devices, with the output layer. `splits`: whether it has a split that was requested; True
-    if none was.
+    `n_layers`: number of layers on the backend's devices, including the output layer.
+    `splits`: whether the layout uses several devices; True if the user requested no split.
     """
 
     backend: str
@@ -48,9 +48,9 @@ class _Planned:
 
     @property
     def rank(self) -> tuple[bool, int, int, bool, float]:
-        """Larger is better: what fits, the longest context, the most layers, the split, and the least time per token.
+        """Key for comparing backends, larger is better: fits, context length, number of layers, split, shortest time.
 
-        Only strategy context finds different lengths, and the length is what it is asked for.
+        Only strategy "context" finds different context lengths, and the length is its goal.
         """
         # Five digits, as in strategy fastest: what differs after them is rounding.
         seconds = float(f"{self.speed.token_s:.5g}")
@@ -60,9 +60,9 @@ class _Planned:
 def best_backend(
     find: Callable[[Rig], AutoLayout], memory: ModelMemory, rig: Rig, constraints: Constraints
 ) -> AutoLayout:
-    """Return the result of `find` for the backend that takes the most layers; of equal ones the faster is taken.
+    """Return the result of `find` for the backend that holds the most layers; among equal ones, the fastest.
 
-    `find`: searches a layout on a rig.
+    `find`: searches for a layout on the given rig.
     """
     rigs = rigs_by_backend(rig, constraints)
     if not rigs:
@@ -86,7 +86,7 @@ def best_backend(
 
 
 def _reason(best: _Planned, others: list[_Planned]) -> str:
-    """Return why `best` is used, as a sentence: what differs from the best of the others."""
+    """Return a sentence on why the backend of `best` is used: its difference to the best of the others."""
     second = max(others, key=lambda each: each.rank)
     if best.found.context.n_ctx != second.found.context.n_ctx:
         return tr(

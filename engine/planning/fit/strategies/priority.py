@@ -1,4 +1,4 @@
-"""Strategy priority: devices are filled one after another, in the order that the user chose."""
+"""Strategy "priority": devices are filled one after another, in the order that the user chose."""
 
 from __future__ import annotations
 
@@ -27,13 +27,16 @@ from engine.planning.settings.context_settings import ContextSettings
 def priority(
     memory: ModelMemory, rig: Rig, context: ContextSettings, constraints: Constraints = NO_CONSTRAINTS
 ) -> AutoLayout:
-    """Return the layout that fills the preferred device before the next; layers follow the order of the devices."""
+    """Return the layout in which each device is filled before the next one; layers follow the order of the devices."""
     bench = Workbench(memory, rig, context, constraints)
     return choose(bench, priority_candidates(bench))
 
 
 def priority_candidates(bench: Workbench) -> Iterator[Candidate]:
-    """Yield the first device in the order that holds everything, else fillings in this order."""
+    """Yield the layout with everything on the first device, in the user's order, that has room for it.
+
+    If none has, yield layouts that fill the devices one after another in this order.
+    """
     order = bench.in_preferred_order()
     in_order = name_list(order)
     if not bench.constraints.split:
@@ -77,9 +80,9 @@ def priority_candidates(bench: Workbench) -> Iterator[Candidate]:
 
 
 def _filled_in_order(bench: Workbench, order: Sequence[str]) -> Layout:
-    """Return the devices filled one after another, their layers in the same order; the last one has the output layer.
+    """Return the devices filled one after another, with layers in the same order; the last device has the output layer.
 
-    With pinned layers, or if devices cannot be filled this way, the layers may come in another order.
+    If layers are pinned, or if devices cannot be filled this way, the layers may be in another order.
     """
     # Filling goes from the last layer to the first. Done backwards it tells which devices are needed, how many layers
     # each takes at most, and how many stay on the CPU, which come first.
@@ -99,9 +102,9 @@ def _filled_in_order(bench: Workbench, order: Sequence[str]) -> Layout:
 
 
 def _from_the_front(bench: Workbench, ids: Sequence[str], counts: Mapping[str, int], leading: int) -> Layout | None:
-    """Return the layout with `leading` layers on the CPU and the next ones on `ids` in order, None if one is short.
+    """Return a layout with `leading` layers on the CPU and the others on `ids` in order; None if a device lacks memory.
 
-    `counts` is about how many layers each takes; only the time of the search depends on it.
+    `counts`: estimated number of layers for each device. It only affects how long the search takes.
     """
     places = [CPU_ID] * bench.n_layers
     places[leading:] = [ids[-1]] * (bench.n_layers - leading)

@@ -1,4 +1,4 @@
-"""Strategy proportional: each device gets layers in proportion to its free memory without a headroom."""
+"""Strategy "proportional": each device gets layers in proportion to its free memory less a fixed reserve."""
 
 from __future__ import annotations
 
@@ -30,23 +30,26 @@ _LEAST_PART = 8
 def proportional(
     memory: ModelMemory, rig: Rig, context: ContextSettings, constraints: Constraints = NO_CONSTRAINTS
 ) -> AutoLayout:
-    """Return the layout that follows the shares of `memory_shares`, as far as each device has room for its layers."""
+    """Return the layout with the shares of `memory_shares`, as far as each device has room for its layers."""
     bench = Workbench(memory, rig, context, constraints)
     return choose(bench, proportional_candidates(bench))
 
 
 def memory_shares(free: Sequence[int]) -> tuple[int, ...]:
-    """Return the share of each device: its free bytes without the headroom, but at least an eighth of them."""
+    """Return the share of each device: free bytes less `HEADROOM_BYTES`, but at least an eighth of the free bytes."""
     return tuple(max(free_bytes - HEADROOM_BYTES, free_bytes // _LEAST_PART) for free_bytes in free)
 
 
 def proportional_counts(
     blocks: Sequence[int], shares: Sequence[int], other_bytes: int = 0, main: int = 0
 ) -> tuple[int, ...]:
-    """Return how many of `blocks` (bytes each, in order) every device gets.
+    """Return the number of layers for each device.
 
-    A device takes blocks until the next would exceed its part of everything, the last takes the rest; what is no
-    block (`other_bytes`) counts on device `main`.
+    A device gets layers until the next one would exceed its part of all bytes; the last device gets the rest.
+
+    `blocks`: bytes of each layer.
+    `shares`: share of each device.
+    `other_bytes`: bytes that are not in layers and count for device number `main`.
     """
     total = sum(shares)
     if not shares or not total:
@@ -67,7 +70,10 @@ def proportional_counts(
 
 
 def proportional_layout(bench: Workbench) -> Layout | None:
-    """Return the layout of the shares over all devices, whether it fits or not; None without memory to share."""
+    """Return the layout by memory shares over all devices, whether it fits or not.
+
+    None if no device has free memory.
+    """
     ids = bench.in_layer_order(bench.devices)
     free = {device.id: device.available_bytes for device in bench.devices}
     sizes = [layer.weights_bytes + layer.kv_bytes for layer in bench.layers]
@@ -79,7 +85,7 @@ def proportional_layout(bench: Workbench) -> Layout | None:
 
 
 def proportional_candidates(bench: Workbench) -> Iterator[Candidate]:
-    """Yield a single device if one holds everything, else the layout by shares, then layouts over the same devices."""
+    """Yield a single device that holds everything, else the layout by shares, then others on the same devices."""
     if not bench.constraints.split:
         for device, layout in whole_layouts(bench):
             yield Candidate(layout, whole_reason(bench, device))

@@ -1,4 +1,4 @@
-"""Common part of all strategies: usable devices, their room, and the memory and report of a layout."""
+"""`Workbench`: the part that all strategies share, with usable devices, their room, and the memory of a layout."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from engine.planning.plan.report import FitReport
 from engine.planning.settings.context_settings import ContextSettings
 
 _UNKNOWN_RESERVE = 5
-"""One part in this many of a device stays free if KV cache or compute buffers are not known by arithmetic."""
+"""A fifth of a device's memory stays free if KV cache or compute buffers cannot be computed without a probe."""
 _PREFERRED_BACKENDS = ("CUDA", "HIP", "ROCm")
 
 
 def rank(device: Device) -> int:
-    """Return 0 for cards with their own memory, 1 for integrated ones, 2 for remote ones."""
+    """Return 0 for a card with its own memory, 1 for an integrated one and other local devices, 2 for a remote one."""
     if device.is_rpc:
         return 2
     return 0 if device.kind == "gpu" else 1
 
 
 def _usable_bytes(memory: ModelMemory, rig: Rig) -> dict[str, int]:
-    """Return the usable bytes of each device except the host: available memory without the margin.
+    """Return the usable bytes of each device except the host, by device id: available memory less the margin.
 
-    A device without a margin keeps what `HeadroomWatch` warns about, so that a layout of ours causes no warning.
-    If the forecast is incomplete, a part of each device stays free for what it lacks.
+    At least as much stays free as `warning_bytes` asks for, so that a layout of this program causes no memory warning.
+    If the forecast is incomplete, a fifth of each device stays free for the unknown parts.
     """
     usable = {
         device.id: max(0, device.available_bytes - max(device.margin_bytes, warning_bytes(device)))
@@ -51,12 +51,14 @@ def _usable_bytes(memory: ModelMemory, rig: Rig) -> dict[str, int]:
 
 
 class Workbench:
-    """A model with settings on a rig, for a search of layouts.
+    """A model with settings on a rig, with everything that strategies need to try layouts.
 
     `devices`: devices that may hold layers; local cards first, larger before smaller.
-    `usable`: bytes that a layout may use of each device except the host.
-    `pinned`: device of each pinned layer; `output`: pinned device of the output layer, or None.
-    `overpinned`: devices that are too small for what is pinned there alone.
+    `usable`: bytes that a layout may use, by id of each device except the host.
+    `layers`: bytes of each layer.
+    `pinned`: device id of each pinned layer.
+    `output`: device id that the output layer is pinned to, or None.
+    `overpinned`: ids of devices that are too small for the layers pinned to them.
     """
 
     def __init__(self, memory: ModelMemory, rig: Rig, context: ContextSettings, constraints: Constraints) -> None:
@@ -96,12 +98,12 @@ class Workbench:
     # ------------------------------------------------------------------ orders
 
     def in_layer_order(self, devices: Iterable[Device]) -> list[str]:
-        """Return ids in the order of their layers: remote devices first, local cards last, with the output layer."""
+        """Return device ids in the order of their layers: remote devices first, local cards (with the output) last."""
         place = {device_id: number for number, device_id in enumerate(self.rig.ids)}
         return [device.id for device in sorted(devices, key=lambda device: (-rank(device), place[device.id]))]
 
     def in_preferred_order(self) -> list[str]:
-        """Return ids in the order of `constraints.order`, then all others in the order of the rig."""
+        """Return ids of usable devices in the order of `constraints.order`, then the others in the order of the rig."""
         known = [device.id for device in self.rig.devices if device in self.devices]
         asked = [device_id for device_id in dict.fromkeys(self.constraints.order) if device_id in known]
         return [*asked, *(device_id for device_id in known if device_id not in asked)]
@@ -109,25 +111,31 @@ class Workbench:
     # ------------------------------------------------------------------ judging
 
     def layout(self, places: Sequence[str], output: str | None = None, overrides: Sequence[Override] = ()) -> Layout:
-        """Return the layout with these devices of the layers; pinned layers keep their own."""
+        """Return the layout with layer i on device `places[i]`.
+
+        Pinned layers, output layer and parts are on their own devices.
+        """
         kept = [self.pinned.get(index, device) for index, device in enumerate(places)]
         made = replace(make_layout(self.n_layers, kept, self.output or output), overrides=tuple(overrides))
         return self.constraints.with_parts(made)
 
     def need(self, layout: Layout) -> Mapping[str, DeviceMemory]:
-        """Return the memory of `layout` on each device. Results are cached, since fillings repeat layouts."""
+        """Return the memory of `layout` by device id. Results are cached."""
         return self._needs.of(layout)
 
     def left_bytes(self, layout: Layout, device_id: str) -> int:
-        """Return the bytes that stay usable on a device other than the host; negative if it is short."""
+        """Return the usable bytes that `layout` leaves on a device other than the host; negative if it exceeds them."""
         return self.usable.get(device_id, 0) - self.need(layout)[device_id].need_bytes
 
     def is_short(self, device_ids: Collection[str], layout: Layout, left_free: Mapping[str, int] | None = None) -> bool:
-        """Return whether one of these devices is short. `left_free`: further bytes by device that have to stay free."""
+        """Return whether `layout` exceeds the usable bytes of at least one of these devices.
+
+        `left_free`: further bytes that must stay free, by device id.
+        """
         return self._leaving(left_free).is_short(layout, device_ids)
 
     def shortfalls(self, layout: Layout, left_free: Mapping[str, int] | None = None) -> dict[str, int]:
-        """Return the devices that are short and by how many bytes. `left_free`: see `is_short`."""
+        """Return the missing bytes, by id of the devices that `layout` overfills. `left_free`: as for `is_short`."""
         return self._leaving(left_free).short(layout)
 
     def _leaving(self, left_free: Mapping[str, int] | None) -> Needs:
@@ -136,18 +144,18 @@ class Workbench:
         return self._needs.within({key: max(0, size - left_free.get(key, 0)) for key, size in self.usable.items()})
 
     def _with_room_for_projector(self, on_host: Plan, side_files: SideFiles) -> SideFiles:
-        """Return the side files with the projector fixed to the device that it gets on an empty rig."""
+        """Return the side files with the projector's device fixed to the one chosen while no layers are on devices."""
         if side_files.projector is None:
             return side_files
         _, device_id = Needs(on_host, {}, as_asked=True).estimate_as_asked(on_host.edit.layout, side_files)
         return replace(side_files, projector=replace(side_files.projector, device=device_id))
 
     def report(self, layout: Layout) -> FitReport:
-        """Return the forecast with the rules that the layout breaks."""
+        """Return the memory forecast of `layout`, with the rules that it breaks."""
         return self._needs.plan(layout).report
 
     def placed_bytes(self, layout: Layout) -> int:
-        """Return the bytes of weights and state on devices, without padding that differs between devices."""
+        """Return the bytes of weights and KV cache on devices other than the CPU, without backend-specific padding."""
         placed = 0 if layout.output_device == CPU_ID else self.output_bytes
         places = layout.assignment()
         for layer, device_id in zip(self.layers, places, strict=True):
@@ -159,7 +167,7 @@ class Workbench:
         return placed
 
     def holds_all(self, layout: Layout) -> bool:
-        """Return whether nothing is on the CPU except what is pinned there, and nothing else is overridden."""
+        """Return whether nothing is on the CPU except pinned layers, and there are no overrides except pinned parts."""
         places = layout.assignment()
         on_cpu = any(place == CPU_ID and index not in self.pinned for index, place in enumerate(places))
         output_stays = layout.output_device == CPU_ID and CPU_ID not in (self.output, self.pinned.get(len(places) - 1))
@@ -169,7 +177,7 @@ class Workbench:
 
 
 def moved_tensors(model: ModelFile, layout: Layout) -> Iterator[tuple[int, TensorInfo, str]]:
-    """Yield layer, tensor and device of every tensor that an override moves to another device than its layer's."""
+    """Yield (layer, tensor, device id) for each tensor that an override moves off the device of its layer."""
     rules = [(pattern_finder(override.pattern), override.device) for override in tensor_overrides(layout)]
     if not rules:
         return
@@ -181,7 +189,10 @@ def moved_tensors(model: ModelFile, layout: Layout) -> Iterator[tuple[int, Tenso
 
 
 def _distinct(devices: Sequence[Device]) -> list[Device]:
-    """Return each card once. Two backends list a card twice, with one PCI id; CUDA and HIP are preferred."""
+    """Return the devices with each card once.
+
+    Two backends may list the same PCI id; then CUDA and HIP are preferred.
+    """
     found: dict[str, Device] = {}
     for device in devices:
         key = device.pci_bus_id if device.pci_bus_id and not device.is_rpc else f"id {device.id}"
@@ -193,7 +204,7 @@ def _distinct(devices: Sequence[Device]) -> list[Device]:
 
 
 def _pinned_layers(constraints: Constraints, rig: Rig, n_layers: int) -> dict[int, str]:
-    """Return the device of each pinned layer; pins to devices that the rig lacks or beyond the model are left out."""
+    """Return the device id of each pinned layer; pins to unknown devices or to layers beyond the model are ignored."""
     return {
         index: pin.device
         for pin in constraints.pins

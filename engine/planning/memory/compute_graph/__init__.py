@@ -1,1 +1,1 @@
-"""llama.cpp's compute graph without data: tensors, splits over backends, and the sizes of compute buffers."""
+"""llama.cpp's compute graph without data: its tensors, its splits over backends, and the sizes of compute buffers."""

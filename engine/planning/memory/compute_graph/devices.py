@@ -1,7 +1,8 @@
 """The scheduler's backends for the devices of a layout: supported operations, and sizes of tensors in their memory.
 
-Mirrors `ggml_backend_dev_supports_op` and `ggml_backend_buft_get_alloc_size` of the backends. In split mode tensor all
-members are one device for the scheduler (ggml-backend-meta.cpp), and each has a buffer for the whole graph.
+Mirrors `ggml_backend_dev_supports_op` and `ggml_backend_buft_get_alloc_size` of the backends. In split mode tensor the
+scheduler has one backend for all devices with a share (ggml-backend-meta.cpp), and each of these devices has a buffer
+for the whole graph.
 """
 
 from __future__ import annotations
@@ -21,23 +22,25 @@ from engine.planning.memory.kv_cache import pad
 from engine.planning.memory.placement import Placement
 
 _VULKAN_STREAMS = 4
-"""Number of residual streams that Vulkan's hyper-connection kernels take."""
+"""Number of residual streams that Vulkan's kernels for hyper-connections support."""
 
 _CUDA_FLASH_TYPES = frozenset({"f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0"})
-"""Types of a KV cache that CUDA's flash attention and indexer take (`ggml_cuda_fattn_kv_type_supported`,
-`ggml_cuda_lightning_indexer_supported`)."""
+"""KV cache types that CUDA's flash attention and indexer support.
+
+Source: `ggml_cuda_fattn_kv_type_supported`, `ggml_cuda_lightning_indexer_supported`.
+"""
 
 _CUDA_VECTOR_TYPES = frozenset({"f16", "bf16", "q4_0", "q8_0"})
-"""Types of K and V, equal for both, that vector kernels are compiled for (`GGML_CUDA_FA_QUANTS`)."""
+"""KV cache types, equal for K and V, for which CUDA has vector kernels of flash attention (`GGML_CUDA_FA_QUANTS`)."""
 
 
 def backend_devices(placement: Placement) -> tuple[str, ...]:
-    """Return the device of each backend: one for each entry, the CPU last."""
+    """Return the device id of each backend of the scheduler: one for each entry of the device list, the CPU last."""
     return (*(entry for entry in placement.entries if entry == CPU_ID or entry in placement.traits), CPU_ID)
 
 
 def backends_of(entries: Sequence[tuple[str, BackendTraits]]) -> list[Backend]:
-    """Return the backends of entries, given as names of buffer types and traits."""
+    """Return the scheduler's backends for (name of the buffer type, properties of the backend) of each entry."""
     traits = {name: found for name, found in entries if name != HOST}
     return [_backend(name, found, traits) for name, found in entries]
 
@@ -76,7 +79,7 @@ def _n_bytes(tensor: Tensor) -> int:
 
 
 def _cuda_supports_op(node: Tensor) -> bool:
-    """Return whether CUDA computes `node` (`ggml_backend_cuda_device_supports_op`)."""
+    """Return whether CUDA has a kernel for `node` (`ggml_backend_cuda_device_supports_op`)."""
     if node.op == "flash_attn":
         q, k, v = node.src[:3]
         head, out, group = k.ne[0], v.ne[0], q.ne[2] // k.ne[2]
@@ -114,7 +117,7 @@ def _cuda_supports_op(node: Tensor) -> bool:
 
 @lru_cache(maxsize=64)
 def _vulkan_supports_op(kernels: Kernels) -> Callable[[Tensor], bool]:
-    """Return the predicate for nodes that a Vulkan device with these kernels computes (`supports_op`)."""
+    """Return a function that returns whether a Vulkan device with these kernels can compute a node (`supports_op`)."""
     largest_bytes = kernels.largest_bytes
 
     def supports_op(node: Tensor) -> bool:
@@ -128,7 +131,7 @@ def _vulkan_supports_op(kernels: Kernels) -> Callable[[Tensor], bool]:
 
 
 def _has_vulkan_kernel(node: Tensor) -> bool:
-    """Return whether every Vulkan device computes `node` (`ggml_backend_vk_device_supports_op`)."""
+    """Return whether every Vulkan device has a kernel for `node` (`ggml_backend_vk_device_supports_op`)."""
     if node.op == "flash_attn":
         k, v = node.src[1:3]
         return k.ne[0] % 8 == 0 and v.ne[0] % 8 == 0 and (k.type == "bf16") == (v.type == "bf16")
@@ -153,7 +156,7 @@ def _has_vulkan_kernel(node: Tensor) -> bool:
 
 
 def _has_whole_rows(tensor: Tensor) -> bool:
-    """Return whether rows follow each other without gaps (`ggml_vk_dim01_contiguous`)."""
+    """Return whether the tensor's rows are adjacent in memory (`ggml_vk_dim01_contiguous`)."""
     return tensor.nb[1] == row_size(tensor.type, tensor.ne[0]) and (
         tensor.ne[3] == 1 or tensor.nb[3] == tensor.nb[2] * tensor.ne[2]
     )
@@ -162,7 +165,8 @@ def _has_whole_rows(tensor: Tensor) -> bool:
 def _cuda_bytes(tensor: Tensor) -> int:
     """Return the bytes of `tensor` on CUDA (`ggml_backend_cuda_buffer_type_get_alloc_size`).
 
-    Rows of quantised tensors are padded. Flash attention keeps F16 copies of a KV cache of another type in its result.
+    Rows of quantised tensors are padded. The result of flash attention includes F16 copies of a KV cache of another
+    type.
     """
     size = tensor.n_bytes + tensor.padding_bytes
     if tensor.op == "flash_attn":
@@ -187,7 +191,10 @@ def _flash_bytes(node: Tensor) -> int:
 
 
 def as_one_device(placement: Placement) -> Placement:
-    """Return `placement` with its members as one device after the leading CPU layers, named after all of them."""
+    """Return `placement` of split mode tensor with all devices that have a share merged into one device.
+
+    It follows the CPU layers at the front. Its id is made of the ids of all these devices.
+    """
     name = "+".join(placement.entries)
     return replace(
         placement,
@@ -200,7 +207,7 @@ def as_one_device(placement: Placement) -> Placement:
 
 
 def _shared_traits(members: list[BackendTraits]) -> BackendTraits:
-    """Return the traits of all members together: the weakest kernels and the largest sizes."""
+    """Return backend properties for several devices as one: the largest alignment, and row padding if one has it."""
     return BackendTraits(
         SizeRule(
             alignment_bytes=max(traits.size_rule.alignment_bytes for traits in members),

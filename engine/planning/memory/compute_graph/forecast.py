@@ -1,7 +1,8 @@
-"""Compute buffers of a layout: llama.cpp's graph, cut by the scheduler and allocated without data.
+"""Sizes of the compute buffers of a layout: llama.cpp's graph, split by the scheduler and allocated without data.
 
-`ComputeForecast` is the entry to this package. For a placement it builds the graph of the worst-case batch (`building`,
-`models`), lets `layout_graph` put its layers on devices, and `ggml` cut and allocate it.
+`ComputeForecast` is the only class that other packages use. For a placement of the layers it builds the graph of the
+worst-case batch (`building`, `models`). `layout_graph` assigns the layers to devices, and `ggml` splits and allocates
+the graph.
 """
 
 from __future__ import annotations
@@ -27,25 +28,35 @@ from engine.planning.memory.placement import Placement
 from engine.planning.settings.context_settings import ContextSettings, FlashAttention
 
 _PINNED_BELOW = 32
-"""Tokens of a micro batch below which norms are pinned to the device of their layer also if the CPU has leading layers
-(`llama_context::graph_get_cb`). A constant there: `GGML_OP_OFFLOAD_MIN_BATCH` does not change it."""
+"""Tokens of a micro batch below which norms are always pinned to the device of their layer.
+
+From this number on they are pinned only if no layers at the front are on the CPU (`llama_context::graph_get_cb`). It is
+a constant in llama.cpp: `GGML_OP_OFFLOAD_MIN_BATCH` does not change it.
+"""
 _MOST_REMEMBERED = 1024
 _MOST_LAYOUT_GRAPHS = 64
-"""More than all combinations of batch, pipeline and op offload. Only many thresholds of op offload exceed it."""
+"""Most layout graphs that are cached.
+
+It is above the number of combinations of batch, pipeline and op offload. Only many values of op offload's threshold
+exceed it.
+"""
 
 Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Compute buffers by device, and whether flash attention is computed as one operation."""
+    """Result of one forecast. `sizes`: compute buffer by device id.
+
+    `flash`: whether attention is one node (flash attention).
+    """
 
     sizes: dict[str, Size]
     flash: bool
 
 
 class ComputeForecast:
-    """Compute buffers of one model with one set of context settings, for any placement."""
+    """Forecast of the compute buffers of one model with one set of context settings, for any placement of layers."""
 
     def __init__(self, tables: GraphTables, context: ContextSettings) -> None:
         self._tables = tables
@@ -75,7 +86,10 @@ class ComputeForecast:
         self._whole = tables.is_whole
 
     def device_sizes(self, placement: Placement) -> dict[str, Size]:
-        """Return the compute buffer of each device. In a tensor split each member has the buffer of the whole graph."""
+        """Return the compute buffer of each device, by device id.
+
+        In split mode tensor each device with a share has a buffer for the whole graph.
+        """
         if placement.shares:
             merged = as_one_device(placement)
             # Split mode tensor needs flash attention, so llama.cpp does not check whether it suits.
@@ -84,13 +98,16 @@ class ComputeForecast:
         return self._known(placement, asks_flash=self._flash_mode == "auto").sizes
 
     def uses_flash_attention(self, placement: Placement) -> bool:
-        """Return whether llama.cpp uses flash attention in the end."""
+        """Return whether llama.cpp will use flash attention; for "auto", after it has checked the devices."""
         if placement.shares or self._flash_mode != "auto":
             return self._flash_mode != "off"
         return self._known(placement, asks_flash=True).flash
 
     def grown_bytes(self, placement: Placement) -> dict[str, int]:
-        """Return by how much the compute buffer of each device grows as the context fills; empty for most models."""
+        """Return the bytes by which each compute buffer grows while the context fills, by device id.
+
+        Empty for most models.
+        """
         if not self._tables.family.record.grows or placement.shares:
             return {}
         found = self._known(placement, asks_flash=self._flash_mode == "auto")
@@ -108,7 +125,11 @@ class ComputeForecast:
         return grown
 
     def _known(self, placement: Placement, *, asks_flash: bool) -> Found:
-        """Return the buffers, cached if possible. `asks_flash`: turn flash attention off if a device lacks it."""
+        """Return the forecast for a placement; results are cached.
+
+        `asks_flash`: whether flash attention is turned off if it would leave its layer's device, as llama.cpp does for
+        "auto".
+        """
         if self._tables.n_unlisted and placement.leading and not placement.runs and placement.entries:
             # Layers that the file does not list go with the last, for which the CPU becomes an entry.
             placement = replace(placement, entries=(CPU_ID, *placement.entries))
@@ -150,12 +171,12 @@ class ComputeForecast:
         return Found({CPU_ID if buft == HOST else buft: size for buft, size in found.items()}, batch.flash)
 
     def _asked_operations(self, *, asks_flash: bool) -> tuple[str, ...]:
-        """Return the operations that the engine gives up one after the other if they leave their layer's device."""
+        """Return the fused operations that llama.cpp replaces by several nodes if they leave their layer's device."""
         mixing = ("hc_pre", "hc_comb", "hc_post") if self._tables.hparams.hc_mult > 1 else ()
         return ("flash_attn", *mixing) if asks_flash else mixing
 
     def _borrows(self, placement: Placement) -> bool:
-        """Return whether devices compute operations whose weights are in host memory."""
+        """Return whether devices compute with weights that are in host memory (op offload)."""
         on_host = placement.leading or CPU_ID in placement.entries
         on_host = on_host or any(rule.device == CPU_ID for rule in placement.overrides)
         on_host = on_host or self._leaves_out(placement)
@@ -163,7 +184,7 @@ class ComputeForecast:
         return bool(on_host and offloads and placement.op_offload)
 
     def _keeps_output(self, placement: Placement) -> bool:
-        """Return whether the output matrix is in host memory."""
+        """Return whether the weight of the output layer is in host memory."""
         outer = self._tables.outer
         matrix = outer.get("output") or outer["token_embd"]
         device = placement.output_device
@@ -177,12 +198,12 @@ class ComputeForecast:
         return weight_bufts(self._tables.moved(placement.overrides), unsupported)(matrix, buft) == HOST
 
     def _leaves_out(self, placement: Placement) -> bool:
-        """Return whether some device has no kernel for some weights."""
+        """Return whether at least one device lacks kernels for some weights, which are then in host memory."""
         rules = (placement.traits[device].size_rule for device in backend_devices(placement)[:-1] if device != CPU_ID)
         return any(self._tables.kernel_class(rule.kernels) for rule in rules)
 
     def _suits_flash(self, placement: Placement) -> bool:
-        """Return whether flash attention stays on for certain, so that the graph need not be checked."""
+        """Return whether flash attention surely stays on its layers' devices, so no graph is needed to check it."""
         hyper, context = self._tables.hyper, self._context
         if not context.offload_kqv or placement.overrides or any(hyper.recurrent) or hyper.latent:
             return False
@@ -192,12 +213,12 @@ class ComputeForecast:
         return len(heads) == 1 and 512 not in heads and not self._has_odd_heads()
 
     def _has_odd_heads(self) -> bool:
-        """Return whether CUDA has no flash attention for these head sizes."""
+        """Return whether CUDA has no flash attention kernels for these head sizes."""
         hyper = self._tables.hyper
         return not hyper.latent and not {*hyper.head_k, *hyper.head_v} <= CUDA_FLASH_HEAD_SIZES
 
     def _ask(self, placement: Placement, batch: Batch, ask: Callable[[LayoutGraph, Placement], Answer]) -> Answer:
-        """Ask the graph of a layout, in sections if possible, else built whole."""
+        """Return the result of `ask` for the layout's graph, which is built in sections if possible, else whole."""
         if not self._whole:
             try:
                 return ask(self._layout_graph(placement, batch), placement)
@@ -207,7 +228,7 @@ class ComputeForecast:
         return ask(self._layout_graph(placement, batch), placement)
 
     def _layout_graph(self, placement: Placement, batch: Batch) -> LayoutGraph:
-        """Return the graph for such layouts, from the cache if possible."""
+        """Return the graph of layouts with these settings; graphs are cached."""
         pinned = placement.leading == 0 or batch.n_tokens < _PINNED_BELOW
         key = (batch, placement.pipeline, placement.op_offload, placement.offload_batch, pinned, self._whole)
         found = self._layout_graphs.get(key)
@@ -226,7 +247,7 @@ class ComputeForecast:
 
 
 def _smallest(batch: Batch) -> Batch:
-    """Return a batch of one token for each sequence."""
+    """Return `batch` with one token for each sequence."""
     # `graph_reserve(n_seqs, n_seqs, n_seqs)` in `llama_context::sched_reserve`, the graph of generation.
     return replace(batch, n_tokens=batch.n_sequences, n_outputs=batch.n_sequences)
 

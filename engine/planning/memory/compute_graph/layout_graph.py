@@ -1,9 +1,9 @@
 """The graph of a layout as a list of sections, from the embeddings to the output matrix.
 
 Layers on one device are a segment of the list. Only some backends matter to a segment: those of its own layers and
-their neighbours, those that overrides name, and the first of each kind of device, since the scheduler takes the first
-backend that can compute a node. A segment knows only these. So its steps are valid for segments between other devices
-of the same kinds, and a dragged boundary costs only what is new.
+their neighbours, those that overrides name, and the first of each kind of device, since the scheduler uses the first
+backend that can compute a node. A segment contains only these. So its cached steps are valid for segments between other
+devices of the same kinds, and a dragged boundary only costs the steps that are new.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _MOST_REMEMBERED = 40000
 _MOST_SEGMENTS = 4096
 
 Part = tuple[str, int, int]
-"""Device, first layer and last layer."""
+"""Layers of one device: (device id, first layer, last layer)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scheduling:
-    """Settings of the scheduler besides its backends: see `Scheduler`."""
+    """Settings of the scheduler in addition to its backends; see `Scheduler`."""
 
     pipeline: bool
     op_offload: bool
@@ -49,13 +49,15 @@ class Scheduling:
 
 @dataclass(slots=True)
 class _PlacedSections:
-    """Placed sections of all layouts with the same overrides.
+    """Sections on devices, for all layouts with the same overrides.
 
-    `outer`: variant of the weights in no block.
-    `named`: for each layer, buffer types to which overrides move weights; the last entry is for weights in no block.
-    `alike`: variant of each layer, by what sizes count.
-    `uniform`: sections of units on one device, by its place. `mixed`: sections of units on several devices.
-    `ends`: the section of the output.
+    `outer`: number of the variant of the weights in no block.
+    `named`: buffer types to which overrides move weights, for each layer; the last entry is for weights in no block.
+    `alike`: number of each layer's variant, by which sizes of weights matter.
+    `uniform`: sections of units that are on one device, by this device.
+    `mixed`: sections of units that are on several devices.
+    `segments`: segments that were made before.
+    `ends`: section of the output layer.
     """
 
     overrides: tuple[TensorOverride, ...]
@@ -70,9 +72,11 @@ class _PlacedSections:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _SegmentBackends:
-    """The backends of a segment: its step cache, the buffer types in their order, and the place of each device.
+    """The backends of a segment. Compared by identity.
 
-    Compared by identity.
+    `steps`: cache of steps with these backends.
+    `bufts`: buffer type of each backend.
+    `places`: device properties of a layer, by device id.
     """
 
     steps: StepCache
@@ -81,9 +85,10 @@ class _SegmentBackends:
 
 
 class LayoutGraph:
-    """Graphs of all layouts for one batch.
+    """Graphs of all layouts for one batch, made of cached segments.
 
-    `pinned`: norms are pinned to the backend of their device. `whole`: graphs cannot be built in sections.
+    `pinned`: whether norms are pinned to the backend of their layer's device.
+    `whole`: whether graphs must be built whole, because layers read tensors of layers that are not their neighbours.
     """
 
     def __init__(self, section_maker: SectionMaker, scheduling: Scheduling, *, pinned: bool, whole: bool) -> None:
@@ -102,18 +107,18 @@ class LayoutGraph:
         self._interned_sections: dict[tuple[SectionName | Section, tuple[Place, ...]], PlacedSection] = {}
 
     def sizes(self, placement: Placement) -> dict[str, Size]:
-        """Return the compute buffer of each buffer type.
+        """Return the size of the compute buffer by buffer type.
 
         Raises:
-        DistantReadError: the graph cannot be built in sections.
+            DistantReadError: the graph cannot be built in sections.
         """
         return self._simulation(placement).sizes()
 
     def moved(self, placement: Placement) -> frozenset[str]:
-        """Return the fused operations that are not all on the device of their layer.
+        """Return the names of fused operations that are not all on the device of their layer.
 
         Raises:
-        DistantReadError: the graph cannot be built in sections.
+            DistantReadError: the graph cannot be built in sections.
         """
         return self._simulation(placement).moved()
 
@@ -130,7 +135,7 @@ class LayoutGraph:
         return Simulation(list(self._segments(placement)))
 
     def _parts(self, placement: Placement) -> list[Part]:
-        """Return the layers by device, except those of multi-token prediction."""
+        """Return the layers of each device in layer order, except layers for multi-token prediction."""
         end = self._tables.n_trunk - 1
         runs = [(CPU_ID, 0, placement.leading - 1)] if placement.leading else []
         runs += [(run.device, run.first, run.last) for run in placement.runs]
@@ -142,7 +147,7 @@ class LayoutGraph:
     # ------------------------------------------------------------------ segments
 
     def _whole_segment(self, placement: Placement) -> Segment:
-        """Return the whole graph as one segment; its sections are valid at their place only."""
+        """Return the whole graph as one segment, for models whose layers read tensors of distant layers."""
         devices = backend_devices(placement)
         backends = self._backends_for(placement, self._rig(placement), devices, frozenset(devices))
         layers = _devices(self._parts(placement), 0, self._tables.n_trunk - 1)
@@ -154,7 +159,10 @@ class LayoutGraph:
         return Segment(backends.steps, backends.bufts, (None, *placed_sections, None))
 
     def _segments(self, placement: Placement) -> Iterator[Segment]:
-        """Yield one segment for each device, or one for all if a device comes more than once."""
+        """Yield the graph in segments, one for each device.
+
+        If a device is in llama.cpp's list more than once, there is one segment for the whole graph.
+        """
         devices = backend_devices(placement)
         parts = self._parts(placement)
         known = self._known_sections(placement)
@@ -187,19 +195,23 @@ class LayoutGraph:
             start = end
 
     def _layers_around(self, start: int, end: int) -> range:
-        """Return the layers of sections `start` to `end` and of their neighbours."""
+        """Return the range of layers in the sections `start` to `end` of the graph and in their neighbours."""
         last = self._lasts[end] if end < len(self._units) else self._tables.n_trunk - 1
         # Two units back: the section before the segment is named by the layers of its own predecessor.
         return range(self._firsts[max(0, start - 2)], last + 1)
 
     def _rig(self, placement: Placement) -> int:
-        """Return a number for the devices of the rig, their traits and the host's compute buffer."""
+        """Return a number for the combination of the devices' backend properties and the host's compute buffer."""
         return self._rigs.setdefault((tuple(placement.traits.items()), placement.host.compute), len(self._rigs))
 
     def _backends_for(
         self, placement: Placement, rig: int, devices: tuple[str, ...], named: frozenset[str]
     ) -> _SegmentBackends:
-        """Return the backends of these devices, the CPU last. Those in `named` keep their names, others get numbers."""
+        """Return the backends of these devices, the CPU last.
+
+        Devices in `named` keep the names of their buffer types; the others get names from numbers. `rig`: result of
+        `_rig`.
+        """
         # A layout may name a device that the rig lacks. That is a violation and has no size; compute it as the host.
         used = {run.device for run in placement.runs} | {placement.output_device}
         unknown = frozenset(used - placement.traits.keys() - {CPU_ID})
@@ -249,7 +261,10 @@ class LayoutGraph:
         start: int,
         end: int,
     ) -> Segment:
-        """Return the segment of sections `start` to `end`, from the cache if possible: most segments stay in a drag."""
+        """Return the part of the graph with the sections `start` to `end`, as a segment with its own list of backends.
+
+        Segments are cached, because most of them do not change in a drag. `parts`: layers of each device.
+        """
         around = self._layers_around(start, end)
         first, last = around.start, around.stop - 1
         inside = (part for part in parts if part[1] <= last and part[2] >= first)
@@ -272,7 +287,10 @@ class LayoutGraph:
         start: int,
         end: int,
     ) -> Segment:
-        """Return the segment of sections `start` to `end`; it begins and ends with a device."""
+        """Return a new segment with the sections `start` to `end` of the graph; see `_segment`.
+
+        It begins and ends at a boundary between devices.
+        """
         first, last = max(0, start - 1), min(end + 1, len(self._units) + 1)
         placed_sections: list[PlacedSection | None] = [] if start else [None]
         unit = first
@@ -297,7 +315,7 @@ class LayoutGraph:
     # ------------------------------------------------------------------ placed sections
 
     def _known_sections(self, placement: Placement) -> _PlacedSections:
-        """Return the placed sections for the overrides of `placement`."""
+        """Return the cached sections of graphs for layouts with the overrides of `placement`."""
         found = self._sections_of.get(placement.overrides)
         if found is None:
             if len(self._sections_of) >= _MOST_OVERRIDES:
@@ -312,7 +330,10 @@ class LayoutGraph:
     def _mixed_section(
         self, known: _PlacedSections, backends: _SegmentBackends, unit: int, parts: Sequence[Part]
     ) -> PlacedSection:
-        """Return the section of a unit that is on several devices, the device of the unit before included."""
+        """Return the section of the graph for a unit (a layer that adds nodes, with those before it that add none).
+
+        It is on several devices, or on another device than the unit before. `unit`: number of the unit.
+        """
         start = self._firsts[unit - 1] if unit else 0
         places = tuple(backends.places[device] for device in _devices(parts, start, self._lasts[unit]))
         found = known.mixed.get((unit, places))
@@ -352,7 +373,10 @@ class LayoutGraph:
         return self._lasts[unit] == self._tables.n_trunk - 1
 
     def _interned(self, name: SectionName | Section, places: tuple[Place, ...]) -> PlacedSection:
-        """Return the one object for these places, so that comparing by identity works."""
+        """Return the section `name` with these devices; equal arguments return the same object.
+
+        It is compared by identity, which is faster.
+        """
         return self._interned_sections.setdefault((name, places), PlacedSection(name, places))
 
     def _end(
@@ -374,7 +398,7 @@ class LayoutGraph:
         return tuple(self._variants_at(known, place)[start + number] for number, place in enumerate(places))
 
     def _variants_at(self, known: _PlacedSections, place: Place) -> tuple[int, ...]:
-        """Return the variant of each layer at a place."""
+        """Return the variant number of each layer (see `Variant`) for layers that are on the device `place`."""
         sizes = self._section_maker.sizes_matter(place.buft, place.kernel_class)
         found = known.alike.get(sizes)
         if found is None:
@@ -383,7 +407,7 @@ class LayoutGraph:
 
 
 def _devices(parts: Sequence[Part], first: int, last: int) -> tuple[str, ...]:
-    """Return the device of each layer from `first` to `last`."""
+    """Return the device id of each layer from `first` to `last`."""
     found: list[str] = []
     for device, start, end in parts:
         found += [device] * (min(end, last) - max(start, first) + 1)

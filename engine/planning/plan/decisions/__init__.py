@@ -1,1 +1,1 @@
-"""Decisions on the settings that the user left open, with the reason of each."""
+"""The values of settings that the user left on auto ("decisions"), each with a reason in one sentence."""

@@ -1,4 +1,4 @@
-"""Flash attention and the types of the KV cache."""
+"""Decisions on flash attention and on the types of the K and V cache."""
 
 from __future__ import annotations
 
@@ -27,7 +27,11 @@ _CACHE_RULES = ("flash_attention", "cache_block_size", "cache_types_differ")
 
 
 def usable_flash_attention(rig: Rig, layout: Layout, asked: ContextSettings) -> FlashAttention:
-    """Return the setting as asked for; off instead of auto if a device of the layout has a fault in flash attention."""
+    """Return the flash attention setting for the load: "off" instead of "auto" if a device is faulty.
+
+    A fault is one that the self-test found on a device of the layout. If the split mode or a quantised V cache needs
+    flash attention, "auto" is returned all the same.
+    """
     needed = layout.split_mode == "tensor" or KV_BLOCK_ELEMENTS[asked.type_v] > 1
     # If flash attention is needed, "off" would break another rule. The fault is then reported as a violation.
     if asked.flash_attn != "auto" or needed or flash_fault(layout, rig, asked) is None:
@@ -38,7 +42,11 @@ def usable_flash_attention(rig: Rig, layout: Layout, asked: ContextSettings) -> 
 def decide_flash_attention(
     memory: ModelMemory, rig: Rig, layout: Layout, used: ContextSettings, asked: FlashAttention
 ) -> Decision:
-    """Return the decision on flash attention: the value that llama.cpp will use, as far as it can be forecast."""
+    """Return the decision on flash attention: the value that llama.cpp is expected to use; "auto" if that is unknown.
+
+    `used`: settings for the load.
+    `asked`: value that the user chose.
+    """
     # The setting that the child gets stays "auto": llama.cpp then checks the devices itself (`llama_context` reserves a
     # graph and looks where flash attention would run).
     model = memory.model
@@ -82,7 +90,7 @@ def decide_flash_attention(
 
 
 def decide_cache_types(model: ModelFile, used: ContextSettings) -> Iterator[Decision]:
-    """Yield the decisions on the K and V cache types; the reason of an impossible type is why it is refused."""
+    """Yield the decisions on the K and V cache types. If llama.cpp refuses a type, the decision's reason says why."""
     for setting, cache_type, letter in (("type_k", used.type_k, "K"), ("type_v", used.type_v, "V")):
         refused = _refusal(model, used, letter)
         chosen = cache_type != _USUAL_TYPE
@@ -95,7 +103,7 @@ def decide_cache_types(model: ModelFile, used: ContextSettings) -> Iterator[Deci
 
 
 def refused_cache_types(model: ModelFile, used: ContextSettings) -> Mapping[str, Mapping[KvType, str]]:
-    """Return the cache types that the engine refuses, and why, by setting (`type_k`, `type_v`)."""
+    """Return the reason for each cache type that llama.cpp refuses for `model`, by setting (`type_k`, `type_v`)."""
     found: dict[str, dict[KvType, str]] = {"type_k": {}, "type_v": {}}
     for setting, letter in (("type_k", "K"), ("type_v", "V")):
         for cache_type in KV_TYPES:
@@ -107,13 +115,13 @@ def refused_cache_types(model: ModelFile, used: ContextSettings) -> Mapping[str,
 
 
 def _refusal(model: ModelFile, context: ContextSettings, letter: str) -> str | None:
-    """Return why the engine refuses the type of the K or V cache, None if it accepts the type."""
+    """Return why llama.cpp refuses the type of the K or V cache; None if it accepts the type. `letter`: K or V."""
     broken = (each for each in cache_violations(model, context) if each.rule in _CACHE_RULES)
     return next((each.message for each in broken if _is_about(each, letter)), None)
 
 
 def _is_about(violation: Violation, letter: str) -> bool:
-    """Return whether a violation is about the K or V cache (`letter`). One about both is about each."""
+    """Return whether a violation is about the K or V cache (`letter`); one about both caches counts for each."""
     if violation.rule == "flash_attention":
         return letter == "V"
     return violation.rule == "cache_types_differ" or violation.remedy == block_remedy(letter)

@@ -1,4 +1,4 @@
-"""The context length if the user chose none, and the batch sizes."""
+"""Decisions on context length, batch sizes and the number of sequences."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from engine.planning.settings.table import CONTEXT_STEP
 
 
 def trained_length(model: ModelFile) -> int | None:
-    """Return how many tokens the model was trained with at most; None where the file does not say."""
+    """Return the context length in tokens that the model was trained with; None if the file does not contain it."""
     trained = model.hyper_parameter("context_length")
     # Positions are int32 in llama.cpp (`llama_pos`), and bool is an int in Python.
     usable = isinstance(trained, int) and not isinstance(trained, bool) and 0 < trained < 1 << 31
@@ -25,7 +25,7 @@ def trained_length(model: ModelFile) -> int | None:
 
 
 def reads_whole_texts(model: ModelFile) -> bool:
-    """Return whether the model needs a whole text in one micro batch, as embedding models with full attention do."""
+    """Return whether a whole text must be in one micro batch, as for embedding models with full attention."""
     architecture = find_architecture(model.architecture)
     if model.hyper_parameter("attention.causal") is False:
         return True
@@ -33,8 +33,10 @@ def reads_whole_texts(model: ModelFile) -> bool:
 
 
 def default_context(model: ModelFile, n_ctx: int | None = None) -> ContextSettings:
-    """Return the default settings for a context of `n_ctx` tokens; None: the default length, or the trained one if that
-    is shorter."""
+    """Return the default settings for a context of `n_ctx` tokens.
+
+    `n_ctx` None: the default length, or the trained length if that is shorter.
+    """
     defaults = ContextSettings()
     trained = trained_length(model)
     if n_ctx is None:
@@ -49,12 +51,12 @@ def default_context(model: ModelFile, n_ctx: int | None = None) -> ContextSettin
 
 # Just below 48 and 24 GiB, because cards report a little less than their name says.
 _SENSIBLE = ((47 * GIB, 262_144), (23 * GIB, 32_768))
-"""Memory of all cards together, and the context length to aim for with at least so much."""
+"""(Memory of all cards together in bytes, context length in tokens to aim for with at least that much memory)."""
 _SENSIBLE_ELSEWHERE = 4096
 
 
 def context_lengths(model: ModelFile, rig: Rig, context: ContextSettings) -> tuple[int, ...]:
-    """Return the values of `n_ctx` to try in order: the chosen one, or ever shorter ones."""
+    """Return the values of `n_ctx` to try in this order: only the chosen value, or if it is auto, ever shorter ones."""
     if context.n_ctx != AUTO_CONTEXT:
         return (context.n_ctx,)
     # The context of each request is halved, not the total, so that no request gets less than `CONTEXT_STEP` tokens.
@@ -80,7 +82,12 @@ def _cards_bytes(rig: Rig) -> int:
 def decide_context(
     model: ModelFile, rig: Rig, asked: ContextSettings, used: ContextSettings, *, fits: bool
 ) -> Iterator[Decision]:
-    """Yield the decisions on context length, batches and sequences. `fits`: the forecast has room for them."""
+    """Yield the decisions on context length, batch sizes and sequences.
+
+    `asked`: settings as the user left them.
+    `used`: settings for the load.
+    `fits`: whether the forecast of `used` has enough memory on all devices.
+    """
     yield Decision("n_ctx", used.n_ctx, _length_reason(model, rig, asked, used, fits=fits), _is_chosen(model, asked))
     yield from _batches(model, used)
     if used.n_seq_max > 1:

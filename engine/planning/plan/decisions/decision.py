@@ -1,4 +1,4 @@
-"""A decision: the value that is used for one setting, and the reason."""
+"""`Decision`: the value of one setting for a load, and the reason for it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import msgspec
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """A setting as it is used.
+    """The value of one setting for a load, with the reason for it.
 
-    `setting`: a key of the layout file's `context`, or `projector` or `adapters`.
-    `value`: the value that is used.
-    `reason`: one sentence for people.
-    `overridden`: the user chose the value; left open, it could be another.
+    `setting`: key of the layout file's `context`, or `projector` or `adapters`.
+    `value`: value that the load uses.
+    `reason`: one sentence for the user.
+    `overridden`: whether the user chose the value. If it had been left on auto, it could be another one.
     """
 
     setting: str

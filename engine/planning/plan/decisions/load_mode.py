@@ -1,8 +1,8 @@
-"""Load mode: map the model file into memory, or read it into allocated memory.
+"""The decision whether llama.cpp maps the model file into memory (mmap) or reads it into allocated memory.
 
-Weights of a device are copied there in either case, and their part of the mapping is released. Weights of the CPU stay
-pages of the file, which the system can reclaim, or become allocated memory, which it cannot. Pinned memory, from which
-large batches are copied faster, exists only without a mapping. A mode that the user chose is always used.
+In both cases weights are copied to their device, and their part of the mapping is released. CPU weights either stay
+pages of the file, which the system can reclaim, or become allocated memory, which it cannot reclaim. Pinned memory,
+from which large batches are copied faster, exists only without mmap. A mode that the user chose is always used.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _CHOSEN: dict[LoadMode, str] = {
 
 @dataclass(frozen=True, slots=True)
 class ModeChoice:
-    """A load mode to try, and the reason for it."""
+    """A load mode to try, and the reason for it as a sentence for the user."""
 
     mode: LoadMode
     reason: str
@@ -42,7 +42,12 @@ class ModeChoice:
 def load_modes(
     model: ModelFile, rig: Rig, layout: Layout, asked: LoadMode, host: HostFacts, *, has_adapters: bool
 ) -> tuple[ModeChoice, ...]:
-    """Return the modes to try in order. The second one is for a host without enough memory for the first."""
+    """Return the load modes to try in this order; a second one is for a host without enough memory for the first.
+
+    `asked`: the user's choice; any mode except "auto" is the only one returned.
+    `host`: platform and processor of the machine that loads.
+    `has_adapters`: whether the load has LoRA adapters.
+    """
     if asked != "auto":
         return (ModeChoice(asked, _CHOSEN[asked]),)
     mapped = ModeChoice("mmap", tr("The CPU's weights stay pages of the file, which the system can take back."))
@@ -58,7 +63,7 @@ def load_modes(
 def _reasons_to_read(
     model: ModelFile, rig: Rig, layout: Layout, host: HostFacts, *, has_adapters: bool
 ) -> Iterator[str]:
-    """Yield reasons against mapping the file, the most important one first."""
+    """Yield sentences for the user on reasons against mmap, the most important reason first."""
     ids = used_devices(layout)
     used = [device for device in rig.devices if device.id in ids]
     first: Device | None = used[0] if used else None
@@ -89,5 +94,5 @@ def _reasons_to_read(
 
 
 def decide_load_mode(asked: LoadMode, choice: ModeChoice) -> Decision:
-    """Return the decision on the load mode."""
+    """Return the decision on the load mode. `asked`: the user's choice; `choice`: the mode that fits."""
     return Decision("load_mode", choice.mode, choice.reason, asked != "auto")

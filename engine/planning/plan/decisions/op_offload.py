@@ -1,7 +1,8 @@
-"""Op offload: a device computes large batches with weights that are in host memory (`op_offload`).
+"""Decisions on llama.cpp's `op_offload`: a device computes large batches with weights that are in host memory.
 
-The device copies these weights for every micro batch. That pays for prompts, but never for single tokens, which are
-below the threshold. The compute buffer of the first device that supports it must hold the largest of these weights.
+The device copies these weights for every micro batch. This makes prompts faster. Single tokens are below the threshold
+(`op_offload_min_batch`), so it has no effect on answers. The compute buffer of the first device that supports op
+offload must hold the largest of these weights.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ from engine.planning.settings.context_settings import OFFLOAD_MIN_BATCH, Context
 
 
 def borrowing_device(rig: Rig, layout: Layout) -> str | None:
-    """Return the device that would compute with weights in host memory, None if there is none."""
+    """Return the id of the device that would compute with weights in host memory by op offload.
+
+    None if there is none.
+    """
     if not _weights_on_host(layout):
         return None
     ids = used_devices(layout)
@@ -27,7 +31,10 @@ def borrowing_device(rig: Rig, layout: Layout) -> str | None:
 
 
 def offload_choices(rig: Rig, layout: Layout, asked: ContextSettings) -> tuple[bool, ...]:
-    """Return the values to try in order: off comes second, if a device has no memory for the copies."""
+    """Return the values of `op_offload` to try in this order.
+
+    False is second, for devices without memory for the copies.
+    """
     if asked.op_offload != "auto":
         return (asked.op_offload,)
     # Micro batches below the threshold are never offloaded, so turning it off would free nothing.
@@ -83,8 +90,10 @@ def _why_nothing(layout: Layout) -> str:
 
 
 def _weights_on_host(layout: Layout) -> bool:
-    """Return whether layers have weights in host memory that a device can copy: of the CPU run at the front, or of
-    overrides."""
+    """Return whether some weights are in host memory and can be copied to a device by op offload.
+
+    These are weights of the CPU layers at the front and weights that overrides move to the CPU.
+    """
     # The scheduler offloads ops only on weights of its last backend, the CPU (ggml-backend.cpp,
     # `ggml_backend_sched_backend_id_from_cur`). If the CPU is also an entry of the device list, all its weights belong
     # to that earlier backend.

@@ -1,8 +1,8 @@
-"""Pipeline parallelism: devices compute different micro batches of a prompt at the same time.
+"""Decisions on pipeline parallelism: devices compute different micro batches of a prompt at the same time.
 
 llama.cpp turns it on if it can (`pipeline_parallel` in `llama-context.cpp`). It then keeps four copies of each input
-and of each tensor that crosses between devices (`GGML_SCHED_MAX_COPIES`). Answers do not gain from it, since each token
-needs the one before; nor does a prompt that fits into one micro batch.
+and of each tensor that crosses between devices (`GGML_SCHED_MAX_COPIES`). Answers do not become faster, because each
+token needs the one before. Nor does a prompt that fits into one micro batch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from engine.planning.settings.context_settings import ContextSettings, Pipeline
 
 
 def pipeline_choices(layout: Layout, asked: ContextSettings) -> tuple[Pipeline, ...]:
-    """Return the values to try in order: "off" comes second, if there is no memory for the copies."""
+    """Return the values of `pipeline` to try in this order.
+
+    "off" is second, for devices without memory for the copies.
+    """
     if asked.pipeline != "auto":
         return (asked.pipeline,)
     # "off" also keeps llama.cpp from making the copies by itself when they bring nothing.
@@ -29,7 +32,7 @@ def pipeline_choices(layout: Layout, asked: ContextSettings) -> tuple[Pipeline, 
 def decide_pipeline(
     layout: Layout, asked: ContextSettings, used: ContextSettings, estimate: MemoryEstimate
 ) -> Decision:
-    """Return the decision on the pipeline, with the memory of its copies in `estimate`."""
+    """Return the decision on pipeline parallelism; its reason includes the bytes of the copies in `estimate`."""
     is_open = asked.pipeline == "auto"
     reason = _reason(layout, used, estimate, is_open=is_open)
     text = reason if is_open else tr("Chosen. {reason}", reason=reason)
@@ -37,7 +40,7 @@ def decide_pipeline(
 
 
 def _gains(context: ContextSettings) -> bool:
-    """Return whether several micro batches can be computed at a time: of several sequences, or of a long prompt."""
+    """Return whether there can be several micro batches at a time: from several sequences, or from a long prompt."""
     return context.n_seq_max > 1 or min(context.n_batch, context.n_ctx) > context.n_ubatch
 
 

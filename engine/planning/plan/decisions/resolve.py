@@ -1,4 +1,4 @@
-"""Decides every setting that the user left open, with the forecast that the decisions are based on."""
+"""Decides every setting that the user left on auto, by trying values until the memory forecast fits."""
 
 from __future__ import annotations
 
@@ -27,11 +27,14 @@ from engine.planning.settings.context_settings import ContextSettings
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """Settings with nothing left open, and their forecast.
+    """The settings of a load with a value for everything, the reasons, and the memory forecast.
 
-    `context`: the settings that a load uses; only flash attention may be "auto", which the engine decides.
-    `estimate`: memory with side files; `model_estimate`: memory of the model alone.
-    `projector_device`: the CPU if there is no projector.
+    `context`: settings of the load; only flash attention may still be "auto", because llama.cpp checks the devices
+    itself.
+    `decisions`: settings with their reasons for the user.
+    `estimate`: memory with side files (projector and LoRA adapters).
+    `model_estimate`: memory of the model alone.
+    `projector_device`: device id of the projector; the CPU if there is no projector.
     """
 
     context: ContextSettings
@@ -43,7 +46,13 @@ class Resolved:
 
 @dataclass(frozen=True, slots=True)
 class _Tried:
-    """One choice of settings with its forecast. `short`: ids of devices without enough memory."""
+    """One combination of settings with its memory forecast.
+
+    `mode`: load mode with its reason.
+    `estimate`: memory with side files; `model_estimate`: memory without them.
+    `projector_device`: device id of the projector.
+    `short`: ids of the devices without enough memory.
+    """
 
     context: ContextSettings
     mode: ModeChoice
@@ -61,10 +70,12 @@ def resolve(
     side_files: SideFiles = NO_SIDE_FILES,
     host: HostFacts | None = None,
 ) -> Resolved:
-    """Return the settings that are used for the settings `asked`. `host`: facts of the machine; None: this one.
+    """Return the settings of a load, with a value for each setting that is on auto in `asked`.
 
-    A setting that the user chose never changes. Of the settings left open the first choice that fits is taken; if none
-    fits, the last one.
+    A setting that the user chose never changes. Combinations of the others are tried from the most wanted one on. The
+    first one whose forecast fits is used; if none fits, the last one.
+
+    `host`: platform and processor of the machine that loads; None for this machine.
     """
     facts = host or own_host()
     tried = _first_fitting(_Trials(memory, rig, layout, asked, side_files, facts))
@@ -90,7 +101,10 @@ def estimate_beside(
     side_files: SideFiles,
     alone: MemoryEstimate,
 ) -> tuple[MemoryEstimate, str]:
-    """Return the estimate with side files, and the projector's device. `alone`: the estimate without them."""
+    """Return the memory estimate with side files (projector, LoRA adapters), and the device id of the projector.
+
+    `alone`: estimate without side files; returned unchanged if there are none, or if the layout is for another model.
+    """
     # A layout of another model has no estimate that anything could be added to.
     if not side_files or layout.n_layers != memory.model.n_layers:
         return alone, CPU_ID
@@ -110,7 +124,7 @@ def _first_fitting(trials: _Trials) -> _Tried:
 
 @dataclass(frozen=True, slots=True)
 class _Trials:
-    """The settings to try, the preferred ones first, the last resort at the end."""
+    """Generator of combinations of settings with their forecasts, from the most wanted one to the last resort."""
 
     memory: ModelMemory
     rig: Rig
@@ -120,7 +134,11 @@ class _Trials:
     host: HostFacts
 
     def each(self) -> Iterator[_Tried]:
-        """Yield settings with their forecasts. A choice that could not help the devices that are short is left out."""
+        """Yield combinations of settings with their forecasts.
+
+        A value is skipped if it cannot save memory on the devices that are short: the load mode affects the host only,
+        op offload affects the other devices only.
+        """
         # The innermost choice gives way first: the load mode, then op offload, the pipeline, last the context length.
         model = self.memory.model
         modes = load_modes(

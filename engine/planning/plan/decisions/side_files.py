@@ -1,4 +1,7 @@
-"""Side files of a model: the device of the projector, adapters, and the rules that they may break."""
+"""Decisions on side files of a model: the projector's device and LoRA adapters.
+
+And the rules that side files can break.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,10 @@ from engine.planning.settings.context_settings import ContextSettings
 
 
 def projector_device(projector: Projector | None, rig: Rig, needs: Mapping[str, DeviceMemory]) -> str:
-    """Return the device of the projector: the first card with room, else an integrated one, else the CPU.
+    """Return the device id of the projector: the user's choice, else the first device with room for it, else the CPU.
 
-    `needs`: memory of the layout on each device without the projector. RPC devices are used only if the user chose one.
+    Cards with their own memory come before integrated ones. RPC devices are used only if the user chose one.
+    `needs`: memory of the layout without the projector, by device id.
     """
     if projector is None:
         return CPU_ID
@@ -29,7 +33,7 @@ def projector_device(projector: Projector | None, rig: Rig, needs: Mapping[str, 
 
 
 def decide_side_files(side_files: SideFiles, rig: Rig, device_id: str) -> Iterator[Decision]:
-    """Yield the decisions on the projector's device and on adapters; nothing without side files."""
+    """Yield the decisions on the projector's device and on adapters; none if there are no side files."""
     projector = side_files.projector
     if projector is not None:
         reason = _reason(projector, rig, device_id)
@@ -63,7 +67,7 @@ def _reason(projector: Projector, rig: Rig, device_id: str) -> str:
 
 
 def _candidates(rig: Rig) -> list[Device]:
-    """Return the devices that may be chosen, cards with their own memory first."""
+    """Return the local devices that a projector can be put on automatically, cards with their own memory first."""
     local = [device for device in rig.devices if not device.is_rpc]
     return [device for kind in ("gpu", "igpu") for device in local if device.kind == kind]
 
@@ -82,7 +86,10 @@ def _room_bytes(device: Device, needs: Mapping[str, DeviceMemory]) -> int:
 def side_file_violations(
     side_files: SideFiles, layout: Layout, rig: Rig, context: ContextSettings
 ) -> Iterator[Violation]:
-    """Yield the rules that `side_files` break. Rules: `split_adapter`, `projector_device`, `image_limit`."""
+    """Yield a violation for each rule that a projector or LoRA adapters break with this layout, rig and settings.
+
+    Rules: `split_adapter`, `projector_device`, `image_limit`.
+    """
     if side_files.adapters and layout.split_mode == "tensor":
         yield Violation(
             "split_adapter",
@@ -105,7 +112,10 @@ def side_file_violations(
 
 
 def _image_limits(own: tuple[int, int], context: ContextSettings) -> Iterator[Violation]:
-    """Yield a violation if an image would have to have more tokens than it may. `own`: limits of the projector."""
+    """Yield a violation if the least number of tokens for an image is above the largest number.
+
+    `own`: (least, largest) number of tokens that the projector has; they count if the user left the setting open.
+    """
     least, most = context.image_min_tokens, context.image_max_tokens
     if (most or own[1]) >= (least or own[0]):
         return

@@ -1,4 +1,4 @@
-"""The number of CPU threads, and the facts of this machine that decisions use."""
+"""Decisions on the number of CPU threads, and `HostFacts`, the properties of the machine that decisions use."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from engine.planning.settings.context_settings import ContextSettings
 
 @dataclass(frozen=True, slots=True)
 class HostFacts:
-    """Facts of the machine that loads. `platform`: value of `sys.platform`."""
+    """Properties of the machine on which the model is loaded. `platform`: value of `sys.platform`."""
 
     platform: str
     processor: Processor
@@ -23,12 +23,12 @@ class HostFacts:
 
 @cache
 def own_host() -> HostFacts:
-    """Return the facts of this machine, read once."""
+    """Return the properties of this machine; they are read once and cached."""
     return HostFacts(sys.platform, own_processor())
 
 
 def thread_counts(asked: ContextSettings, host: HostFacts) -> tuple[int, int]:
-    """Return the threads for answers and for prompts."""
+    """Return (threads for answers, threads for prompts), as in llama.cpp's `n_threads` and `n_threads_batch`."""
     # One for each physical performance core that this program may use, at most the quota of its control group.
     threads = asked.threads or host.processor.threads
     return threads, asked.threads_batch or threads
@@ -47,7 +47,9 @@ def decide_threads(asked: ContextSettings, host: HostFacts) -> Iterator[Decision
     elif asked.threads is not None:
         yield Decision("threads_batch", threads_batch, tr("Same as the chosen number of threads for answers."))
     else:
-        yield Decision("threads_batch", threads_batch, tr("As for answers: a second thread on a core adds nothing."))
+        yield Decision(
+            "threads_batch", threads_batch, tr("The same as for answers: a second thread on a core adds nothing.")
+        )
 
 
 def _reason(processor: Processor) -> str:

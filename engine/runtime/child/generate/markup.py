@@ -8,11 +8,12 @@ divided at special tokens here, as `tokenizer_st_partition` of llama-vocab.cpp d
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
 from collections.abc import Callable, Collection, Sequence
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -78,7 +79,7 @@ class Shield:
 
     def template_input(self, template_input: TemplateInput) -> TemplateInput:
         """Return the template's input with placeholders in the descriptions of tools. Its `values` stay as they are."""
-        return msgspec.structs.replace(template_input, tools=self._shielded(template_input.tools))
+        return msgspec.structs.replace(template_input, tools=self._shielded_json(template_input.tools))
 
     def prompt(self, rendered: str) -> PromptText:
         """Return the rendered prompt with the names in place of the placeholders.
@@ -114,7 +115,12 @@ class Shield:
     def _message(self, message: ChatMessage, is_changed: bool) -> ChatMessage:
         shield = self._every_beginning if is_changed else self._shielded
         calls = (
-            msgspec.structs.replace(call, name=self._shielded(call.name), arguments=self._shielded(call.arguments))
+            msgspec.structs.replace(
+                call,
+                id=self._shielded(call.id),
+                name=self._shielded(call.name),
+                arguments=self._shielded_json(call.arguments),
+            )
             for call in message.calls
         )
         return msgspec.structs.replace(
@@ -122,11 +128,40 @@ class Shield:
             content=shield(message.content),
             reasoning=self._shielded(message.reasoning),
             calls=tuple(calls),
+            call_id=self._shielded(message.call_id),
             name=self._shielded(message.name),
         )
 
     def _shielded(self, text: str) -> str:
         return self._replaced(text, self._special.names)
+
+    def _shielded_json(self, text: str) -> str:
+        """Return JSON whose strings have no names of special tokens once the renderer has read them.
+
+        Escapes hide names, as in `\\u003c|im_end|>`, and `<|"|>` has to be written with one.
+        """
+        if "\\" not in text:
+            return self._shielded(text)
+        try:
+            value = json.loads(text)
+            known = len(self._names)
+            shielded = self._shielded_value(value)
+            # ASCII: a lone surrogate that was written with escapes could not be sent.
+            return self._shielded(text) if len(self._names) == known else json.dumps(shielded)
+        except RecursionError:
+            # The renderer may read deeper. Without its escapes no name comes out of it.
+            return self._shielded(text.replace("\\", "\\\\"))
+        except ValueError:
+            return self._shielded(text)  # the renderer cannot read it either
+
+    def _shielded_value(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return self._shielded(value)
+        if isinstance(value, list):
+            return [self._shielded_value(each) for each in value]
+        if isinstance(value, dict):
+            return {self._shielded(key): self._shielded_value(each) for key, each in value.items()}
+        return value
 
     def _every_beginning(self, text: str) -> str:
         return self._replaced(text, self._special.beginnings)

@@ -17,7 +17,7 @@ from engine.runtime.child.generate.markup import (
     tokenize_prompt,
     without_markup,
 )
-from engine.runtime.child.generate.text import piece_text, token_text
+from engine.runtime.child.generate.text import piece_text, token_text, tokenizer_limit
 from engine.runtime.child.load.loaded_context import LoadedContext
 from engine.runtime.child.load.media import Media, MediaPrompt
 from engine.runtime.child.native.failures import failure
@@ -31,6 +31,8 @@ from engine.runtime.protocol.messages import (
     TemplateInput,
 )
 
+_FILE_SIZE = 1 << 20
+"""Bytes of text that an image or a sound counts as for the limit of a step. It is divided here, and not decoded."""
 _REMEDY = (
     "Choose the model's projector (mmproj file) in the settings, and load again. If one is loaded, choose another one."
 )
@@ -98,7 +100,10 @@ def prompt_of(loaded: LoadedContext, prompt: PromptText, files: Sequence[MediaFi
     is_literal = bool(prompt.literal) and prompt.literal[0][0] == 0
     add_special = is_literal or not (begin and prompt.text.startswith(begin))
     if files:
-        return media_for(loaded, files).prompt(prompt.broken, files, add_special=add_special)
+        media, text = media_for(loaded, files), prompt.broken
+        # mtmd tokenises the text between the files by the model's vocabulary.
+        with tokenizer_limit(loaded, len(text.encode("utf-8", "replace")) + len(files) * _FILE_SIZE):
+            return media.prompt(text, files, add_special=add_special)
     return MediaPrompt(tokens=tuple(tokenize_prompt(loaded, prompt, add_special=add_special)))
 
 

@@ -41,9 +41,11 @@ class _BufferType(ctypes.Structure):
 
 
 class MemberBuffers:
-    """Counts the bytes of the members of a tensor split. A context manager around a load.
+    """Counts the bytes that each device of split mode tensor (a member) allocates during a load.
 
-    `members`: device addresses by our id.
+    It is a context manager around the load.
+
+    `members`: address of each member's `ggml_backend_dev_t`, by our device id.
     `on_refused`: called with device id and bytes if a member refuses memory.
     """
 

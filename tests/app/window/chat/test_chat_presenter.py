@@ -158,6 +158,13 @@ def test_messages_that_a_full_context_drops_are_marked_at_once(reading: WindowPa
     dropped = [message.id for message in chat.message_list.messages if message.is_left_out]
     assert dropped
     assert dropped == [message.id for message in conversation.tree.path if message.id in conversation.left_out]
+    # With a longer context they fit again.
+    info = model.loading.snapshot.loaded
+    assert info is not None
+    model.loading.snapshot = replace(model.loading.snapshot, loaded=replace(info, n_ctx_seq=2 * info.n_ctx_seq))
+    model.loading.loaded_changed.emit(model.loading.loaded)
+    assert not conversation.left_out
+    assert not any(message.is_left_out for message in chat.message_list.messages)
 
 
 def used(chat: ChatPane) -> int:
@@ -317,6 +324,26 @@ def test_faulty_tools_are_told_and_nothing_is_sent_with_them(reading: WindowPart
     assert field.fault_label.isHidden()
     assert field.note_label.text().startswith("The chat template of this model knows no tools")
     assert [tool["function"]["name"] for tool in model.conversation.tools.tools] == ["look"]
+
+
+def test_a_question_takes_along_what_was_just_typed_as_a_result(reading: WindowParts, qtbot: QtBot) -> None:
+    model, pane = reading.desk.models.current, reading.views.current.chat
+    conversation = model.conversation
+    called = Message(id="a", role="assistant", content="", parent="q", calls=(ToolCall("c1", "look", "{}"),))
+    conversation.open(Chat(id="c", tools=TOOLS), tree_of((Message(id="q", role="user", content="Where?"), called), "a"))
+    bubble = pane.message_list.bubble("a")
+    assert bubble is not None
+    result = bubble.calls.blocks[0].result
+    assert result is not None
+    result.edit.setPlainText("12 degrees")
+    pane.prompt_edit.setPlainText("And there?")
+    pane.send_button.click()
+    assert [(each.role, each.content) for each in conversation.tree.path[2:4]] == [
+        ("tool", "12 degrees"),
+        ("user", "And there?"),
+    ]
+    conversation.answering.stop()
+    qtbot.waitUntil(lambda: model.loading.phase is Phase.READY and not conversation.is_answering)
 
 
 def test_a_result_is_sent_from_its_message(reading: WindowParts, qtbot: QtBot) -> None:

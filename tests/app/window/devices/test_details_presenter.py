@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
 from PySide6.QtWidgets import QFileDialog
 from pytestqt.qtbot import QtBot
 
+from app.window.devices import details_presenter
 from app.wiring import WindowParts
 from engine.base.units import GIB
+from engine.devices.device import Device
+from engine.devices.holder import MemoryHolder
 from engine.devices.telemetry.sample import Sample
 from engine.runtime.session.events import Done
+from tests.support.patience import DEADLINE_S
 from tests.support.windows import WindowOpener
 from widgets.devices.device_details import DeviceDetails
 
@@ -90,3 +95,24 @@ def test_the_readings_are_saved_where_the_user_chose(
     monkeypatch.setattr(QFileDialog, "getSaveFileName", lambda *_: (str(tmp_path / "none" / "x.csv"), ""))
     details.csv_requested.emit()
     qtbot.waitUntil(lambda: any("choose another place" in each for each in said))
+
+
+def test_a_driver_that_hangs_is_asked_once(
+    open_window: WindowOpener, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    window, answers, asked = open_window(), threading.Event(), list[str]()
+
+    def holders(device: Device) -> tuple[MemoryHolder, ...]:
+        asked.append(device.id)
+        answers.wait(DEADLINE_S)
+        return (MemoryHolder(pid=1, name="init", held_bytes=GIB, ours=False),)
+
+    monkeypatch.setattr(details_presenter, "memory_holders", holders)
+    details = opened(window)
+    opened(window)
+    qtbot.waitUntil(lambda: bool(asked))
+    assert len(asked) == 1
+    answers.set()
+    qtbot.waitUntil(lambda: details.holders.rowCount() > 0)
+    opened(window)
+    qtbot.waitUntil(lambda: len(asked) == 2)

@@ -12,12 +12,15 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QWidget
 from pytestqt.qtbot import QtBot
 
+from app import lending
 from app.paths import pairings_path
+from app.rig.device_list import list_of_file
 from app.rig.lender import LendChoice, Lender
 from app.rig.live_rig import LiveRig
 from app.settings import Settings
 from app.window.devices.lend_dialog import LendDialog, LendPresenter
 from engine.base.units import MIB
+from engine.devices.known_cards import with_cards
 from engine.machines.tunnel.calling import pair_with
 from tests.support.patience import DEADLINE_S
 from tests.support.tunnels import Home, Session
@@ -124,3 +127,24 @@ def test_no_device_is_told(qtbot: QtBot, dialog: LendDialog) -> None:
     row.box.setChecked(False)
     click(dialog, "lend")
     qtbot.waitUntil(lambda: "No device is left to lend" in dialog.text)
+
+
+def test_it_is_lent_again_right_after_a_stop(
+    qtbot: QtBot, dialog: LendDialog, lender: Lender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The search for devices may be quicker than the end of the workers before, which keep the port."""
+    found = lending.find_lendings()
+    monkeypatch.setattr(lending, "find_lendings", lambda **_: found)
+    click(dialog, "lend")
+    qtbot.waitUntil(lambda: bool(lender.state.place))
+    click(dialog, "stop")
+    click(dialog, "lend")
+    qtbot.waitUntil(lambda: bool(lender.state.place or lender.state.problem))
+    assert dialog.text == f"Lent at {lender.state.place}."
+
+
+def test_cards_that_are_not_here_are_not_offered(lender: Lender, window: QWidget) -> None:
+    live = LiveRig(window)
+    here = live.devices.rig
+    live.set_devices(list_of_file(with_cards(here, ["RTX 3090"]), here))
+    assert [row.device.id for row in LendPresenter(lender, live, window).open().rows] == ["CPU"]

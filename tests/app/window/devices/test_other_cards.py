@@ -81,3 +81,15 @@ def test_too_many_cards_are_refused_in_the_dialog(window: WindowParts) -> None:
         add(dialog, "T4")
     assert dialog.text == "At most 16 cards can be added."
     assert not dialog.use_button.isEnabled()
+
+
+def test_figures_that_come_late_leave_the_refusal(window: WindowParts, qtbot: QtBot, tmp_path: Path) -> None:
+    with qtbot.waitSignal(window.desk.opener.model_changed):
+        window.desk.opener.open(write_tiny_llama(tmp_path / "model.gguf", n_layers=4))
+    qtbot.waitUntil(lambda: window.desk.document.plan is not None)
+    dialog = opened(window)
+    with qtbot.waitSignal(window.desk.background.busy_changed, check_params_cb=lambda words: words == ""):
+        for _ in range(17):
+            add(dialog, "RTX 3090")
+    assert dialog.text == "At most 16 cards can be added."
+    assert not dialog.use_button.isEnabled()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from app.window.layout import compare_presenter
 from app.wiring import WindowParts
 from engine.machines.bench import results as bench_results
 from engine.machines.bench.results import Preset, read_results, write_results
-from engine.planning.layout.layout_file import LayoutFile, layout_document, write_layout
+from engine.planning.layout.layout_file import LayoutFile, layout_document, read_layout, write_layout
 from tests.support.bench import measured, results_of
 from tests.support.models import write_tiny_llama
 from tests.support.patience import DEADLINE_MS
@@ -44,6 +45,7 @@ def test_a_comparison_runs_and_its_winner_is_kept(window: WindowParts, qtbot: Qt
         dialog.start_button.click()
     assert dialog.results is not None
     assert dialog.results.winner == compare_presenter.CURRENT
+    assert dialog.status_label.text() == "One layout was measured. Add others to compare it with."
     assert dialog.start_button.isEnabled()
     edit = desk.document.edit
     assert edit is not None
@@ -111,3 +113,30 @@ def test_closing_the_dialog_ends_a_comparison(window: WindowParts, qtbot: QtBot)
         assert window.desk.comparer.is_running
         dialog.close()
     assert "cancelled" in ended.args[0].ended
+
+
+def test_layout_files_of_another_model_leave_the_list(window: WindowParts, qtbot: QtBot, tmp_path: Path) -> None:
+    """The dialog is not modal: another model may be opened beside it, and while a file is read."""
+    desk = window.desk
+    assert desk.document.edit is not None
+    path = tmp_path / "mine.json"
+    write_layout(path, LayoutFile("m", desk.document.edit.layout, desk.document.edit.context))
+    dialog = opened_dialog(window)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(dialogs, "ask_open", lambda *_: path)
+        dialog.add_layout_button.click()
+        qtbot.waitUntil(lambda: is_long(dialog, 2), timeout=DEADLINE_MS)
+        late: list[Callable[[], None]] = []
+        patched.setattr(
+            desk.comparer, "read_layout", lambda *asked: late.append(lambda: asked[2]("late", read_layout(path)))
+        )
+        dialog.add_layout_button.click()
+    with qtbot.waitSignal(desk.opener.model_changed, timeout=DEADLINE_MS):
+        desk.opener.open(write_tiny_llama(tmp_path / "other.gguf", n_layers=3))
+    late[0]()
+    qtbot.waitUntil(lambda: desk.document.plan is not None, timeout=DEADLINE_MS)
+    assert is_long(dialog, 1)
+    with qtbot.waitSignal(desk.comparer.finished, timeout=DEADLINE_MS):
+        dialog.start_button.click()
+    assert dialog.results is not None
+    assert dialog.results.model.n_layers == 3

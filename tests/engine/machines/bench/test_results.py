@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from pathlib import Path
 
 import msgspec
@@ -11,10 +12,13 @@ import pytest
 
 from engine.base.errors import ArgumentError
 from engine.machines.bench.results import (
+    MAX_DEPTHS,
+    MAX_SAMPLES,
     BenchModel,
     TimedLoad,
     compare,
     import_note,
+    parse_results,
     read_results,
     winner_of,
     write_results,
@@ -100,6 +104,36 @@ def test_other_files_are_refused_with_a_sentence(text: str, sentence: str, tmp_p
     (tmp_path / "r.json").write_text(text)
     with pytest.raises(ArgumentError, match=sentence):
         read_results(tmp_path / "r.json")
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"prompt_per_second": 5e-324}, "a sample of one has a number that cannot be"),
+        ({"answer_per_second": 5e-324}, "a sample of one has a number that cannot be"),
+        ({"first_token_s": -1.0}, "a sample of one has a number that cannot be"),
+        ({"prompt_tokens": 10**400}, "a sample of one has a number that cannot be"),
+    ],
+)
+def test_numbers_that_cannot_be_are_refused(change: dict[str, float], sentence: str) -> None:
+    one = measured("one", SLOW)
+    samples = (msgspec.structs.replace(one.samples[0], **change), *one.samples[1:])
+    results = msgspec.structs.replace(results_of(one), layouts=(msgspec.structs.replace(one, samples=samples),))
+    with pytest.raises(ArgumentError, match=sentence):
+        parse_results(json.dumps(msgspec.to_builtins(results)).encode(), "r.json")
+
+
+def test_a_file_of_too_many_samples_or_depths_is_refused() -> None:
+    one = measured("one", SLOW)
+    crowd = tuple(msgspec.structs.replace(one.samples[0], round=number) for number in range(MAX_SAMPLES + 1))
+    deep = tuple(msgspec.structs.replace(one.samples[0], depth=number) for number in range(MAX_DEPTHS + 1))
+    for samples, words in ((crowd, "samples"), (deep, "depths")):
+        data = msgspec.json.encode(results_of(msgspec.structs.replace(one, samples=samples)))
+        with pytest.raises(ArgumentError, match=f"it has more than .* {words}"):
+            parse_results(data, "r.json")
+    no_time = msgspec.structs.replace(one, loads=(TimedLoad(0, 0.0),))
+    with pytest.raises(ArgumentError, match="a load of one has a number that cannot be"):
+        parse_results(msgspec.json.encode(results_of(no_time)), "r.json")
 
 
 def test_a_missing_file_and_a_full_folder_are_told(tmp_path: Path) -> None:

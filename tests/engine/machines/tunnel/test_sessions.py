@@ -7,13 +7,15 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from engine.devices.endpoint import GreetingStatus
 from engine.machines.tunnel import listener
-from engine.machines.tunnel.calling import CALL_TIMEOUT_S, TunnelError, pair_with
+from engine.machines.tunnel.calling import CALL_TIMEOUT_S, TunnelError, ask_offer, pair_with
+from engine.machines.tunnel.offers import MAX_OFFERED
 from engine.machines.tunnel.pairing import MAX_GUESSES
 from engine.machines.tunnel.pairings import PairingError
 from engine.machines.tunnel.streams import BrokenTalkError
@@ -189,3 +191,16 @@ def test_a_caller_whose_task_never_began_is_closed_with_the_listener(
     ):
         assert has_cancelled.wait(DEADLINE_S)
     assert [each.fileno() for each in taken] == [-1]
+
+
+def test_one_machine_uses_all_devices_that_can_be_lent(laptop: Home, tmp_path: Path) -> None:
+    names = [f"CUDA{number}" for number in range(MAX_OFFERED)]
+    with echoing() as reach, attic(tmp_path / "attic", reach, names) as served, ExitStack() as stack:
+        served.pair(laptop)
+        for name in names:
+            session = served.open(laptop, name)
+            stack.callback(session.close)
+            assert ask(session, name.encode()) == name.encode()
+        # It may ask again and again what is lent, while it uses all.
+        asked, _ = ask_offer(served.endpoint, served.home.identity.certificate, laptop.identity, DEADLINE_S)
+        assert all(each.is_yours for each in asked.devices)

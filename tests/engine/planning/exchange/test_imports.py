@@ -141,7 +141,7 @@ def test_defaults_are_those_of_the_program(model: ModelFile) -> None:
         ("-ot (=CPU", "is left out: the pattern"),
         ("-ot a=Nobody[1]", "no device here has the buffer type"),
         ("-dev CUDA0,CPU", '"CPU" is not a device for layers'),
-        ("-dev CUDA0,CUDA5", "Not among the devices here: CUDA5"),
+        ("-dev CUDA0,CUDA5", "The layout uses devices that are not here: CUDA5"),
         ("&& rm -rf /", "Only the first command is read"),
         ("LLAMA_ARG_FIT=1", "the context length"),
     ],

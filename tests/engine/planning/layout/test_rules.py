@@ -336,6 +336,28 @@ def test_heads_with_norms_of_their_own_are_divided_without_a_remainder(share: fl
     assert rules(broken(layout, found)) == expected
 
 
+@pytest.mark.parametrize(
+    ("architecture", "n_heads", "shares", "shared", "expected"),
+    [
+        ("gemma4", (2,) * 4, (1.0, 1.0), 2, []),
+        ("gemma4", (2,) * 4, (1.0, 3.0), 2, ["split_attention"]),
+        ("gemma4", (2,) * 4, (1.0, 3.0), 0, []),
+        ("gemma4", (4, 8, 4, 8), (1.0, 3.0), 2, []),
+        ("gemma4", 8, (1.0, 2.0), 2, ["split_attention"]),
+        ("llama", 8, (1.0, 2.0), 2, []),
+    ],
+)
+def test_layers_that_read_the_cache_of_others_need_whole_heads(
+    architecture: str, n_heads: int | tuple[int, ...], shares: tuple[float, float], shared: int, expected: list[str]
+) -> None:
+    numbers = {"head_count": 8, "head_count_kv": n_heads, "shared_kv_layers": shared}
+    metadata: dict[str, MetadataValue] = {f"{architecture}.attention.{name}": value for name, value in numbers.items()}
+    found = replace(model(4), architecture=architecture, metadata=metadata)
+    split = tuple(zip(("CUDA0", "CUDA1"), shares, strict=True))
+    layout = replace(make_layout(4, ["CUDA0"] * 4), split_mode="tensor", tensor_split=split)
+    assert rules(broken(layout, found)) == expected
+
+
 def test_a_delta_net_in_one_weight_is_not_split() -> None:
     found = replace(model(4), blocks=tuple(block(at, "ssm_in.weight", "ssm_ba.weight") for at in range(4)))
     layout = replace(make_layout(4, ["CUDA0"] * 4), split_mode="tensor", tensor_split=(("CUDA0", 1.0), ("CUDA1", 1.0)))

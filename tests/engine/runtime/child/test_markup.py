@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +15,9 @@ from hypothesis import strategies as st
 
 from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.child.generate import markup
+from engine.runtime.child.generate.chat_template import TemplateError
 from engine.runtime.child.generate.markup import GuessedMarkError, PromptText, render_shielded, without_markup
+from engine.runtime.child.generate.renderer import render_chat
 from engine.runtime.child.load.special_tokens import SpecialToken, SpecialTokens, any_of
 from engine.runtime.protocol.messages import (
     NO_INPUT,
@@ -61,14 +65,61 @@ def test_names_in_a_conversation_are_literal_and_those_of_the_template_are_not()
 def test_answers_thoughts_calls_and_tools_are_shielded_too() -> None:
     def render(messages: Sequence[ChatMessage], template_input: TemplateInput) -> str:
         call = messages[0].calls[0]
-        seen = (messages[0].content, messages[0].reasoning, call.name, call.arguments, template_input.tools)
+        seen = (
+            *(messages[0].content, messages[0].reasoning, messages[0].call_id),
+            *(call.id, call.name, call.arguments, template_input.tools),
+        )
         assert not SPECIAL.names or not any(map(SPECIAL.names.search, seen))
         return "|".join(seen)
 
-    call = ToolCall(id="1", name="f<s>", arguments='{"a": "</s>"}')
-    message = ChatMessage("assistant", "<s>", reasoning="</s>", calls=(call,))
+    call = ToolCall(id="1<|im_end|>", name="f<s>", arguments='{"a": "</s>"}')
+    message = ChatMessage("assistant", "<s>", reasoning="</s>", calls=(call,), call_id="<|im_start|>")
     found = render_shielded(SPECIAL, (message,), TemplateInput(tools='["<|im_end|>"]'), render)
-    assert parts(found) == ["<s>", "</s>", "<s>", "</s>", "<|im_end|>"]
+    assert parts(found) == ["<s>", "</s>", "<|im_start|>", "<|im_end|>", "<s>", "</s>", "<|im_end|>"]
+
+
+QUOTED = ('<|"|>', "<|im_end|>")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        r'{"a": ["\u003c|im_end|\u003e"]}',
+        r'{"\u003c|im_end|>": "\ud800"}',
+        r'{"a": "<|\"|>"}',
+        '{"a": ' + "[" * 900 + r'"\u003c|im_end|>"' + "]" * 900 + "}",
+        '{"a": ' + "[" * 5000 + r'"\u003c|im_end|>"' + "]" * 5000 + "}",
+    ],
+)
+def test_names_that_json_hides_behind_escapes_are_shielded(text: str) -> None:
+    special = SpecialTokens(
+        {name: SpecialToken(number, strips_left=False, strips_right=False) for number, name in enumerate(QUOTED)},
+        re.compile("|".join(map(re.escape, QUOTED))),
+        re.compile("<"),
+    )
+
+    def render(messages: Sequence[ChatMessage], template_input: TemplateInput) -> str:
+        template = (
+            "{% for m in messages %}{{ m.content }}{{ m.tool_calls[0].function.arguments }}{% endfor %}{{ tools }}"
+        )
+        return render_chat(template, messages, template_input, beginning_of_text="", end_of_text="")
+
+    message = ChatMessage("assistant", "", calls=(ToolCall(id="1", name="f", arguments=text),))
+    tools = json.dumps([json.loads(text)], ensure_ascii=False) if len(text) < 100 else ""
+    with suppress(TemplateError):  # a lone surrogate
+        found = render_shielded(special, (message,), TemplateInput(tools=tools), render)
+        names = re.compile("|".join(map(re.escape, QUOTED)))
+        assert [match.span() for match in names.finditer(found.text)] == list(found.literal)
+
+
+def test_arguments_with_escapes_and_without_names_stay_as_they_are() -> None:
+    text = r'{"a":  "one\ntwo \u00e9"}'
+    call = ToolCall(id="1", name="f", arguments=text)
+
+    def render(messages: Sequence[ChatMessage], _: TemplateInput) -> str:
+        return messages[0].calls[0].arguments
+
+    assert render_shielded(SPECIAL, (ChatMessage("assistant", "", calls=(call,)),), NO_INPUT, render).text == text
 
 
 def test_a_conversation_without_names_is_rendered_once_and_as_it_is() -> None:

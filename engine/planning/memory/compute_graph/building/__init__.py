@@ -1,1 +1,1 @@
-"""Builds the graph of a model as llama-graph.cpp does: hyper-parameters, weights, attention, inputs and output."""
+"""Building of a model's graph as in llama-graph.cpp: hyper-parameters, weights, attention, inputs and output."""

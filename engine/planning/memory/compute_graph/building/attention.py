@@ -1,4 +1,4 @@
-"""Attention: masks, writing to KV caches and reading from them, and the weighted sum of values.
+"""Attention in the graph: masks, writes to KV caches, reads from them, and the weighted sum of values.
 
 Mirrors `build_attn_inp_kv`, `build_attn` and `build_attn_mha` in llama-graph.cpp, and `cpy_k`, `cpy_v`, `get_k` and
 `get_v` in llama-kv-cache.cpp.
@@ -11,7 +11,10 @@ from engine.planning.memory.compute_graph.ggml.graph import Tensor, is_contiguou
 
 
 def build_attn_inp_kv(ctx: GraphContext, *, swa: bool = False, rotate: bool = True, k_only: bool = False) -> AttnInput:
-    """Return the inputs of attention to the full cache, or to the cache of sliding-window layers if `swa`."""
+    """Return the input tensors of attention to the full KV cache; if `swa`, to the cache of sliding-window layers.
+
+    `rotate`: whether heads may be rotated by Hadamard matrices. `k_only`: whether there is no V cache.
+    """
     batch, new = ctx.batch, ctx.graph.new_input
     cells = batch.n_cells_swa if swa else batch.n_cells
     # A transposed V cache is written element by element, with one index for each, and every layer's V is as wide as the
@@ -32,7 +35,10 @@ def build_attn_inp_kv(ctx: GraphContext, *, swa: bool = False, rotate: bool = Tr
 
 
 def build_attn_inp_indexer(ctx: GraphContext) -> AttnInput:
-    """Return the inputs of an indexer. Its operation (`ggml_lightning_indexer`) takes an F16 mask."""
+    """Return the input tensors of an indexer (DeepSeek's lightning indexer).
+
+    `ggml_lightning_indexer` needs an F16 mask.
+    """
     batch, new = ctx.batch, ctx.graph.new_input
     n_rot = hadamard_size(ctx.hparams.indexer.head_size)
     return AttnInput(
@@ -45,21 +51,24 @@ def build_attn_inp_indexer(ctx: GraphContext) -> AttnInput:
 
 
 def build_attn_inp_no_cache(ctx: GraphContext) -> AttnInput:
-    """Return the mask of a model without a KV cache: every token against every other."""
+    """Return the input tensors of attention in a model with no KV cache: a mask of every token against every other."""
     n_tokens = ctx.batch.n_tokens
     mask = ctx.graph.new_input("f16" if ctx.batch.flash else "f32", n_tokens, n_tokens)
     return AttnInput(mask, mask, None, None, None)
 
 
 def _rotation(cache_type: str, head: int) -> int:
-    """Return the size of the Hadamard matrix for a cache of this type and heads of this size; 0 for none."""
+    """Return the rows of the Hadamard matrix for a KV cache of this type and heads of this many elements.
+
+    0 for none.
+    """
     if cache_type in ("f32", "f16", "bf16") or head == 0 or head % 64:
         return 0
     return hadamard_size(head)
 
 
 def hadamard_size(head: int) -> int:
-    """Return the size of the largest Hadamard matrix, from 64 on, that divides a head."""
+    """Return the largest power of two, at least 64, that divides a head: the rows of its Hadamard matrix."""
     size = 64
     while head % (size * 2) == 0:
         size *= 2
@@ -67,7 +76,12 @@ def hadamard_size(head: int) -> int:
 
 
 def cache_of(ctx: GraphContext, place: int | None = None, *, k_only: bool = False) -> tuple[Tensor, Tensor | None]:
-    """Return the K and V cache of the layer at `place`, or of the current layer."""
+    """Return the K and V cache of the layer at `place` in the graph; None for the current layer.
+
+    They are made on first use.
+
+    `k_only`: whether there is no V cache.
+    """
     place = ctx.place if place is None else place
     found = ctx.caches.get(place)
     if found is None:
@@ -83,15 +97,15 @@ def cache_of(ctx: GraphContext, place: int | None = None, *, k_only: bool = Fals
 
 
 def stored_keys(ctx: GraphContext, width: int, cells: int) -> Tensor:
-    """Return another K cache of the current layer, as for an indexer."""
+    """Return a new K cache tensor for the current layer, in addition to its own; an indexer uses it."""
     buft = ctx.layer.buft if ctx.batch.offload_kqv else "host"
     return ctx.graph.cache_tensor(buft, ctx.batch.type_k, width, cells, ctx.batch.n_streams)
 
 
 def build_qkv(ctx: GraphContext, source: Tensor, *, flat: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-    """Return queries, keys and values of `source` (`llm_graph_context::build_qkv`).
+    """Return query, key and value tensors computed from `source` (`llm_graph_context::build_qkv`).
 
-    The shape is (head, heads, tokens), or (head x heads, tokens) if `flat`.
+    Their shape is (head, heads, tokens), or (head x heads, tokens) if `flat`.
     """
     graph, hparams, n_tokens = ctx.graph, ctx.layer.hparams, source.ne[1]
     shapes = (
@@ -131,10 +145,11 @@ def build_attn(
     out: str | None = "attn_output",
     place: int | None = None,
 ) -> Tensor:
-    """Store keys and values in the cache, attend to the whole cache, and multiply with the matrix `out`.
+    """Store keys and values in the cache, and return the attention to all cells, multiplied by the matrix `out`.
 
-    `sliding`: expand keys before values, as the overload for caches with sliding windows
-        (`llm_graph_input_attn_kv_iswa`) does. `place`: of the layer that owns the cache.
+    `sliding`: whether keys are expanded before values, as in llama.cpp's overload for caches with sliding windows
+    (`llm_graph_input_attn_kv_iswa`).
+    `place`: place of the layer that owns the cache; None for the current layer.
     """
     graph = ctx.graph
     if inp_attn.k_rot is not None:
@@ -156,7 +171,10 @@ def build_attn(
 def store(
     ctx: GraphContext, inp_attn: AttnInput, k: Tensor | None, v: Tensor | None, place: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Write keys and values, if the layer makes them, to its cache; return views of the whole cache."""
+    """Write keys and values to the layer's cache, and return views of the whole K and V cache.
+
+    `k`, `v`: None if the layer reads the cache of another layer and computes none.
+    """
     k_cache, v_cache = cache_of(ctx, place)
     assert v_cache is not None
     assert inp_attn.v_idxs is not None
@@ -170,7 +188,7 @@ def store(
 def build_attn_mla(
     ctx: GraphContext, inp_attn: AttnInput, q: Tensor, k: Tensor, v: Tensor, *, out: str | None = "attn_output"
 ) -> Tensor:
-    """Store compressed keys, attend to them as one head, and multiply with the matrix `out`.
+    """Return the output of attention to compressed keys as a single head (MLA), with the matrix `out` applied.
 
     Mirrors the overload of `build_attn` for `llm_graph_input_attn_k`: values are a view of the keys.
     """
@@ -190,7 +208,10 @@ def build_attn_mla(
 def build_attn_no_cache(
     ctx: GraphContext, inp_attn: AttnInput, q: Tensor, k: Tensor, v: Tensor, out: str | None = "attn_output"
 ) -> Tensor:
-    """Attend to the tokens of the batch (`build_attn` with `llm_graph_input_attn_no_cache`)."""
+    """Return the output of attention within the batch, for models with no KV cache.
+
+    Mirrors `build_attn` with `llm_graph_input_attn_no_cache`.
+    """
     for part in (q, k, v):
         ctx.graph.build_forward_expand(part)
     found = build_attn_mha(ctx, q, k, v, inp_attn.mask)
@@ -198,16 +219,19 @@ def build_attn_no_cache(
 
 
 def cpy_k(ctx: GraphContext, cache: Tensor, k: Tensor, rows: Tensor) -> Tensor:
-    """Return the operation that writes keys of shape (head, heads, tokens) to `rows` of a cache
-    (`llama_kv_cache::cpy_k`)."""
+    """Return the node that writes keys of shape (head, heads, tokens) to `rows` of a cache
+    (`llama_kv_cache::cpy_k`).
+    """
     graph = ctx.graph
     flat = graph.view(k, (k.ne[0] * k.ne[1], k.ne[2]), (0, k.nb[2]))
     return graph.write("set_rows", _merged(ctx, cache), flat, rows)
 
 
 def cpy_v(ctx: GraphContext, cache: Tensor, v: Tensor, rows: Tensor) -> Tensor:
-    """Return the operation that writes values to a cache (`llama_kv_cache::cpy_v`). Without flash attention V is
-    transposed."""
+    """Return the node that writes values to `rows` of a cache (`llama_kv_cache::cpy_v`).
+
+    If flash attention is off, the V cache is transposed.
+    """
     graph = ctx.graph
     width = v.ne[0] * v.ne[1]
     if not ctx.batch.v_trans:
@@ -224,14 +248,14 @@ def cpy_v(ctx: GraphContext, cache: Tensor, v: Tensor, rows: Tensor) -> Tensor:
 
 
 def _merged(ctx: GraphContext, cache: Tensor) -> Tensor:
-    """Return the cache of all streams as one matrix."""
+    """Return the cache of all streams as one matrix, as a reshape."""
     if cache.ne[2] == 1:
         return cache
     return ctx.graph.reshape(cache, cache.ne[0], cache.ne[1] * cache.ne[2])
 
 
 def get_k(ctx: GraphContext, cache: Tensor) -> Tensor:
-    """Return the K cache as (head, heads, cells, streams) (`llama_kv_cache::get_k`)."""
+    """Return a view of the K cache with shape (head, heads, cells, streams) (`llama_kv_cache::get_k`)."""
     hparams, (width, cells, streams, _) = ctx.layer.hparams, cache.ne
     head = row_size(cache.type, hparams.head_k)
     row = row_size(cache.type, width)
@@ -240,7 +264,10 @@ def get_k(ctx: GraphContext, cache: Tensor) -> Tensor:
 
 
 def get_v(ctx: GraphContext, cache: Tensor) -> Tensor:
-    """Return the V cache in the same shape, or transposed (`llama_kv_cache::get_v`)."""
+    """Return a view of the V cache (`llama_kv_cache::get_v`).
+
+    Its shape is (head, heads, cells, streams), or (cells, heads, head, streams) if V is transposed.
+    """
     hparams, (width, cells, streams, _) = ctx.layer.hparams, cache.ne
     head, heads = hparams.head_v, hparams.n_head_kv
     row = row_size(cache.type, width)
@@ -261,9 +288,10 @@ def build_attn_mha(
     unpack: Tensor | None = None,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """Return softmax(QK)V as (head x heads, tokens) (`llm_graph_context::build_attn_mha`).
+    """Return softmax(QK)V with shape (head x heads, tokens) (`llm_graph_context::build_attn_mha`).
 
-    `unpack`: the matrix `v_mla`, which expands latent values. `bias`: `kq_b`.
+    `unpack`: matrix `v_mla`, which expands latent values; None if there is none.
+    `bias`: tensor `kq_b` that is added to QK; None if there is none.
     """
     graph, batch = ctx.graph, ctx.batch
     # By strides and not by the setting, as upstream: without a cache V is never transposed.
@@ -311,7 +339,7 @@ def _flash(
 
 
 def rotate(ctx: GraphContext, source: Tensor, rotation: Tensor) -> Tensor:
-    """Return `source` multiplied with a Hadamard matrix (`llama_mul_mat_hadamard`)."""
+    """Return `source` multiplied by a Hadamard matrix (`llama_mul_mat_hadamard`)."""
     graph, size = ctx.graph, rotation.ne[0]
     count = source.ne[0] * source.ne[1] * source.ne[2] * source.ne[3] // size
     flat = graph.reshape(source, size, count) if is_contiguous(source) else graph.cont(source, size, count)

@@ -1,7 +1,7 @@
-"""The context of a builder: the graph, the current layer, its weights, and the parts that most architectures share.
+"""`GraphContext`: the graph that is being built, the current layer with its weights, and parts common to architectures.
 
-Mirrors `llm_graph_context` in llama-graph.cpp (`build_norm`, `build_lora_mm`, `build_ffn`) and its inputs. Builders get
-a `GraphContext` and a tensor, and return a tensor.
+Mirrors `llm_graph_context` in llama-graph.cpp (`build_norm`, `build_lora_mm`, `build_ffn`) and its inputs. A builder is
+a function that gets a `GraphContext` and a tensor, and returns a tensor.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from engine.planning.memory.compute_graph.ggml.scheduler import HOST
 
 @dataclass(frozen=True, slots=True)
 class AttnInput:
-    """Inputs of attention to one KV cache (`llm_graph_input_attn_kv`).
+    """Input tensors of attention to one KV cache (`llm_graph_input_attn_kv`).
 
-    `mask`: `self_kq_mask`. `k_idxs`, `v_idxs`: cells that the batch writes.
-    `k_rot`, `v_rot`: Hadamard matrices for a quantised cache; None for others.
+    `mask`: `self_kq_mask`.
+    `k_idxs`, `v_idxs`: indices of the cells that the batch writes.
+    `k_rot`, `v_rot`: Hadamard matrices for a quantised cache; None for other caches.
     """
 
     mask: Tensor
@@ -34,15 +35,17 @@ class AttnInput:
 
 @dataclass(frozen=True, slots=True)
 class GraphInputs:
-    """Inputs that every layer can read.
+    """Input tensors that every layer can read.
 
-    `inp_pos`: positions of the tokens. `inp_embd`: output of the embeddings. `inp_out_ids`: rows of the tokens with
-        logits.
-    `inp_attn`, `inp_attn_swa`: attention to the full cache, and to the cache of sliding-window layers.
-    `last`: the last layer. Layers that the file does not list are placed with it.
-    `inp_indexer`: attention of the indexer.
-    `state_rows`: recurrent states of the sequences in the batch. `unused_rows`: the other states; none in the worst
-        case.
+    `inp_pos`: positions of the tokens.
+    `inp_embd`: input embeddings.
+    `inp_out_ids`: indices of the tokens with logits.
+    `inp_attn`: attention to the full KV cache.
+    `inp_attn_swa`: attention to the cache of sliding-window layers; None if there are none.
+    `last`: the last layer. Layers that the file does not list are on its device.
+    `inp_indexer`: attention of the indexer; None if there is none.
+    `state_rows`: indices of the recurrent states of the sequences in the batch; None for a model with no states.
+    `unused_rows`: indices of the other states; empty in the worst case that is reserved.
     `q_scale`: scale of queries without RoPE (`inp_attn_scale`).
     `output`: buffer type of the output layer.
     """
@@ -64,16 +67,17 @@ Value = TypeVar("Value")
 
 
 class Shared:
-    """Tensors that layers share, by class: each builder module has a frozen dataclass for them.
+    """Values with tensors that layers share, stored by class; each builder module has frozen dataclasses for its own.
 
-    `of` separates values of one class. A graph in sections can share inputs only, see `all_inputs`.
+    `of` separates several values of one class. If the graph is built in sections, only inputs can be shared
+    (`all_inputs`).
     """
 
     def __init__(self) -> None:
         self._values: dict[tuple[type, object], object] = {}
 
     def once(self, kind: type[Value], make: Callable[[], Value], of: object = None) -> Value:
-        """Return the value of a class; `make` makes it for the first caller."""
+        """Return the stored value of class `kind`; if there is none, call `make` and store its result."""
         found = self.find(kind, of)
         if found is None:
             found = make()
@@ -81,17 +85,20 @@ class Shared:
         return found
 
     def put(self, value: object, of: object = None) -> None:
-        """Set a value; it replaces an earlier one of its class."""
+        """Store a value for `of`, a tensor or other key; None: for the whole graph.
+
+        It replaces an earlier value of the same class for the same `of`.
+        """
         self._values[type(value), of] = value
 
     def find(self, kind: type[Value], of: object = None) -> Value | None:
-        """Return the value of a class, None if there is none."""
+        """Return the value of class `kind` that was stored for `of` (see `put`); None if there is none."""
         found = self._values.get((kind, of))
         assert found is None or isinstance(found, kind)
         return found
 
     def get(self, kind: type[Value], of: object = None) -> Value:
-        """Return the value of a class that an earlier layer has set."""
+        """Return the value of class `kind` that an earlier layer stored; raise `LookupError` if there is none."""
         found = self.find(kind, of)
         if found is None:
             raise LookupError(f"no layer made {kind.__name__}")
@@ -99,7 +106,7 @@ class Shared:
 
     @property
     def all_inputs(self) -> bool:
-        """Whether only inputs are shared, so that layers depend on nothing but their neighbours."""
+        """Whether all stored tensors are inputs. If so, each layer depends on its neighbours only."""
         return all(tensor.is_input for tensor in self._tensors())
 
     def _tensors(self) -> Iterator[Tensor]:
@@ -111,7 +118,7 @@ class Shared:
 
 
 def gated(graph: Graph, kind: Gating, gate: Tensor, values: Tensor) -> Tensor:
-    """Return `values` multiplied with the activated `gate`."""
+    """Return `values` multiplied by the activated `gate`."""
     if kind == "fused":
         return graph.glu_split(gate, values)
     if kind == "clamped":
@@ -127,14 +134,18 @@ def _tanh(graph: Graph, source: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Sizes of the worst-case batch (`llama_context::graph_reserve`), in tokens and cells.
+    """Sizes of the worst-case batch for which llama.cpp reserves buffers (`llama_context::graph_reserve`).
 
-    `n_outputs`: tokens with logits. `n_cells`, `n_cells_swa`: cells of one stream of the full cache and of the
-        window's.
-    `n_streams`: sequences with cells of their own. `n_states`: sequences with a recurrent state.
-    `flash`: attention is one operation. `v_trans`: the V cache is transposed, as without flash attention.
-    `unfused`: other operations that are not computed as one.
-    `n_positions`: positions in the cache, rounded up to 256. It is empty when graphs are reserved.
+    `n_tokens`, `n_sequences`: tokens and sequences in the batch.
+    `n_outputs`: tokens with logits.
+    `n_cells`, `n_cells_swa`: cells of one stream in the full KV cache and in that of sliding-window layers.
+    `n_streams`: number of sequences with their own cells.
+    `n_states`: number of sequences with a recurrent state.
+    `type_k`, `type_v`: types of the KV cache.
+    `flash`: whether attention is one node (flash attention).
+    `v_trans`: whether the V cache is transposed, as without flash attention.
+    `unfused`: names of other operations that are not computed as one node.
+    `n_positions`: positions in the cache, rounded up to 256; the cache is empty when graphs are reserved.
     """
 
     n_tokens: int
@@ -153,7 +164,7 @@ class Batch:
     n_positions: int = 256
 
     def without(self, op: str) -> Batch:
-        """Return the same batch with `op` computed as several operations."""
+        """Return the same batch with the operation `op` computed as several nodes."""
         return replace(self, flash=False) if op == "flash_attn" else replace(self, unfused=self.unfused | {op})
 
     @property
@@ -168,15 +179,18 @@ class Batch:
 _ROPE_FACTORS = ("rope_freqs", "rope_factors_long", "rope_factors_short")
 
 Mixer = Callable[["GraphContext", Tensor], Tensor]
-"""Builder that mixes tokens in a layer, attention or a recurrent scan. It gets the layer's normalised input."""
+"""Builder of attention or of a recurrent scan in a layer. Its argument is the layer's normalised input."""
 
 
 class GraphContext:
-    """A graph while it is built.
+    """A graph while it is built, with the current layer.
 
     Methods return tensors. The order of nodes follows from `build_forward_expand`, as in llama.cpp.
-    `outer`: weights in no block. `caches`: K and V caches by the place of the layer that owns them.
-    `place`: number of the current layer in this graph. `cpu_backend`: index of the CPU backend.
+
+    `outer`: weights that are in no block.
+    `caches`: K and V cache by the place of the layer that owns them.
+    `place`: number of the current layer in this graph.
+    `cpu_backend`: index of the CPU backend.
     """
 
     def __init__(
@@ -212,7 +226,7 @@ class GraphContext:
 
     @property
     def common(self) -> dict[Tensor, tuple[object, ...]]:
-        """Names of leafs that several layers share."""
+        """Names of leaf tensors that several layers read."""
         found: dict[Tensor, tuple[object, ...]] = {tensor: ("weight", buft) for buft, tensor in self._factors.items()}
         return found | {tensor: ("in", name) for name, tensor in self._inputs.items()}
 
@@ -223,7 +237,7 @@ class GraphContext:
         self._given = inputs
 
     def enter(self, place: int, layer: Placed, mixer: Mixer) -> None:
-        """Begin the layer at `place`; weights are looked up in it from now on."""
+        """Begin the layer at `place` in the graph; from now on weights are those of this layer."""
         self.place, self._layer, self._mixer = place, layer, mixer
 
     @property
@@ -240,23 +254,23 @@ class GraphContext:
 
     @property
     def inp_attn(self) -> AttnInput:
-        """Return the attention input of the current layer, by its kind of cache."""
+        """Return the attention inputs of the current layer: of its sliding window if it has one, else of all cells."""
         sliding = self.inputs.inp_attn_swa
         return sliding if self.layer.hparams.is_swa and sliding is not None else self.inputs.inp_attn
 
     def mixed(self, current: Tensor) -> Tensor:
-        """Return the output of the layer's mixer for its normalised input."""
+        """Return the output of the layer's attention or recurrent scan for the normalised input `current`."""
         assert self._mixer is not None
         return self._mixer(self, current)
 
     # ------------------------------------------------------------------ weights and norms
 
     def has(self, stem: str) -> bool:
-        """Return whether the current layer has the weight `stem`."""
+        """Return whether the current layer has the weight with the short name `stem`, such as "attn_q"."""
         return stem in self.layer.weights
 
     def weight(self, stem: str, *ne: int) -> Tensor:
-        """Return a weight of the current layer, with the shape `ne` if one is given."""
+        """Return the weight of the current layer with the short name `stem`; with shape `ne` if one is given."""
         facts = self.layer.weights[stem]
         # Looped layers read the same leaf. Two leafs for one weight would count its copies twice.
         key = facts.name if self.hparams.shares_blocks else (self.place, stem)
@@ -267,22 +281,25 @@ class GraphContext:
         return found
 
     def maybe(self, stem: str) -> Tensor | None:
-        """Return a weight of the current layer, None if it has none of this name."""
+        """Return the weight of the current layer with the short name `stem`; None if it has none."""
         return self.weight(stem) if self.has(stem) else None
 
     def outer_weight(self, facts: WeightFacts, buft: str) -> Tensor:
-        """Return a weight that is in no block."""
+        """Return the tensor of a weight that is in no block, such as the output matrix."""
         return self._new_weight(facts, buft, facts.ne)
 
     def _new_weight(self, facts: WeightFacts, buft: str, ne: Sequence[int]) -> Tensor:
         return self.graph.weight(self._select_buft(facts, buft), ne, facts.n_bytes, facts.padding_bytes)
 
     def raw_norm(self, source: Tensor, *, layer_norm: bool = False) -> Tensor:
-        """Return `source` normalised without weights."""
+        """Return `source` normalised, not multiplied by weights."""
         return self.graph.like("norm" if layer_norm else "rms_norm", source)
 
     def build_norm(self, source: Tensor, *stems: str, layer_norm: bool = False, pin: bool = True) -> Tensor:
-        """Normalise with the first of `stems` that the layer has, or without weights (`build_norm` of llama.cpp)."""
+        """Return `source` normalised, with the first of the weights `stems` that the layer has (`build_norm`).
+
+        If it has none, there are no weights. `pin`: whether the node is pinned to the layer's backend.
+        """
         stem = next((stem for stem in stems if self.has(stem)), stems[0])
         found = self.raw_norm(source, layer_norm=layer_norm)
         weight, bias = self.maybe(stem), self.maybe(f"{stem}.bias")
@@ -298,13 +315,16 @@ class GraphContext:
         return found
 
     def linear(self, stem: str, source: Tensor) -> Tensor:
-        """Multiply with a weight, and add the bias and scale that the layer has (`build_lora_mm`, then `ggml_add`)."""
+        """Return `source` multiplied by the weight `stem`, with the layer's scale and bias if it has them.
+
+        Mirrors `build_lora_mm` and then `ggml_add`.
+        """
         found = self._scaled(stem, source)
         bias = self.maybe(f"{stem}.bias") if self.style.output_bias or stem != "attn_output" else None
         return found if bias is None else self.graph.add(found, bias)
 
     def projection(self, stem: str, source: Tensor) -> Tensor:
-        """Return queries, keys or values before they are divided into heads."""
+        """Return queries, keys or values of `source` as a matrix product, not yet divided into heads."""
         if self.style.projections == "full":
             return self.linear(stem, source)
         bare = self.style.projections == "bare"
@@ -317,11 +337,11 @@ class GraphContext:
         return found
 
     def fuses(self, op: str) -> bool:
-        """Return whether `op` is computed as one operation."""
+        """Return whether the operation `op` is computed as one node."""
         return op not in self.batch.unfused
 
     def fused(self, op: str, ne: Sequence[int], *src: Tensor) -> Tensor:
-        """Return an operation that llama.cpp takes apart if it leaves its layer's device (see `Graph.fused`)."""
+        """Return a node that llama.cpp replaces by several if it is not on its layer's device (see `Graph.fused`)."""
         found = self.graph.new(op, ne, *src)
         self.graph.fused.append((found, self.layer.buft))
         return found
@@ -329,7 +349,7 @@ class GraphContext:
     # ------------------------------------------------------------------ inputs
 
     def shared_input(self, name: str, *ne: int) -> Tensor:
-        """Return the F32 input `name`, which several layers read."""
+        """Return the F32 input tensor `name`, which several layers read; it is made on first use."""
         found = self._inputs.get(name)
         if found is None:
             found = self._inputs[name] = self.graph.new_input("f32", *ne)
@@ -338,7 +358,10 @@ class GraphContext:
     # ------------------------------------------------------------------ attention
 
     def rope(self, source: Tensor, positions: Tensor, *, by_table: bool = True) -> Tensor:
-        """Return `source` rotated by position (`ggml_rope_ext`), with the RoPE factors of the file if `by_table`."""
+        """Return `source` rotated by position (`ggml_rope_ext`).
+
+        `by_table`: whether the file's RoPE factors are used.
+        """
         found = self.graph.like("rope", source, positions)
         if by_table and self._rope_factors is not None:
             buft = self._select_buft(self._rope_factors, self.layer.weights_buft)
@@ -354,9 +377,9 @@ class GraphContext:
     # ------------------------------------------------------------------ feed-forward
 
     def build_ffn(self, source: Tensor, suffix: str = "", *, activations: int = 1) -> Tensor:
-        """Return the feed-forward part of the weights `ffn_*<suffix>` (`llm_graph_context::build_ffn`).
+        """Return the output of the feed-forward part with the weights `ffn_*<suffix>` (`llm_graph_context::build_ffn`).
 
-        `activations`: number of operations of an activation without a gate.
+        `activations`: number of nodes of the activation if there is no gate.
         """
         graph = self.graph
         up = self.linear(f"ffn_up{suffix}", source) if self.has(f"ffn_up{suffix}") else source
@@ -377,7 +400,7 @@ class GraphContext:
 
 
 def _part(stem: str) -> str:
-    """Return the part of a layer that a weight belongs to, see `Scaled`."""
+    """Return the part of a layer that the weight `stem` belongs to, as in `Scaled`."""
     if stem.startswith("ffn_"):
         return "dense"
     if stem.startswith("ssm_") or stem == "attn_gate":

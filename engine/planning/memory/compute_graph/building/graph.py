@@ -1,6 +1,6 @@
-"""The graph of a model from the embeddings to the logits, made by the builders that its record names.
+"""Building of a model's graph from embeddings to logits, with the builders that its architecture's record names.
 
-Mirrors `llama_model::build_graph` with `build_inp_embd` and the other inputs of llama-graph.cpp.
+Mirrors `llama_model::build_graph`, with `build_inp_embd` and the other inputs of llama-graph.cpp.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from engine.planning.memory.compute_graph.ggml.scheduler import HOST
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Ids of the tokens (`inp_tokens`)."""
+    """Input tensor with the token ids (`inp_tokens`)."""
 
     ids: Tensor
 
 
 def build_inp_embd(ctx: GraphContext, first: Placed, positions: Tensor) -> Tensor:
-    """Return the input of the first layer: embeddings of the tokens, scaled and normalised as the style says.
+    """Return the input of the first layer: token embeddings, scaled and normalised as the architecture does.
 
     Mirrors `llm_graph_context::build_inp_embd` and the beginning of the graphs in src/models.
     """
@@ -65,7 +65,7 @@ def build_inp_embd(ctx: GraphContext, first: Placed, positions: Tensor) -> Tenso
 
 
 def outer_norm(ctx: GraphContext, name: str, buft: str, current: Tensor, backend: int = -1) -> Tensor:
-    """Return `current` normalised with weights in no block, if the file has them."""
+    """Return `current` normalised, with the weights `name` that are in no block, if the file has them."""
     graph, outer = ctx.graph, ctx.outer
     current = ctx.raw_norm(current, layer_norm=ctx.style.layer_norm)
     current.backend = backend
@@ -82,8 +82,11 @@ def _first_of(outer: Weights, *names: str) -> str | None:
 def finish(
     ctx: GraphContext, current: Tensor, on_logits: Callable[[GraphContext, Tensor], Tensor] | None = None
 ) -> Graph:
-    """Return the graph with the logits, or with the embeddings of an embedding model. `current`: output of the last
-    layer."""
+    """Return the finished graph, with logits, or with embeddings for an embedding model.
+
+    `current`: output of the last layer.
+    `on_logits`: builder of a step after the logits; None for no such step.
+    """
     graph, outer, output = ctx.graph, ctx.outer, ctx.inputs.output
     if ctx.style.embeds:
         norm = _first_of(outer, "output_norm", "enc.output_norm")
@@ -118,12 +121,19 @@ def finish(
 _MODELS = "engine.planning.memory.compute_graph.models"
 
 Step = Callable[[GraphContext, Tensor], Tensor]
-"""Builder of a part of the graph: a layer, or a step before the first or after the last layer."""
+"""Builder of a layer, or of a step before the first or after the last layer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """The builders of one model. `record`: settings of its architecture. `style`: settings that the file may change."""
+    """The builders of one model.
+
+    `record`: settings of its architecture; `style`: those settings that the file may change.
+    `embed`: builder of the input embeddings; None for `build_inp_embd`.
+    `layer`: builder of a layer, which calls `attention` or `recurrence`.
+    `before`, `behind`: steps before the first and after the last layer; None for no step.
+    `logits`: step after the logits; None for no step.
+    """
 
     record: GraphRecord
     style: Style
@@ -138,13 +148,13 @@ class Family:
 
 @cache
 def find_builder(name: Builder) -> Any:
-    """Return the builder of a record's name. Its module is imported now."""
+    """Return the builder function with the name "module.function"; the module is imported on first use."""
     module, _, function = name.partition(".")
     return getattr(import_module(f"{_MODELS}.{module}"), function)
 
 
 def find_family(model: ModelFile, architecture: Architecture) -> Family | None:
-    """Return the builders of a model, None if only a probe can compute its compute buffers."""
+    """Return the builders of a model; None if its compute buffers can only be found by a probe."""
     record = architecture.graph
     if record is None or _is_unmeasured(model):
         return None
@@ -166,7 +176,7 @@ def _find_optional(name: Builder | None) -> Any:
 
 
 def _is_unmeasured(model: ModelFile) -> bool:
-    """Return whether the file asks for a variant of its architecture that was never compared with llama.cpp."""
+    """Return whether the file has a variant of its architecture that was never compared with llama.cpp."""
     mapping = model.hyper_parameter("deepstack_mapping")
     return isinstance(mapping, tuple) and any(isinstance(each, int) and each >= 0 for each in mapping)
 
@@ -182,11 +192,13 @@ def build_graph(
     passed: Callable[[Tensor], None] = lambda _: None,
     inside: bool = False,
 ) -> Graph:
-    """Return the graph of `layers`, with embeddings, and with the output matrix if it `ends`.
+    """Return the graph of `layers` with the embeddings.
 
-    `sliding`: the model has sliding windows. `passed`: called with the input of each layer, and with the output of the
-        last.
-    `inside`: layers before the first of these are left out, and a placeholder stands for them.
+    `output`: buffer type of the output layer.
+    `sliding`: whether the model has sliding windows.
+    `ends`: whether the output matrix is included.
+    `passed`: is called with the input of each layer, and with the output of the last one.
+    `inside`: whether a placeholder node stands for layers before the first of `layers`.
     """
     # Made before the embeddings, because models with a table of positions read it there.
     positions = ctx.graph.new_input("i32", ctx.batch.n_tokens * ctx.hparams.n_pos_per_embd)
@@ -220,7 +232,7 @@ def _make_inputs(
     sliding: bool,
     has_states: bool,
 ) -> GraphInputs:
-    """Return the inputs of all layers, made in llama.cpp's order."""
+    """Return the input tensors of all layers, made in llama.cpp's order."""
     graph, batch = ctx.graph, ctx.batch
     if not ctx.has_cache:
         in_window = build_attn_inp_no_cache(ctx) if sliding else None

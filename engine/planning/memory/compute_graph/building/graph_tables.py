@@ -1,5 +1,7 @@
-"""Tables of one model for its graphs: hyper-parameters and weights of the layers, which layers are alike, and the
-sections that stand for all layers of a kind."""
+"""Tables of one model from which its graphs are built: hyper-parameters and weights of layers, and equal layers.
+
+Layers with equal graphs are of one kind, and one section of a graph represents all of them.
+"""
 
 from __future__ import annotations
 
@@ -47,15 +49,15 @@ from engine.planning.memory.hyper_parameters import HyperParameters, MissingNumb
 from engine.planning.memory.tensors import OverrideHomes
 
 Sizes = Literal["none", "moved", "all"]
-"""Weights whose size counts when layers are compared: none, those that overrides move, or all."""
+"""The weights whose size matters when layers are compared: none, those that overrides move, or all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """Represents all layers that make the same graph.
+    """Represents all layers that have the same graph.
 
-    `layer`: one of them; -1 for the weights in no block.
-    `moved`: buffer types to which overrides move its weights, by name of the weight.
+    `layer`: index of one of them; -1 for the weights that are in no block.
+    `moved`: buffer type to which overrides move a weight, by full name of the weight.
     """
 
     layer: int
@@ -63,7 +65,10 @@ class Variant:
 
 
 class GraphTables:
-    """Tables of one model, for all context settings."""
+    """Hyper-parameters, weights and kinds of layers of one model, from which its graphs are built.
+
+    They are valid for all context settings and layouts. Layers of one kind have equal nodes.
+    """
 
     def __init__(
         self, model: ModelFile, hyper: HyperParameters, architecture: Architecture, override_homes: OverrideHomes
@@ -99,7 +104,7 @@ class GraphTables:
         self.is_whole: bool = (
             family.record.every_layer or shares or adds or self.hparams.shares_blocks or any(hyper.indexer_widths)
         )
-        """Whether layers read tensors of layers that are not their neighbours, so that the graph is built whole."""
+        """Whether layers read tensors of layers other than their neighbours, so that the graph is built whole."""
         self.slides: bool = any(layer.is_swa for layer in self.layers)
         # Layers of equal hyper-parameters and shapes make equal nodes. Types and sizes of weights do not matter here;
         # `alike` adds them if devices copy weights.
@@ -113,16 +118,21 @@ class GraphTables:
         self._model = model
         self.architecture: Architecture = architecture
         self.unsupported_weights: list[frozenset[str]] = [frozenset()]
-        """For each kernel class, names of the weights without a kernel. Class 0 has kernels for all."""
+        """Full names of the weights for which a device has no kernel, by number of the kernel class.
+
+        None for class 0.
+        """
         self._kernel_classes: dict[Kernels, int] = {ALL_KERNELS: 0}
         self.variants: list[Variant] = []
-        """Variants by the numbers that `alike` and `outside` return."""
+        """Representatives of layers with equal graphs, by the number that `alike` and `outside` return."""
         self._numbers: dict[object, int] = {}
         self._homes = override_homes
 
     def kernel_class(self, kernels: Kernels) -> int:
-        """Return the number of the class of devices with these kernels: devices of one class leave the same weights to
-        the host."""
+        """Return the number of the kernel class for a device with these kernels.
+
+        Devices of one class lack kernels for the same weights, which llama.cpp puts in host memory.
+        """
         found = self._kernel_classes.get(kernels)
         if found is None:
             names = find_unsupported(self._model, self.architecture, kernels)
@@ -133,7 +143,11 @@ class GraphTables:
         return found
 
     def _try_graph(self, model: ModelFile) -> None:
-        """Build one layer of each kind, so that unsuitable tensors are found now and not during a drag."""
+        """Build one layer of each kind, so that unsuitable tensors raise an error now and not during a drag.
+
+        Raises:
+            MissingNumberError: the tensors of the file do not fit the architecture.
+        """
         batch = Batch(2, 1, 2, 256, 256, 1, 1, "f16", "f16", flash=False, v_trans=True, offload_kqv=True)
         ctx = GraphContext(
             self.hparams, self.family.style, batch, self.outer, lambda _, buft: buft, 0, has_cache=self.has_cache
@@ -164,13 +178,14 @@ class GraphTables:
             if start == end
         }
         self.units: tuple[tuple[int, int], ...] = tuple(_units([kind in silent for kind in self.kinds]))
-        """First and last layer of each unit: one layer, with the layers before it that add no nodes of their own."""
+        """(First, last) layer of each unit: a layer that adds nodes, with the layers before it that add none."""
 
     def alike(self, overrides: tuple[TensorOverride, ...], sizes: Sizes) -> tuple[int, ...]:
-        """Return the variant of each layer. Layers have the same variant if they make the same graph, with weights in
-        the same buffer types under `overrides`.
-        If a device computes with weights in host memory, it allocates copies of them. Therefore `sizes` says whose
-        bytes count.
+        """Return the number of the variant of each layer (see `variants`).
+
+        Layers have the same variant if they have the same graph, with weights in the same buffer types under
+        `overrides`. A device that computes with weights in host memory allocates copies of them, so their bytes must be
+        equal too: `sizes` has the weights that are compared.
         """
         moved = self.moved(overrides)
         found = []
@@ -183,7 +198,7 @@ class GraphTables:
         return tuple(found)
 
     def outside(self, overrides: tuple[TensorOverride, ...]) -> int:
-        """Return the variant of the weights in no block."""
+        """Return the number of the variant of the weights that are in no block."""
         moved = self.moved(overrides)
         here = {facts.name: moved[facts.name] for facts in self.outer.values() if facts.name in moved}
         return self._variant(("outer", *here.items()), -1, here)
@@ -195,7 +210,7 @@ class GraphTables:
         return found
 
     def moved(self, overrides: tuple[TensorOverride, ...]) -> dict[str, str]:
-        """Return the buffer types to which overrides move weights, by name of the weight."""
+        """Return the buffer type to which overrides move a weight, by full name of the weight."""
         return {name: buft_of_device(device) for name, device in self._homes.devices(overrides).items()}
 
     @property
@@ -204,8 +219,7 @@ class GraphTables:
 
 
 def _weights_of(model: ModelFile, source: int, index: int, part: str) -> Weights:
-    """Return the weights of the layer at `index`: those of the block `source`, with scales of its own if the file has
-    them."""
+    """Return the weights of layer `index`: those of the block `source`, with `.scale` tensors of its own block."""
     found = block_weights(model.blocks[source], part)
     if source == index or index >= len(model.blocks):
         return found
@@ -215,7 +229,11 @@ def _weights_of(model: ModelFile, source: int, index: int, part: str) -> Weights
 
 
 def _count_layers(model: ModelFile, part: str, n_layers: int) -> int:
-    """Return the number of layers of a part of the model, at most `n_layers`."""
+    """Return the number of layers in a part of the model ("enc" or "dec").
+
+    Raises:
+        MissingNumberError: the file has a number above `n_layers`.
+    """
     count = number(model, "decoder_block_count", n_layers) if part == "dec" else n_layers
     if count > n_layers:
         raise MissingNumberError(f"{model.architecture}.decoder_block_count is {count}, more than block_count")
@@ -223,7 +241,7 @@ def _count_layers(model: ModelFile, part: str, n_layers: int) -> int:
 
 
 def _units(silent: Sequence[bool]) -> Iterator[tuple[int, int]]:
-    """Yield units: layers with the silent layers before them."""
+    """Yield (first, last) layer of each unit: a layer that adds nodes, with the layers before it that add none."""
     first = 0
     for index, is_silent in enumerate(silent):
         if not is_silent:
@@ -232,14 +250,17 @@ def _units(silent: Sequence[bool]) -> Iterator[tuple[int, int]]:
 
 
 _MOST_GRAPHS = 16
-"""Whole graphs that are kept. A drag over devices of several kernel classes needs one for each step."""
+"""Most whole graphs that are cached.
+
+A drag over devices that lack kernels for different weights needs one for each step.
+"""
 
 
 class SectionMaker:
-    """Builds sections and caches them.
+    """Builds sections of a graph and caches them. A section is the part of the graph that belongs to some layers.
 
-    `pinned`: norms are pinned to the device of their layer. `op_offload`: devices compute operations whose weights are
-        in host memory.
+    `pinned`: whether norms are pinned to the device of their layer.
+    `op_offload`: whether devices compute with weights in host memory.
     """
 
     def __init__(
@@ -258,20 +279,20 @@ class SectionMaker:
         self._parts: dict[tuple[tuple[TensorOverride, ...], tuple[int, ...]], tuple[Section, ...]] = {}
 
     def sizes_matter(self, buft: str, kernel_class: int) -> Sizes:
-        """Return the weights whose size counts on a device with this buffer type and kernel class."""
+        """Return the weights whose size matters if a layer is on a device with this buffer type and kernel class."""
         if not self._op_offload:
             return "none"
         return "all" if kernel_class or buft == HOST else "moved"
 
     def section(self, name: SectionName) -> Section:
-        """Return the section of some layers after others.
+        """Return the section with some layers that follow other layers.
 
-        The name is `("layers", before, layers, kernel_classes, is_last, outer)`; `before` is empty for the first
+        Its name is `("layers", before, layers, kernel_classes, is_last, outer)`; `before` is empty for the first
         section. The section with the output matrix is `("end", before, layers, kernel_classes, True, outer)`. Layers
         and `outer` are numbers of variants. `kernel_classes` has one entry for each layer, and one for the output.
 
         Raises:
-        DistantReadError: a layer reads a tensor of a layer that is not its neighbour.
+            DistantReadError: a layer reads a tensor of a layer that is not its neighbour.
         """
         found = self._known.get(name)
         if found is None:
@@ -314,7 +335,10 @@ class SectionMaker:
         return marks.first(ctx.common, places)
 
     def parts(self, overrides: tuple[TensorOverride, ...], kernel_classes: tuple[int, ...]) -> tuple[Section, ...]:
-        """Return the graph of all layers in sections, given the kernel class of each layer and of the output."""
+        """Return the graph of all layers in sections, for graphs that must be built whole.
+
+        `kernel_classes`: number of the kernel class of each layer's device, and of the output layer's.
+        """
         found = self._parts.get((overrides, kernel_classes))
         if found is None:
             if len(self._parts) >= _MOST_GRAPHS:

@@ -1,4 +1,6 @@
-"""Hyper-parameters that shape a graph, of model and layers; names are those of `llama_hparams` (llama-hparams.h)."""
+"""Hyper-parameters of a model and its layers that shape the graph, with names as in `llama_hparams`
+(llama-hparams.h).
+"""
 
 from __future__ import annotations
 
@@ -13,28 +15,30 @@ from engine.planning.memory.hyper_parameters import HyperParameters, MissingNumb
 
 @dataclass(frozen=True, slots=True)
 class Stacks:
-    """Layers of HRM (src/models/hrm-text.cpp): two stacks of `layers` each. The low stack runs `low_cycles` times, then
-    the high stack once, and so on."""
+    """The two stacks of layers in an HRM model (src/models/hrm-text.cpp), each of `layers` layers.
+
+    The graph repeats: the low stack runs `low_cycles` times, then the high stack once.
+    """
 
     layers: int
     low_cycles: int
 
     def place(self, slot: int) -> tuple[bool, int]:
-        """Return whether layer `slot` of the graph belongs to the high stack, and its number in the stack."""
+        """Return (whether layer `slot` of the graph is in the high stack, its number in the stack)."""
         run, place = divmod(slot, self.layers)
         return run % (self.low_cycles + 1) == self.low_cycles, place
 
     def block(self, slot: int) -> int:
-        """Return the block of the file whose weights layer `slot` of the graph uses."""
+        """Return the index of the block in the file whose weights layer `slot` of the graph uses."""
         is_high, place = self.place(slot)
         return place + (self.layers if is_high else 0)
 
 
 def read_stacks(model: ModelFile) -> Stacks:
-    """Return the stacks of a model.
+    """Return the stacks of an HRM model.
 
     Raises:
-    MissingNumberError: they do not add up to the layers of the file.
+        MissingNumberError: a number is missing, or they do not give the number of layers in the file.
     """
     layers, high_cycles, low_cycles = (
         number(model, f"hrm.{key}") for key in ("layers_per_stack", "h_cycles", "l_cycles")
@@ -45,28 +49,32 @@ def read_stacks(model: ModelFile) -> Stacks:
 
 
 _LEAST_LIMIT = 1e-6
-"""Gates are clamped only if the limit in the file is larger than this, as in `build_ffn` of llama-graph.cpp."""
+"""Smallest limit in the file with which gates are clamped, as in `build_ffn` of llama-graph.cpp."""
 _SIGMOID = 2
-"""`LLAMA_EXPERT_GATING_FUNC_TYPE_SIGMOID`."""
+"""Number of the sigmoid router in files: `LLAMA_EXPERT_GATING_FUNC_TYPE_SIGMOID`."""
 
 Gating = Literal["fused", "clamped", "tanh", "tanh_both"]
-"""How a gated feed-forward part is computed: `fused` in one operation, `clamped` with both inputs clamped, `tanh` and
-`tanh_both` with a hyperbolic tangent on the gate or on both inputs (SiTU of kimi-k3.cpp)."""
+"""Computation of a gated feed-forward part.
+
+`fused`: one node. `clamped`: both inputs are clamped. `tanh`, `tanh_both`: a hyperbolic tangent is applied to the gate,
+or to both inputs (SiTU of kimi-k3.cpp).
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerHparams:
-    """Hyper-parameters of one layer. Head sizes are in elements.
+    """Hyper-parameters of one layer. Head sizes and widths are in elements.
 
     `n_experts_used`: experts of each token; 0 if the layer has no experts.
     `indexer_width`: width of the indexer's keys; 0 if the layer has no indexer.
     `ratio`: compression ratio of its keys (`dsv4_compress_ratios`); 0 for none.
-    `owns_cache`: it has a KV cache of its own.
+    `owns_cache`: whether it has its own KV cache.
+    `has_rope`: whether its queries and keys are rotated by RoPE.
     `cache_of`: index of the layer whose KV cache it reads; -1 for its own.
-    `keeps_largest`: only the largest gates pass (`gaussian_topk` of Gemma 3n).
-    `block_size`: cells of a block of the indexer; 0 for none.
-    `gating`, `expert_gating`: see `Gating`.
-    `adds_input`: a part of the embeddings is added to its output (deepstack).
+    `keeps_largest`: whether only the largest gates are used (`gaussian_topk` of Gemma 3n).
+    `block_size`: cells in a block of the indexer; 0 for none.
+    `gating`, `expert_gating`: computation of the dense and of the expert feed-forward part.
+    `adds_input`: whether a part of the embeddings is added to its output (deepstack).
     """
 
     n_head: int
@@ -98,10 +106,13 @@ class LayerHparams:
 
 @dataclass(frozen=True, slots=True)
 class IndexerHparams:
-    """Hyper-parameters of indexers (`indexer_*`). All are 0 if the model has none.
+    """Hyper-parameters of indexers (`indexer_*`), which select the cells that a token attends to.
 
-    `top_k`: cells, or blocks of `block_size` cells, that a token attends to.
-    `kpool`: tokens whose keys are scored together. `kpool_select_tail`: tokens that fill no pool are always selected.
+    All are 0 if there are none.
+
+    `top_k`: number of selected cells, or of blocks of `block_size` cells.
+    `kpool`: number of tokens whose keys are scored together.
+    `kpool_select_tail`: whether tokens that do not fill a pool are always selected.
     """
 
     n_head: int = 0
@@ -117,7 +128,7 @@ class SsmHparams:
     """Hyper-parameters of recurrent layers (`ssm_*`); 0 if the architecture does not use one.
 
     `n_embd_r`, `n_embd_s`: elements of the rolling state and of the recurrent state of one sequence.
-    `has_gate_lower_bound`: the decay of KDA has a lower bound, and other operations compute it.
+    `has_gate_lower_bound`: whether the decay of KDA has a lower bound, which needs other nodes.
     """
 
     d_conv: int = 0
@@ -132,29 +143,30 @@ class SsmHparams:
 
     @property
     def kept(self) -> int:
-        """Tokens that a convolution keeps from the batch before.
+        """Number of tokens of the previous batch that a convolution needs.
 
-        If the file names no kernel size it is 3 (`llama_hparams::n_embd_r`).
+        If the file has no kernel size, it is 3 (`llama_hparams::n_embd_r`).
         """
         return self.d_conv - 1 if self.d_conv else 3
 
 
 @dataclass(frozen=True, slots=True)
 class ModelHparams:
-    """Hyper-parameters of the model.
+    """Hyper-parameters of a model that shape its graph.
 
-    `head_k`, `head_v`: head sizes of the first layer with attention.
+    `head_k`, `head_v`: head sizes of the first layer with attention, in elements.
     `v_width_max`: width of the widest V cache (`n_embd_v_gqa_max`).
-    `n_pos_per_embd`: numbers that describe the position of a token.
+    `n_pos_per_embd`: number of values for the position of a token.
     `n_rot`: elements of a head that RoPE rotates.
-    `scaled`: parts of a layer that look for `.scale` tensors.
-    `sigmoid_router`: the router uses sigmoid instead of softmax.
-    `ple_n_heads`, `ple_ngram_size`: rows and length of the hashed token sequences (per-layer embeddings).
-    `rotated_heads`: head sizes of K and V that a quantised cache rotates by a Hadamard matrix, for full-attention
-        layers and for sliding-window layers; 0 if it does not.
-    `hc_mult`: parallel residual streams (hyper-connections), mixed in `hc_sinkhorn_iters` steps.
-    `stacked_inputs`: embeddings of an image that follow the token's own (`n_deepstack_layers`).
-    `n_loops`: how often all `n_blocks` of the file run.
+    `scaled`: parts of a layer whose weights may have `.scale` tensors.
+    `sigmoid_router`: whether the router uses sigmoid instead of softmax.
+    `ple_n_heads`, `ple_ngram_size`: rows read for each token, and length of the hashed token sequences (per-layer
+    embeddings).
+    `rotated_heads`: sizes of the K and V heads that are rotated by a Hadamard matrix if the cache is quantised, for
+    full-attention layers and for sliding-window layers; 0 for none.
+    `hc_mult`: number of parallel residual streams (hyper-connections), mixed in `hc_sinkhorn_iters` steps.
+    `stacked_inputs`: number of image embeddings that follow a token's own (`n_deepstack_layers`).
+    `n_blocks`: number of blocks in the file; `n_loops`: number of times that all of them run.
     """
 
     n_embd: int
@@ -198,10 +210,10 @@ class ModelHparams:
 def read_model_hparams(
     model: ModelFile, hyper: HyperParameters, architecture: Architecture, graph: GraphRecord, positions: int
 ) -> ModelHparams:
-    """Return the hyper-parameters of the model. `positions`: see `Style`.
+    """Return the hyper-parameters of the model. `positions`: as in `Style`.
 
     Raises:
-    MissingNumberError: names the key, so that the caller leaves the model to the probe.
+        MissingNumberError: a key is missing; the message names it, and the model's memory is left to the probe.
     """
     # Hybrid models may begin with recurrent layers, which have no KV heads.
     first = next((index for index, count in enumerate(hyper.n_head_kv) if count), 0)
@@ -244,7 +256,10 @@ def read_model_hparams(
 
 
 def _rotated_heads(hyper: HyperParameters, *, slides: bool) -> tuple[int, int]:
-    """Return the head sizes of K and V in one of the two caches; 0 if layers differ or the size forbids rotation."""
+    """Return the sizes of the K and V heads in the full or the sliding-window cache.
+
+    0 if layers have different sizes, or if heads of this size cannot be rotated.
+    """
     layers = [index for index, caches in enumerate(hyper.caching) if caches and hyper.sliding[index] is slides]
 
     def common(heads: tuple[int, ...]) -> int:
@@ -255,13 +270,13 @@ def _rotated_heads(hyper: HyperParameters, *, slides: bool) -> tuple[int, int]:
 
 
 def _positions(model: ModelFile) -> int:
-    """Return how many numbers describe the position of a token: 4 with several RoPE sections (M-RoPE), else 1."""
+    """Return the number of values for a token's position: 4 with several RoPE sections (M-RoPE), else 1."""
     sections = model.hyper_parameter("rope.dimension_sections")
     return 4 if isinstance(sections, tuple) and len(sections) > 1 and 0 not in sections[:2] else 1
 
 
 def _hashes(model: ModelFile) -> int:
-    """Return how many rows of the table of hashed token sequences a token reads (`ple_n_heads`)."""
+    """Return how many rows each token looks up in the embedding table of hashed n-grams (`ple_n_heads`)."""
     longest = number(model, "ple.ngram_size", 0, least=0)
     return max(0, longest - 1) * number(model, "ple.heads_per_ngram", 0, least=0)
 
@@ -310,10 +325,10 @@ def _is_bound(value: object) -> bool:
 def read_layer_hparams(
     model: ModelFile, hyper: HyperParameters, graph: GraphRecord, rope: Rope
 ) -> tuple[LayerHparams, ...]:
-    """Return the hyper-parameters of each layer except those of multi-token prediction.
+    """Return the hyper-parameters of each layer, except layers for multi-token prediction.
 
     Raises:
-    MissingNumberError: the count of used experts is missing, or larger than the count of experts.
+        MissingNumberError: the number of used experts is missing, or larger than the number of experts.
     """
     found = []
     for index in range(hyper.n_trunk_layers):
@@ -348,7 +363,7 @@ def read_layer_hparams(
 
 
 def _stacked_inputs(model: ModelFile) -> int:
-    """Return how many embeddings of an image follow that of a token, one for each of the first layers."""
+    """Return the number of image embeddings that follow a token's own, one for each of the first layers (deepstack)."""
     return number(model, "n_deepstack_layers", 0, least=0)
 
 

@@ -1,7 +1,7 @@
-"""A layer on its way into the graph: its weights by short name (`llama_layer` in llama-model.h), and buffer types.
+"""A layer's weights by short name (`llama_layer` in llama-model.h), and the choice of their buffer types.
 
-A weight is in the buffer type of its layer's device, in host memory if the device has no kernel for it, or where an
-override says (`select_weight_buft` in llama-model-loader.cpp).
+A weight is in the buffer type of its layer's device. It is in host memory if the device has no kernel for it, and an
+override can put it elsewhere (`select_weight_buft` in llama-model-loader.cpp).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from engine.planning.memory.tensors import row_padding_bytes
 
 @dataclass(frozen=True, slots=True)
 class WeightFacts:
-    """One weight: full name, shape (fastest dimension first), size in bytes, and type."""
+    """One weight: full name, shape with the fastest dimension first, size in bytes, and tensor type."""
 
     name: str
     ne: tuple[int, ...]
@@ -27,7 +27,7 @@ class WeightFacts:
 
     @property
     def padding_bytes(self) -> int:
-        """Bytes that backends add which pad rows."""
+        """Bytes that backends add if they pad rows."""
         return row_padding_bytes(self.type_name, self.ne[0]) if self.ne else 0
 
 
@@ -39,7 +39,7 @@ SelectBuft = Callable[[WeightFacts, str], str]
 
 
 def stem(name: str) -> str:
-    """Return the short name: `ffn_up` for `blk.3.ffn_up.weight`, `ffn_up.bias` for `blk.3.ffn_up.bias`."""
+    """Return the short name of a tensor: `ffn_up` for `blk.3.ffn_up.weight`, `ffn_up.bias` for `blk.3.ffn_up.bias`."""
     return name.split(".", 2)[-1].removesuffix(".weight") if name.startswith("blk.") else name.removesuffix(".weight")
 
 
@@ -48,7 +48,10 @@ def _facts(tensor: TensorInfo) -> WeightFacts:
 
 
 def block_weights(block: Block, part: str = "") -> Weights:
-    """Return the weights of a block, or of one `part` of it: `dec.blk.0.attn_q` is `attn_q` of the part `dec`."""
+    """Return the weights of a block by short name; if `part` is given, only its weights.
+
+    `dec.blk.0.attn_q` is `attn_q` of the part `dec`.
+    """
     if not part:
         return {stem(tensor.name): _facts(tensor) for tensor in block.tensors}
     start = f"{part}.blk."
@@ -57,19 +60,20 @@ def block_weights(block: Block, part: str = "") -> Weights:
 
 
 def global_weights(model: ModelFile) -> Weights:
-    """Return the weights that are in no block."""
+    """Return the weights that are in no block, by short name."""
     return {stem(tensor.name): _facts(tensor) for tensor in model.global_tensors}
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A layer with its place.
+    """A layer at its place in the graph, with the buffer types of its weights.
 
-    `hparams`, `weights`: what it is made of.
+    `hparams`, `weights`: its hyper-parameters and weights.
     `buft`: buffer type of its device.
-    `weights_buft`: buffer type of the block whose weights it uses; differs from `buft` only if layers share a block.
+    `weights_buft`: buffer type of the block whose weights it uses; other than `buft` only if layers share a block.
     `backend`: index of the backend that its norms are pinned to; -1 for none.
-    `is_last`: it is the last layer of the model. `index`: its number in the model.
+    `is_last`: whether it is the last layer of the model.
+    `index`: its number in the model.
     """
 
     hparams: LayerHparams
@@ -82,16 +86,16 @@ class Placed:
 
 
 def buft_of_device(device: str) -> str:
-    """Return the buffer type of a device."""
+    """Return the name of a device's buffer type: `HOST` for the CPU, else the device id."""
     return HOST if device == CPU_ID else device
 
 
 def weight_bufts(moved: Mapping[str, str], unsupported: Mapping[str, frozenset[str]]) -> SelectBuft:
     """Return the function that selects the buffer type of a weight.
 
-    `moved`: buffer types that overrides move weights to, by name of the weight.
-    `unsupported`: by buffer type, the names of the weights that its device has no kernel for. llama.cpp does not check
-        kernels for overridden weights.
+    `moved`: buffer type that overrides move a weight to, by full name of the weight.
+    `unsupported`: full names of the weights for which a device has no kernel, by its buffer type. llama.cpp does not
+    check kernels for overridden weights.
     """
     if not moved and not unsupported:
         return lambda _, buft: buft
@@ -108,8 +112,9 @@ def variant_weight_bufts(
 ) -> SelectBuft:
     """Return the function that selects the buffer type of a weight, for layers of known variants.
 
-    `variants`: moved weights, by buffer type of the layer. `outer`: moved weights in no block. `unsupported`: see
-        `weight_bufts`.
+    `variants`: buffer type to which overrides move a weight, by its full name, for each buffer type of a layer.
+    `outer`: the same for weights in no block.
+    `unsupported`: as in `weight_bufts`.
     """
 
     def select(facts: WeightFacts, buft: str) -> str:
@@ -120,7 +125,11 @@ def variant_weight_bufts(
 
 
 def in_block_bufts(select: SelectBuft, bufts: Sequence[str]) -> SelectBuft:
-    """Return `select` for layers that use weights of another block: `bufts` has the buffer type of each block."""
+    """Return a function like `select` for layers that use the weights of another block, as in looped models.
+
+    It selects by the buffer type of the block's device instead of the layer's. `bufts`: buffer type of each block's
+    device.
+    """
 
     def found(facts: WeightFacts, buft: str) -> str:
         if facts.name.startswith("blk."):

@@ -1,1 +1,1 @@
-"""ggml without data: graph, scheduler and allocator, which work on one section of a graph after another."""
+"""ggml's graph, scheduler and allocator without data; they process a graph section by section."""

@@ -1,10 +1,11 @@
-"""ggml-alloc.c without memory: the offset of each tensor in the compute buffer, and the size of each buffer.
+"""Mirror of ggml-alloc.c without memory: the offset of each tensor in its buffer, and the size of each compute buffer.
 
-`DynTallocr` mirrors `ggml_dyn_tallocr`, `ChunkedTallocr` the same with several chunks, and `Gallocr` mirrors
+`DynTallocr` mirrors `ggml_dyn_tallocr`, `ChunkedTallocr` the same with several chunks. `Gallocr` mirrors
 `ggml_gallocr_alloc_graph_impl`: inputs come first, a result reuses the memory of a parent if the operation allows it
 (`ggml_gallocr_allocate_node`), and a tensor is freed after its last use unless it is an output.
-`Gallocr` goes through a graph section by section. A step depends on the section, on the blocks that are in use before
-it (`GallocrState`), and on what later sections read (`LiveOut`).
+
+`Gallocr` processes a graph section by section. The result for a section depends on the section, on the blocks in use
+before it (`GallocrState`), and on the tensors that later sections of the graph read (`LiveOut`).
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ from engine.planning.memory.compute_graph.ggml.scheduler import Backend, Copy, N
 from engine.planning.memory.compute_graph.ggml.sections import EARLY, DistantReadError, Key, is_early, is_shared
 
 _ENDLESS = 1 << 62
-"""Size of the free block at the end of a buffer, in bytes: more than any graph needs."""
+"""Bytes of the free block at the end of an empty buffer; more than any graph needs."""
 
 
 class DynTallocr:
-    """Free blocks of one buffer, sorted by offset. `size_bytes` is the highest end so far (`max_size` of a
-    `tallocr_chunk`).
+    """Free blocks of one buffer, sorted by offset (`ggml_dyn_tallocr`).
+
+    `size_bytes`: highest end of an allocated block so far (`max_size` of a `tallocr_chunk`).
+
     Offsets, sizes and ends are three parallel lists, because `min` and `index` on a list of integers are faster than a
     loop over blocks. The search runs for every tensor of every graph.
     """
@@ -37,10 +40,9 @@ class DynTallocr:
         self.size_bytes = size_bytes
 
     def alloc(self, size: int) -> int:
-        """Return the offset of a new block (`ggml_dyn_tallocr_alloc`).
+        """Allocate a block of `size` bytes and return its offset (`ggml_dyn_tallocr_alloc`).
 
-        The smallest free block that is large enough is taken. Only if there is none, the last block is: it grows the
-        buffer.
+        The smallest free block that is large enough is used. If there is none, the last one is, so the buffer grows.
         """
         sizes = self.sizes
         # The last block is the free space after everything. ggml leaves it out of its search for the best fit
@@ -94,9 +96,10 @@ class DynTallocr:
 class Size(NamedTuple):
     """Size of a compute buffer.
 
-    `size_bytes`: bytes of all chunks together.
-    `pipeline_bytes`: part of it for the copies of a pipeline beyond the first copy of each tensor.
-    `n_chunks`: number of backend buffers that it consists of.
+    `size_bytes`: bytes of all its backend buffers together.
+    `pipeline_bytes`: bytes for pipeline parallelism, which are a part of `size_bytes`: all copies of tensors but the
+    first.
+    `n_chunks`: number of backend buffers.
     """
 
     size_bytes: int
@@ -105,14 +108,14 @@ class Size(NamedTuple):
 
 
 TensorAlloc = tuple[Key, str, int, int]
-"""A tensor in a buffer: its name, the buffer type, the offset and the size in bytes."""
+"""A tensor in a buffer: (name, buffer type, offset, size in bytes)."""
 
 
 @dataclass(frozen=True, slots=True)
 class GallocrState:
-    """The buffers between two sections.
+    """State of the buffers between two sections of a graph.
 
-    `buffers`: for each buffer type, offsets and sizes of its free blocks.
+    `buffers`: (buffer type, offsets of the free blocks, sizes of the free blocks).
     `held`: tensors in the buffers that a later section reads.
     """
 
@@ -122,10 +125,10 @@ class GallocrState:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """What a section adds to buffers, by buffer type.
+    """Growth of the buffers by one section, as pairs of buffer type and bytes.
 
-    `ends`: the highest end that the section reaches in the buffer, in bytes.
-    `kept`: bytes of inputs and copies that a pipeline keeps for the whole graph. They never share memory.
+    `ends`: highest end of a block that the section allocates in the buffer.
+    `kept`: inputs and copies that pipeline parallelism keeps for the whole graph; no other tensor reuses their memory.
     """
 
     ends: tuple[tuple[str, int], ...] = ()
@@ -134,11 +137,11 @@ class Growth:
 
 @dataclass(frozen=True, slots=True)
 class LiveOut:
-    """Liveness at the end of a section: copies, tensors and buffer types that the sections after it need.
+    """What later sections need at the end of a section of the graph.
 
-    `copies`: copies that later sections need at the start of a split which begins in this section or before.
+    `copies`: copies that later sections read, at the start of a split that begins in this section or earlier.
     `read`: names of the tensors that later sections read.
-    `bufts`: buffer types that later sections allocate in.
+    `bufts`: buffer types in which later sections allocate.
     """
 
     copies: tuple[Copy, ...] = ()
@@ -147,7 +150,7 @@ class LiveOut:
 
 
 def live_out_before(split_section: SplitSection, live_out: LiveOut, backends: Sequence[Backend]) -> LiveOut:
-    """Return the liveness before a section, given the liveness `live_out` after it."""
+    """Return what is needed at the start of a section, from `live_out`, which is needed at its end."""
     begins, section = len(split_section.parts) > 1, split_section.section
     passing = [key for key in live_out.read if is_shared(key) or (is_early(key) and key not in split_section.slots)]
     bases = [copy.base_key for copy in live_out.copies if copy.base_key is not None]
@@ -179,7 +182,11 @@ def live_out_before(split_section: SplitSection, live_out: LiveOut, backends: Se
 
 
 def _copy_before(split_section: SplitSection, copy: Copy) -> Copy:
-    """Return a copy with the names that its tensors have in the section before."""
+    """Return `copy` with the names that its tensors have in the previous section of the graph.
+
+    Raises:
+        DistantReadError: the section before cannot know the tensors.
+    """
     key = split_section.section.name_before(copy.key)
     base_key = None if copy.base_key is None else split_section.section.name_before(copy.base_key)
     if key is None or base_key is None:
@@ -188,11 +195,14 @@ def _copy_before(split_section: SplitSection, copy: Copy) -> Copy:
 
 
 Leaf = tuple[Key | None, bool, str, int]
-"""A leaf that the allocator places: name, whether it is an input, buffer type, size in bytes."""
+"""A leaf tensor that the allocator places: (name, whether it is an input, buffer type, size in bytes)."""
 
 
 def start(leafs: Iterable[Leaf], n_copies: int) -> tuple[GallocrState, Growth]:
-    """Return the state with the leafs of the whole graph allocated, and their growth."""
+    """Return the buffers after the leaf tensors of the whole graph were allocated, and their growth.
+
+    `n_copies`: copies of each input for pipeline parallelism; 1 without it.
+    """
     buffers: dict[str, DynTallocr] = {}
     kept: Counter[str] = Counter()
     held = start_in(leafs, n_copies, buffers, kept)
@@ -202,7 +212,10 @@ def start(leafs: Iterable[Leaf], n_copies: int) -> tuple[GallocrState, Growth]:
 def start_in(
     leafs: Iterable[Leaf], n_copies: int, buffers: dict[str, DynTallocr], kept: Counter[str]
 ) -> list[TensorAlloc]:
-    """Allocate the leafs of the whole graph in these buffers. Add the bytes that a pipeline keeps to `kept`."""
+    """Allocate the leaf tensors of the whole graph in `buffers`, and return those that have a name.
+
+    With pipeline parallelism inputs are not allocated; the bytes of their copies are added to `kept`.
+    """
     held: list[TensorAlloc] = []
     for key, is_input, buft, size in leafs:
         # With a pipeline the scheduler marks inputs and their copies as outputs (pass 5 of
@@ -217,19 +230,19 @@ def start_in(
 
 
 def _state_of(buffers: dict[str, DynTallocr], held: Sequence[TensorAlloc]) -> GallocrState:
-    """Return the buffers as a value."""
+    """Return a `GallocrState` with the free blocks of these buffers and the tensors `held`."""
     return GallocrState(
         tuple([(buft, tuple(found.offsets), tuple(found.sizes)) for buft, found in buffers.items()]), tuple(held)
     )
 
 
 def _growth(buffers: dict[str, DynTallocr], kept: dict[str, int]) -> Growth:
-    """Return the sizes that buffers have reached as a value."""
+    """Return a `Growth` with the highest ends of these buffers and the bytes in `kept`."""
     return Growth(tuple([(buft, found.size_bytes) for buft, found in buffers.items()]), tuple(kept.items()))
 
 
 def joined(growths: Sequence[Growth]) -> Growth:
-    """Return the growth of several sections together."""
+    """Return the growth of several sections together: the highest ends, and the sum of the kept bytes."""
     ends: dict[str, int] = {}
     kept: Counter[str] = Counter()
     for growth in growths:
@@ -241,14 +254,20 @@ def joined(growths: Sequence[Growth]) -> Growth:
 
 
 class Gallocr:
-    """Allocates the nodes of one section after another."""
+    """Allocates the nodes of a graph section by section.
+
+    `n_copies`: copies of an input for pipeline parallelism, else 1.
+    """
 
     def __init__(self, backends: Sequence[Backend], n_copies: int) -> None:
         self._backends = backends
         self._n_copies = n_copies
 
     def fill(self, split_section: SplitSection, live_out: LiveOut, before: GallocrState) -> tuple[GallocrState, Growth]:
-        """Return the buffers after a section, and the growth of the section."""
+        """Return the state of the buffers after a section, and the section's growth.
+
+        `live_out`: what later sections need. `before`: state of the buffers before the section.
+        """
         buffers = {buft: DynTallocr(offsets, sizes) for buft, offsets, sizes in before.buffers}
         step = _SectionAlloc(self._backends, self._n_copies, split_section, live_out, before.held, buffers)
         step.run(split_section)
@@ -261,16 +280,17 @@ class Gallocr:
         held: Sequence[TensorAlloc],
         buffers: dict[str, DynTallocr],
     ) -> Sequence[TensorAlloc]:
-        """Allocate a section in these buffers. Return the tensors in them that later sections read."""
+        """Allocate the tensors of a section in `buffers`, and return those that later sections of the graph read."""
         step = _SectionAlloc(self._backends, self._n_copies, split_section, live_out, held, buffers)
         step.run(split_section)
         return step.finish()[0].held
 
 
 class _SectionAlloc:
-    """Allocates one section. `_blocks` has for each slot its buffer type, offset and size, or None if it is free.
+    """Allocation of one section of the graph.
 
-    The slots of the section come first. Tensors that only pass through the section get slots after these.
+    Each tensor has a slot, a number in this section; tensors that only pass through the section have the last slots.
+    `_blocks` has (buffer type, offset, size) for each slot, or None if it has no memory.
     """
 
     def __init__(
@@ -313,7 +333,7 @@ class _SectionAlloc:
                     use_counts[slot] += 1
 
     def _slot(self, key: Key) -> int:
-        """Return the slot of a name. The name gets a new slot if the section does not know it."""
+        """Return the slot of the tensor with the name `key`; a name that the section does not know gets a new slot."""
         found = self._slots.get(key)
         if found is None:
             if self._slots is self._split_section.slots:
@@ -328,7 +348,7 @@ class _SectionAlloc:
         return found
 
     def run(self, split_section: SplitSection) -> None:
-        """Allocate the copies and nodes of each part, in the order of the splits."""
+        """Allocate the copies and nodes of all parts of splits in the section, in order."""
         last = split_section.parts[-1]
         for part in split_section.parts:
             if part.is_new:
@@ -343,7 +363,7 @@ class _SectionAlloc:
                 self._place(self._backends[part.backend].buft, part.node_allocs)
 
     def _place(self, buft: str, node_allocs: Sequence[NodeAlloc]) -> None:
-        """Allocate the results of nodes, and free each parent after its last use."""
+        """Allocate the results of nodes in the buffer type `buft`, and free each source after its last use."""
         blocks, use_counts = self._blocks, self._use_counts
         # A buffer is only made when a node needs memory in it. A buffer type without nodes must have no buffer.
         buffer = self._buffers.get(buft)
@@ -359,7 +379,7 @@ class _SectionAlloc:
                     self._buffers[block[0]].free_bytes(block[1], block[2])
 
     def finish(self) -> tuple[GallocrState, Growth]:
-        """Return the buffers for the next section, and the growth of this one."""
+        """Return the buffers after this section of the graph, and how far the section made them grow."""
         held: list[TensorAlloc] = []
         bufts = self._live_out.bufts
         for slot, name in self._passed:
@@ -372,14 +392,14 @@ class _SectionAlloc:
         return _state_of(left, held), _growth(self._buffers, self._kept)
 
     def _buffer(self, buft: str) -> DynTallocr:
-        """Return the buffer of a type, a new one if there is none."""
+        """Return the buffer with the buffer type `buft`; an empty one is made on first use."""
         found = self._buffers.get(buft)
         if found is None:
             found = self._buffers[buft] = DynTallocr()
         return found
 
     def _allocate_copy(self, copy: Copy, slot: int) -> None:
-        """Allocate a copy at the start of its split. A pipeline keeps its copies for the whole graph."""
+        """Allocate a copy that a split reads. With pipeline parallelism its bytes are kept for the whole graph."""
         buft = self._backends[copy.backend].buft
         if self._n_copies > 1:
             # One copy for each micro batch in flight. All are marked as outputs (`ggml_set_output`), so none of them
@@ -389,7 +409,7 @@ class _SectionAlloc:
             self._blocks[slot] = (buft, self._buffer(buft).alloc(copy.size_bytes), copy.size_bytes)
 
     def _reuse_parent(self, number: int, size: int, buft: str, reusable: Sequence[int]) -> bool:
-        """Give a node the memory of a parent that nothing else reads; return whether there is one.
+        """Let a node reuse the memory of a parent that nothing else reads; return whether there is such a parent.
 
         Mirrors the loop over parents in `ggml_gallocr_allocate_node`, with `ggml_gallocr_free_extra_space`.
         """
@@ -411,7 +431,7 @@ class _SectionAlloc:
         return False
 
     def _drop_use(self, slot: int) -> None:
-        """Count one use of a slot less, and free its block after the last one."""
+        """Decrease the use count of a slot, and free its block after the last use."""
         self._use_counts[slot] -= 1
         block = self._blocks[slot]
         if self._use_counts[slot] == 0 and block is not None:
@@ -420,18 +440,18 @@ class _SectionAlloc:
 
 
 _VBUFFER_MAX_CHUNKS = 16
-"""`GGML_VBUFFER_MAX_CHUNKS`. The last chunk has no limit (`ggml_dyn_tallocr_new_chunk`)."""
+"""Most chunks of a buffer (`GGML_VBUFFER_MAX_CHUNKS`). The last one has no limit (`ggml_dyn_tallocr_new_chunk`)."""
 _CHUNK_STRIDE = 1 << 62
-"""Distance of the first bytes of two chunks in an offset, so that one integer names chunk and offset."""
+"""Factor of the chunk's number in an offset, so that one integer contains chunk and offset."""
 
 
 def n_chunks(buffer: DynTallocr) -> int:
-    """Return the number of backend buffers that a buffer consists of."""
+    """Return the number of backend buffers that `buffer` is made of."""
     return len(buffer.chunks) if isinstance(buffer, ChunkedTallocr) else 1
 
 
 class ChunkedTallocr(DynTallocr):
-    """A buffer in chunks of at most `max_buffer_bytes` (`ggml_dyn_tallocr` with `max_chunk_size`).
+    """A buffer in chunks of at most `max_buffer_bytes` bytes each (`ggml_dyn_tallocr` with `max_chunk_size`).
 
     A chunk is larger if a single tensor is. An offset is `chunk * _CHUNK_STRIDE` plus the offset in the chunk.
     """
@@ -444,10 +464,10 @@ class ChunkedTallocr(DynTallocr):
         self.chunks: list[DynTallocr] = []
 
     def alloc(self, size: int) -> int:
-        """Return the offset of a new block (`ggml_dyn_tallocr_alloc`).
+        """Allocate a block of `size` bytes and return its offset (`ggml_dyn_tallocr_alloc`).
 
-        The order of choice is: a gap between blocks, in the last chunk that has a suitable one; the end of the chunk
-        that has to grow least; a new chunk.
+        The first possible place is used: a gap between blocks in the last chunk that has one of the size; the end of
+        the chunk that has to grow least; a new chunk.
         """
         number = self._chunk_with_gap(size)
         if number is None:
@@ -465,20 +485,25 @@ class ChunkedTallocr(DynTallocr):
         return number * _CHUNK_STRIDE + offset
 
     def free_bytes(self, offset: int, size: int) -> None:
-        """Free a block in its chunk."""
+        """Free a block in its chunk. `offset` contains the chunk's number."""
         number, inside = divmod(offset, _CHUNK_STRIDE)
         self.chunks[number].free_bytes(inside, size)
 
     def _chunk_with_gap(self, size: int) -> int | None:
-        """Return the last chunk with a large enough gap between its blocks, None if there is none."""
+        """Return the number of the last chunk with a gap of at least `size` bytes between its blocks.
+
+        None if there is none.
+        """
         # ggml resets `best_fit_size` for each chunk. So the last chunk with a suitable block wins, not the best fit of
         # all.
         numbers = range(len(self.chunks) - 1, -1, -1)
         return next((each for each in numbers if any(free >= size for free in self.chunks[each].sizes[:-1])), None)
 
     def _chunk_with_end(self, size: int) -> int | None:
-        """Return the chunk whose end fits best (`reuse_factor` in `ggml_dyn_tallocr_alloc`), None if none is large
-        enough."""
+        """Return the number of the chunk whose end fits best; None if no chunk has `size` bytes left at its end.
+
+        Mirrors `reuse_factor` in `ggml_dyn_tallocr_alloc`.
+        """
         found: int | None = None
         best = -_CHUNK_STRIDE
         for number, chunk in enumerate(self.chunks):

@@ -1,7 +1,7 @@
-"""Translation of states between two segments of a layout's graph.
+"""Translation of states between two segments of a layout's graph. A segment is a range of layers on one device.
 
-A segment numbers only the backends that matter to it. So the same backend has another index in the next segment, and
-its buffer type another name.
+Each segment numbers only the backends that matter to it. So a backend has another index in the next segment, and its
+buffer type has another name.
 """
 
 from __future__ import annotations
@@ -15,25 +15,29 @@ from engine.planning.memory.compute_graph.ggml.scheduler import Copy
 from engine.planning.memory.compute_graph.ggml.sections import DistantReadError, Key, stands_for_place
 
 Places = tuple[tuple[Key, int], ...]
-"""Backend index of each tensor that a section passes on."""
+"""(Name of a tensor, index of its backend) for each tensor that a section passes to the next one."""
 State = Places | LiveOut | GallocrState
-"""A state between two sections: backends of tensors, liveness, or buffers."""
+"""A state between two sections: backends of tensors, tensors that later sections need, or free blocks of buffers."""
 _MOST_MAPS = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class BackendMap:
-    """`numbers`: for each backend of one segment its index in the other; -1 if it is not there.
-    `names`: the same for names of buffer types. They follow from the indices, so they do not count in comparisons."""
+    """Translation from the backends of one segment of the graph to those of another one.
+
+    `numbers`: index in the other segment for each backend; -1 if it is not there.
+    `names`: name of the buffer type in the other segment, by name in this one. It follows from `numbers`, so it is not
+    compared.
+    """
 
     numbers: tuple[int, ...]
     names: Mapping[str, str] = field(compare=False)
 
     def of(self, state: State) -> State:
-        """Return the state in the other segment.
+        """Return `state` with the backend indices and tensor names of the other segment of the graph.
 
         Raises:
-        DistantReadError: the state needs a backend that is not there.
+            DistantReadError: the state contains a backend that the other segment does not have.
         """
         if isinstance(state, LiveOut):
             bufts = frozenset(self.names[buft] for buft in state.bufts if buft in self.names)
@@ -43,15 +47,21 @@ class BackendMap:
         return tuple((self._assignable(key), self._backend(backend)) for key, backend in state)
 
     def backend(self, number: int) -> int:
-        """Return the index of a backend, -1 if it is not there."""
+        """Return the index that backend `number` has in the other segment of the graph; -1 if it is not there."""
         return self.numbers[number] if number >= 0 else -1
 
     def keys(self, keys: Iterable[Key]) -> frozenset[Key]:
-        """Return the names in the other segment, except those that mean nothing there."""
+        """Return the names that tensors have in the other segment of the graph.
+
+        Tensors that the other segment cannot know are left out.
+        """
         return frozenset(found for key in keys if (found := self.key(key)) is not None)
 
     def key(self, key: Key) -> Key | None:
-        """Return a name in the other segment, None if it means nothing there."""
+        """Return the name that a tensor has in the other segment of the graph.
+
+        None if that segment cannot know the tensor.
+        """
         if key[0] == "copy":
             original, backend = self.key(key[1]), self.backend(key[2])  # type: ignore[arg-type]
             return None if original is None or backend < 0 else ("copy", original, backend)
@@ -86,7 +96,10 @@ class BackendMap:
         return replace(copy, key=self._assignable(copy.key), base_key=base_key, backend=self._backend(copy.backend))
 
     def held(self, held: Iterable[TensorAlloc]) -> tuple[TensorAlloc, ...]:
-        """Return allocated tensors with their names in the other segment."""
+        """Return allocated tensors with the names that they have in the other segment of the graph.
+
+        Tensors that the other segment cannot know are left out.
+        """
         return tuple(
             [
                 (found, self._name(buft), offset, size)
@@ -104,7 +117,11 @@ class BackendMap:
 def backend_map(
     names: tuple[str, ...], bufts: tuple[str, ...], to_names: tuple[str, ...], to: tuple[str, ...]
 ) -> BackendMap:
-    """Return the map between two segments, given the names of their buffer types and the real buffer types."""
+    """Return the translation of backends from one segment of the graph to another one.
+
+    `names`, `to_names`: names of the buffer types in each segment. `bufts`, `to`: the real buffer types in the same
+    order.
+    """
     numbers = tuple(to.index(buft) if buft in to else -1 for buft in bufts)
     return BackendMap(
         numbers, {name: to_names[number] for name, number in zip(names, numbers, strict=True) if number >= 0}

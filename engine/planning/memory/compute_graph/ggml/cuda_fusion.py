@@ -1,8 +1,8 @@
-"""What CUDA keeps alive for steps of experts that it computes as one. It decides how long results stay in memory.
+"""Tensors that CUDA keeps allocated because it fuses the nodes of expert selection, and of the experts' weighted sum.
 
-Mirrors the part of `ggml_backend_cuda_graph_optimize` that adds allocation dependencies: the choice of experts
+Mirrors the part of `ggml_backend_cuda_graph_optimize` that adds allocation dependencies: the selection of experts
 (`ggml_cuda_topk_moe_fusion`), and the weighted sum of their results (`ggml_cuda_match_moe_weighted_reduction`). The
-order of nodes stays. What is kept depends on one section only, since both patterns lie within a layer.
+order of nodes is not changed. The result depends on one section only, since both patterns are within a layer.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from engine.planning.memory.compute_graph.ggml.graph import Tensor, is_contiguou
 from engine.planning.memory.compute_graph.ggml.scheduler import Backend, NodeAlloc, SplitSection, make_split_section
 
 _MOST_SUMMED_EXPERTS = 15
-"""`MOE_WEIGHTED_REDUCTION_MAX_EXPERTS`"""
+"""Most experts in a fused weighted sum (`MOE_WEIGHTED_REDUCTION_MAX_EXPERTS`)."""
 _LARGEST_POWER = 512
 _OTHER_EXPERT_COUNTS = (288, 576)
-"""Numbers of experts besides powers of two that the kernel is compiled for (`ggml_cuda_should_use_topk_moe`)."""
+"""Numbers of experts that the kernel supports besides powers of two (`ggml_cuda_should_use_topk_moe`)."""
 _NORM_OF_WEIGHTS = ("reshape", "sum_rows", "clamp", "div", "reshape")
 
 _Kept = dict[int, dict[int, int]]
-"""By place of a node, the tensors that stay until it is done, in ggml's order. Each has its slot."""
+"""Tensors that stay allocated until a node is done: by place of the node, tensor number to slot, in ggml's order."""
 
 
 def keep_fused(split_section: SplitSection, backends: Sequence[Backend]) -> SplitSection:
-    """Return the section with the allocation dependencies of backends that fuse steps of experts."""
+    """Return the section with the allocation dependencies of backends that fuse nodes of experts."""
     parts = split_section.parts
     used = [backends[part.backend] for part in parts if part.backend >= 0]
     # Vulkan's order counts nodes by their places, which dependencies would shift. It is in no section with CUDA but
@@ -66,7 +66,10 @@ def keep_fused(split_section: SplitSection, backends: Sequence[Backend]) -> Spli
 
 
 class _Matcher:
-    """Finds the patterns among the nodes of a section. Sources go by number; copies have negative numbers."""
+    """Finds the fused patterns among the nodes of a section.
+
+    Sources are tensor numbers; copies have negative numbers.
+    """
 
     def __init__(self, split_section: SplitSection) -> None:
         section = split_section.section
@@ -86,7 +89,7 @@ class _Matcher:
         self._uses = Counter(source for node in section.nodes for source in node.sources)
 
     def match(self, start: int, end: int, kept: _Kept) -> None:
-        """Add what is kept for the nodes of a split from `start` to `end`."""
+        """Add to `kept` the tensors that stay allocated for patterns in the nodes `start` to `end` - 1 of a split."""
         place = start
         while place < end:
             if self._ops[place] == "mul":
@@ -98,7 +101,10 @@ class _Matcher:
     # ------------------------------------------------------------------ weighted sum
 
     def _keep_sum(self, place: int, end: int, kept: _Kept) -> int:
-        """Keep the operands of a weighted sum that begins here; return the place of its last node."""
+        """If a weighted sum of experts begins at `place`, keep its operands, and return the place of its last node.
+
+        Otherwise `place` is returned.
+        """
         first, parts = self._numbers[place], self._split_mul(place)
         weighted, operands = place, parts
         if place + 1 < end and self._ops[place + 1] == "mul" and parts is not None:
@@ -125,7 +131,10 @@ class _Matcher:
         return last
 
     def _split_mul(self, place: int) -> tuple[int, int] | None:
-        """Return which source of a product is the experts' and which its weights; None if it is no such product."""
+        """Return (source with the experts' results, source with their weights) of the product at `place`.
+
+        None if the node is not a product of this kind.
+        """
         product = self._tensors[place]
         if product.type != "f32" or not is_contiguous(product):
             return None
@@ -136,7 +145,7 @@ class _Matcher:
         return None
 
     def _is_sum(self, weighted: int, last: int) -> bool:
-        """Return whether the nodes after a product are views of it, one for each expert, and their sum."""
+        """Return whether the nodes after the product at `weighted` are a view of it per expert, and the views' sum."""
         product, total = self._tensors[weighted], self._tensors[last]
         n_used, shape = product.ne[1], (product.ne[0], product.ne[2] * product.ne[3], 1, 1)
         views: list[int] = []
@@ -162,7 +171,10 @@ class _Matcher:
     # ------------------------------------------------------------------ choice of experts
 
     def _keep_choice(self, place: int, end: int, kept: _Kept) -> int:
-        """Keep all tensors of a choice of experts that begins here until the node after it; return its last place."""
+        """Keep all tensors of a selection of experts at `place` until the node after it, and return its last place.
+
+        Otherwise `place` is returned.
+        """
         ops = self._choice(place, end)
         if ops is None:
             return place
@@ -180,7 +192,10 @@ class _Matcher:
         return last
 
     def _choice(self, place: int, end: int) -> int | None:
-        """Return the number of nodes of a choice of experts (`ggml_cuda_topk_moe_fusion`); None if it is none."""
+        """Return the number of nodes of the expert selection that begins at `place`; None if there is none.
+
+        Mirrors `ggml_cuda_topk_moe_fusion`.
+        """
         ops, numbers, sources = self._ops, self._numbers, self._sources
         probs = place
         if ops[place] == "unary" and place + 1 < end and ops[place + 1] == "sqrt":
@@ -211,7 +226,7 @@ class _Matcher:
         return at - place
 
     def _is_norm(self, at: int, end: int) -> bool:
-        """Return whether the weights of the chosen experts are divided by their sum from here on."""
+        """Return whether the nodes from `at` on divide the weights of the selected experts by their sum."""
         if at + len(_NORM_OF_WEIGHTS) > end or tuple(self._ops[at : at + len(_NORM_OF_WEIGHTS)]) != _NORM_OF_WEIGHTS:
             return False
         numbers, sources = self._numbers, self._sources
@@ -220,7 +235,7 @@ class _Matcher:
         return sources[at + 3] == (numbers[at], numbers[at + 2])
 
     def _has_kernel(self, place: int, last: int, ids: int) -> bool:
-        """Return whether CUDA has a kernel for the choice (`ggml_cuda_should_use_topk_moe`)."""
+        """Return whether CUDA has a kernel for this expert selection (`ggml_cuda_should_use_topk_moe`)."""
         gate, view = self._tensors[place], self._tensors[ids]
         n_experts = view.nb[1] // view.nb[0]
         is_power = n_experts & (n_experts - 1) == 0 and n_experts <= _LARGEST_POWER
@@ -236,7 +251,9 @@ class _Matcher:
         until.setdefault(self._sources[place][source], self._slots[place][source])
 
     def _can_fuse(self, places: range, outputs: set[int]) -> bool:
-        """Return whether nothing else reads what is computed in between (`ggml_can_fuse_subgraph`)."""
+        """Return whether no node outside reads the results of `places`, except those of `outputs`
+        (`ggml_can_fuse_subgraph`).
+        """
         inside = Counter(source for place in places for source in self._sources[place])
         numbers = {self._numbers[place] for place in places}
         for place in places:

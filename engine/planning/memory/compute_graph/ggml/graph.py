@@ -14,25 +14,25 @@ Shape = tuple[int, int, int, int]
 """`ne` or `nb`: elements or bytes in each of ggml's four dimensions, the fastest first."""
 
 VIEW_OPS = frozenset({"view", "reshape", "permute", "transpose"})
-"""Operations that compute nothing (`ggml_is_view_op`); the scheduler skips them."""
+"""Operations that only make a view (`ggml_is_view_op`); the scheduler skips them."""
 
 INPLACE_OPS = frozenset(
     {"add", "add_id", "sub", "mul", "div", "scale", "sqr", "sqrt", "unary", "rope", "rms_norm", "clamp", "soft_max",
      "fill"}
 )  # fmt: skip
-"""Operations whose result may reuse the memory of a source (`ggml_op_can_inplace`), as far as builders use them."""
+"""Operations whose result may reuse the memory of a source (`ggml_op_can_inplace`); only those that builders use."""
 
 
 class Tensor:
-    """One tensor, as `ggml_tensor`.
+    """One tensor, like `ggml_tensor`.
 
-    `buft`: name of the buffer type that holds a weight or cache; None if the allocator places the tensor.
-    `view_src`: the tensor whose memory a view shares, never a view itself; None if this is no view.
-    `backend`: index of the backend that llama.cpp pins the node to; -1 if the scheduler chooses.
-    `n_bytes`: size without padding (`ggml_nbytes`). `padding_bytes`: added by backends that pad rows of quantised
-        weights.
-    `is_precise`: the product is set to `GGML_PREC_F32`.
-    `visited`: the tensor is in the graph.
+    `buft`: name of the buffer type that contains a weight or cache; None if the allocator places the tensor.
+    `view_src`: tensor whose memory a view uses, itself never a view; None if this is not a view.
+    `backend`: index of the backend to which llama.cpp pins the node; -1 if the scheduler chooses it.
+    `n_bytes`: size without padding (`ggml_nbytes`).
+    `padding_bytes`: bytes that backends add if they pad rows of quantised weights.
+    `is_precise`: whether the matrix product is set to `GGML_PREC_F32`.
+    `visited`: whether the tensor is in the graph.
     """
 
     __slots__ = (
@@ -99,10 +99,10 @@ def shape4(ne: Sequence[int]) -> Shape:
 
 
 class Graph:
-    """A graph that is being built. An operation joins it only by `build_forward_expand`, as in ggml.
+    """A graph that is being built. A node is added to it only by `build_forward_expand`, as in ggml.
 
-    `fused`: operations that llama.cpp computes as one only if they stay on the device of their layer, with the buffer
-        type of that device. llama.cpp checks this once, on its first graph (`llama_context::resolve_fused_ops`).
+    `fused`: nodes that llama.cpp keeps fused only if they stay on the device of their layer, with the buffer type of
+    that device. llama.cpp checks this once, on its first graph (`llama_context::resolve_fused_ops`).
     """
 
     def __init__(self) -> None:
@@ -133,7 +133,7 @@ class Graph:
     # ------------------------------------------------------------------ leaves
 
     def new_input(self, type_name: str, *ne: int) -> Tensor:
-        """Return a tensor that the host fills before each computation (`ggml_set_input`)."""
+        """Return an input tensor, which the host fills before each computation (`ggml_set_input`)."""
         shape = shape4(ne)
         found = Tensor("none", type_name, shape, strides(type_name, shape), [])
         found.is_leaf = found.is_input = True
@@ -141,7 +141,7 @@ class Graph:
         return found
 
     def cache_tensor(self, buft: str, type_name: str, *ne: int) -> Tensor:
-        """Return a KV cache or recurrent state in the buffer type `buft`."""
+        """Return a tensor for a KV cache or recurrent state in the buffer type `buft`."""
         shape = shape4(ne)
         found = Tensor("none", type_name, shape, strides(type_name, shape), [])
         found.is_leaf = True
@@ -149,14 +149,14 @@ class Graph:
         return found
 
     def scratch(self, type_name: str, *ne: int) -> Tensor:
-        """Return a tensor without contents, which an operation such as `ggml_fill` overwrites."""
+        """Return a tensor with undefined contents, which an operation such as `ggml_fill` overwrites."""
         shape = shape4(ne)
         found = Tensor("none", type_name, shape, strides(type_name, shape), [])
         found.is_leaf = True
         return found
 
     def weight(self, buft: str, ne: Sequence[int], n_bytes: int, padding_bytes: int) -> Tensor:
-        """Return a weight of `n_bytes` in the buffer type `buft`."""
+        """Return a tensor for a weight of `n_bytes` bytes in the buffer type `buft`."""
         shape = shape4(ne)
         # Strides are 0: a graph uses only the shape and the size of a weight.
         found = Tensor("none", "f32", shape, (0, 0, 0, 0), [], n_bytes=n_bytes)
@@ -168,19 +168,19 @@ class Graph:
     # ------------------------------------------------------------------ operations
 
     def new(self, op: str, ne: Sequence[int], *src: Tensor, type_name: str = "f32") -> Tensor:
-        """Return the contiguous result of an operation."""
+        """Return a node of the operation `op` with a contiguous result of shape `ne`."""
         shape = shape4(ne)
         return Tensor(op, type_name, shape, strides(type_name, shape), list(src))
 
     def like(self, op: str, first: Tensor, *others: Tensor) -> Tensor:
-        """Return a result with the shape of the first source (`ggml_dup_tensor`)."""
+        """Return a node whose result has type and shape of its first source (`ggml_dup_tensor`)."""
         return Tensor(op, first.type, first.ne, strides(first.type, first.ne), [first, *others])
 
     def add(self, first: Tensor, second: Tensor) -> Tensor:
         return self.like("add", first, second)
 
     def add_inplace(self, first: Tensor, second: Tensor) -> Tensor:
-        """Return the sum, written over `first` (`ggml_add_inplace`)."""
+        """Return a node that adds `second` to `first` in place (`ggml_add_inplace`)."""
         return Tensor("add", first.type, first.ne, first.nb, [first, second], first.view_src or first, first.n_bytes)
 
     def mul(self, first: Tensor, second: Tensor) -> Tensor:
@@ -217,7 +217,7 @@ class Graph:
         return self.new("concat", ne, first, second, type_name=first.type)
 
     def cont(self, source: Tensor, *ne: int) -> Tensor:
-        """Return a contiguous copy, with the shape `ne` if one is given."""
+        """Return a contiguous copy (`ggml_cont`), with the shape `ne` if it is given."""
         return self.new("cont", ne or source.ne, source, type_name=source.type)
 
     def cast(self, source: Tensor, type_name: str) -> Tensor:
@@ -238,7 +238,7 @@ class Graph:
     # ------------------------------------------------------------------ views
 
     def view(self, source: Tensor, ne: Sequence[int], nb: Sequence[int] = (), op: str = "view") -> Tensor:
-        """Return a view. Strides that `nb` leaves out are contiguous."""
+        """Return a view of `source`. Missing strides in `nb` are those of a contiguous tensor."""
         shape = shape4(ne)
         _, block, size = TYPES_BY_NAME[source.type]
         # Offsets are left out. They change neither the size of a view nor how long its source stays alive.
@@ -269,7 +269,7 @@ class Graph:
         return Tensor("transpose", source.type, *swapped, [source], source.view_src or source, n_bytes)
 
     def write(self, op: str, target: Tensor, *src: Tensor) -> Tensor:
-        """Return an operation that writes into `target`: a cache, a state or a view of one."""
+        """Return a node that writes into the memory of `target`: a cache, a state, or a view of one."""
         # `ggml_set_rows` has its target as the last source. The scheduler assigns the node by `view_src`, which is the
         # cache.
         sources = [*src, target]
@@ -277,5 +277,5 @@ class Graph:
 
 
 def is_contiguous(tensor: Tensor) -> bool:
-    """Return whether the elements follow each other without gaps (`ggml_is_contiguous`)."""
+    """Return whether the tensor's elements are adjacent in memory (`ggml_is_contiguous`)."""
     return tensor.nb == strides(tensor.type, tensor.ne)

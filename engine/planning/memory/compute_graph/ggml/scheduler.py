@@ -1,8 +1,8 @@
-"""The scheduler of ggml-backend.cpp: the backend of each node, the boundaries of splits, and their copies.
+"""Mirror of the scheduler in ggml-backend.cpp: the backend of each node, the splits, and their inputs.
 
-Mirrors the five passes of `ggml_backend_sched_split_graph`. It works on one section of a graph after another. The
-result for a section depends on its neighbours and on the split that is still open before it, and on nothing else, so
-callers may cache it. Tensors go by their index in the section.
+It runs the five passes of `ggml_backend_sched_split_graph` on one section of a graph after another. The result for a
+section depends only on its neighbours and on the split that is still open before it, so callers may cache it. Tensors
+are referred to by their index in the section.
 """
 
 from __future__ import annotations
@@ -24,27 +24,30 @@ from engine.planning.memory.compute_graph.ggml.sections import (
 )
 
 SCHED_MAX_COPIES = 4
-"""`GGML_SCHED_MAX_COPIES`: copies of each input of the graph and of its splits in a pipeline."""
+"""Number of copies of each input of the graph and of its splits with pipeline parallelism (`GGML_SCHED_MAX_COPIES`)."""
 _IGNORE_WEIGHTS = ("rope", "flash_attn")
-"""Operations whose backend does not follow from the weights that they read, because RoPE factors and attention sinks
-are small (`ggml_backend_sched_backend_id_from_cur`)."""
+"""Operations whose backend does not follow from the weights that they read.
+
+RoPE factors and attention sinks are small (`ggml_backend_sched_backend_id_from_cur`).
+"""
 HOST = "host"
-"""Buffer type of host memory. Every CPU backend can use it, and devices can copy from it."""
+"""Name of the buffer type of host memory. CPU backends can use it, and devices can copy from it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """One backend of the scheduler; an entry of the device list makes one, and the CPU is the last.
+    """One backend of the scheduler; each entry of the device list has one, and the CPU is the last.
 
     `buft`: buffer type of its results; entries of one device share it.
-    `alignment`: of tensors in that buffer type, in bytes.
-    `supports_op`: whether it computes a node; None if it computes all.
-    `unreadable`: buffer types that it can only read copies of (the inverse of `supports_buft`).
-    `offload_op`: whether it takes over nodes whose weight is in host memory.
-    `alloc_size`: bytes of a tensor in `buft`, before alignment (`get_alloc_size`).
+    `is_cpu`: whether it is the CPU backend.
+    `alignment`: alignment of tensors in this buffer type, in bytes.
+    `supports_op`: returns whether it can compute a node; None if it can compute all.
+    `unreadable`: buffer types that it cannot read without a copy (the inverse of `supports_buft`).
+    `offload_op`: whether it computes nodes whose weight is in host memory.
+    `alloc_size`: returns the bytes of a tensor in `buft`, before alignment (`get_alloc_size`).
     `reorders`: whether it computes the nodes of a split in another order (`graph_optimize`).
-    `fuses`: whether it keeps what fused steps of experts read (`add_alloc_dep`, see `cuda_fusion`).
-    `max_buffer_bytes`: its largest buffer (`get_max_size`); None for any size.
+    `fuses`: whether it keeps the sources of fused expert nodes allocated (`add_alloc_dep`, see `cuda_fusion`).
+    `max_buffer_bytes`: largest buffer (`get_max_size`); None for any size.
     """
 
     buft: str
@@ -65,11 +68,11 @@ class Backend:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a layer is.
+    """The device of a layer, as the scheduler needs it.
 
-    `buft`: buffer type of its device.
-    `pin`: index of the backend that its norms are pinned to (`llama_context::graph_get_cb`); -1 for none.
-    `kernel_class`: number of the class of devices that leave the same weights to the host.
+    `buft`: buffer type of the device.
+    `pin`: index of the backend to which norms are pinned (`llama_context::graph_get_cb`); -1 for none.
+    `kernel_class`: number of the class of devices that lack kernels for the same weights.
     """
 
     buft: str
@@ -79,12 +82,12 @@ class Place:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bound:
-    """A section on devices, after pass 1 of the scheduler.
+    """A section of the graph whose layers are on devices, after pass 1 of the scheduler.
 
-    `bufts`: buffer type of each tensor that has one before allocation.
-    `backend_ids`: backend of each tensor; -1 if pass 1 assigns none.
-    `fused`: see `Graph`.
-    `unsupported`: for each tensor a bit mask of the backends that cannot compute it.
+    `bufts`: buffer type of each tensor that has one before allocation, else None.
+    `backend_ids`: backend index of each tensor; -1 if pass 1 assigns none.
+    `fused`: (tensor index, buffer type) as in `Graph`.
+    `unsupported`: bit mask of the backends that cannot compute each tensor.
     """
 
     section: Section
@@ -96,9 +99,12 @@ class Bound:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Assigned:
-    """A section after pass 4: `backend_ids` has a backend for each tensor that it computes or reads.
+    """The backend of each tensor of a section, as pass 4 of `ggml_backend_sched_split_graph` leaves it.
 
-    `involved`: the backends that compute nodes of it.
+    A section is a run of consecutive nodes of the graph: mostly a layer (`sections.py`).
+
+    `backends`: backend index of each tensor that the section computes or reads.
+    `involved`: indices of the backends that compute nodes of it.
     """
 
     bound: Bound
@@ -108,9 +114,11 @@ class Assigned:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A copy of a tensor for a backend (an input of a split).
+    """A copy of a tensor for another backend (an input of a split).
 
+    `key`: name of the copy.
     `base_key`: name of the copied tensor or of its `view_src`; None if only one section knows it.
+    `backend`: index of the backend that reads the copy.
     """
 
     key: Key
@@ -120,16 +128,18 @@ class Copy:
 
 
 NodeAlloc = tuple[int, int, tuple[int, ...], tuple[int, ...]]
-"""A node for the allocator: its slot, its size in bytes, slots of the parents whose memory it may reuse, and slots of
-its sources. The slot is -1 if the node needs no memory of its own."""
+"""A node for the allocator: (slot, bytes, slots of parents whose memory it may reuse, slots of its sources).
+
+The first slot is -1 if the node needs no memory of its own.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SplitPart:
-    """The nodes of one split that are in one section.
+    """The nodes of one split that are in one section of the graph.
 
-    `is_new`: the split begins here; otherwise it began in an earlier section.
-    `copies`: inputs of a new split, each with the slot of its original and its own slot.
+    `is_new`: whether the split begins here; otherwise it began in an earlier section.
+    `copies`: (copy, slot of the original, slot of the copy) for each input of a new split.
     """
 
     backend: int
@@ -140,14 +150,15 @@ class SplitPart:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SplitSection:
-    """A section cut into parts of splits. Everything that may need memory has a slot: a tensor its index, copies come
-    after.
-    `use_counts`: number of uses of each slot (`n_children` and `n_views` of ggml-alloc), and one more if it is an
-        output.
-    `slots`: slot of each name that other sections know.
-    `passed`: slots that the next section may know, with their names there.
-    `names_before`: names, in the section before, of what the nodes and the copies of new splits read.
-    `early`: slots that an earlier section computes (see `vulkan_order`).
+    """A section of the graph after pass 5 of the scheduler, as parts of splits.
+
+    Each tensor that may need memory has a slot: its index in the section, with copies after all tensors.
+
+    `use_counts`: uses of each slot (`n_children` and `n_views` of ggml-alloc), and one more for an output.
+    `slots`: slot by name, for tensors that other sections know.
+    `passed`: (slot, name in the next section) of tensors that the next section may know.
+    `names_before`: names, in the section before, of the tensors that nodes and copies read.
+    `early`: slots of tensors that an earlier section computes (see `vulkan_order`).
     """
 
     section: Section
@@ -161,7 +172,12 @@ class SplitSection:
 
 @dataclass(frozen=True, slots=True)
 class OpenSplit:
-    """The split that is still open at the end of a section: its backend, whether it has inputs, and all copies."""
+    """The split that is still open at the end of a section.
+
+    `backend`: its backend index; -1 at the start of the graph.
+    `has_inputs`: whether it has inputs.
+    `copies`: names of all copies made so far.
+    """
 
     backend: int = -1
     has_inputs: bool = False
@@ -169,8 +185,10 @@ class OpenSplit:
 
 
 def offload_batch(node: Tensor) -> int:
-    """Return the batch size that a device compares with `GGML_OP_OFFLOAD_MIN_BATCH` (`get_op_batch_size` in
-    ggml-cuda.cu)."""
+    """Return the batch size that a device compares with `GGML_OP_OFFLOAD_MIN_BATCH`.
+
+    Mirrors `get_op_batch_size` in ggml-cuda.cu.
+    """
     if node.op == "get_rows":
         return 0
     if node.op == "mul_mat":
@@ -181,7 +199,12 @@ def offload_batch(node: Tensor) -> int:
 
 
 class Scheduler:
-    """Assigns and splits sections for a list of backends, of which the last is the CPU."""
+    """Repeats the five passes of `ggml_backend_sched_split_graph`, one section of the graph after another.
+
+    A section is a run of consecutive nodes, mostly a layer. The last of the backends is the CPU.
+
+    `offload_batch`: threshold of op offload, in tokens.
+    """
 
     def __init__(
         self,
@@ -218,8 +241,10 @@ class Scheduler:
     # ------------------------------------------------------------------ passes 1 to 4: assignment
 
     def bind(self, section: Section, places: Mapping[int, Place]) -> Bound:
-        """Run pass 1: assign nodes that are pinned, pre-allocated or read weights. `places`: of the layers that it
-        refers to."""
+        """Run pass 1: assign a backend to nodes that are pinned, pre-allocated or read weights.
+
+        `places`: device of each layer that the section refers to, by the layer's number in the section.
+        """
         named = {buft_at(number, place.kernel_class): place.buft for number, place in places.items()}
         pins = {pin_at(number): place.pin for number, place in places.items()}
         pins[ON_CPU] = self._last
@@ -248,7 +273,7 @@ class Scheduler:
         return Bound(section, bufts, backend_ids, fused, unsupported)
 
     def _find_unsupported(self, section: Section, bufts: Sequence[str | None]) -> list[int]:
-        """Return for each tensor a bit mask of the backends that cannot compute it."""
+        """Return a bit mask for each tensor of the section: the backends that cannot compute it."""
         # Whether there is a kernel depends on shapes and types, so it is found once for a section. The buffers that a
         # node reads change from layout to layout.
         incapable = self._unsupported_ops.get(section)
@@ -271,8 +296,7 @@ class Scheduler:
         return found
 
     def _assignable_nodes(self, section: Section) -> tuple[Node, ...]:
-        """Return the nodes that pass 1 may assign: pinned nodes, views of pre-allocated tensors, and readers of
-        weights."""
+        """Return the nodes that pass 1 may assign: pinned nodes, views of pre-allocated tensors, readers of weights."""
         found = self._assignable.get(section)
         if found is None:
             tensors, bases = section.tensors, section.bases
@@ -286,12 +310,12 @@ class Scheduler:
         return found
 
     def _supports_buft(self, backend: int, buft: str) -> bool:
-        """Return whether a backend can use a buffer type (`ggml_backend_supports_buft`)."""
+        """Return whether a backend can use tensors in a buffer type without a copy (`ggml_backend_supports_buft`)."""
         found = self.backends[backend]
         return found.is_cpu if buft == HOST else found.buft == buft
 
     def _backend_from_buffer(self, buft: str, unsupported: int) -> int:
-        """Return the first backend that can use `buft` and is not in the mask `unsupported`; -1 if there is none.
+        """Return the first backend that can use `buft` and is not in the bit mask `unsupported`; -1 if there is none.
 
         Mirrors `ggml_backend_sched_backend_from_buffer`.
         """
@@ -303,7 +327,9 @@ class Scheduler:
     def _backend_id_from_cur(
         self, section: Section, number: int, weights: Sequence[int], bufts: Sequence[str | None], unsupported: int
     ) -> int:
-        """Return the backend of a node by its buffer or its first weight, -1 for none.
+        """Return the backend index of a node by its own buffer type or by that of its first weight.
+
+        -1 if it has neither.
 
         Mirrors `ggml_backend_sched_backend_id_from_cur`.
         """
@@ -326,9 +352,12 @@ class Scheduler:
         return backend
 
     def assign(self, bounds: Sequence[Bound], place: int, known: Mapping[Key, int]) -> tuple[Assigned, dict[Key, int]]:
-        """Run passes 2 to 4 for `bounds[place]`; its neighbours are there because backends expand across sections.
+        """Run passes 2 to 4 for `bounds[place]`, a section of the graph.
 
-        `known`: backends of tensors that earlier sections computed. Returns the same for the next section too.
+        Return it with its backends, and the backends that the next section knows.
+
+        `bounds` has the neighbours too, because pass 2 expands backends across sections.
+        `known`: backend index by name, for tensors of earlier sections.
         """
         # A neighbour may be the same section on another device, so each one has its own list of backends.
         rows = [(bound, bound.backend_ids.copy()) for bound in bounds]
@@ -349,7 +378,10 @@ class Scheduler:
         return Assigned(bound, backends, involved), passed
 
     def _assign_remaining(self, bound: Bound, backends: list[int]) -> None:
-        """Run passes 3 and 4: assign all remaining tensors, and upgrade nodes to backends of higher priority."""
+        """Run passes 3 and 4: assign a backend to all remaining tensors, and move nodes to backends of higher priority.
+
+        `backends`: backend index of each tensor, which is changed.
+        """
         section, bases = bound.section, bound.section.bases
         for node in section.nodes:
             if node.is_view:
@@ -369,7 +401,7 @@ class Scheduler:
                     backends[source] = own if bases[source] == source else backends[bases[source]]
 
     def _assign_most_supported(self, number: int, sources: Sequence[int], backends: list[int], bound: Bound) -> None:
-        """Assign a node to the backend that can read most of its sources."""
+        """Assign a node to the backend that can read most of its sources without a copy."""
         # Of backends that can read equally many sources the first one wins, which has the highest priority.
         most, unsupported, bases = -1, bound.unsupported[number], bound.section.bases
         for index in range(len(self.backends)):
@@ -383,7 +415,7 @@ class Scheduler:
                 most, backends[number] = count, index
 
     def _upgrade(self, number: int, sources: Sequence[int], backends: list[int], bound: Bound) -> None:
-        """Move a node to a backend of higher priority with the same buffer type, if that can read all sources."""
+        """Move a node to a backend of higher priority with the same buffer type, if it can read all sources."""
         buft, unsupported = self.backends[backends[number]].buft, bound.unsupported[number]
         # Only backends of higher priority, which have lower indices.
         for index in range(backends[number]):
@@ -393,7 +425,7 @@ class Scheduler:
                 return
 
     def _buffer_supported(self, number: int, backend: int, backends: Sequence[int], bound: Bound) -> bool:
-        """Return whether `backend` can read a tensor in place (`ggml_backend_sched_buffer_supported`)."""
+        """Return whether `backend` can read a tensor without a copy (`ggml_backend_sched_buffer_supported`)."""
         base = bound.section.bases[number]
         buft = bound.bufts[base]
         if buft is not None:
@@ -409,7 +441,10 @@ class Scheduler:
     # ------------------------------------------------------------------ passes 5 and 6: splits and copies
 
     def split_graph(self, assigned: Assigned, before: OpenSplit) -> tuple[SplitSection, OpenSplit]:
-        """Run pass 5: cut a section into parts, with copies of unreadable sources. Return them and the open split."""
+        """Run pass 5: divide a section of the graph into parts of splits, with copies of unreadable sources.
+
+        Return the section in parts, and the split that is open at its end. `before`: the split open at its start.
+        """
         bound, backends = assigned.bound, assigned.backends
         section, bases = bound.section, bound.section.bases
         current, has_inputs = before.backend, before.has_inputs
@@ -464,7 +499,7 @@ class Scheduler:
         )
 
     def _names(self, section: Section) -> tuple[dict[Key, int], tuple[tuple[int, Key], ...]]:
-        """Return the slots of tensors that other sections know, by name, and those that the next section may know."""
+        """Return slots by name for tensors that other sections know, and (slot, name) for those of the next section."""
         found = self._named.get(section)
         if found is None:
             bases = section.bases
@@ -473,7 +508,10 @@ class Scheduler:
         return found
 
     def _node_allocs(self, section: Section, backend: int) -> list[NodeAlloc]:
-        """Return each node for the allocator, on a backend that needs no copies for it."""
+        """Return the section's nodes as the allocator gets them if they are on `backend` and need no copies.
+
+        They are cached.
+        """
         found = self._node_allocs_of.get((section, backend))
         if found is None:
             size_of, tensors = self.backends[backend].size_of, section.tensors
@@ -486,7 +524,7 @@ class Scheduler:
         return found
 
     def _need_new_split(self, weights: Sequence[int], current: int, assigned: Assigned) -> bool:
-        """Return whether a node reads a weight that the backend needs a copy of (`need_new_split`)."""
+        """Return whether the node reads a weight that the backend `current` needs a copy of (`need_new_split`)."""
         backends, bound = assigned.backends, assigned.bound
         return any(
             backends[weight] != current and not self._buffer_supported(weight, current, backends, bound)
@@ -494,7 +532,7 @@ class Scheduler:
         )
 
     def _copy_bytes(self, original: Tensor, backend: int) -> int:
-        """Return the bytes of a copy in the memory of a backend (`ggml_dup_tensor_layout`)."""
+        """Return the bytes of a copy of `original` in the memory of a backend (`ggml_dup_tensor_layout`)."""
         copy = Tensor("none", original.type, original.ne, original.nb, [], n_bytes=original.n_bytes)
         # A copy of a quantised weight is padded like the weight, because `get_alloc_size` sees type and shape only.
         copy.padding_bytes = original.padding_bytes
@@ -502,9 +540,10 @@ class Scheduler:
 
 
 def _expand(rows: Sequence[tuple[Bound, list[int]]], skip: int, *, backwards: bool = False) -> None:
-    """Run one sweep of pass 2: give unassigned nodes the backend of the node before, or after if `backwards`.
+    """Run one sweep of pass 2: give unassigned nodes the backend of the node before, or after it if `backwards`.
 
-    `skip`: the backend that is not expanded; -1 for none.
+    `rows`: neighbouring sections with the backend index of each tensor, which is changed.
+    `skip`: index of the backend that is not expanded; -1 for none.
     """
     current = -1
     for bound, backends in rows:
@@ -521,7 +560,7 @@ def _expand(rows: Sequence[tuple[Bound, list[int]]], skip: int, *, backwards: bo
 
 
 def _passed(section: Section, slots: Iterable[tuple[Key, int]]) -> tuple[tuple[int, Key], ...]:
-    """Return the slots that the next section may know, with their names there."""
+    """Return (slot, name in the next section of the graph) of the tensors that the next section may know."""
     behind = ((slot, section.name_after(name)) for name, slot in slots)
     return tuple([(slot, name) for slot, name in behind if name is not None])
 
@@ -534,7 +573,7 @@ def make_split_section(
     passed: tuple[tuple[int, Key], ...],
     early: tuple[int, ...] = (),
 ) -> SplitSection:
-    """Return the section of these parts, with the names that sections before it have to know."""
+    """Return a `SplitSection` of these parts; the names that earlier sections must know are computed from its uses."""
     copied = [(base, copy) for part in parts[1:] for copy, base, _ in part.copies]
     read = {name for name, slot in slots.items() if use_counts[slot]}
     read.update(copy.base_key for _, copy in copied if copy.base_key is not None)
@@ -553,7 +592,7 @@ def make_split_section(
 
 
 def _reusable(section: Section, node: Node, slots: Sequence[int]) -> tuple[int, ...]:
-    """Return the slots of sources whose memory the result may reuse. Views are none, copies may be."""
+    """Return the slots of the node's sources whose memory its result may reuse; copies are allowed, views are not."""
     tensors = section.tensors
     result = tensors[node.number]
     if not node.is_placed or result.op not in INPLACE_OPS:
@@ -566,6 +605,9 @@ def _reusable(section: Section, node: Node, slots: Sequence[int]) -> tuple[int, 
 
 
 def _copy_key(bound: Bound, source: int, backend: int) -> Key:
-    """Return the name of a copy. A tensor that no other section knows is named by its index."""
+    """Return the name of a copy of tensor `source` for `backend`.
+
+    If no other section of the graph knows the original, its index is part of the name.
+    """
     name = bound.section.names[source] or (None, source)
     return ("copy", ("weight", bound.bufts[source]) if name[0] == "weight" else name, backend)

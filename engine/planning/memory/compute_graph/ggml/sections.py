@@ -1,12 +1,12 @@
-"""A graph in sections: the nodes that a layer adds to the graph after a layer of another kind, for any devices.
+"""Sections of a graph: the nodes that a layer adds after a layer of another kind, valid for any devices.
 
-Layers of one kind make the same nodes. So a section is built once and stands for all layers of its kind that follow a
-layer of the same other kind. A section is one layer, or a few if layers leave their nodes to the next one (a tensor
-joins a ggml graph only when it is expanded). Buffer types and pinned backends are placeholders for the place of the
-layer: see `buft_at` and `pin_at`.
+Layers of one kind have the same nodes. So a section is built once and used for all layers of its kind that follow a
+layer of the same other kind. A section is one layer, or a few if a layer leaves nodes to the next one (ggml adds a
+tensor to the graph only when it is expanded). Buffer types and pinned backends are placeholders that contain the
+layer's number in the section: see `buft_at` and `pin_at`.
 
-Some layers read tensors of layers that are not their neighbours. Their graph is built whole, and `partition_graph` cuts
-it into sections that are valid at one place only, but for all layouts.
+Some layers read tensors of layers that are not their neighbours. Their graph is built whole. `partition_graph` divides
+it into sections that are each valid at one place only, but for all layouts.
 """
 
 from __future__ import annotations
@@ -19,47 +19,52 @@ from typing import Any, NamedTuple
 from engine.planning.memory.compute_graph.ggml.graph import INPLACE_OPS, VIEW_OPS, Graph, Tensor
 
 ON_CPU = -2
-"""Placeholder for the CPU backend in `Tensor.backend`."""
+"""Placeholder for the index of the CPU backend in `Tensor.backend`."""
 
 Key = tuple[object, ...]
-"""Name of a tensor that more than one section uses.
+"""Name of a tensor that more than one section uses; its form depends on the kind of tensor.
 
-`("in", n)`: an input. `("view", n, shape, offset)`: a view of an input.
-`("weight", buft)`: a weight that layers share. `("embd", n)`: made before the first layer.
-`(0, n)`: made by this section. `(-1, n)`: made by the section before.
-`("copy", key, backend)`: a copy of one of these.
-`(n, EARLY, slot)`: belongs to the section `n` places further on, and is computed before that (see `vulkan_order`).
+`("in", n)`: an input.
+`("view", n, shape, offset)`: a view of an input.
+`("weight", buft)`: a weight that layers share.
+`("embd", n)`: a tensor made before the first layer.
+`(0, n)`: a tensor of this section; `(-1, n)`: of the section before.
+`("copy", key, backend)`: a copy of a tensor with another name.
+`(n, EARLY, slot)`: a tensor of the section `n` places later that is computed before its section (see `vulkan_order`).
 """
 EARLY = "early"
-"""Marks the name of a tensor that is computed before its section."""
+"""Second element of the name of a tensor that is computed before its section."""
 
 
 Shape = tuple[tuple[object, ...], ...]
-"""Operations, types and sizes of the tensors that a layer makes, in order."""
+"""(Operation, type, shape) of the tensors that a layer makes, in order."""
 
 
 def buft_at(place: int, kernel_class: int = 0) -> str:
-    """Return the placeholder for the buffer type of the layer at `place`, on a device of this kernel class."""
+    """Return the placeholder for the buffer type of a layer's device.
+
+    `place`: the layer's number in the section. `kernel_class`: number of the device's kernel class.
+    """
     return f"@{place}.{kernel_class}"
 
 
 def stands_for_place(buft: str) -> bool:
-    """Return whether a buffer type is a placeholder of `buft_at`."""
+    """Return whether the name of a buffer type is a placeholder made by `buft_at`."""
     return buft.startswith("@")
 
 
 def place_of(buft: str) -> int:
-    """Return the place of a placeholder of `buft_at`."""
+    """Return the layer's number in a placeholder made by `buft_at`."""
     return int(buft[1:].partition(".")[0])
 
 
 def pin_at(place: int) -> int:
-    """Return the placeholder for the backend that norms of the layer at `place` are pinned to."""
+    """Return the placeholder for the backend to which the norms of layer `place` of the section are pinned."""
     return ON_CPU - 1 - place
 
 
 def name_after(key: Key) -> Key | None:
-    """Return the name of `key` in the next section; None if that section cannot know the tensor."""
+    """Return the name that a tensor has in the next section of the graph; None if that section cannot know it."""
     if key[0] == "copy":
         original = name_after(key[1])  # type: ignore[arg-type]
         return None if original is None else ("copy", original, key[2])
@@ -73,17 +78,17 @@ def name_after(key: Key) -> Key | None:
 
 
 def is_shared(key: Key) -> bool:
-    """Return whether a name means the same tensor in all sections."""
+    """Return whether a name is the same in all sections, such as that of an input."""
     return is_shared(key[1]) if key[0] == "copy" else isinstance(key[0], str)  # type: ignore[arg-type]
 
 
 def is_early(key: Key) -> bool:
-    """Return whether a name belongs to a tensor that is computed before its section."""
+    """Return whether a name is that of a tensor that is computed before its section."""
     return key[1] == EARLY
 
 
 def _name_before(key: Key) -> Key | None:
-    """Return the name of `key` in the section before; None if that section cannot know the tensor."""
+    """Return the name that a tensor has in the previous section of the graph; None if that section cannot know it."""
     if key[0] == "copy":
         original = _name_before(key[1])  # type: ignore[arg-type]
         return None if original is None else ("copy", original, key[2])
@@ -93,7 +98,7 @@ def _name_before(key: Key) -> Key | None:
 
 
 def _original(key: Key) -> object:
-    """Return the name of the tensor that a copy is made of."""
+    """Return the name of the copied tensor if `key` is the name of a copy, else `key`."""
     return key[1] if key[0] == "copy" else key
 
 
@@ -106,12 +111,13 @@ class DistantReadError(Exception):
 
 
 class Node(NamedTuple):
-    """One node of a section; tensors go by their index.
+    """One node of a section. Tensors are referred to by their index in the section.
 
-    `bases`: for each source, its `view_src` or itself.
+    `number`: index of its result.
+    `bases`: for each source its `view_src`, or the source itself if it is no view.
     `weights`: sources that are weights.
-    `reusable`: sources whose memory the result may take.
-    `is_placed`: the result needs memory of its own.
+    `reusable`: sources whose memory the result may reuse.
+    `is_placed`: whether the result needs memory of its own.
     """
 
     number: int
@@ -125,22 +131,22 @@ class Node(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Section:
-    """Consecutive nodes of a graph. Tensors go by their index in `tensors`.
+    """Consecutive nodes of a graph. Tensors are referred to by their index in `tensors`.
 
-    `bases`: `view_src` of each tensor, or the tensor itself.
+    `bases`: for each tensor its `view_src`, or the tensor itself if it is no view.
     `names`: name of each tensor for other sections; None if they do not know it.
     `operations`: nodes that are no views.
-    `leafs`: in the order in which `ggml_build_forward_expand` finds them.
-    `scratch`: leafs without contents, which an operation fills.
-    `known_before`: tensors whose backend an earlier section has decided.
-    `known_after`: tensors whose backend the next section has to know, with their names there.
-    `use_counts`: number of uses of each tensor, views of it included, and one more if it is an output.
-    `fused`: see `Graph`.
-    `layers`: places of the layers that it refers to.
-    `shape`, `shape_before`: tensors of the layer and of the one before; they show whether two sections can be
-        neighbours.
-    `earlier`, `later`: names shared with the sections before and after, if the section is valid at one place only; else
-        None.
+    `leafs`: leaf tensors in the order in which `ggml_build_forward_expand` finds them.
+    `scratch`: leaf tensors with undefined contents, which an operation fills.
+    `known_before`: (tensor, name) of tensors whose backend was decided in an earlier section.
+    `known_after`: (tensor, name in the next section) of tensors whose backend the next section needs.
+    `use_counts`: uses of each tensor, including uses of its views, and one more for an output.
+    `fused`: (tensor, buffer type) as in `Graph`.
+    `layers`: numbers of the layers that it refers to.
+    `shape`, `shape_before`: tensors of the layer and of the one before; by them two sections are checked to be
+    neighbours.
+    `earlier`, `later`: names shared with sections before and after, if the section is valid at one place only; else
+    None.
     """
 
     tensors: tuple[Tensor, ...]
@@ -161,19 +167,22 @@ class Section:
     later: frozenset[Key] | None = None
 
     def name_after(self, key: Key) -> Key | None:
-        """Return the name of `key` in the next section; None if that section cannot know the tensor."""
+        """Return the name that a tensor has in the next section of the graph; None if that section cannot know it."""
         return name_after(key) if self.later is None or is_early(key) else key
 
     def name_before(self, key: Key) -> Key | None:
-        """Return the name of `key` in the section before; None if that section cannot know the tensor."""
+        """Return the name that a tensor has in the previous section of the graph.
+
+        None if that section cannot know it.
+        """
         return _name_before(key) if self.earlier is None or is_early(key) else key
 
     def is_known_after(self, key: Key) -> bool:
-        """Return whether later sections may use `key`."""
+        """Return whether later sections may read the tensor with the name `key`."""
         return self.later is None or (original := _original(key)) in self.later or _is_weight(original)
 
     def is_known_before(self, key: Key) -> bool:
-        """Return whether earlier sections may use `key`."""
+        """Return whether earlier sections may make or read the tensor with the name `key`."""
         if self.earlier is None or is_early(key):
             return True
         return (original := _original(key)) in self.earlier or _is_weight(original)
@@ -181,11 +190,11 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class LayerStart:
-    """The state of a graph where a layer begins.
+    """The state of a graph being built, at the point where a layer begins.
 
-    `n_nodes`, `n_leafs`, `n_inputs`: tensors in the graph so far.
-    `waiting`: nodes that exist but are not expanded yet; the layer adds them.
-    `current`: the input of the layer.
+    `n_nodes`, `n_leafs`, `n_inputs`: number of tensors in the graph so far.
+    `waiting`: nodes that exist but are not yet expanded; they become part of the layer.
+    `current`: input of the layer.
     """
 
     n_nodes: int
@@ -202,9 +211,9 @@ class LayerStart:
 
 
 class LayerRecorder:
-    """Records where layers begin while a graph is built, and cuts sections out of it.
+    """Records where layers begin while a graph is built, and makes sections of the graph.
 
-    `starts`: numbers of the layers at which a section begins or ends.
+    An object is called with the input of each layer. `starts`: numbers of the layers at which a section begins or ends.
     """
 
     def __init__(self, graph: Graph, starts: Collection[int]) -> None:
@@ -214,7 +223,7 @@ class LayerRecorder:
         self._n_passed = 0
 
     def __call__(self, current: Tensor) -> None:
-        """Record the begin of the next layer, whose input is `current`."""
+        """Record that the next layer begins, with the input `current`."""
         self._n_passed += 1
         if self._n_passed - 1 not in self._starts:
             return
@@ -225,17 +234,20 @@ class LayerRecorder:
         )
 
     def first(self, shared: Mapping[Tensor, Key], layers: Collection[int]) -> Section:
-        """Return everything before the second recorded start: embeddings and the first layer."""
+        """Return the first section: everything before the second recorded start, so embeddings and first layer."""
         return self._cut(0, self.found[1].n_nodes, 0, shared, layers)
 
     def last(self, shared: Mapping[Tensor, Key], layers: Collection[int], *, open_end: bool) -> Section:
-        """Return the section of the last layer. `open_end`: leave out the nodes after it, such as the output matrix."""
+        """Return the section of the last layer.
+
+        `open_end`: whether nodes after it, such as the output matrix, are left out.
+        """
         place = len(self.found) - 2 if open_end else len(self.found) - 1
         end = self.found[-1].n_nodes if open_end else len(self.graph.nodes)
         return self._cut(self.found[place].n_nodes, end, place, shared, layers)
 
     def _cut(self, start: int, end: int, place: int, shared: Mapping[Tensor, Key], layers: Collection[int]) -> Section:
-        """Return the nodes from `start` to `end` as the section of the layer that begins at record `place`."""
+        """Return the nodes `start` to `end` - 1 as the section of the layer that begins at record number `place`."""
         graph = self.graph
         keys: dict[Tensor, Key] = {tensor: ("in", number) for number, tensor in enumerate(graph.inputs)}
         keys |= shared
@@ -276,7 +288,10 @@ def number_tensors(
     layers: tuple[int, ...],
     **others: Any,
 ) -> Section:
-    """Return a section of these tensors. `others`: its fields that need no indices."""
+    """Return a section with these nodes and leaf tensors; each tensor gets an index by which the section refers to it.
+
+    `others`: fields of `Section` that contain no indices.
+    """
     known_before, known_after = tuple(known_before), tuple(known_after)
     numbers: dict[Tensor, int] = {}
     there: list[Tensor] = [*leafs, *nodes]
@@ -312,7 +327,7 @@ def number_tensors(
 
 
 def _number_node(node: Tensor, numbers: Mapping[Tensor, int], bases: Sequence[int]) -> Node:
-    """Return a node with the indices of its tensors."""
+    """Return a node with its tensors replaced by their indices."""
     # One loop instead of five comprehensions: numbering is half of the time that a new section costs.
     sources, source_bases, weights, reusable = [], [], [], []
     can_inplace = node.view_src is None and node.op in INPLACE_OPS
@@ -343,10 +358,10 @@ def are_same_layout(first: Tensor, second: Tensor) -> bool:
 
 
 def _check_reach(nodes: Sequence[Tensor], leafs: Sequence[Tensor], keys: dict[Tensor, Key]) -> None:
-    """Name the views of inputs that `nodes` read.
+    """Give names to the views of inputs that `nodes` read, and check the other sources.
 
     Raises:
-    DistantReadError: a node reads a tensor of a layer that is not its neighbour.
+        DistantReadError: a node reads a tensor of a layer that is not its neighbour.
     """
     here = set(nodes)
     _name_views_of_inputs(nodes, keys)
@@ -374,7 +389,7 @@ def _shape(made: Sequence[Tensor]) -> Shape:
 
 
 def _made(graph: Graph, before: LayerStart | None, mark: LayerStart) -> list[Tensor]:
-    """Return the nodes that belong to the layer between two records; waiting nodes come last."""
+    """Return the nodes of the layer between two records; nodes that were waiting at its end come last."""
     waited = set(before.waiting) if before else set()
     start = before.n_nodes if before else 0
     nodes = [*graph.nodes[start : mark.n_nodes], *mark.waiting]
@@ -382,7 +397,7 @@ def _made(graph: Graph, before: LayerStart | None, mark: LayerStart) -> list[Ten
 
 
 def _waiting(current: Tensor) -> list[Tensor]:
-    """Return the nodes that `build_forward_expand(current)` would add, in order."""
+    """Return the nodes that `build_forward_expand(current)` would add to the graph, in order."""
     found: list[Tensor] = []
     if not current.visited:
         _visit_waiting(current, set(), found)
@@ -400,7 +415,7 @@ def _visit_waiting(tensor: Tensor, seen: set[Tensor], found: list[Tensor]) -> No
 
 
 def _leafs(nodes: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Return the leafs of `nodes` in the order in which `ggml_build_forward_expand` finds them."""
+    """Return the leaf tensors that `nodes` read, in the order in which `ggml_build_forward_expand` finds them."""
     here, seen, found = set(nodes), set[Tensor](), dict[Tensor, None]()
     for node in nodes:
         if node not in seen:
@@ -425,9 +440,9 @@ def _is_view_of_input(tensor: Tensor) -> bool:
 def partition_graph(
     graph: Graph, starts: Sequence[tuple[int, int]], common: Mapping[Tensor, Key]
 ) -> tuple[Section, ...]:
-    """Return a whole graph in sections.
+    """Divide a whole graph into sections and return them.
 
-    `starts`: for each section after the first, the number of nodes and of leafs before it.
+    `starts`: (number of nodes, number of leaf tensors) before each section except the first.
     `common`: names of tensors that layers share.
     """
     cuts = _cuts(graph, starts)
@@ -476,8 +491,10 @@ def partition_graph(
 
 
 def _cuts(graph: Graph, starts: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return where sections begin, and the end. Each one reads a weight, so its backend does not depend on its
-    neighbours."""
+    """Return (number of nodes, number of leaf tensors) at the start of each section, and at the end of the graph.
+
+    Starts are left out so that each section reads a weight, and its backend does not depend on its neighbours.
+    """
     found = [(0, 0)]
     end = (len(graph.nodes), len(graph.leafs))
     for cut in (*starts, end):
@@ -487,7 +504,7 @@ def _cuts(graph: Graph, starts: Sequence[tuple[int, int]]) -> list[tuple[int, in
 
 
 def _keys(graph: Graph, first: dict[Tensor, int], last: dict[Tensor, int]) -> dict[Tensor, Key]:
-    """Return names for all leafs, for tensors that more than one section reads, and for views of these."""
+    """Return names for all leaf tensors, for tensors that several sections read, and for views of these."""
     named = {node for node in graph.nodes if last.get(node, -1) > first[node]}.union(graph.leafs)
     return {
         tensor: ("at", number)
@@ -497,7 +514,7 @@ def _keys(graph: Graph, first: dict[Tensor, int], last: dict[Tensor, int]) -> di
 
 
 def _layers_of(graph: Graph, nodes: Sequence[Tensor], leafs: Iterable[Tensor]) -> tuple[int, ...]:
-    """Return the places of the layers that a section refers to."""
+    """Return the numbers of the layers that a section refers to."""
     here = set(nodes)
     bufts = {leaf.buft for leaf in leafs} | {buft for node, buft in graph.fused if node in here}
     places = {place_of(buft) for buft in bufts if buft is not None and stands_for_place(buft)}

@@ -1,15 +1,16 @@
-"""Runs scheduler and allocator over the segments of a layout's graph, and remembers every step.
+"""Runs scheduler and allocator over the segments of a layout's graph, and caches every step.
 
-The passes are: assign backends, cut splits, order nodes (Vulkan) or keep what they read (CUDA), collect liveness
-backwards, allocate. A step of a pass depends on one section and a small state. Layers repeat, and states recur after a
-layer or two, so a new layout consists mostly of known steps.
+A section is a run of consecutive nodes of the graph, mostly those of one layer (`sections.py`).
+The passes are: assign backends, divide into splits, reorder nodes (Vulkan) or add allocation dependencies (CUDA),
+collect backwards which tensors later sections need, and allocate. A step of a pass depends on one section and a small
+state. Layers repeat, and the state is the same again after a layer or two. So most steps of a new layout are cached.
 
-A segment is a list of neighbouring sections on the devices of one `StepCache`. It knows only the backends that matter
-to its sections, by index. So a step between the second and the third device of a layout is valid between any other
-devices of the same kinds. Whole segments are remembered too.
+A segment is a list of neighbouring sections on the devices of one `StepCache`. It contains only the backends that
+matter to its sections, by index. So a step between the second and the third device of a layout is also valid between
+other devices of the same kinds. Results for whole segments are cached too.
 
-A remembered state of the buffers has their free blocks and what lies in them. How far a buffer was ever filled is added
-up apart (`Growth`), because no later step depends on it.
+A cached state of the buffers has their free blocks and the tensors in them. The highest end of a buffer is not part of
+it (`Growth`), because no later step depends on it.
 """
 
 from __future__ import annotations
@@ -54,23 +55,31 @@ from engine.planning.memory.compute_graph.ggml.vulkan_order import (
 from engine.planning.memory.work_limit import check_limits
 
 SectionName = tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...], bool, int]
-"""Arguments of `SectionMaker.section`."""
+"""Name of a section: the arguments of `SectionMaker.section`."""
 
 _numbers = count()
-"""Numbers for segments and caches. Using the objects as keys would make reference cycles, which are freed late."""
+"""Generates numbers for segments and caches. Objects as keys would be reference cycles, which are freed late."""
 
 NO_BACKENDS: Places = ()
 _NO_COPIES: frozenset[Key] = frozenset()
 _Order = tuple[SplitSection, tuple[FollowingSection, ...], frozenset[NodePlace]]
 _OrderOfMany = tuple[tuple[SplitSection, ...], tuple[FollowingSection, ...], frozenset[NodePlace]]
 SplitStep = tuple[SplitSection, int, bool, frozenset[Key], tuple[frozenset[Key], ...]]
-"""Result of cutting a section: the section in parts, backend of the open split, whether that has inputs, copies of
-tensors that layers made, and copies of shared tensors by backend."""
+"""Result of pass 5 for one section.
+
+(Section in parts of splits, backend of the open split, whether that split has inputs, names of copies of layers'
+tensors, names of copies of shared tensors for each backend).
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class SplitState:
-    """The open split between two sections, see `SplitStep`. `lasting`: copies of shared tensors, by backend, sorted."""
+    """The split that is open between two sections of a graph, with the copies made so far.
+
+    `backend`: its backend index; -1 for none.
+    `passing`: names of copies of layers' tensors.
+    `lasting`: (backend index, names of copies of shared tensors), sorted.
+    """
 
     backend: int = -1
     has_inputs: bool = False
@@ -78,7 +87,10 @@ class SplitState:
     lasting: tuple[tuple[int, frozenset[Key]], ...] = ()
 
     def mapped(self, backend_map: BackendMap) -> SplitState:
-        """Return the state in the next segment, without backends that are not there."""
+        """Return the state with the backend indices of the next segment.
+
+        Backends that it does not have are left out.
+        """
         lasting = {
             index: backend_map.keys(keys) for old, keys in self.lasting if (index := backend_map.backend(old)) >= 0
         }
@@ -93,7 +105,7 @@ def _in_order(lasting: Mapping[int, frozenset[Key]]) -> tuple[tuple[int, frozens
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlacedSection:
-    """A section, or its name, with the places of the layers that it refers to.
+    """A section, or its name, with the device of each layer that it refers to.
 
     Compared by identity, which is faster.
     """
@@ -104,10 +116,14 @@ class PlacedSection:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segment:
-    """Neighbouring sections on the devices of one `StepCache`. Compared by identity.
+    """Consecutive sections of the graph (mostly layers) on the same devices, which are simulated together.
 
-    `bufts`: real buffer type of each backend.
-    `placed_sections`: from the section before the segment to the section after it; None at an end of the graph.
+    Segments are compared by identity.
+
+    `steps`: cached results for these devices.
+    `bufts`: buffer type of each backend.
+    `placed_sections`: the sections, with one more before the segment and one more after it; None at an end of the
+    graph.
     """
 
     steps: StepCache
@@ -116,12 +132,12 @@ class Segment:
     number: int = field(default_factory=_numbers.__next__)
 
     def backend_map(self, other: Segment) -> BackendMap:
-        """Return the map to another segment of the same graph."""
+        """Return the translation of backend indices from this segment to another segment of the same graph."""
         return backend_map(self.steps.names, self.bufts, other.steps.names, other.bufts)
 
 
 class StepCache:
-    """All steps among the backends of one scheduler that were computed so far."""
+    """Cache of all steps that were computed with the backends of one scheduler."""
 
     def __init__(self, scheduler: Scheduler, section_of: Callable[[SectionName], Section]) -> None:
         self.scheduler = scheduler
@@ -150,14 +166,17 @@ class StepCache:
         self._numbers: dict[State, int] = {}
         self._states: list[State] = []
         self.names: tuple[str, ...] = tuple(backend.buft for backend in scheduler.backends)
-        """Names of the backends' buffer types in this cache."""
+        """Name of each backend's buffer type in this cache."""
 
     @property
     def n_remembered(self) -> int:
         return len(self._fills) + len(self._filled_segments)
 
     def number(self, state: State) -> int:
-        """Return a number for `state`, the same for equal states."""
+        """Return a number for `state` in this cache, by which steps are looked up.
+
+        Equal states have the same number.
+        """
         # A state is hashed once here. All caches use its number, which is much faster to hash and compare.
         found = self._numbers.setdefault(state, len(self._states))
         if found == len(self._states):
@@ -165,7 +184,10 @@ class StepCache:
         return found
 
     def translated(self, origin: StepCache, backend_map: BackendMap, state: int) -> int:
-        """Return the number in this cache of a state of the segment `origin`."""
+        """Return the number that a state of another segment of the graph has in this cache.
+
+        `origin`: cache of the other segment. `state`: the state's number there.
+        """
         found = self._translated.get((origin._own_number, backend_map, state))
         if found is None:
             found = self._translated[origin._own_number, backend_map, state] = self.number(
@@ -174,7 +196,7 @@ class StepCache:
         return found
 
     def bound(self, placed: PlacedSection) -> Bound:
-        """Return a placed section after pass 1 of the scheduler."""
+        """Return a section of the graph on its devices after pass 1 of the scheduler; results are cached."""
         found = self._bounds.get(placed)
         if found is None:
             section = placed.section if isinstance(placed.section, Section) else self._section_of(placed.section)
@@ -185,7 +207,10 @@ class StepCache:
     # ------------------------------------------------------------------ one segment
 
     def assign(self, segment: Segment, state: int) -> tuple[tuple[Assigned, ...], int]:
-        """Return the sections with their backends, and the state after them."""
+        """Return the sections of a segment after pass 4 of the scheduler, and the number of the state after them.
+
+        `state`: number of the state before them: backends of tensors that earlier sections computed.
+        """
         found = self._assigned_segments.get((segment.number, state))
         if found is None:
             found = self._assigned_segments[segment.number, state] = self._assign_all(segment.placed_sections, state)
@@ -224,7 +249,7 @@ class StepCache:
     def split_graph(
         self, assigned: tuple[Assigned, ...], before: SplitState
     ) -> tuple[tuple[SplitSection, ...], SplitState]:
-        """Return the sections in parts of splits, and the open split after them."""
+        """Return the sections after pass 5 of the scheduler, and the split that is open after them."""
         found = self._split_segments.get((assigned, before))
         if found is None:
             found = self._split_segments[assigned, before] = self._split_all(assigned, before)
@@ -270,10 +295,12 @@ class StepCache:
     def order(
         self, split_sections: tuple[SplitSection, ...], behind: tuple[FollowingSection, ...], used: frozenset[NodePlace]
     ) -> tuple[tuple[SplitSection, ...], frozenset[NodePlace]]:
-        """Return the sections with their nodes in the order of the backends, and with what those keep.
+        """Reorder nodes (Vulkan) and add allocation dependencies (CUDA) in these sections, and return the new sections.
 
-        `behind`: sections after these in which the last split continues. `used`: nodes of these sections that were
-            computed early. The nodes of later sections that are then computed early are returned.
+        Also return the places of nodes in later sections that are then computed early.
+
+        `behind`: following sections in which the last split continues.
+        `used`: places of nodes in these sections that were computed early.
         """
         if self.fuses:
             split_sections = tuple([self._with_fused(each) for each in split_sections])
@@ -308,7 +335,10 @@ class StepCache:
         return tuple(ordered), used
 
     def live_out_before(self, split_sections: tuple[SplitSection, ...], state: int) -> tuple[tuple[int, ...], int]:
-        """Return the number of the liveness after each section, and of the liveness before the first one."""
+        """Return what later sections need after each section (`LiveOut`) and before the first one, as state numbers.
+
+        `state`: the number for what is needed after the last section.
+        """
         found = self._live_out_segments.get((split_sections, state))
         if found is None:
             found = self._live_out_segments[split_sections, state] = self._live_outs_all(split_sections, state)
@@ -333,7 +363,10 @@ class StepCache:
     def fill(
         self, split_sections: tuple[SplitSection, ...], live_outs: tuple[int, ...], state: int
     ) -> tuple[Growth, int]:
-        """Return the growth of all sections, and the number of the state of the buffers after the last one."""
+        """Allocate all sections, and return the growth of the buffers and the number of their state afterwards.
+
+        `live_outs`: state numbers of what later sections need. `state`: number of the buffers' state before.
+        """
         found = self._filled_segments.get((split_sections, live_outs, state))
         if found is None:
             found = self._filled_segments[split_sections, live_outs, state] = self._fill_all(
@@ -360,9 +393,10 @@ class StepCache:
         return joined(growths), state
 
     def start(self, assigned: Sequence[Assigned]) -> tuple[int, Growth]:
-        """Return the state of the buffers before the first section, and its growth.
+        """Return the buffers before the first section of the graph, as a state number (`number`), and their growth.
 
-        gallocr allocates inputs and empty leafs before all nodes. Inputs are in host memory, wherever their section is.
+        gallocr allocates inputs and empty leaf tensors before all nodes. Inputs are in host memory, whatever their
+        section's device is.
         """
         by_section = {each.bound.section: each for each in assigned}
         sections = tuple(
@@ -375,7 +409,7 @@ class StepCache:
         return found
 
     def placed_leafs(self, assigned: Sequence[Assigned]) -> Iterable[Leaf]:
-        """Return the leafs of these sections that the allocator places."""
+        """Return the leaf tensors of these sections that the allocator places, each once."""
         backends = self.scheduler.backends
         # Sections share inputs by name; each is allocated once, in the order of the first section that has it.
         placed: dict[Key, Leaf] = {}
@@ -396,14 +430,14 @@ class StepCache:
         held: Sequence[TensorAlloc],
         buffers: dict[str, DynTallocr],
     ) -> Sequence[TensorAlloc]:
-        """Allocate the sections in these buffers. Return the tensors in them that later sections read."""
+        """Allocate the sections in `buffers`, and return the tensors in them that later sections of the graph read."""
         for split_section, ahead in zip(split_sections, live_outs, strict=True):
             check_limits()
             held = self._gallocr.allocate_into(split_section, self._states[ahead], held, buffers)  # type: ignore[arg-type]
         return held
 
     def copies(self, split_sections: Sequence[SplitSection], live_outs: Sequence[int]) -> Iterator[tuple[str, int]]:
-        """Yield buffer type and size in bytes of each input of the splits that begin here, in order."""
+        """Yield (buffer type, bytes) of each input of the splits that begin in these sections, in order."""
         for split_section, ahead in zip(split_sections, live_outs, strict=True):
             for part in split_section.parts if split_section.parts else ():
                 behind = self._states[ahead].copies if part is split_section.parts[-1] else ()  # type: ignore[union-attr]
@@ -411,7 +445,7 @@ class StepCache:
                     yield self.scheduler.backends[copy.backend].buft, copy.size_bytes
 
     def moved(self, assigned: Assigned) -> frozenset[str]:
-        """Return the fused operations that are not on the device of their layer."""
+        """Return the names of fused operations in this section of the graph that are not on their layer's device."""
         found = self._moved.get(assigned)
         if found is None:
             backends, fused = self.scheduler.backends, assigned.bound.fused
@@ -428,17 +462,19 @@ def _take(buffer: DynTallocr, size: int, count: int) -> None:
 
 
 class Simulation:
-    """Computes the sizes of the compute buffers of one layout, segment by segment."""
+    """Computes the sizes of one layout's compute buffers from its graph, which has a segment for each device's
+    layers.
+    """
 
     def __init__(self, segments: Sequence[Segment]) -> None:
         self._segments = segments
         self._backend_maps = [a.backend_map(b) for a, b in pairwise(segments)]
 
     def sizes(self) -> dict[str, Size]:
-        """Return the size of the compute buffer in each buffer type.
+        """Return the size of the compute buffer by buffer type.
 
         Raises:
-        DistantReadError: a layer reads a tensor of a layer that is not its neighbour.
+            DistantReadError: a layer reads a tensor of a layer that is not its neighbour.
         """
         assigned = self._assign()
         split_sections = self._order(self._split_graph(assigned))
@@ -466,7 +502,7 @@ class Simulation:
         return found
 
     def _largest(self) -> dict[str, int]:
-        """Return the largest buffer of each buffer type that has a limit, in bytes."""
+        """Return the largest buffer in bytes by buffer type, for those that have a limit."""
         return {
             buft: backend.max_buffer_bytes
             for segment in self._segments
@@ -482,9 +518,9 @@ class Simulation:
         split_sections: Sequence[tuple[SplitSection, ...]],
         live_outs: Sequence[tuple[int, ...]],
     ) -> dict[str, Size]:
-        """Return the sizes again, with several chunks in buffer types where one buffer would be too large.
+        """Return the sizes with several chunks in buffer types whose buffer would be too large.
 
-        The layout is allocated once more, without remembered steps: those are of buffers without a limit.
+        The layout is allocated again without the cache, which contains steps for buffers without a limit.
         """
         buffers = {buft: ChunkedTallocr(largest[buft]) if buft in largest else DynTallocr() for buft in sizes}
         leafs = tuple(self._segments[0].steps.placed_leafs([each for of_segment in assigned for each in of_segment]))
@@ -507,10 +543,10 @@ class Simulation:
         }
 
     def moved(self) -> frozenset[str]:
-        """Return the fused operations that are not all on the device of their layer.
+        """Return the names of fused operations that are not all on the device of their layer.
 
         Raises:
-        DistantReadError: a layer reads a tensor of a layer that is not its neighbour.
+            DistantReadError: a layer reads a tensor of a layer that is not its neighbour.
         """
         found: frozenset[str] = frozenset()
         for segment, assigned in zip(self._segments, self._assign(), strict=True):
@@ -518,7 +554,10 @@ class Simulation:
         return found
 
     def _translated(self, place: int, state: int) -> int:
-        """Return the number of a state of the segment before in the segment at `place`."""
+        """Return the number of a state in the cache of segment `place` of the graph.
+
+        `state`: its number in the cache of the segment before.
+        """
         origin = self._segments[place - 1].steps
         return self._segments[place].steps.translated(origin, self._backend_maps[place - 1], state)
 
@@ -553,7 +592,7 @@ class Simulation:
         return found
 
     def _behind(self, split_sections: Sequence[tuple[SplitSection, ...]], place: int) -> Iterator[FollowingSection]:
-        """Yield the sections of the segments after the one at `place`."""
+        """Yield the sections of all segments of the graph after segment `place`."""
         for before, segment in enumerate(self._segments[place + 1 :], place):
             first, *others = split_sections[before + 1]
             yield first, segment.backend_map(self._segments[before])

@@ -1,12 +1,12 @@
-"""The order in which ggml's Vulkan backend computes the nodes of a split. It decides how long results stay in memory.
+"""The order in which ggml's Vulkan backend computes the nodes of a split, which affects how long results need memory.
 
 Mirrors `ggml_vk_graph_optimize`. Before a graph is allocated, the backend moves independent nodes forward so that they
 can run at the same time, and keeps nodes together that it fuses. The order is the same on all Vulkan devices: which
 kernels there are is checked only at computation.
 
 `reorder` orders the nodes of one split. `order_section` does so for a section, and may move nodes of later sections
-forward. A node that is computed before its section belongs to the section in which that happens, and its result has a
-name of its own there (`sections.EARLY`). The order depends on a section, on the following sections of the same split,
+forward. A node that is computed before its section belongs to the section in which it is computed, and its result has
+a name of its own there (`sections.EARLY`). The order depends on a section, on the following sections of the same split,
 and on which of its nodes were computed early, so callers may cache it.
 """
 
@@ -30,9 +30,9 @@ from engine.planning.memory.compute_graph.ggml.scheduler import (
 from engine.planning.memory.compute_graph.ggml.sections import EARLY, Key, is_early
 
 _NUM_TO_CHECK = 20
-"""`NUM_TO_CHECK`: nodes after the first unused one among which others are taken."""
+"""Number of nodes from the first unused one on that are searched for nodes to run with it (`NUM_TO_CHECK`)."""
 _PULL_REACH = 15
-"""Nodes after a node among which the one is searched that is fused with it."""
+"""Number of nodes after a node that are searched for a node to fuse with it."""
 
 _TOPK_MOE_EARLY_SOFTMAX = ("soft_max", "reshape", "argsort", "view", "get_rows")
 _NORM_OF_WEIGHTS = ("reshape", "sum_rows", "clamp", "div", "reshape")
@@ -43,7 +43,10 @@ _TOPK_MOE_PATTERNS: tuple[tuple[str, ...], ...] = (
     _TOPK_MOE_EARLY_SOFTMAX,
     ("argsort", "view", "get_rows", "reshape", "soft_max", "reshape"),
 )
-"""Choice of experts as one operation. Its inputs stay alive until its end (`keep_topk_moe_pattern`)."""
+"""Operations of expert selection that Vulkan fuses.
+
+The inputs stay allocated until the last operation is done (`keep_topk_moe_pattern`).
+"""
 _TOPK_QSA_PATTERN = ("get_rows", "permute", "cont", "cpy", "reshape", "add", "top_k")
 _HC_POST_GATE_PATTERN = ("scale", "unary", "scale", "hc_post")
 _KEPT_PATTERNS: tuple[tuple[str, ...], ...] = (
@@ -55,27 +58,28 @@ _KEPT_PATTERNS: tuple[tuple[str, ...], ...] = (
     ("rms_norm", "view", "set_rows"),
     ("rope", "view", "set_rows"),
 )
-"""Operations that stay together in their order (`keep_pattern`)."""
+"""Sequences of operations that stay together in their order (`keep_pattern`)."""
 _FUSED_PATTERNS = (*_TOPK_MOE_PATTERNS, *_KEPT_PATTERNS, _HC_POST_GATE_PATTERN)
 _FUSED_NEXT = frozenset(
     {("mul_mat", "add"), ("mul_mat_id", "add_id"), ("mul_mat_id", "mul"), ("add", "add"), ("ssm_conv", "add"),
      ("ssm_conv", "unary")}
 )  # fmt: skip
-"""Pairs of neighbours: the second may join the set although it reads the first."""
+"""Pairs of neighbouring operations that run together although the second reads the result of the first."""
 _FUSED_AFTER_VIEWS = frozenset({("rms_norm", "mul"), ("unary", "mul")})
-"""The same, with only views and scheduled nodes in between (`empty_or_scheduled_between`)."""
+"""As `_FUSED_NEXT`, for pairs with only views and scheduled nodes in between (`empty_or_scheduled_between`)."""
 
 
 SourceRef = tuple[int, int]
-"""A source of a node: place of the node, and index of the source."""
+"""A source of a node: (place of the node, index of the source)."""
 
 
 class SeenNode(NamedTuple):
-    """A node as the backend sees it. Tensors go by numbers.
+    """A node of a split, with tensors replaced by numbers.
 
-    `number`, `base`: the node and its `view_src`. `sources`, `source_bases`: the same for its sources.
-    `available`: for each source, whether no node of the graph computes it, or it is a copy from another backend.
-    `uses`: number of nodes that read it.
+    `number`, `base`: numbers of its result and of the result's `view_src`.
+    `sources`, `source_bases`: the same for its sources.
+    `available`: for each source, whether it is a leaf tensor or a copy from another backend, not computed in the split.
+    `uses`: number of nodes that read the result.
     """
 
     tensor: Tensor
@@ -89,8 +93,11 @@ class SeenNode(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """`places`: places of the nodes, in the new order.
-    `kept`: place of a node, with the sources that have to stay alive until it is done (`add_alloc_dep`)."""
+    """A new order of nodes.
+
+    `places`: old places of the nodes, in the new order.
+    `kept`: (old place of a node, sources that stay allocated until it is done) (`add_alloc_dep`).
+    """
 
     places: tuple[int, ...]
     kept: tuple[tuple[int, tuple[SourceRef, ...]], ...]
@@ -99,10 +106,12 @@ class Order:
 def reorder(
     nodes: Sequence[SeenNode], *, end: int | None = None, used: Set[int] = frozenset(), goes_on: bool = False
 ) -> Order:
-    """Return the order of the nodes of a split, up to the moment when all before `end` are computed.
+    """Return the new order of a split's nodes, until all nodes before `end` are computed.
 
-    It includes nodes after `end` that are moved forward. `used`: places of nodes that were computed early. `goes_on`:
-    the split has nodes before these; all of them are computed.
+    It includes nodes after `end` that are moved forward.
+    `end`: None for all nodes.
+    `used`: places of nodes that were already computed.
+    `goes_on`: whether the split has nodes before these; all of them are computed.
     """
     return _Reordering(nodes, used, goes_on=goes_on).run(len(nodes) if end is None else end)
 
@@ -130,7 +139,7 @@ class _Reordering:
         return Order(tuple(self._order), tuple(self._kept))
 
     def _sources_before(self, place: int) -> frozenset[int]:
-        """Return the nodes shortly before one that have to be computed before it."""
+        """Return the places of nodes shortly before `place` that must be computed before it."""
         found = self._is_src_of.get(place)
         if found is None:
             nodes = self._nodes
@@ -151,14 +160,19 @@ class _Reordering:
             self._first_unused += 1
 
     def _match_pattern(self, pattern: Sequence[str], start: int) -> bool:
-        """Return whether the operations from `start` on are `pattern`, all unused (`match_pattern`)."""
+        """Return whether the operations from `start` on are `pattern` and none of them is computed yet
+        (`match_pattern`).
+        """
         end = start + len(pattern)
         return end <= len(self._ops) and tuple(self._ops[start:end]) == pattern and not any(self._used[start:end])
 
     # ------------------------------------------------------------------ what stays together
 
     def _keep_pattern(self) -> bool:
-        """Schedule a pattern that begins at the first unused node; return whether there is one."""
+        """Schedule a sequence of operations that stays together, if one begins at the first unscheduled node.
+
+        Return whether there was one.
+        """
         first = self._first_unused
         for pattern in _TOPK_MOE_PATTERNS:
             if self._match_pattern(pattern, first):
@@ -176,7 +190,7 @@ class _Reordering:
         return False
 
     def _add_pattern_alloc_deps(self, pattern: Sequence[str], until: int) -> None:
-        """Keep the inputs of a pattern alive until the node at `until` (`add_pattern_alloc_deps`)."""
+        """Keep the inputs of a pattern allocated until the node at `until` is done (`add_pattern_alloc_deps`)."""
         seen: set[int] = set()
         found: list[SourceRef] = []
         for place in range(self._first_unused, self._first_unused + len(pattern)):
@@ -190,7 +204,7 @@ class _Reordering:
     # ------------------------------------------------------------------ what is taken along
 
     def _current_set(self) -> list[int]:
-        """Return the first unused node, the nodes that can run with it, and then views of them (`current_set`)."""
+        """Return the places of the first unscheduled node, nodes that can run with it, and views (`current_set`)."""
         first, end = self._first_unused, min(self._first_unused + _NUM_TO_CHECK, len(self._nodes))
         taken = [first]
         for place in range(first + 1, end):
@@ -227,7 +241,7 @@ class _Reordering:
         return place == before + 1 and pair in _FUSED_NEXT
 
     def _pull_fused(self, place: int, taken: list[int]) -> None:
-        """Pull nodes forward that are fused with a node of the set."""
+        """Add nodes to `taken` that are fused with the node at `place`."""
         ops, nodes = self._ops, self._nodes
         pair = (ops[place - 1], ops[place])
         stored = place
@@ -256,7 +270,10 @@ class _Reordering:
                 self._schedule(found, taken)
 
     def _next(self, place: int, op: str, suits: Callable[[SeenNode], bool]) -> int | None:
-        """Return the first node after `place` with this operation that `suits`, None if there is none."""
+        """Return the place of the first node after `place` with operation `op` for which `suits` is true.
+
+        None if there is none.
+        """
         places = range(place + 1, min(place + _PULL_REACH, len(self._nodes)))
         return next((each for each in places if self._ops[each] == op and suits(self._nodes[each])), None)
 
@@ -265,7 +282,7 @@ class _Reordering:
         self._used[place] = True
 
     def _is_available(self, node: SeenNode, source: int) -> bool:
-        """Return whether a source is a leaf or was computed (`used_node_set`)."""
+        """Return whether a source of a node is a leaf tensor or is already computed (`used_node_set`)."""
         number = node.sources[source]
         return node.available[source] or number in self._used_nodes or (self._goes_on and number not in self._places)
 
@@ -285,7 +302,7 @@ class _Reordering:
         return all(b % a == 0 for a, b in zip(small.ne, large.ne, strict=True))
 
     def _pull_store(self, place: int, taken: list[int]) -> None:
-        """Pull the view of a node and the `set_rows` that stores it in a cache, if nothing else reads them."""
+        """Add to `taken` the view of a node and the `set_rows` that stores it in a cache, if no others read them."""
         nodes, view, stores = self._nodes, -1, -1
         for each in range(place + 1, min(place + _PULL_REACH, len(nodes))):
             if self._used[each]:
@@ -310,9 +327,9 @@ def _has_src0(node: SeenNode, source: SeenNode) -> bool:
 
 
 def _is_src_of(node: SeenNode, before: SeenNode) -> bool:
-    """Return whether `node` has to stay after `before` (`is_src_of`).
+    """Return whether `node` must stay after `before` (`is_src_of`).
 
-    It reads `before` or a view of it, or writes to memory that `before` reads.
+    It must if it reads `before` or a view of it, or writes to memory that `before` reads.
     """
     if before.number in node.sources or node.base == before.base:
         return True
@@ -326,7 +343,7 @@ def _is_empty(node: Tensor) -> bool:
 
 
 def _other_sources_are_leafs(rope: SeenNode) -> bool:
-    """Return whether all sources of a RoPE but the first are leafs."""
+    """Return whether all sources of a RoPE node except the first are leaf tensors."""
     return all(rope.available[1:3])
 
 
@@ -339,20 +356,23 @@ def _is_contiguous_1(tensor: Tensor) -> bool:
 
 
 _REACH = 64
-"""Nodes after a section that are looked at. No node moves forward further than `_NUM_TO_CHECK` plus `_PULL_REACH`."""
+"""Number of nodes after a section that are considered.
+
+No node moves forward by more than `_NUM_TO_CHECK` plus `_PULL_REACH` places.
+"""
 
 _BITS = 32
-"""Bits for the index of a tensor in its section; the distance of the section is above them."""
+"""Number of bits for the index of a tensor in its section; the section's distance is in the bits above them."""
 NodePlace = tuple[int, int]
-"""A node: distance of its section, and its place in that."""
+"""Place of a node: (number of sections between its section and this one, place in its section)."""
 
 
 FollowingSection = tuple[SplitSection, BackendMap | None]
-"""A following section, and the map to the backends of the section before it; None if they are the same."""
+"""A following section, and the translation to the backends of the section before it; None if they are the same."""
 
 
 def following_sections(following: Iterable[FollowingSection]) -> tuple[FollowingSection, ...]:
-    """Return the sections in which the last split of a section continues, as far as an order may reach."""
+    """Return the sections in which the last split of a section continues, as far as nodes can be moved from them."""
     found: list[FollowingSection] = []
     n_nodes = 0
     for split_section, backend_map in following:
@@ -369,9 +389,10 @@ def order_section(
     used: frozenset[NodePlace],
     backends: Sequence[Backend],
 ) -> tuple[SplitSection, frozenset[NodePlace]]:
-    """Return the section with its nodes in order, and the nodes of later sections that are then computed.
+    """Return the section with its nodes in the new order, and places of later sections' nodes that are then computed.
 
-    `used`: nodes of the section and of later ones that were computed early.
+    `ahead`: following sections in which the last split continues.
+    `used`: places of nodes in this and later sections that were computed early.
     """
     return _Ordering(((split_section, None), *ahead), used).run(backends)
 
@@ -416,7 +437,10 @@ class _Ordering:
         return split_section, frozenset((distance - 1, place) for distance, place in used if distance)
 
     def _drop_early_nodes(self) -> tuple[int, ...]:
-        """Drop the uses by nodes that were computed early; return the slots of their results."""
+        """Decrease the use counts of sources of nodes that were computed early.
+
+        Return the slots of these nodes' results.
+        """
         found = []
         node_allocs = [each for part in self._split_section.parts for each in part.node_allocs]
         for distance, place in sorted(self._used):
@@ -430,7 +454,7 @@ class _Ordering:
         return tuple(found)
 
     def _places(self, part: SplitPart, start: int) -> Iterator[NodePlace]:
-        """Yield the nodes of a part, and of later sections if its split continues there."""
+        """Yield the places of the nodes of a part, and of later sections if its split continues there."""
         yield from ((0, start + number) for number in range(len(part.node_allocs)))
         if part is self._split_section.parts[-1]:
             for distance, split_section in enumerate(self._split_sections[1:], 1):
@@ -460,7 +484,10 @@ class _Ordering:
         )
 
     def _number(self, distance: int, number: int) -> int:
-        """Return one number for a tensor in all sections that know it."""
+        """Return a number for a tensor that is the same in all sections of the split that know the tensor.
+
+        `distance`: number of sections from this one to the tensor's. `number`: index of the tensor in its section.
+        """
         while distance:
             name = self._split_sections[distance].section.names[number]
             key = None if name is None else self._name_before(distance, name)
@@ -497,7 +524,7 @@ class _Ordering:
         return found
 
     def _moved(self, distance: int, place: int) -> NodeAlloc:
-        """Return a node for the allocator, with the slots that this section has for its tensors."""
+        """Return a node as the allocator gets it, with slots of this section for its tensors."""
         slot, size, reusable, sources = node_allocs = self._node_alloc_at(distance, place)
         if not distance:
             return node_allocs
@@ -510,7 +537,10 @@ class _Ordering:
         return own, size, tuple(in_place), tuple(read)
 
     def _slot(self, distance: int, slot: int) -> int | None:
-        """Return the slot here of a slot of a later section; None if the tensor has a buffer type of its own."""
+        """Return the slot in this section for a slot of a later section of the graph.
+
+        None for weights and caches, which are not allocated.
+        """
         if not distance:
             return slot
         section = self._split_sections[distance].section
@@ -524,7 +554,7 @@ class _Ordering:
         return self._named(distance, key)
 
     def _named(self, distance: int, key: Key) -> int | None:
-        """Return the slot here of the tensor that a later section knows as `key`."""
+        """Return the slot in this section of the tensor that has the name `key` in a later section."""
         if distance:
             slot = None if is_early(key) else self._split_sections[distance].slots.get(key)
             if slot is not None:
@@ -541,7 +571,7 @@ class _Ordering:
         return found
 
     def _name_before(self, distance: int, key: Key) -> Key | None:
-        """Return the name of `key` in the section before; None if that cannot know the tensor."""
+        """Return the name of a tensor in the previous section of the graph; None if that section cannot know it."""
         section, backend_map = self._split_sections[distance].section, self._backend_maps[distance]
         # Inputs of a split that is open at the end are copied at its begin, so all sections of the split know them.
         before = section.name_before(key) if key[0] == "copy" or section.is_known_before(key) else None
@@ -549,7 +579,7 @@ class _Ordering:
 
 
 def _names(split_section: SplitSection) -> dict[int, list[Key]]:
-    """Return the names of each slot."""
+    """Return the names of the tensor in each slot."""
     found: dict[int, list[Key]] = {}
     for name, slot in split_section.slots.items():
         found.setdefault(slot, []).append(name)

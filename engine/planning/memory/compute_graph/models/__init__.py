@@ -1,1 +1,1 @@
-"""Builders of the layers of each architecture. Records name them as `MODULE.FUNCTION`."""
+"""Builders of the layers of each architecture. Architecture records name them as "module.function"."""

@@ -1,7 +1,7 @@
-"""Attention to blocks of cells that are chosen for each token.
+"""Attention to blocks of cells that are selected for each token.
 
-An indexer chooses them for each group of heads (MSA, src/models/minimax-m3.cpp), or their mean keys score best (QSA,
-qwen4exp.cpp).
+In MSA (src/models/minimax-m3.cpp) an indexer selects blocks for each group of heads. In QSA (qwen4exp.cpp) blocks are
+selected by the scores of their mean keys.
 """
 
 from __future__ import annotations
@@ -19,11 +19,14 @@ from engine.planning.memory.compute_graph.models.transformer import attention, r
 
 @dataclass(frozen=True, slots=True)
 class MsaInput:
-    """Inputs that all layers share (`llm_graph_input_attn_kv_msa`).
+    """Input tensors of MSA that all layers share (`llm_graph_input_attn_kv_msa`).
 
-    `forced`: bias of blocks near a token. `visible`: bias of positions before it.
-    `cells`: cell of each position. `blocks`: block of each cell. `mask`: the mask of attention in F32.
-    `cell_numbers`: `cells` as F32, which can be gathered.
+    `forced`: bias of blocks near a token, which are always selected.
+    `visible`: bias of the positions before a token.
+    `cells`: cell of each position.
+    `blocks`: block of each cell.
+    `mask`: attention mask in F32.
+    `cell_numbers`: `cells` as F32, so that rows of it can be gathered.
     """
 
     forced: Tensor
@@ -35,7 +38,7 @@ class MsaInput:
 
 
 def msa_attention(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return the attention of a layer (`build_attn_msa_fa`), to all cells if streams cannot be separated."""
+    """Return the output of MSA attention (`build_attn_msa_fa`); full attention if sequences share one stream."""
     batch = ctx.batch
     # Cells of several sequences in one stream cannot be divided into blocks of one sequence.
     apart = batch.n_sequences == 1 or batch.n_streams > 1
@@ -64,7 +67,7 @@ def msa_attention(ctx: GraphContext, current: Tensor) -> Tensor:
 
 
 def _blocks(ctx: GraphContext, inp_attn: AttnInput) -> MsaInput:
-    """Return the inputs; the first layer makes them."""
+    """Return the input tensors of MSA; they are made for the first layer and then shared."""
     graph, batch, size = ctx.graph, ctx.batch, ctx.hparams.indexer.block_size
     n_blocks = -(-batch.n_positions // size)
     return ctx.shared.once(
@@ -81,7 +84,7 @@ def _blocks(ctx: GraphContext, inp_attn: AttnInput) -> MsaInput:
 
 
 def _indexer_qk(ctx: GraphContext, current: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the indexer's queries, and its keys in the cache as (head, 1, cells, sequences)."""
+    """Return the indexer's queries, and its keys in the cache with shape (head, 1, cells, streams)."""
     graph, hparams, inp_attn = ctx.graph, ctx.hparams.indexer, ctx.inputs.inp_indexer
     assert inp_attn is not None
     n_tokens = current.ne[1]
@@ -99,7 +102,7 @@ def _indexer_qk(ctx: GraphContext, current: Tensor) -> tuple[Tensor, Tensor]:
 def _one_stream(
     ctx: GraphContext, blocks: MsaInput, idx_q: Tensor, cache: Tensor, q: Tensor, keys: Tensor, values: Tensor
 ) -> Tensor:
-    """Return the attention of one sequence."""
+    """Return the output of MSA attention for the tokens of one sequence."""
     graph, n_tokens = ctx.graph, ctx.batch.n_tokens // ctx.batch.n_streams
     row = blocks.forced.nb[1]
     forced = graph.view(blocks.forced, (blocks.forced.ne[0], 1, n_tokens), (0, row, row))
@@ -113,7 +116,7 @@ def _one_stream(
 def _single_tokens(
     ctx: GraphContext, blocks: MsaInput, idx_q: Tensor, cache: Tensor, q: Tensor, keys: Tensor, values: Tensor
 ) -> Tensor:
-    """Return the attention of one token of each sequence, with gathered blocks."""
+    """Return the output of MSA attention for one token of each sequence, with copies of the selected blocks."""
     graph, hparams, (head, groups, n_cells, streams) = ctx.graph, ctx.hparams.indexer, keys.ne
     n_positions, n_blocks = blocks.visible.ne[0], blocks.forced.ne[0]
     known = graph.get_rows(graph.view(cache, (hparams.head_size, n_cells, streams), cache.nb[1:]), blocks.cells)
@@ -148,7 +151,7 @@ def _single_tokens(
 
 
 def _attended(ctx: GraphContext, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Return attention of all groups of heads at once, with groups and sequences side by side."""
+    """Return attention of all groups of heads in one node, with groups and sequences in one dimension."""
     graph, (head, heads, n_tokens, _), channels = ctx.graph, q.ne, k.ne[3]
     each = heads // ctx.layer.hparams.n_head_kv
     q = graph.reshape(q, head, each, channels, heads * n_tokens // (each * channels))
@@ -160,7 +163,7 @@ def _attended(ctx: GraphContext, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) 
 
 
 def _chosen_blocks(ctx: GraphContext, blocks: MsaInput, forced: Tensor, idx_q: Tensor, cache: Tensor) -> Tensor:
-    """Return the blocks with the best scores."""
+    """Return the indices of the blocks with the highest scores, by head of the indexer and token."""
     graph, (n_blocks, _, n_tokens, _), n_positions = ctx.graph, forced.ne, blocks.visible.ne[0]
     rows = graph.view(cache, (cache.ne[0], cache.ne[2]), cache.nb[1:])
     known = graph.get_rows(rows, graph.view(blocks.cells, (n_positions,)))
@@ -175,7 +178,7 @@ def _chosen_blocks(ctx: GraphContext, blocks: MsaInput, forced: Tensor, idx_q: T
 
 
 def _mask_of(ctx: GraphContext, blocks: MsaInput, forced: Tensor, chosen: Tensor) -> Tensor:
-    """Return the mask of attention without the blocks that were not chosen."""
+    """Return the attention mask in which blocks that were not selected are masked."""
     graph, (n_chosen, heads, n_tokens, _), n_blocks = ctx.graph, chosen.ne, forced.ne[0]
     hidden = graph.cast(graph.scale(forced), "f16")
     hidden = graph.reshape(graph.repeat(hidden, n_blocks, heads, n_tokens), 1, n_blocks, heads * n_tokens)
@@ -192,7 +195,10 @@ def _mask_of(ctx: GraphContext, blocks: MsaInput, forced: Tensor, chosen: Tensor
 
 @dataclass(frozen=True, slots=True)
 class _QsaInput:
-    """Inputs that layers with the same block size share. `bias`: bias of each block for each token."""
+    """Input tensors of QSA that layers with the same block size share.
+
+    `bias`: bias of each block for each token.
+    """
 
     size: int
     rows: Tensor
@@ -207,7 +213,10 @@ class _QsaInput:
 
 
 def qsa_attention(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return gated attention to the best blocks, if the layer has an indexer (`build_attn_qsa` in qwen4exp.cpp)."""
+    """Return gated attention to the selected blocks (`build_attn_qsa` in qwen4exp.cpp).
+
+    To all cells if there is no indexer.
+    """
     inp_attn, size = ctx.inputs.inp_attn, ctx.layer.hparams.block_size
     if size and ctx.hparams.indexer.n_head:
         chosen = _build_qsa_top_k(ctx, _mean_blocks(ctx, size), current)
@@ -216,7 +225,7 @@ def qsa_attention(ctx: GraphContext, current: Tensor) -> Tensor:
 
 
 def _mean_blocks(ctx: GraphContext, size: int) -> _QsaInput:
-    """Return the inputs for blocks of a size; the first layer makes them."""
+    """Return the input tensors of QSA for blocks of `size` cells; they are made for the first layer and then shared."""
     batch, streams, new = ctx.batch, ctx.batch.n_streams, ctx.graph.new_input
     count = -(-batch.n_cells // size)
     return ctx.shared.once(
@@ -234,7 +243,7 @@ def _mean_blocks(ctx: GraphContext, size: int) -> _QsaInput:
 
 
 def _build_qsa_top_k(ctx: GraphContext, blocks: _QsaInput, current: Tensor) -> Tensor:
-    """Return the cells of the blocks with the best scores for each token (`build_qsa_top_k`)."""
+    """Return the cells of the blocks with the highest scores, by token (`build_qsa_top_k`)."""
     graph, batch, hparams = ctx.graph, ctx.batch, ctx.hparams.indexer
     streams, cells = batch.n_streams, batch.n_cells
     each = batch.n_tokens // streams
@@ -264,7 +273,7 @@ def _build_qsa_top_k(ctx: GraphContext, blocks: _QsaInput, current: Tensor) -> T
 
 
 def _mean_keys(ctx: GraphContext, blocks: _QsaInput, cache: Tensor) -> Tensor:
-    """Return the mean key of each block, normalised and rotated by the block's position."""
+    """Return the mean of the keys in each block, normalised and rotated by the block's position."""
     graph, (head, cells, streams, _) = ctx.graph, cache.ne
     seen = graph.view(cache, (head, 1, cells, streams), (0, cache.nb[1], *cache.nb[1:3]))
     seen = graph.view(seen, (head, cells, streams), seen.nb[1:])

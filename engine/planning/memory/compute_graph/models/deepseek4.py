@@ -1,6 +1,6 @@
-"""DeepSeek 4 (src/models/deepseek4.cpp): attention to a window and to compressed keys of everything before it.
+"""DeepSeek 4 (src/models/deepseek4.cpp): attention to a sliding window, and to compressed keys of all tokens before it.
 
-The keys of several tokens are compressed to one. A state keeps the tokens that do not fill a block yet.
+The keys of several tokens are compressed to one. A state contains the tokens that do not yet fill a block.
 """
 
 from __future__ import annotations
@@ -24,16 +24,21 @@ from engine.planning.memory.compute_graph.models.residual_streams import repeat_
 from engine.planning.memory.kv_cache import CELL_PADDING, pad
 
 Kind = Literal["csa", "hca", "lid"]
-"""Kinds of compressed keys, as in llama-kv-cache-dsv4.cpp: `csa` with the lower ratio, `hca` with the higher one, `lid`
-for the lightning indexer, with the lower ratio."""
+"""Kinds of compressed keys, as in llama-kv-cache-dsv4.cpp.
+
+`csa`: lower compression ratio. `hca`: higher ratio. `lid`: for the lightning indexer, lower ratio.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Compression:
-    """Inputs that all layers of a kind share (`llm_graph_input_dsv4`).
+    """Input tensors that all layers share for one kind of compressed keys (`llm_graph_input_dsv4`).
 
-    `places`: place of each token in its block. `kept`: tokens that go to the state. `rows`: rows of the state for them.
-    `read`: rows that blocks are made of. `cells`: cells of the new keys. `positions`: positions of the new keys.
+    `places`: place of each token in its block.
+    `kept`: tokens that are written to the state; `rows`: rows of the state for them.
+    `read`: rows from which blocks are made.
+    `cells`: cells of the new keys.
+    `positions`: positions of the new keys.
     `mask`: mask of attention to the compressed keys.
     """
 
@@ -48,13 +53,13 @@ class Compression:
 
 @dataclass(frozen=True, slots=True)
 class _Rotation:
-    """Hadamard matrix that keys of a kind are multiplied with before they are stored."""
+    """Hadamard matrix by which keys of a kind are multiplied before they are stored."""
 
     matrix: Tensor
 
 
 def compression(ctx: GraphContext, kind: Kind) -> Compression:
-    """Return the inputs of a kind; the first layer makes them."""
+    """Return the input tensors for a kind of compressed keys; they are made for the first layer and then shared."""
     return ctx.shared.once(Compression, lambda: _new_compression(ctx, kind), of=kind)
 
 
@@ -76,12 +81,12 @@ def _new_compression(ctx: GraphContext, kind: Kind) -> Compression:
 
 
 def n_cells(ctx: GraphContext, kind: Kind) -> int:
-    """Return the cells of compressed keys in one stream."""
+    """Return the number of cells for compressed keys in one stream."""
     return pad(max(1, -(-ctx.batch.n_cells // _ratio(kind))), CELL_PADDING)
 
 
 def rotation_matrix(ctx: GraphContext, kind: Kind | Literal["window"]) -> Tensor | None:
-    """Return the Hadamard matrix for keys of a kind or of the window, None if they are not rotated."""
+    """Return the Hadamard matrix for keys of a kind, or of the window; None if they are not rotated."""
     head = ctx.hparams.indexer.head_size
     if kind != "lid":
         head = ctx.layer.hparams.head_k
@@ -94,7 +99,7 @@ def rotation_matrix(ctx: GraphContext, kind: Kind | Literal["window"]) -> Tensor
 
 
 def compress(ctx: GraphContext, kind: Kind, current: Tensor, cache: Tensor) -> None:
-    """Write the keys of complete blocks to the cache, and the tokens of incomplete ones to the state.
+    """Write the compressed keys of complete blocks to the cache, and the tokens of incomplete blocks to the state.
 
     Mirrors `build_overlap_compressed_kv_from_state` and `build_hca_compressed_kv_from_state`.
     """
@@ -131,13 +136,12 @@ def _ratio(kind: Kind) -> int:
 
 
 def _n_rows(ctx: GraphContext, kind: Kind) -> int:
-    """Return the rows of a layer's state for all sequences. With the lower ratio blocks overlap, so there are twice as
-    many."""
+    """Return the rows of a layer's state for all sequences; twice the ratio if blocks overlap (lower ratio)."""
     return (1 if kind == "hca" else 2) * _ratio(kind) * ctx.batch.n_streams
 
 
 def _hca_compressed_kv(ctx: GraphContext, given: Compression, keys: Tensor, scores: Tensor) -> Tensor:
-    """Return the keys of blocks that do not overlap (`build_hca_compressed_kv_from_state`)."""
+    """Return the compressed keys of blocks that do not overlap (`build_hca_compressed_kv_from_state`)."""
     graph, ratio = ctx.graph, _ratio("hca")
     shape = keys.ne[0], ratio, given.positions.ne[0]
     keys = graph.reshape(graph.get_rows(keys, given.read), *shape)
@@ -146,7 +150,9 @@ def _hca_compressed_kv(ctx: GraphContext, given: Compression, keys: Tensor, scor
 
 
 def _overlap_compressed_kv(ctx: GraphContext, given: Compression, keys: Tensor, scores: Tensor) -> Tensor:
-    """Return the keys of blocks that overlap their predecessor (`build_overlap_compressed_kv_from_state`)."""
+    """Return the compressed keys of blocks that overlap the previous block
+    (`build_overlap_compressed_kv_from_state`).
+    """
     graph, n_blocks, head = ctx.graph, given.positions.ne[0], keys.ne[0] // 2
     n_read = given.read.ne[0] // 2
 
@@ -163,7 +169,7 @@ def _overlap_compressed_kv(ctx: GraphContext, given: Compression, keys: Tensor, 
 
 
 def _weighted(ctx: GraphContext, keys: Tensor, scores: Tensor) -> Tensor:
-    """Return the sum of the keys of each block, weighted with the softmax of their scores: (head, 1, blocks)."""
+    """Return the sum of each block's keys, weighted by the softmax of their scores; its shape is (head, 1, blocks)."""
     graph = ctx.graph
     keys, scores = (graph.cont(graph.permute(part, 1, 0, 2, 3)) for part in (keys, scores))
     total = graph.sum_rows(graph.mul(keys, graph.like("soft_max", scores)))
@@ -171,14 +177,14 @@ def _weighted(ctx: GraphContext, keys: Tensor, scores: Tensor) -> Tensor:
 
 
 def dsv4_inputs(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Expand the mask of the window, then return the embeddings once for each residual stream."""
+    """Return the embeddings repeated for each residual stream, after the mask of the window was expanded."""
     assert ctx.inputs.inp_attn_swa is not None
     ctx.graph.build_forward_expand(ctx.inputs.inp_attn_swa.mask)
     return repeat_streams(ctx, current)
 
 
 def dsv4_attention(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return the attention of a layer to its normalised input (`build_attention`)."""
+    """Return the output of a layer's attention for its normalised input (`build_attention`)."""
     graph, hparams, n_tokens = ctx.graph, ctx.layer.hparams, current.ne[1]
     head, heads = hparams.head_k, hparams.n_head
     narrow = q_lora(ctx, current)
@@ -198,6 +204,7 @@ def dsv4_attention(ctx: GraphContext, current: Tensor) -> Tensor:
 def _attended(ctx: GraphContext, q: Tensor, k: Tensor, narrow: Tensor, current: Tensor) -> Tensor:
     """Return attention to the window, and to compressed keys if the layer has them.
 
+    `narrow`: low-rank input of the query projection.
     Mirrors `build_raw_attention`, `build_csa_lid_attention` and `build_hca_attention`.
     """
     graph, inp_attn, low = ctx.graph, ctx.inputs.inp_attn_swa, COMPRESSED_RATIOS[0]
@@ -232,7 +239,7 @@ def _by_head(ctx: GraphContext, cache: Tensor) -> Tensor:
 
 
 def _lid_top_k(ctx: GraphContext, narrow: Tensor, current: Tensor) -> Tensor:
-    """Return the compressed keys with the best scores for each token (`build_lid_top_k`)."""
+    """Return the compressed keys with the highest scores of the lightning indexer, by token (`build_lid_top_k`)."""
     graph, hparams, n_tokens = ctx.graph, ctx.hparams.indexer, current.ne[1]
     cache = stored_keys(ctx, hparams.head_size, n_cells(ctx, "lid"))
     compress(ctx, "lid", current, cache)

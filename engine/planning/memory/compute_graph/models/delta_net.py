@@ -1,4 +1,4 @@
-"""Layers with a state that a delta rule updates (src/models/delta-net-base.cpp), and the attention between them.
+"""Layers with a state that is updated by a delta rule (src/models/delta-net-base.cpp), and their attention layers.
 
 The rule has one decay for each head (qwen3next.cpp, qwen35.cpp), or one for each element of a key (KDA:
 kimi-linear.cpp, kimi-k3.cpp, glm5-next.cpp, bailingmoe3.cpp).
@@ -15,12 +15,15 @@ from engine.planning.memory.compute_graph.models.recurrent import RecurrentState
 
 
 def build_layer_attn_linear(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return a gated delta net with separate weights for beta and alpha (`build_layer_attn_linear` in qwen35.cpp)."""
+    """Return the output of a gated delta net with separate weights for beta and alpha.
+
+    Mirrors `build_layer_attn_linear` in qwen35.cpp.
+    """
     return _layer_attn_linear(ctx, current, copies=False)
 
 
 def build_layer_attn_linear_copy(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return a gated delta net that copies the state of its convolution before it is stored (qwen4exp.cpp)."""
+    """Return the output of a gated delta net whose convolution state is copied before it is stored (qwen4exp.cpp)."""
     return _layer_attn_linear(ctx, current, copies=True)
 
 
@@ -35,7 +38,10 @@ def _layer_attn_linear(ctx: GraphContext, current: Tensor, *, copies: bool) -> T
 
 
 def build_layer_attn_linear_ba(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return a gated delta net with beta and alpha in one weight (`build_layer_attn_linear` in qwen3next.cpp)."""
+    """Return the output of a gated delta net with beta and alpha in one weight.
+
+    Mirrors `build_layer_attn_linear` in qwen3next.cpp.
+    """
     graph, batch, ssm = ctx.graph, ctx.batch, ctx.hparams.ssm
     tokens, sequences = batch.sequence_tokens, batch.n_sequences
     each = ssm.dt_rank // ssm.n_group
@@ -51,14 +57,14 @@ def build_layer_attn_linear_ba(ctx: GraphContext, current: Tensor) -> Tensor:
 
 
 def _build_qkvz(ctx: GraphContext, current: Tensor) -> tuple[Tensor, Tensor]:
-    """Return queries, keys and values in one tensor, and the gate of the output (`build_qkvz`)."""
+    """Return (queries, keys and values in one tensor, output gate) (`build_qkvz`)."""
     mixed = ctx.linear("attn_qkv", current)
     mixed = ctx.graph.reshape(mixed, mixed.ne[0], ctx.batch.sequence_tokens, ctx.batch.n_sequences)
     return mixed, ctx.linear("attn_gate", current)
 
 
 def _build_qkvz_from_ssm_in(ctx: GraphContext, current: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the parts of `_build_qkvz` from the single weight of older files, whose rows alternate between them."""
+    """Return the tensors of `_build_qkvz` from the single weight of older files, in whose rows they alternate."""
     graph, batch, ssm = ctx.graph, ctx.batch, ctx.hparams.ssm
     outer = (batch.sequence_tokens, batch.n_sequences)
     groups, wide = ssm.n_group, ssm.d_inner // ssm.n_group
@@ -85,8 +91,9 @@ def _build_delta_net(
 ) -> Tensor:
     """Return the output of the delta rule (`build_conv_state`, `build_recurrent_attn`).
 
-    `repeats`: repeat queries and keys for each head of values. `copies`: copy the state of the convolution before it is
-        stored.
+    `mixed`: queries, keys and values in one tensor; `z`: output gate.
+    `repeats`: whether queries and keys are repeated for each head of values.
+    `copies`: whether the state of the convolution is copied before it is stored.
     """
     graph, batch, ssm = ctx.graph, ctx.batch, ctx.hparams.ssm
     tokens, sequences = batch.sequence_tokens, batch.n_sequences
@@ -118,7 +125,7 @@ def _build_delta_net(
 
 
 def _for_each_head(ctx: GraphContext, source: Tensor) -> Tensor:
-    """Return queries or keys repeated for the heads of values that share them."""
+    """Return queries or keys, repeated for all heads of values that use them."""
     graph, (head, groups, tokens, sequences) = ctx.graph, source.ne
     each = ctx.hparams.ssm.dt_rank // groups
     apart = graph.reshape(source, head, 1, groups, tokens * sequences)
@@ -127,12 +134,14 @@ def _for_each_head(ctx: GraphContext, source: Tensor) -> Tensor:
 
 
 def build_layer_attn(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return attention whose query projection makes the gate of its output too (`build_layer_attn` in qwen35.cpp)."""
+    """Return the output of attention whose query projection also makes the output gate (`build_layer_attn` in
+    qwen35.cpp).
+    """
     return build_layer_attn_to(ctx, ctx.inputs.inp_attn, current)
 
 
 def build_layer_attn_to(ctx: GraphContext, inp_attn: AttnInput, current: Tensor) -> Tensor:
-    """Return the attention of `build_layer_attn` with the attention input `inp_attn`."""
+    """Return the output of `build_layer_attn` with `inp_attn` as attention inputs."""
     graph, hparams = ctx.graph, ctx.layer.hparams
     n_tokens, heads, head = current.ne[1], hparams.n_head, hparams.head_k
     joined = ctx.projection("attn_q", graph.build_forward_expand(current))
@@ -150,7 +159,7 @@ def build_layer_attn_to(ctx: GraphContext, inp_attn: AttnInput, current: Tensor)
 
 
 def build_kda_layer(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return Kimi delta attention with its output gate (`build_kda_layer` in kimi-k3.cpp)."""
+    """Return the output of Kimi delta attention with its output gate (`build_kda_layer` in kimi-k3.cpp)."""
     graph, batch, ssm = ctx.graph, ctx.batch, ctx.hparams.ssm
     tokens, sequences = batch.sequence_tokens, batch.n_sequences
     # The rolling state holds `kept` tokens of queries, keys and values, which are equally wide.
@@ -176,12 +185,12 @@ def build_kda_layer(ctx: GraphContext, current: Tensor) -> Tensor:
 
 
 def build_kda_layer_expanded(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return KDA that expands its normalised input before the state is read (glm5-next.cpp, bailingmoe3.cpp)."""
+    """Return the output of KDA, with its input expanded before the state is read (glm5-next.cpp, bailingmoe3.cpp)."""
     return build_kda_layer(ctx, ctx.graph.build_forward_expand(current))
 
 
 def _decay(ctx: GraphContext, current: Tensor, head: int, heads: int) -> Tensor:
-    """Return the decay of each element of a key."""
+    """Return the decay of each element of a key, for KDA."""
     graph, shape = ctx.graph, (head, heads, ctx.batch.n_tokens)
     found = graph.add(_through(ctx, current, "ssm_f_a", "ssm_f_b"), ctx.weight("ssm_dt.bias"))
     factors = graph.reshape(ctx.weight("ssm_a"), 1, heads)
@@ -194,7 +203,7 @@ def _decay(ctx: GraphContext, current: Tensor, head: int, heads: int) -> Tensor:
 
 
 def _through(ctx: GraphContext, source: Tensor, *stems: str) -> Tensor:
-    """Return `source` multiplied with each of the weights that the layer has."""
+    """Return `source` multiplied by those of the weights `stems` that the layer has, one after another."""
     for stem in stems:
         if ctx.has(stem):
             source = ctx.graph.mul_mat(ctx.weight(stem), source)
@@ -202,7 +211,7 @@ def _through(ctx: GraphContext, source: Tensor, *stems: str) -> Tensor:
 
 
 def _sources(ctx: GraphContext, current: Tensor, inner: int) -> Sequence[Tensor]:
-    """Return queries, keys and values before their convolutions."""
+    """Return queries, keys and values before their convolutions, for KDA."""
     graph = ctx.graph
     if not ctx.has("attn_qkv"):
         return [_through(ctx, current, stem) for stem in ("attn_q", "attn_k", "attn_v")]
@@ -211,7 +220,7 @@ def _sources(ctx: GraphContext, current: Tensor, inner: int) -> Sequence[Tensor]
 
 
 def _convolved(ctx: GraphContext, states: RecurrentStates, seen: Tensor, source: Tensor, stem: str) -> Tensor:
-    """Return `source` after a convolution over the last tokens, which the state `seen` keeps."""
+    """Return `source` after a convolution with the previous tokens, which are in the state `seen`."""
     graph, batch, kept = ctx.graph, ctx.batch, ctx.hparams.ssm.kept
     tokens, sequences, inner = batch.sequence_tokens, batch.n_sequences, source.ne[0]
     rolling = graph.view(seen, (kept, inner, sequences), (0, 4 * kept, seen.nb[1]))

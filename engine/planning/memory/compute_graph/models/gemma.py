@@ -1,6 +1,8 @@
-"""Gemma 3n and 4 (src/models/gemma3n.cpp, gemma4.cpp): KV caches shared between layers, embeddings for each layer, and
-experts next to a dense part (4). Gemma 3n has four versions of the residual stream (AltUp) and a low-rank path next to
-attention (Laurel)."""
+"""Gemma 3n and 4 (src/models/gemma3n.cpp, gemma4.cpp).
+
+Both have KV caches that layers share, and embeddings for each layer. Gemma 3n has four versions of the residual stream
+(AltUp) and a low-rank path parallel to attention (Laurel). Gemma 4 has experts parallel to a dense part.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,13 @@ from engine.planning.memory.compute_graph.models.transformer import build_moe_ff
 
 @dataclass(frozen=True, slots=True)
 class _PerLayerInputs:
-    """Embeddings of the tokens for each layer: (width, tokens, layers)."""
+    """Token embeddings for each layer, with shape (width, tokens, layers)."""
 
     embeddings: Tensor
 
 
 def shared_kv_attention(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return the attention of a layer to its normalised input, with its own KV cache or an earlier layer's."""
+    """Return the output of a layer's attention, with its own KV cache or that of an earlier layer."""
     graph, layer = ctx.graph, ctx.layer
     hparams, n_tokens = layer.hparams, current.ne[1]
     q, k, v = _flat(ctx, current)
@@ -36,7 +38,10 @@ def shared_kv_attention(ctx: GraphContext, current: Tensor) -> Tensor:
 
 
 def _flat(ctx: GraphContext, current: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return queries, keys and values before they are divided into heads; None for the cache of another layer."""
+    """Return queries, keys and values, not yet divided into heads.
+
+    Keys and values are None for a layer that reads the cache of another layer.
+    """
     graph, hparams, n_tokens = ctx.graph, ctx.layer.hparams, current.ne[1]
     owns = hparams.cache_of < 0
     if ctx.has("attn_qkv"):
@@ -71,7 +76,7 @@ def project_per_layer_inputs(ctx: GraphContext, embeddings: Tensor) -> None:
 
 
 def per_layer_input(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return the part of the embeddings that is added to the layer's output."""
+    """Return the part of the per-layer embeddings that is added to the layer's output, gated by `current`."""
     graph, per_layer = ctx.graph, ctx.shared.get(_PerLayerInputs).embeddings
     current = graph.unary(graph.mul_mat(ctx.weight("inp_gate"), current))
     current = graph.mul(current, graph.view(per_layer, per_layer.ne[:2]))
@@ -79,7 +84,7 @@ def per_layer_input(ctx: GraphContext, current: Tensor) -> Tensor:
 
 
 def has_per_layer_inputs(ctx: GraphContext) -> bool:
-    """Return whether layers have embeddings of their own."""
+    """Return whether the model has embeddings for each layer."""
     return ctx.shared.find(_PerLayerInputs) is not None
 
 
@@ -88,7 +93,7 @@ _N_ALTUP = 4
 
 
 def gemma3n_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
-    """Return all versions of the stream after one layer: (embedding, tokens, versions)."""
+    """Return all versions of the residual stream after one layer, with shape (embedding, tokens, versions)."""
     graph = ctx.graph
     if ctx.place == 0:
         project_per_layer_inputs(ctx, previous)
@@ -110,7 +115,7 @@ def gemma3n_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
 
 
 def altup_unembed(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return the output rows of all versions merged to one (`altup_unembd_proj`)."""
+    """Return the tokens with logits, with all versions of the residual stream merged into one (`altup_unembd_proj`)."""
     graph = ctx.graph
     size = _calc_magnitude(ctx, _first(ctx, current))
     others = _resized(ctx, "altup_unembd_proj", ctx.inputs.output, _rest(ctx, current), size)
@@ -121,7 +126,7 @@ def altup_unembed(ctx: GraphContext, current: Tensor) -> Tensor:
 
 
 def _altup_embed(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return the embeddings as all versions of the stream (`altup_proj`)."""
+    """Return the input embeddings as all versions of the residual stream (`altup_proj`)."""
     graph, (n_embd, n_tokens) = ctx.graph, current.ne[:2]
     size = _calc_magnitude(ctx, current)
     repeated = graph.repeat(current, n_embd, n_tokens, _N_ALTUP - 1)
@@ -129,37 +134,37 @@ def _altup_embed(ctx: GraphContext, current: Tensor) -> Tensor:
 
 
 def _resized(ctx: GraphContext, name: str, output: str, current: Tensor, size: Tensor) -> Tensor:
-    """Return a projection of `current`, scaled to the magnitude `size`."""
+    """Return `current` multiplied by the weight `name`, scaled to the magnitude `size`."""
     graph = ctx.graph
     found = graph.mul_mat(ctx.outer_weight(ctx.outer[name], output), current)
     return graph.like("div", graph.mul(found, size), _calc_magnitude(ctx, found))
 
 
 def _calc_magnitude(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return the root of the sum of squares (`calc_magnitude`)."""
+    """Return the square root of the sum of squares of each row (`calc_magnitude`)."""
     graph = ctx.graph
     return graph.like("sqrt", graph.sum_rows(graph.like("sqr", current)))
 
 
 def _first(ctx: GraphContext, versions: Tensor) -> Tensor:
-    """Return the active version of the stream (`gemma3n_view_2d_slice`)."""
+    """Return a view of the active version of the residual stream (`gemma3n_view_2d_slice`)."""
     return ctx.graph.view(versions, versions.ne[:2])
 
 
 def _rest(ctx: GraphContext, versions: Tensor) -> Tensor:
-    """Return the other versions."""
+    """Return a view of all versions of the residual stream but the active one."""
     return ctx.graph.view(versions, (*versions.ne[:2], _N_ALTUP - 1))
 
 
 def _altup_compute_router_modalities(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return the mixing weights of the versions (`altup_compute_router_modalities`)."""
+    """Return the weights by which versions of the residual stream are mixed (`altup_compute_router_modalities`)."""
     graph = ctx.graph
     routed = graph.scale(ctx.build_norm(current, "altup_router_norm"))
     return graph.unary(graph.mul_mat(ctx.weight("altup_router"), routed))
 
 
 def _altup_predict(ctx: GraphContext, versions: Tensor) -> Tensor:
-    """Return the predicted versions (`altup_predict`)."""
+    """Return the versions of the residual stream that are predicted before the layer (`altup_predict`)."""
     graph, n_tokens = ctx.graph, versions.ne[1]
     modalities = _altup_compute_router_modalities(ctx, _first(ctx, versions))
     mixes = graph.mul_mat(ctx.weight("altup_predict_coef"), modalities)
@@ -169,7 +174,7 @@ def _altup_predict(ctx: GraphContext, versions: Tensor) -> Tensor:
 
 
 def _altup_correct(ctx: GraphContext, predicted: Tensor, current: Tensor) -> Tensor:
-    """Return the versions corrected by the layer's output (`altup_correct`)."""
+    """Return the predicted versions of the residual stream corrected by the layer's output (`altup_correct`)."""
     graph, (n_embd, n_tokens) = ctx.graph, current.ne[:2]
     modalities = _altup_compute_router_modalities(ctx, current)
     change = graph.like("sub", current, _first(ctx, predicted))
@@ -188,7 +193,7 @@ def _feed_forward(ctx: GraphContext, current: Tensor) -> Tensor:
 
 
 def _gaussian_topk(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return `current` without values that are not far above the mean (`gaussian_topk`)."""
+    """Return `current` with only those values that are far above the mean; the others are 0 (`gaussian_topk`)."""
     graph = ctx.graph
     mean = graph.new("mean", (1, *current.ne[1:]), current)
     spread = graph.sum_rows(graph.like("sqr", graph.like("sub", current, mean)))
@@ -216,7 +221,7 @@ def gemma4_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
 
 
 def _routed(ctx: GraphContext, joined: Tensor) -> Tensor:
-    """Return the output of the experts. Their router has a norm and scale of its own."""
+    """Return the output of the experts of Gemma 4, whose router has its own norm and scale."""
     graph = ctx.graph
     narrow = ctx.build_norm(joined, "pre_ffw_norm_2")
     routed = graph.mul(graph.scale(ctx.raw_norm(joined)), ctx.weight("ffn_gate_inp.scale"))

@@ -1,6 +1,6 @@
-"""Multi-head latent attention (MLA), to all cells or to those that an indexer chooses (DSA).
+"""Multi-head latent attention (MLA), to all cells or to cells that an indexer selects (DSA).
 
-Mirrors src/models/deepseek2.cpp (weights absorbed into queries, or expanded for every head), deepseek32.cpp,
+Mirrors src/models/deepseek2.cpp (weights absorbed into queries, or keys expanded for every head), deepseek32.cpp,
 glm-dsa.cpp, dots3note.cpp and hy-v4.cpp with their lightning indexer, and glm5-next.cpp, whose indexer scores pools of
 tokens.
 """
@@ -23,12 +23,12 @@ from engine.planning.memory.kv_cache import pad
 
 
 def mla_attention(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return the attention of a layer to its normalised input (src/models/deepseek2.cpp)."""
+    """Return the output of MLA for the layer's normalised input (src/models/deepseek2.cpp)."""
     return ctx.linear("attn_output", gated(ctx, mla_heads(ctx, current), current))
 
 
 def mla_attention_head_gate(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return MLA with a gate for each head. The product is copied before the output matrix (bailingmoe3.cpp)."""
+    """Return the output of MLA with a gate for each head, copied before the output matrix (bailingmoe3.cpp)."""
     graph, (heads, n_tokens) = ctx.graph, (ctx.layer.hparams.n_head, current.ne[1])
     found = mla_heads(ctx, current)
     width = found.ne[0]
@@ -39,7 +39,10 @@ def mla_attention_head_gate(ctx: GraphContext, current: Tensor) -> Tensor:
 
 
 def gated(ctx: GraphContext, found: Tensor, current: Tensor) -> Tensor:
-    """Return the output of the heads times a gate for each element or each head, if the layer has one."""
+    """Return `found`, the output of the heads, times a gate for each element or head.
+
+    Unchanged if the layer has no gate.
+    """
     if not ctx.has("attn_gate"):
         return found
     graph, (width, n_tokens) = ctx.graph, found.ne[:2]
@@ -51,7 +54,7 @@ def gated(ctx: GraphContext, found: Tensor, current: Tensor) -> Tensor:
 
 
 def mla_heads(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return the output of all heads, side by side."""
+    """Return the output of all heads of MLA, concatenated, before the output matrix."""
     graph, hparams = ctx.graph, ctx.hparams
     n_tokens, heads = current.ne[1], ctx.layer.hparams.n_head
     narrow = q_lora(ctx, current)
@@ -73,14 +76,17 @@ def mla_heads(ctx: GraphContext, current: Tensor) -> Tensor:
 
 
 def q_lora(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return the input of the query projection: the low-rank vector (`q_lora_rank`) if the layer has weights for it."""
+    """Return the input of the query projection: a low-rank vector (`q_lora_rank`) if the layer has weights for it."""
     if not ctx.has("attn_q_a"):
         return current
     return ctx.build_norm(ctx.graph.mul_mat(ctx.weight("attn_q_a"), current), "attn_q_a_norm")
 
 
 def absorbed(ctx: GraphContext, narrow: Tensor, current: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return queries, keys and values of one compressed head (the `is_mla` branch of deepseek2.cpp)."""
+    """Return queries, keys and values of MLA as one compressed head (the `is_mla` branch of deepseek2.cpp).
+
+    `narrow`: low-rank input of the query projection.
+    """
     graph, hparams = ctx.graph, ctx.hparams
     n_tokens, heads, rope = current.ne[1], ctx.layer.hparams.n_head, hparams.n_rot
     q = _queries(ctx, narrow)
@@ -103,7 +109,7 @@ def _queries(ctx: GraphContext, narrow: Tensor) -> Tensor:
 
 
 def _kv_cmpr_and_k_pe(ctx: GraphContext, current: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the compressed vector of each token, and the part of its key that RoPE rotates (`kv_cmpr`, `k_pe`)."""
+    """Return each token's compressed vector, and the part of its key that RoPE rotates (`kv_cmpr`, `k_pe`)."""
     graph, hparams, n_tokens = ctx.graph, ctx.hparams, current.ne[1]
     joined = graph.mul_mat(ctx.weight("attn_kv_a_mqa"), current)
     kv_cmpr = graph.view(joined, (joined.ne[0] - hparams.n_rot, n_tokens), joined.nb)
@@ -119,21 +125,22 @@ def _roped(ctx: GraphContext, source: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _TopK:
-    """Choice of the last layer with an indexer."""
+    """Cells that the last layer with an indexer selected."""
 
     cells: Tensor
 
 
 def dsa_attention(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return the attention of a layer to the cells that an indexer chooses (src/models/deepseek32.cpp).
+    """Return the output of attention to the cells that an indexer selects (src/models/deepseek32.cpp).
 
-    Layers with a window attend to all of it. Layers without an indexer use the choice of the last one.
+    Layers with a sliding window attend to all of it. Layers with no indexer use the cells of the last layer that has
+    one.
     """
     return _dsa_attention(ctx, current, ropes=True)
 
 
 def dsa_attention_without_rotation(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return the attention of `dsa_attention`, in which the indexer uses no Hadamard matrix (hy-v4.cpp)."""
+    """Return the output of `dsa_attention` with an indexer that uses no Hadamard matrix (hy-v4.cpp)."""
     return _dsa_attention(ctx, current, ropes=False)
 
 
@@ -148,7 +155,7 @@ def _dsa_attention(ctx: GraphContext, current: Tensor, *, ropes: bool) -> Tensor
 
 
 def _build_lid_top_k(ctx: GraphContext, narrow: Tensor, current: Tensor, *, ropes: bool) -> Tensor:
-    """Return the cells with the best scores for each token."""
+    """Return the cells with the highest scores of the lightning indexer, by token."""
     graph, hparams, inp_attn = ctx.graph, ctx.hparams.indexer, ctx.inputs.inp_indexer
     assert inp_attn is not None
     assert inp_attn.k_rot is not None
@@ -167,7 +174,7 @@ def _build_lid_top_k(ctx: GraphContext, narrow: Tensor, current: Tensor, *, rope
 
 
 def by_stream(ctx: GraphContext, weights: Tensor) -> Tensor:
-    """Return the weights of the indexer's heads as (heads, tokens, 1, sequences)."""
+    """Return the weights of the indexer's heads with shape (heads, tokens, 1, streams)."""
     streams, (heads, n_tokens) = ctx.batch.n_streams, weights.ne[:2]
     each = n_tokens // streams
     return ctx.graph.view(weights, (heads, each, 1, streams), (0, weights.nb[1], weights.nb[1] * each))
@@ -176,8 +183,10 @@ def by_stream(ctx: GraphContext, weights: Tensor) -> Tensor:
 def build_lid_top_k_cells(
     ctx: GraphContext, q: Tensor, cache: Tensor, weights: Tensor, mask: Tensor, n_chosen: int
 ) -> Tensor:
-    """Return the `n_chosen` cells with the best scores: those of all heads, weighted and added
-    (`ggml_lightning_indexer`)."""
+    """Return the `n_chosen` cells with the highest scores for each token.
+
+    A score is the weighted sum of the scores of all heads (`ggml_lightning_indexer`).
+    """
     graph, (head, cells, streams, _) = ctx.graph, cache.ne
     row = cache.nb[1]
     keys = graph.view(cache, (head, 1, cells, streams), (0, row, row, row * cells))
@@ -188,7 +197,7 @@ def build_lid_top_k_cells(
 
 
 def build_top_k_mask(ctx: GraphContext, mask: Tensor, chosen: Tensor, zeros_type: str = "f32") -> Tensor:
-    """Return `mask` without the cells that were not chosen (`build_top_k_mask`).
+    """Return `mask` with all cells masked except those in `chosen` (`build_top_k_mask`).
 
     `zeros_type`: type of the tensor that unmasks the chosen cells.
     """
@@ -202,18 +211,23 @@ def build_top_k_mask(ctx: GraphContext, mask: Tensor, chosen: Tensor, zeros_type
 
 
 _POOL_PADDING = 64
-"""Pools are padded to this number (`build_inp_kpool` in glm5-next.cpp)."""
+"""The number of pools is rounded up to a multiple of this (`build_inp_kpool` in glm5-next.cpp)."""
 _MOST_GATHERED = 16
-"""Batches of up to this many tokens gather the chosen rows instead of masking the others (`build_dsa_layer`)."""
+"""Most tokens of a batch for which the selected rows are copied.
+
+For more, the other rows are masked (`build_dsa_layer`).
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class _KpoolInput:
-    """Inputs of the indexer (`llm_graph_input_kpool`).
+    """Input tensors of the pooling indexer (`llm_graph_input_kpool`).
 
-    `cells`, `members`: cells of all pools, and their tokens. `mask`: pools that a token may see.
-    `tail`: the token's cells that fill no pool. `dead`: selected cells that are out of reach.
-    `new_members`, `new_cells`: pools that this batch fills.
+    `cells`: cells of all pools; `members`: tokens in each pool.
+    `mask`: pools that each token may see.
+    `tail`: cells of each token's sequence that fill no pool.
+    `dead`: selected cells that a token must not see.
+    `new_members`, `new_cells`: the same for pools that this batch completes.
     """
 
     cells: Tensor
@@ -227,13 +241,13 @@ class _KpoolInput:
 
 @dataclass(frozen=True, slots=True)
 class _Selection:
-    """Choice of the last layer with an indexer: cells, or a mask."""
+    """What the last layer with an indexer selected: cells, or an attention mask."""
 
     found: Tensor
 
 
 def build_inp_kpool(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Make the inputs of the indexer, then return the embeddings once for each residual stream (`build_inp_kpool`)."""
+    """Make the indexer's inputs, and return embeddings repeated for each residual stream (`build_inp_kpool`)."""
     new, n_tokens, pool = ctx.graph.new_input, ctx.batch.n_tokens, ctx.hparams.indexer.kpool
     # At least one: a micro batch that completes no pool builds a dummy entry, so that the graph keeps its shape.
     n_pools, n_new = _n_pools(ctx), max(1, _n_full_pools(ctx))
@@ -253,9 +267,9 @@ def build_inp_kpool(ctx: GraphContext, current: Tensor) -> Tensor:
 
 
 def kpool_attention(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return the attention of a layer (`build_dsa_layer` in glm5-next.cpp).
+    """Return the output of attention to the cells of the selected pools (`build_dsa_layer` in glm5-next.cpp).
 
-    Layers without an indexer use the choice of the last one.
+    Layers with no indexer use the selection of the last layer that has one.
     """
     graph, inp_attn, batch = ctx.graph, ctx.inputs.inp_attn, ctx.batch
     narrow = q_lora(ctx, graph.build_forward_expand(current))
@@ -280,7 +294,7 @@ def kpool_attention(ctx: GraphContext, current: Tensor) -> Tensor:
 
 
 def _n_full_pools(ctx: GraphContext) -> int:
-    """Return the largest number of full pools, as if each sequence had all cells of a unified cache."""
+    """Return the largest number of complete pools, if each sequence had all cells of a unified cache."""
     return ctx.batch.n_cells // ctx.hparams.indexer.kpool * ctx.batch.n_states
 
 
@@ -300,7 +314,7 @@ def _n_best(ctx: GraphContext) -> int:
 
 
 def _build_kpool_select(ctx: GraphContext, narrow: Tensor, current: Tensor) -> Tensor:
-    """Return the cells of the pools with the best scores for each token (`build_kpool_select`)."""
+    """Return the cells of the pools with the highest scores, by token (`build_kpool_select`)."""
     graph, hparams, pools, n_tokens = ctx.graph, ctx.hparams.indexer, ctx.shared.get(_KpoolInput), current.ne[1]
     q = graph.mul_mat(ctx.weight("indexer.attn_q_b"), narrow)
     q = graph.reshape(q, hparams.head_size, hparams.n_head, n_tokens)
@@ -321,7 +335,7 @@ def _build_kpool_select(ctx: GraphContext, narrow: Tensor, current: Tensor) -> T
 
 
 def _pooled_keys(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Write keys and gates to the cache, pool complete pools, and return the keys of all pools."""
+    """Return the keys of all pools, after keys and gates were written to the cache and complete pools were computed."""
     graph, hparams, pools, n_tokens = ctx.graph, ctx.hparams.indexer, ctx.shared.get(_KpoolInput), current.ne[1]
     assert ctx.inputs.inp_indexer is not None
     keys = ctx.build_norm(graph.mul_mat(ctx.weight("indexer.attn_k"), current), "indexer.k_norm", layer_norm=True)
@@ -350,7 +364,7 @@ def _pooled_keys(ctx: GraphContext, current: Tensor) -> Tensor:
 
 
 def _mask_of(ctx: GraphContext, inp_attn: AttnInput, chosen: Tensor) -> Tensor:
-    """Return the mask of attention without the cells that were not chosen."""
+    """Return the attention mask in which all cells are masked except those in `chosen`."""
     graph, (n_chosen, n_tokens), n_cells = ctx.graph, chosen.ne[:2], inp_attn.mask.ne[0]
     seed = graph.cast(graph.view(chosen, (1,)), "f32")
     hidden = seed if inp_attn.mask.type == "f32" else graph.cast(seed, inp_attn.mask.type)
@@ -368,7 +382,7 @@ def _mask_of(ctx: GraphContext, inp_attn: AttnInput, chosen: Tensor) -> Tensor:
 
 
 def _gathered(ctx: GraphContext, inp_attn: AttnInput, chosen: Tensor, q: Tensor, kv_cmpr: Tensor) -> Tensor:
-    """Store compressed keys, and attend to copies of the chosen ones."""
+    """Return the output of attention to copies of the selected keys, after the new compressed keys were stored."""
     graph, (rank, heads, n_tokens, _), n_chosen = ctx.graph, q.ne, chosen.ne[0]
     graph.build_forward_expand(q)
     graph.build_forward_expand(kv_cmpr)

@@ -1,5 +1,8 @@
-"""Layers with a state of fixed size: Mamba (src/models/mamba-base.cpp, plamo2.cpp), the short convolution of LFM2
-(lfm2.cpp), and linear attention with decay (minimax-01.cpp)."""
+"""Layers with a recurrent state of fixed size.
+
+These are Mamba (src/models/mamba-base.cpp, plamo2.cpp), the short convolution of LFM2 (lfm2.cpp), and linear attention
+with decay (minimax-01.cpp).
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,11 @@ from engine.planning.memory.compute_graph.ggml.graph import Tensor
 from engine.planning.memory.compute_graph.models.transformer import feed_forward
 
 GetStateRows = Callable[[Tensor, Tensor], Tensor]
-"""Function that returns the states of the sequences in the batch: a copy of rows, or a scan that reads them itself."""
+"""Function from (states, rows of the batch's sequences) to their states: copies, or a scan that reads the rows."""
 
 
 class RecurrentStates:
-    """The two states of one layer: the rolling state of convolutions, and the recurrent state.
+    """The states of one layer for all sequences: the rolling state of convolutions, and the recurrent state.
 
     Mirrors `llm_graph_context::build_rs`.
     """
@@ -32,11 +35,14 @@ class RecurrentStates:
         self.recurrent = self.of_width(ssm.n_embd_s)
 
     def of_width(self, width: int) -> Tensor:
-        """Return a state of another width."""
+        """Return a tensor for a further state of the layer with `width` elements for each sequence."""
         return self._graph.cache_tensor(self._buft, "f32", width, self._count)
 
     def read(self, states: Tensor, get_state_rows: GetStateRows | None = None) -> Tensor:
-        """Return the states of the sequences in the batch (`build_rs`)."""
+        """Return the states of the batch's sequences (`build_rs`).
+
+        `get_state_rows`: how rows are read; None to copy them.
+        """
         graph, size = self._graph, states.ne[0]
         seen = graph.reshape(states, size, states.ne[1])
         # `build_rs` clears one state, then copies the states that move to other cells; in the worst case there are
@@ -48,13 +54,16 @@ class RecurrentStates:
         return found
 
     def write(self, states: Tensor, source: Tensor) -> None:
-        """Write `source` to the states of the sequences in the batch."""
+        """Write `source` to the states of the batch's sequences."""
         target = self._graph.view(states, (states.ne[0] * self._sequences,))
         self._graph.build_forward_expand(self._graph.write("cpy", target, source))
 
 
 def build_mamba_layer(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return a selective scan; step sizes and gates come from the convolved input (`build_mamba_layer`, Mamba 1)."""
+    """Return the output of a Mamba 1 layer (`build_mamba_layer`): a selective scan.
+
+    Step sizes and gates are computed from the convolved input.
+    """
     graph, batch, ssm = ctx.graph, ctx.batch, ctx.hparams.ssm
     tokens, sequences = batch.sequence_tokens, batch.n_sequences
     states = RecurrentStates(ctx)
@@ -93,7 +102,7 @@ def build_mamba_layer(ctx: GraphContext, current: Tensor) -> Tensor:
 
 
 def build_mamba2_layer(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return a selective scan over heads (`build_mamba2_layer`, Mamba 2)."""
+    """Return the output of a Mamba 2 layer (`build_mamba2_layer`): a selective scan by heads."""
     graph, batch, ssm = ctx.graph, ctx.batch, ctx.hparams.ssm
     tokens, sequences = batch.sequence_tokens, batch.n_sequences
     heads, head = ssm.dt_rank, ssm.d_inner // ssm.dt_rank
@@ -132,7 +141,7 @@ def build_mamba2_layer(ctx: GraphContext, current: Tensor) -> Tensor:
 
 
 def build_plamo2_mamba_layer(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return a selective scan over heads; gates alternate with the input (`build_plamo2_mamba_layer`)."""
+    """Return the output of PLaMo 2's Mamba layer (`build_plamo2_mamba_layer`): gates and x alternate in its input."""
     graph, batch, ssm = ctx.graph, ctx.batch, ctx.hparams.ssm
     tokens, sequences = batch.sequence_tokens, batch.n_sequences
     heads, head = ssm.dt_rank, ssm.d_inner // ssm.dt_rank
@@ -172,7 +181,7 @@ def build_plamo2_mamba_layer(ctx: GraphContext, current: Tensor) -> Tensor:
 
 
 def build_shortconv_block(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return a gated convolution over a few tokens (`build_shortconv_block` in src/models/lfm2.cpp)."""
+    """Return the output of a gated convolution over a few tokens (`build_shortconv_block` in src/models/lfm2.cpp)."""
     graph, batch, width = ctx.graph, ctx.batch, ctx.hparams.n_embd
     tokens, sequences = batch.sequence_tokens, batch.n_sequences
     states = RecurrentStates(ctx)
@@ -189,7 +198,7 @@ def build_shortconv_block(ctx: GraphContext, current: Tensor) -> Tensor:
 
 
 def _flat(ctx: GraphContext, source: Tensor) -> Tensor:
-    """Return the tokens of all sequences in one dimension."""
+    """Return `source` with the tokens of all sequences in one dimension."""
     return ctx.graph.reshape(source, source.ne[0], ctx.batch.n_tokens)
 
 
@@ -205,7 +214,10 @@ def minimax_01_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
 
 
 def lightning_attention(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return linear attention: to tokens of the batch by distance, to earlier tokens by a state (minimax-01.cpp)."""
+    """Return the output of linear attention (minimax-01.cpp).
+
+    Tokens of the batch are weighted by their distance; earlier tokens are in a state.
+    """
     graph, batch, hparams = ctx.graph, ctx.batch, ctx.layer.hparams
     tokens, sequences = batch.sequence_tokens, batch.n_sequences
     heads, head = hparams.n_head, hparams.head_k
@@ -240,5 +252,5 @@ def lightning_attention(ctx: GraphContext, current: Tensor) -> Tensor:
 
 
 def _decay(ctx: GraphContext, name: str, *ne: int) -> Tensor:
-    """Return decay factors, which each layer computes from an input."""
+    """Return decay factors, which each layer computes from the shared input tensor `name` of shape `ne`."""
     return ctx.graph.unary(ctx.graph.scale(ctx.shared_input(name, *ne)))

@@ -1,6 +1,6 @@
 """Layers with more than one residual stream.
 
-There are hyper-connections (src/models/deepseek4.cpp, glm5-next.cpp, hy-v4.cpp), streams with low-rank gates and hashed
+These are hyper-connections (src/models/deepseek4.cpp, glm5-next.cpp, hy-v4.cpp), streams with low-rank gates and hashed
 token sequences (qwen4exp.cpp), and mixtures of earlier residuals (kimi-k3.cpp).
 """
 
@@ -18,10 +18,12 @@ from engine.planning.memory.compute_graph.models.transformer import feed_forward
 
 @dataclass(frozen=True, slots=True)
 class HcPre:
-    """Input of a part of a layer (`build_hc_pre`).
+    """Input of one part of a layer (attention or feed-forward) with hyper-connections (`build_hc_pre`).
 
-    `streams`: all residual streams. `one`: their weighted sum. `gives`: share of the result that each stream gets.
-    `mixing`: how the streams are mixed with each other; None if they are not.
+    `streams`: all residual streams.
+    `one`: their weighted sum, which the part reads.
+    `gives`: share of the part's result that each stream gets.
+    `mixing`: matrix by which the streams are mixed with each other; None if they are not.
     """
 
     streams: Tensor
@@ -31,23 +33,25 @@ class HcPre:
 
 
 def repeat_streams(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return the embeddings once for each stream: (embedding, streams, tokens)."""
+    """Return the embeddings repeated for each residual stream, with shape (embedding, streams, tokens)."""
     graph, (n_embd, n_tokens) = ctx.graph, current.ne[:2]
     return graph.repeat(graph.reshape(current, n_embd, 1, n_tokens), n_embd, ctx.hparams.hc_mult, n_tokens)
 
 
 def build_hc_head(ctx: GraphContext, streams: Tensor) -> Tensor:
-    """Return the output rows of all streams as one weighted sum (`build_hc_head` in deepseek4.cpp)."""
+    """Return the weighted sum of all residual streams, for tokens with logits (`build_hc_head` in deepseek4.cpp)."""
     return _weighted(ctx, *_shares_of_output_rows(ctx, streams))
 
 
 def build_hc_head_cast(ctx: GraphContext, streams: Tensor) -> Tensor:
-    """Return the weighted sum of the output rows, added up in an F32 copy (`build_hc_head` in hy-v4.cpp)."""
+    """Return the weighted sum of all residual streams as F32 copies, for tokens with logits (`build_hc_head` in
+    hy-v4.cpp).
+    """
     return _weighted_copy(ctx, *_shares_of_output_rows(ctx, streams))
 
 
 def build_hc_mean(ctx: GraphContext, streams: Tensor) -> Tensor:
-    """Return the mean of the output rows of all streams (`build_hc_mean` in glm5-next.cpp)."""
+    """Return the mean of all residual streams, for tokens with logits (`build_hc_mean` in glm5-next.cpp)."""
     graph, streams = ctx.graph, _output_rows(ctx, streams)
     views = [_stream(ctx, streams) for _ in range(streams.ne[1])]
     total = views[0]
@@ -57,13 +61,15 @@ def build_hc_mean(ctx: GraphContext, streams: Tensor) -> Tensor:
 
 
 def hc_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
-    """Return the streams after a layer; each of its two parts reads them and is added to them."""
+    """Return the residual streams after a layer; attention and feed-forward each read them and are added to them."""
     return _hc_layer(ctx, previous, pins=False)
 
 
 def hc_layer_pinned(ctx: GraphContext, previous: Tensor) -> Tensor:
-    """Return the streams after a layer that expands them before the feed-forward part, and pins them to its device
-    (deepseek4.cpp)."""
+    """Return the residual streams after a layer, for deepseek4.cpp.
+
+    They are expanded before the feed-forward part, and pinned to the layer's device.
+    """
     return _hc_layer(ctx, previous, pins=True)
 
 
@@ -104,7 +110,7 @@ def _flat(ctx: GraphContext, streams: Tensor) -> Tensor:
 
 
 def _build_hc_pre(ctx: GraphContext, streams: Tensor, part: str) -> HcPre:
-    """Return the input of a part of the layer (`build_hc_pre`)."""
+    """Return the input of a part of the layer (`build_hc_pre`). `part`: "attn" or "ffn"."""
     graph, (_, count, n_tokens, _) = ctx.graph, streams.ne
     mixes = graph.mul_mat(ctx.weight(f"hc_{part}_fn"), ctx.raw_norm(_flat(ctx, streams)))
     scale, base = ctx.weight(f"hc_{part}_scale"), ctx.weight(f"hc_{part}_base")
@@ -124,7 +130,7 @@ def _build_hc_pre(ctx: GraphContext, streams: Tensor, part: str) -> HcPre:
 
 
 def _build_hc_post(ctx: GraphContext, read: HcPre, current: Tensor) -> Tensor:
-    """Return the streams with the result of a part added (`build_hc_post`)."""
+    """Return the residual streams with `current`, the result of attention or feed-forward, added (`build_hc_post`)."""
     if read.mixing is None:
         return _added(ctx, current, read.streams, read.gives)
     return _mixed(ctx, current, read.streams, read.gives, read.mixing)
@@ -140,12 +146,12 @@ def _stream(ctx: GraphContext, streams: Tensor) -> Tensor:
 
 
 def _share(ctx: GraphContext, shares: Tensor) -> Tensor:
-    """Return the share of one stream for each token: (1, tokens)."""
+    """Return the share of one residual stream for each token, with shape (1, tokens)."""
     return ctx.graph.view(shares, (1, shares.ne[1]), shares.nb)
 
 
 def _weighted(ctx: GraphContext, streams: Tensor, shares: Tensor) -> Tensor:
-    """Return the sum of the streams, weighted with their shares."""
+    """Return the sum of the residual streams, weighted by `shares`."""
     graph, count = ctx.graph, streams.ne[1]
     total = graph.mul(_stream(ctx, streams), _share(ctx, shares))
     for _ in range(1, count):
@@ -159,7 +165,7 @@ def _weighted_copy(ctx: GraphContext, streams: Tensor, shares: Tensor) -> Tensor
 
 
 def _added(ctx: GraphContext, current: Tensor, streams: Tensor, shares: Tensor) -> Tensor:
-    """Return the streams with their shares of `current` added."""
+    """Return the residual streams, each with its share of `current` added."""
     graph, count = ctx.graph, streams.ne[1]
     current, shares, streams = (graph.cast(source, "f32") for source in (current, shares, streams))
     sums = [graph.add(_stream(ctx, streams), graph.mul(current, _share(ctx, shares))) for _ in range(count)]
@@ -167,7 +173,7 @@ def _added(ctx: GraphContext, current: Tensor, streams: Tensor, shares: Tensor) 
 
 
 def _side_by_side(ctx: GraphContext, parts: list[Tensor]) -> Tensor:
-    """Return separate streams as one tensor."""
+    """Return separate residual streams concatenated into one tensor."""
     graph = ctx.graph
     apart = [graph.reshape(part, part.ne[0], 1, part.ne[1]) for part in parts]
     joined = apart[0]
@@ -177,7 +183,10 @@ def _side_by_side(ctx: GraphContext, parts: list[Tensor]) -> Tensor:
 
 
 def _build_hc_sinkhorn(ctx: GraphContext, mixes: Tensor, scale: Tensor, base: Tensor, count: int) -> Tensor:
-    """Return the matrix that mixes the streams; its rows and columns add up to 1 (`build_hc_sinkhorn`)."""
+    """Return the matrix that mixes the residual streams; each of its rows and columns sums to 1 (`build_hc_sinkhorn`).
+
+    `count`: number of streams.
+    """
     graph, n_tokens = ctx.graph, mixes.ne[1]
     if ctx.fuses("hc_comb"):
         return ctx.fused("hc_comb", (count, count, n_tokens), mixes, scale, base)
@@ -195,7 +204,7 @@ def _build_hc_sinkhorn(ctx: GraphContext, mixes: Tensor, scale: Tensor, base: Te
 
 
 def _mixed(ctx: GraphContext, current: Tensor, streams: Tensor, shares: Tensor, mixing: Tensor) -> Tensor:
-    """Return the streams mixed with each other, with their shares of `current` added."""
+    """Return the residual streams mixed by the matrix `mixing`, each with its share of `current` added."""
     graph, count = ctx.graph, streams.ne[1]
     if ctx.fuses("hc_post"):
         return ctx.fused("hc_post", streams.ne, current, streams, shares, mixing)
@@ -211,13 +220,13 @@ def _mixed(ctx: GraphContext, current: Tensor, streams: Tensor, shares: Tensor, 
 
 @dataclass(frozen=True, slots=True)
 class _PleInput:
-    """Embeddings of hashed token sequences (`build_inp_ple`)."""
+    """Embeddings of hashed token sequences, by token (`build_inp_ple`)."""
 
     embeddings: Tensor
 
 
 def build_inp_ple(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Make the embeddings of hashed token sequences, then return the token embeddings once for each stream."""
+    """Make the embeddings of hashed token sequences, and return token embeddings repeated for each residual stream."""
     if "per_layer_token_embd" in ctx.outer:
         graph, n_tokens = ctx.graph, current.ne[1]
         table = ctx.outer_weight(ctx.outer["per_layer_token_embd"], HOST)
@@ -229,7 +238,10 @@ def build_inp_ple(ctx: GraphContext, current: Tensor) -> Tensor:
 
 
 def qwen4exp_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
-    """Return the streams after a layer; its two parts read their gated mean and are added to each."""
+    """Return the residual streams after a layer of qwen4exp.cpp.
+
+    Attention and feed-forward each read the gated mean of the streams, and are added to all of them.
+    """
     graph, streams = ctx.graph, previous
     if ctx.has("ple_key"):
         streams = _build_ple(ctx, streams)
@@ -248,7 +260,7 @@ def qwen4exp_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
 
 
 def build_hc_mix_head(ctx: GraphContext, streams: Tensor) -> Tensor:
-    """Return the gated mean of the streams (`build_hc_mix` after the last layer)."""
+    """Return the gated mean of the residual streams after the last layer (`build_hc_mix`)."""
     norm, down, up = (
         ctx.outer_weight(ctx.outer[f"output_hc_{part}"], ctx.inputs.output) for part in ("norm", "down", "up")
     )
@@ -273,7 +285,10 @@ def _mean(ctx: GraphContext, streams: Tensor, flat: Tensor, gate: Tensor) -> Ten
 
 
 def _build_hc_mix(ctx: GraphContext, streams: Tensor, part: str) -> tuple[Tensor, Tensor]:
-    """Return the input of a part of the layer, and the share of its result for each stream (`build_hc_mix`)."""
+    """Return (input of a part of the layer, share of its result for each stream) (`build_hc_mix`).
+
+    `part`: "attn" or "ffn".
+    """
     graph, (n_embd, count, n_tokens, _) = ctx.graph, streams.ne
     flat, gate = _gate(ctx, streams, *(ctx.weight(f"hc_{part}_{stem}") for stem in ("norm", "down", "up")))
     if ctx.fuses("hc_pre"):
@@ -285,7 +300,9 @@ def _build_hc_mix(ctx: GraphContext, streams: Tensor, part: str) -> tuple[Tensor
 
 
 def _build_hc_combine(ctx: GraphContext, streams: Tensor, current: Tensor, gives: Tensor) -> Tensor:
-    """Return the streams with the result of a part added (`build_hc_combine`)."""
+    """Return the residual streams with `current`, the result of attention or feed-forward, added
+    (`build_hc_combine`).
+    """
     graph, (n_embd, count, n_tokens, _) = ctx.graph, streams.ne
     shares = graph.scale(graph.unary(graph.scale(gives)))
     if ctx.fuses("hc_post"):
@@ -295,7 +312,9 @@ def _build_hc_combine(ctx: GraphContext, streams: Tensor, current: Tensor, gives
 
 
 def _build_ple(ctx: GraphContext, streams: Tensor) -> Tensor:
-    """Return the streams with the layer's output for the hashed embeddings added (`build_ple`)."""
+    """Return the residual streams with an output computed from the embeddings of hashed sequences added
+    (`build_ple`).
+    """
     graph, (n_embd, count, n_tokens, _) = ctx.graph, streams.ne
     hashed = ctx.shared.get(_PleInput).embeddings
     key, value = (graph.mul_mat(ctx.weight(stem), hashed) for stem in ("ple_key", "ple_value"))
@@ -315,7 +334,7 @@ def _normed(ctx: GraphContext, streams: Tensor, stem: str) -> Tensor:
 
 
 def _convolved(ctx: GraphContext, source: Tensor, streams: Tensor) -> Tensor:
-    """Return a dilated convolution over tokens, as a sum of shifted copies (`build_conv_state_at`)."""
+    """Return a dilated convolution of `source` over tokens, as a sum of shifted copies (`build_conv_state_at`)."""
     graph, batch = ctx.graph, ctx.batch
     tokens, sequences, (wide, n_tokens) = batch.sequence_tokens, batch.n_sequences, source.ne[:2]
     normed = _normed(ctx, graph.reshape(source, *streams.ne[:3]), "conv")
@@ -336,7 +355,7 @@ def _convolved(ctx: GraphContext, source: Tensor, streams: Tensor) -> Tensor:
 
 
 def _tap(ctx: GraphContext, wide: int) -> Tensor:
-    """Return one factor of the convolution for each channel, in F32."""
+    """Return one factor of the convolution for each channel, as F32."""
     graph, half = ctx.graph, ctx.layer.weights["ple_conv1d"].type_name != "F32"
     column = graph.view(ctx.weight("ple_conv1d"), (1, wide))
     column = graph.reshape(graph.new("cont", column.ne, column, type_name="f16" if half else "f32"), wide)
@@ -345,14 +364,16 @@ def _tap(ctx: GraphContext, wide: int) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _Residuals:
-    """Residuals of earlier layers, side by side."""
+    """Stored residuals of earlier layers, in one tensor."""
 
     residuals: Tensor
 
 
 def res_mix_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
-    """Return the output of a layer; every `attn_res_block_size` layers the residual is kept and starts anew
-    (kimi-k3.cpp)."""
+    """Return the output of a layer that mixes in residuals of earlier layers (kimi-k3.cpp).
+
+    Every `attn_res_block_size` layers the residual is stored and a new one begins.
+    """
     graph, period = ctx.graph, ctx.hparams.attn_res_block_size
     current = _mixed_residuals(ctx, previous, "attn_res_score")
     keeps = period > 0 and ctx.layer.index % period == 0
@@ -365,7 +386,7 @@ def res_mix_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
 
 
 def res_mix_rows(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return the output rows of the last mixture."""
+    """Return the mixture of residuals after the last layer, for tokens with logits."""
     if "output_res_score" in ctx.outer:
         weight = ctx.outer_weight(ctx.outer["output_res_score"], ctx.inputs.output)
         current = _res_mix(ctx, current, weight)
@@ -373,7 +394,7 @@ def res_mix_rows(ctx: GraphContext, current: Tensor) -> Tensor:
 
 
 def _res_push(ctx: GraphContext, residual: Tensor) -> None:
-    """Keep a residual (`res_push`)."""
+    """Store a residual for later layers (`res_push`)."""
     graph, kept = ctx.graph, ctx.shared.find(_Residuals)
     residual = graph.reshape(residual, residual.ne[0], 1, residual.ne[1])
     ctx.shared.put(_Residuals(residual if kept is None else graph.concat(kept.residuals, residual, 1)))
@@ -384,7 +405,7 @@ def _mixed_residuals(ctx: GraphContext, current: Tensor, stem: str) -> Tensor:
 
 
 def _res_mix(ctx: GraphContext, current: Tensor, weight: Tensor) -> Tensor:
-    """Return the sum of the kept residuals and `current`, weighted by softmax scores (`res_mix`)."""
+    """Return the sum of the stored residuals and `current`, weighted by softmax scores (`res_mix`)."""
     graph, kept, (n_embd, n_tokens) = ctx.graph, ctx.shared.get(_Residuals).residuals, current.ne[:2]
     count = kept.ne[1]
     scores, own = (graph.sum_rows(graph.mul(ctx.raw_norm(part), weight)) for part in (kept, current))

@@ -1,5 +1,8 @@
-"""RWKV 6 and 7, also with the feed-forward part of another model (src/models/rwkv6-base.cpp, rwkv7-base.cpp,
-rwkv6qwen2.cpp, arwkv7.cpp). Each token is mixed with the one before it, and each head keeps a matrix."""
+"""RWKV 6 and 7, also with the feed-forward part of another model.
+
+Each token is mixed with the one before it, and each head has a matrix as recurrent state. Mirrors
+src/models/rwkv6-base.cpp, rwkv7-base.cpp, rwkv6qwen2.cpp and arwkv7.cpp.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,13 @@ from engine.planning.memory.compute_graph.models.recurrent import RecurrentState
 
 @dataclass(frozen=True, slots=True)
 class _FirstValues:
-    """Values of the first layer, which later layers mix with theirs (`v_first` in rwkv7-base.cpp)."""
+    """Values of the first layer, which later layers mix with their own (`v_first` in rwkv7-base.cpp)."""
 
     values: Tensor
 
 
 def time_mixing(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return the time mixing of a layer, and keep the last token of each sequence (src/models/arwkv7.cpp)."""
+    """Return the output of a layer's time mixing, and store the last token of each sequence (src/models/arwkv7.cpp)."""
     states, shift = _build_token_shift_load(ctx)
     mixed = _mix_time(ctx, states, current, _shifted(ctx, shift, current))
     _build_token_shift_store(states, ctx, ctx.graph.view(current, (shift.ne[0], 1, shift.ne[2]), current.nb))
@@ -26,9 +29,9 @@ def time_mixing(ctx: GraphContext, current: Tensor) -> Tensor:
 
 
 def rwkv_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
-    """Return a layer of time mixing and channel mixing (src/models/rwkv6.cpp, rwkv7.cpp).
+    """Return the output of a layer with time mixing and channel mixing (src/models/rwkv6.cpp, rwkv7.cpp).
 
-    Both read the token before. The layer keeps both last tokens at once, so it does not use the mixer.
+    Both read the previous token. The layer stores both last tokens in one step, so it does not call `ctx.mixed`.
     """
     graph = ctx.graph
     states, shift = _build_token_shift_load(ctx)
@@ -47,7 +50,9 @@ def rwkv_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
 
 
 def rwkv_gated_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
-    """Return a layer of time mixing and a gated feed-forward part (src/models/rwkv6qwen2.cpp, arwkv7.cpp)."""
+    """Return the output of a layer with time mixing and a gated feed-forward part (src/models/rwkv6qwen2.cpp,
+    arwkv7.cpp).
+    """
     previous = _by_sequence(ctx, previous)
     mixed = ctx.mixed(ctx.build_norm(previous, "attn_norm"))
     joined = _flat(ctx, ctx.graph.add(mixed, previous))
@@ -55,13 +60,13 @@ def rwkv_gated_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
 
 
 def _by_sequence(ctx: GraphContext, source: Tensor) -> Tensor:
-    """Return the tokens as (width, tokens, sequences)."""
+    """Return `source` with shape (width, tokens, sequences)."""
     batch = ctx.batch
     return ctx.graph.reshape(source, source.ne[0], batch.sequence_tokens, batch.n_sequences)
 
 
 def _build_token_shift_load(ctx: GraphContext) -> tuple[RecurrentStates, Tensor]:
-    """Return the layer's states, and the last tokens of the batch before (`build_rwkv_token_shift_load`)."""
+    """Return the layer's states, and the last tokens of the previous batch (`build_rwkv_token_shift_load`)."""
     graph, width = ctx.graph, ctx.hparams.n_embd
     states = RecurrentStates(ctx)
     count = states.rolling.ne[0] // width
@@ -69,25 +74,28 @@ def _build_token_shift_load(ctx: GraphContext) -> tuple[RecurrentStates, Tensor]
 
 
 def _shifted(ctx: GraphContext, last: Tensor, tokens: Tensor) -> Tensor:
-    """Return the predecessor of each of `tokens`."""
+    """Return the token before each of `tokens`. `last`: last tokens of the previous batch."""
     graph, (width, count, sequences, _) = ctx.graph, tokens.ne
     return graph.concat(last, graph.view(tokens, (width, count - 1, sequences), tokens.nb), 1)
 
 
 def _build_token_shift_store(states: RecurrentStates, ctx: GraphContext, kept: Tensor) -> None:
-    """Store the last tokens (`build_rwkv_token_shift_store`)."""
+    """Store the last tokens of the batch (`build_rwkv_token_shift_store`)."""
     n_elements = states.rolling.ne[0] * ctx.batch.n_sequences
     states.write(states.rolling, ctx.graph.view(kept, (n_elements,)))
 
 
 def _flat(ctx: GraphContext, source: Tensor) -> Tensor:
-    """Return the tokens of all sequences in one dimension; in the last layer the output rows only."""
+    """Return the tokens of all sequences in one dimension; in the last layer only those with logits."""
     found = ctx.graph.reshape(source, source.ne[0], ctx.batch.n_tokens)
     return ctx.graph.get_rows(found, ctx.inputs.inp_out_ids) if ctx.layer.is_last else found
 
 
 def _build_rwkv_channel_mix(ctx: GraphContext, current: Tensor, shifted: Tensor) -> Tensor:
-    """Return channel mixing (`build_rwkv6_channel_mix`, `build_rwkv7_channel_mix`)."""
+    """Return the output of channel mixing (`build_rwkv6_channel_mix`, `build_rwkv7_channel_mix`).
+
+    `shifted`: the token before each of `current`.
+    """
     graph = ctx.graph
     change = graph.like("sub", shifted, current)
     key = graph.add(graph.mul(change, ctx.weight("channel_mix_lerp_k")), current)
@@ -103,20 +111,23 @@ def _squared(ctx: GraphContext, key: Tensor) -> Tensor:
 
 
 def _mix_time(ctx: GraphContext, states: RecurrentStates, current: Tensor, shifted: Tensor) -> Tensor:
-    """Return time mixing, by sequence."""
+    """Return the output of time mixing, with shape (width, tokens, sequences).
+
+    `shifted`: the token before each token.
+    """
     mix = _build_rwkv7_time_mix if ctx.has("time_mix_w0") else _build_rwkv6_time_mix
     return _by_sequence(ctx, ctx.linear("time_mix_output", mix(ctx, states, current, shifted)))
 
 
 def _heads(ctx: GraphContext, states: RecurrentStates) -> tuple[int, int]:
-    """Return the size and the number of heads."""
+    """Return (size of a head, number of heads)."""
     width = ctx.hparams.n_embd
     size = states.recurrent.ne[0] // width
     return size, width // size
 
 
 def _build_rwkv6_time_mix(ctx: GraphContext, states: RecurrentStates, current: Tensor, shifted: Tensor) -> Tensor:
-    """Return time mixing of RWKV 6 (`build_rwkv6_time_mix`)."""
+    """Return the output of RWKV 6's time mixing (`build_rwkv6_time_mix`)."""
     graph, n_tokens, width = ctx.graph, ctx.batch.n_tokens, ctx.hparams.n_embd
     size, heads = _heads(ctx, states)
     gated = not ctx.has("time_mix_first")
@@ -146,7 +157,7 @@ def _build_rwkv6_time_mix(ctx: GraphContext, states: RecurrentStates, current: T
 
 
 def _parts6(ctx: GraphContext, current: Tensor, shifted: Tensor) -> list[Tensor]:
-    """Return the inputs of decay, keys, values, receptance and gate."""
+    """Return the inputs of decay, keys, values, receptance and gate, for RWKV 6."""
     graph, n_tokens, width = ctx.graph, ctx.batch.n_tokens, ctx.hparams.n_embd
     change = graph.reshape(graph.like("sub", shifted, current), width, n_tokens)
     current = graph.reshape(current, width, n_tokens)
@@ -169,7 +180,7 @@ def _parts6(ctx: GraphContext, current: Tensor, shifted: Tensor) -> list[Tensor]
 
 
 def _build_rwkv7_time_mix(ctx: GraphContext, states: RecurrentStates, current: Tensor, shifted: Tensor) -> Tensor:
-    """Return time mixing of RWKV 7 (`build_rwkv7_time_mix`)."""
+    """Return the output of RWKV 7's time mixing (`build_rwkv7_time_mix`)."""
     graph, batch, width = ctx.graph, ctx.batch, ctx.hparams.n_embd
     size, heads = _heads(ctx, states)
     n_tokens, gates = batch.n_tokens, ctx.has("time_mix_g1")
@@ -206,7 +217,7 @@ def _low_rank(ctx: GraphContext, name: str, source: Tensor, *, squashed: bool = 
 
 
 def _with_first_values(ctx: GraphContext, values: Tensor, source: Tensor) -> Tensor:
-    """Return the values mixed with those of the first layer."""
+    """Return the layer's values mixed with those of the first layer."""
     graph = ctx.graph
     first = ctx.shared.once(_FirstValues, lambda: _FirstValues(values)).values
     if first is values:
@@ -216,8 +227,10 @@ def _with_first_values(ctx: GraphContext, values: Tensor, source: Tensor) -> Ten
 
 
 def _wkv(ctx: GraphContext, states: RecurrentStates, parts: tuple[Tensor, ...]) -> Tensor:
-    """Return the output of all tokens, and store the matrices (`ggml_rwkv_wkv6`, `ggml_rwkv_wkv7`,
-    `ggml_gated_linear_attn`)."""
+    """Return the outputs of all tokens, and store the heads' recurrent matrices.
+
+    Mirrors `ggml_rwkv_wkv6`, `ggml_rwkv_wkv7` and `ggml_gated_linear_attn`.
+    """
     graph, batch, width = ctx.graph, ctx.batch, ctx.hparams.n_embd
     size, _ = _heads(ctx, states)
     state = states.read(states.recurrent)

@@ -1,4 +1,7 @@
-"""Layers of single architectures that no `Style` describes. Each function is named after its file in src/models."""
+"""Layers of single architectures that no combination of `Style` fields describes.
+
+Each function is named after its file in src/models.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,16 @@ from engine.planning.memory.compute_graph.models.transformer import attention, d
 
 
 def _select_out_ids(ctx: GraphContext, *tensors: Tensor) -> tuple[Tensor, ...]:
-    """Return the output rows of tensors in the last layer, the tensors themselves in others."""
+    """Return the rows of the tokens with logits if this is the last layer, else the tensors unchanged."""
     if not ctx.layer.is_last:
         return tensors
     return tuple(ctx.graph.get_rows(tensor, ctx.inputs.inp_out_ids) for tensor in tensors)
 
 
 def grok_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
-    """Return a layer with experts and a dense part in parallel; norms come after both (src/models/grok.cpp)."""
+    """Return the output of a layer with experts parallel to a dense part, with norms after both
+    (src/models/grok.cpp).
+    """
     graph = ctx.graph
     current = ctx.mixed(ctx.build_norm(previous, "attn_norm"))
     current, residual = _select_out_ids(ctx, current, previous)
@@ -33,8 +38,10 @@ def grok_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
 
 
 def arctic_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
-    """Return a layer whose experts read the layer's input, parallel to attention and a dense part
-    (src/models/arctic.cpp)."""
+    """Return the output of a layer whose experts read the layer's input, parallel to attention and a dense part.
+
+    Mirrors src/models/arctic.cpp.
+    """
     graph = ctx.graph
     current = ctx.mixed(ctx.build_norm(previous, "attn_norm"))
     current, residual = _select_out_ids(ctx, current, previous)
@@ -44,7 +51,7 @@ def arctic_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
 
 
 def falcon_h1_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
-    """Return a layer with attention and a Mamba scan in parallel (src/models/falcon-h1.cpp)."""
+    """Return the output of a layer with attention parallel to a Mamba scan (src/models/falcon-h1.cpp)."""
     graph = ctx.graph
     attended = attention(ctx, ctx.build_norm(previous, "attn_norm"))
     scanned = ctx.mixed(ctx.build_norm(previous, "attn_norm"))
@@ -54,7 +61,7 @@ def falcon_h1_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
 
 
 def talkie_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
-    """Return a layer that adds the scaled embeddings to its output (src/models/talkie.cpp)."""
+    """Return the output of a layer, with the scaled embeddings added to it (src/models/talkie.cpp)."""
     graph = ctx.graph
     current = ctx.mixed(ctx.raw_norm(previous))
     current, residual, embeddings = _select_out_ids(ctx, current, previous, ctx.inputs.inp_embd)
@@ -64,9 +71,9 @@ def talkie_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
 
 
 def deci_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
-    """Return a layer whose attention may be a matrix, or missing (src/models/deci.cpp).
+    """Return the output of a layer whose attention may be a single matrix, or missing (src/models/deci.cpp).
 
-    A layer without a feed-forward part returns its input: llama.cpp skips the rest of it.
+    A layer with no feed-forward part returns its input, because llama.cpp skips the rest of the layer.
     """
     graph, hparams = ctx.graph, ctx.layer.hparams
     current = previous
@@ -82,7 +89,7 @@ def deci_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
 
 
 def deepstack_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
-    """Return a layer that may add a part of the embeddings to its output, meant for images (src/models/qwen3vl.cpp)."""
+    """Return the output of a layer, with embeddings of an image added for the first layers (src/models/qwen3vl.cpp)."""
     graph = ctx.graph
     current = decoder_layer(ctx, previous)
     if not ctx.layer.hparams.adds_input:
@@ -92,11 +99,11 @@ def deepstack_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
 
 
 _IMAGE_TOKENS = 8192
-"""Number of tokens that stand for parts of images: 4 to 8195."""
+"""Number of tokens for parts of images, which have the ids 4 to 8195."""
 
 
 def chameleon_attention(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return attention with layer norms on queries and keys (src/models/chameleon.cpp)."""
+    """Return the output of attention with layer norms on queries and keys (src/models/chameleon.cpp)."""
     q, k, v = build_qkv(ctx, current)
     if ctx.has("attn_q_norm"):
         q = ctx.build_norm(q, "attn_q_norm", layer_norm=True)
@@ -107,7 +114,7 @@ def chameleon_attention(ctx: GraphContext, current: Tensor) -> Tensor:
 
 
 def chameleon_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
-    """Return the output of a layer whose norms come before or after its two parts (`swin_norm`, chameleon.cpp)."""
+    """Return the output of a layer with norms before or after its two parts (`swin_norm` in chameleon.cpp)."""
     graph, behind = ctx.graph, ctx.style.norms_after
     current, residual = ctx.mixed(previous if behind else ctx.build_norm(previous, "attn_norm")), previous
     if ctx.layer.is_last:
@@ -123,15 +130,17 @@ def chameleon_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
 
 
 def mask_image_tokens(ctx: GraphContext, logits: Tensor) -> Tensor:
-    """Return a copy of the logits in which image tokens are set to a minimum (src/models/chameleon.cpp)."""
+    """Return a copy of the logits with those of image tokens set to a minimum (src/models/chameleon.cpp)."""
     graph = ctx.graph
     out_of_reach = graph.write("clamp", graph.scratch("f32", _IMAGE_TOKENS))
     return graph.like("set", logits, out_of_reach)
 
 
 def looped_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
-    """Return the output of a layer; between two runs of all layers there is the norm of the output
-    (src/models/nanbeige.cpp)."""
+    """Return the output of a layer in a model that runs all its layers several times (src/models/nanbeige.cpp).
+
+    Between two runs the output norm is applied.
+    """
     current = decoder_layer(ctx, previous)
     ends_run = (ctx.layer.index + 1) % ctx.hparams.n_blocks == 0
     if not ends_run or ctx.layer.is_last or ctx.style.bare_runs:
@@ -141,13 +150,16 @@ def looped_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _StackOutput:
-    """Latest output of a stack."""
+    """Last output of one of the two stacks of layers."""
 
     output: Tensor
 
 
 def hrm_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
-    """Return the output of a layer; the first one of a stack reads the sum of both stacks (src/models/hrm-text.cpp)."""
+    """Return the output of a layer.
+
+    The first layer of a stack reads the sum of both stacks (src/models/hrm-text.cpp).
+    """
     graph, stacks = ctx.graph, ctx.hparams.stacks
     assert stacks is not None
     is_high, place = stacks.place(ctx.layer.index)
@@ -163,18 +175,21 @@ def hrm_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
 
 
 _ROUTER = -1
-"""Place of the router's KV cache among those of the layers."""
+"""Key of the router's KV cache in `GraphContext.caches`, which has those of the layers by their place."""
 
 
 @dataclass(frozen=True, slots=True)
 class _AdapterIds:
-    """The adapter of each token."""
+    """Index of the LoRA adapter of each token."""
 
     ids: Tensor
 
 
 def granite_switch_embd(ctx: GraphContext) -> Tensor:
-    """Return the embeddings; tokens that turn an adapter on are replaced by others (src/models/granite-switch.cpp)."""
+    """Return the input embeddings.
+
+    Tokens that select an adapter are replaced by other tokens (src/models/granite-switch.cpp).
+    """
     graph = ctx.graph
     tokens = Tokens(graph.new_input("i32", ctx.batch.n_tokens))
     current = graph.get_rows(ctx.outer_weight(ctx.outer["token_embd"], HOST), tokens.ids)
@@ -182,9 +197,9 @@ def granite_switch_embd(ctx: GraphContext) -> Tensor:
 
 
 def granite_switch_router(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Choose an adapter for each token by attention with one head; return `current`.
+    """Select a LoRA adapter for each token by attention with one head, and return `current` unchanged.
 
-    Its KV cache is an extra layer (`router_layer`), placed with the last layer.
+    The router's KV cache is in an extra layer (`router_layer`), which is on the device of the last layer.
     """
     graph, last, n_tokens = ctx.graph, ctx.inputs.last, ctx.batch.n_tokens
     hparams = replace(last.hparams, n_head=1, n_head_kv=1)
@@ -203,12 +218,12 @@ def granite_switch_router(ctx: GraphContext, current: Tensor) -> Tensor:
 
 
 def _nothing(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Mixer of the router, which is never called."""
+    """Placeholder for the router's attention builder; it is never called."""
     return current
 
 
 def granite_switch_attention(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return attention with each token's adapter on its projections (`build_attention_layer`)."""
+    """Return the output of attention with each token's LoRA adapter on its projections (`build_attention_layer`)."""
     graph, hparams, n_tokens = ctx.graph, ctx.layer.hparams, current.ne[1]
     joined = graph.mul_mat(ctx.weight("attn_qkv"), current)
     heads = ((hparams.head_k, hparams.n_head), (hparams.head_k, hparams.n_head_kv), (hparams.head_v, hparams.n_head_kv))
@@ -226,7 +241,7 @@ def granite_switch_attention(ctx: GraphContext, current: Tensor) -> Tensor:
 
 
 def granite_switch_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
-    """Return the output of a layer with each token's adapter on all of its matrices."""
+    """Return the output of a layer with each token's LoRA adapter on all its matrices."""
     graph, scales = ctx.graph, ctx.hparams.scales_residuals
     current, residual = ctx.mixed(ctx.build_norm(previous, "attn_norm")), previous
     if ctx.layer.is_last:
@@ -243,13 +258,13 @@ def granite_switch_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
 
 
 def _build_switched_lora_mm(ctx: GraphContext, stem: str, source: Tensor) -> Tensor:
-    """Return `source` multiplied with a weight and its adapter (`build_switched_lora_mm`)."""
+    """Return `source` multiplied by a weight with each token's LoRA adapter (`build_switched_lora_mm`)."""
     graph = ctx.graph
     return graph.add(graph.mul_mat(ctx.weight(stem), source), _build_switched_lora_delta(ctx, stem, source))
 
 
 def _build_switched_lora_delta(ctx: GraphContext, stem: str, source: Tensor) -> Tensor:
-    """Return the adapter's part of the product (`build_switched_lora_delta`)."""
+    """Return the adapter's part of a matrix product (`build_switched_lora_delta`)."""
     graph, (width, n_tokens) = ctx.graph, source.ne[:2]
     ids = graph.reshape(ctx.shared.get(_AdapterIds).ids, 1, n_tokens)
     narrow = graph.mul_mat_id(ctx.weight(f"{stem}.lora_a"), graph.reshape(source, width, 1, n_tokens), ids)

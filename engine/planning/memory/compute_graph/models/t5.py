@@ -1,4 +1,4 @@
-"""T5 (src/models/t5.cpp, t5encoder.cpp): a bias by distance on attention, and cross attention in the decoder."""
+"""T5 (src/models/t5.cpp, t5encoder.cpp): attention with a bias by distance, and cross attention in the decoder."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ class _Encoded:
 
 @dataclass(frozen=True, slots=True)
 class _Distances:
-    """Buckets of the distances between tokens (`build_inp_pos_bucket_dec`, `build_inp_pos_bucket_enc`)."""
+    """Bucket of the distance between each two tokens (`build_inp_pos_bucket_dec`, `build_inp_pos_bucket_enc`)."""
 
     buckets: Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class _FirstTable:
-    """The first layer's biases by distance, for layers without any."""
+    """The first layer's table of biases by distance, for layers that have none."""
 
     biases: Tensor
 
 
 def open_decoder(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Make the decoder's inputs; return `current`."""
+    """Make the decoder's input tensors, and return `current` unchanged."""
     batch, hparams, new = ctx.batch, ctx.hparams, ctx.graph.new_input
     ctx.shared.put(
         _Encoded(
@@ -46,14 +46,14 @@ def open_decoder(ctx: GraphContext, current: Tensor) -> Tensor:
 
 
 def open_encoder(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Make the encoder's inputs; return `current`."""
+    """Make the encoder's input tensors, and return `current` unchanged."""
     ctx.shared.put(build_attn_inp_no_cache(ctx))
     ctx.shared.put(_Distances(ctx.graph.new_input("i32", ctx.batch.n_tokens, ctx.batch.n_tokens)))
     return current
 
 
 def t5_decoder_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
-    """Return the output of a layer that attends to the KV cache, then to the encoded text."""
+    """Return the output of a decoder layer, which attends to the KV cache and then to the encoded text."""
     graph, encoded = ctx.graph, ctx.shared.get(_Encoded)
     q, k, v = _projections(ctx, "attn", *[ctx.build_norm(previous, "attn_norm")] * 3)
     bias = _bias(ctx)
@@ -68,7 +68,7 @@ def t5_decoder_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
 
 
 def t5_encoder_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
-    """Return the output of a layer that attends to the batch alone."""
+    """Return the output of an encoder layer, which attends to the tokens of the batch."""
     graph = ctx.graph
     q, k, v = _projections(ctx, "attn", *[ctx.build_norm(previous, "attn_norm")] * 3)
     bias = _bias(ctx)
@@ -79,7 +79,7 @@ def t5_encoder_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
 
 
 def _projections(ctx: GraphContext, name: str, *sources: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return queries, keys and values, each of its own source."""
+    """Return queries, keys and values, each computed from its own source."""
     graph, hparams = ctx.graph, ctx.layer.hparams
     heads = ((hparams.head_k, hparams.n_head), (hparams.head_k, hparams.n_head_kv), (hparams.head_v, hparams.n_head_kv))
     parts = []
@@ -92,7 +92,7 @@ def _projections(ctx: GraphContext, name: str, *sources: Tensor) -> tuple[Tensor
 
 
 def _bias(ctx: GraphContext) -> Tensor:
-    """Return the bias of attention by distance (`build_pos_bias`), of the layer or of the first layer."""
+    """Return the bias of attention by distance (`build_pos_bias`), from the layer's own table or the first layer's."""
     graph, buckets = ctx.graph, ctx.shared.get(_Distances).buckets
     if ctx.place == 0 or ctx.has("attn_rel_b"):
         table = ctx.weight("attn_rel_b")

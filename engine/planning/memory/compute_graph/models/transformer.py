@@ -1,4 +1,4 @@
-"""Layers of attention and feed-forward, as most architectures have them; a `Style` says how one differs.
+"""Layers of attention and feed-forward, as most architectures have them, with variations described by a `Style`.
 
 Mirrors `build_attn`, `build_ffn` and `build_moe_ffn` of llama-graph.cpp, and the graphs of src/models/llama.cpp,
 bert.cpp and grovemoe.cpp.
@@ -23,10 +23,14 @@ def build_moe_ffn(
     normalise: bool = False,
     activations: int = 1,
 ) -> Tensor:
-    """Return the weighted sum of the experts that the router chooses for each token
+    """Return the weighted sum of the experts that the router selects for each token
     (`llm_graph_context::build_moe_ffn`).
-    `chosen`: experts that were chosen without the router. `weighting`: see `Style`.
-    `activations`: number of operations of an activation without a gate.
+
+    `logits`: output of the router; None to compute it.
+    `chosen`: experts that were selected in another way; None for the router's.
+    `weighting`: as in `Style`.
+    `normalise`: whether the weights are divided by their sum.
+    `activations`: number of nodes of the activation if there is no gate.
     """
     graph, hparams = ctx.graph, ctx.hparams
     late_softmax, weigh_first = weighting == "after_choice", weighting == "on_input"
@@ -63,7 +67,7 @@ def build_moe_ffn(
 
 
 def normalised(ctx: GraphContext, rows: Tensor) -> Tensor:
-    """Return the weights of the chosen experts divided by their sum (`norm_w` in `build_moe_ffn`)."""
+    """Return the weights of the selected experts divided by their sum (`norm_w` in `build_moe_ffn`)."""
     graph, (_, n_used, n_tokens, _) = ctx.graph, rows.ne
     flat = graph.reshape(rows, n_used, n_tokens)
     # The sum is clamped to the smallest number of F16, so that the division is not by zero.
@@ -74,9 +78,10 @@ def normalised(ctx: GraphContext, rows: Tensor) -> Tensor:
 def weighted_sum(
     ctx: GraphContext, source: Tensor, chosen: Tensor, rows: Tensor | None, *, kind: str = "exps", activations: int = 1
 ) -> Tensor:
-    """Return the sum of the outputs of the `chosen` experts for `source`, weighted with `rows` unless that is None.
+    """Return the sum of the outputs of the `chosen` experts, weighted by `rows` unless it is None.
 
-    `kind`: suffix of the names of their weights. `activations`: number of operations of an activation without a gate.
+    `kind`: suffix of the names of their weights.
+    `activations`: number of nodes of the activation if there is no gate.
     """
     graph = ctx.graph
     current = _activations(ctx, source, chosen, kind, activations)
@@ -97,7 +102,7 @@ def weighted_sum(
 
 
 def _linear(ctx: GraphContext, stem: str, source: Tensor, chosen: Tensor) -> Tensor:
-    """Multiply with the matrices of the chosen experts, and add scale and bias (`build_lora_mm_id`)."""
+    """Return `source` multiplied by the matrices of the chosen experts, with scale and bias (`build_lora_mm_id`)."""
     found = ctx.graph.mul_mat_id(ctx.weight(stem), source, chosen)
     found.is_precise = ctx.style.precise_experts and stem.startswith("ffn_down")
     if "experts" in ctx.hparams.scaled and ctx.has(f"{stem}.scale"):
@@ -107,7 +112,7 @@ def _linear(ctx: GraphContext, stem: str, source: Tensor, chosen: Tensor) -> Ten
 
 
 def _scales(ctx: GraphContext, stem: str, chosen: Tensor) -> Tensor:
-    """Return the scale of each of the `chosen` experts."""
+    """Return the scale of each of the `chosen` experts, by token."""
     graph, weight = ctx.graph, ctx.weight(stem)
     scales = graph.repeat(graph.reshape(weight, 1, weight.ne[0], 1), 1, weight.ne[0], chosen.ne[1])
     return graph.get_rows(scales, chosen)
@@ -146,7 +151,7 @@ def _best_groups(ctx: GraphContext, probs: Tensor, n_experts: int) -> Tensor:
 
 
 def attention(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return the attention of a layer to its normalised input."""
+    """Return the output of a layer's attention for its normalised input."""
     graph, inp_attn = ctx.graph, ctx.inp_attn
     q, k, v = roped_qkv(ctx, current)
     gate = graph.mul_mat(ctx.weight("attn_gate"), current) if ctx.has("attn_gate") else None
@@ -164,7 +169,7 @@ def attention(ctx: GraphContext, current: Tensor) -> Tensor:
 
 
 def _gated(ctx: GraphContext, found: Tensor, gate: Tensor) -> Tensor:
-    """Return the output of attention times a gate for each element or each head."""
+    """Return `found`, the output of attention, times a gate for each element or each head."""
     graph, hparams, (width, n_tokens) = ctx.graph, ctx.layer.hparams, found.ne[:2]
     if gate.ne[0] == width:
         return graph.mul(found, gate)
@@ -174,7 +179,7 @@ def _gated(ctx: GraphContext, found: Tensor, gate: Tensor) -> Tensor:
 
 
 def roped_qkv(ctx: GraphContext, current: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return queries, keys and values as (head, heads, tokens): normalised, rotated and scaled as the style says."""
+    """Return queries, keys and values as (head, heads, tokens), normalised, rotated and scaled as `ctx.style` says."""
     graph, hparams, style = ctx.graph, ctx.layer.hparams, ctx.style
     if style.qk_norm == "flat":
         q, k, v = build_qkv(ctx, current, flat=True)
@@ -198,7 +203,7 @@ def roped_qkv(ctx: GraphContext, current: Tensor) -> tuple[Tensor, Tensor, Tenso
 
 
 def _normed_pair(ctx: GraphContext, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """Return queries and keys, normalised if the layer has weights for it."""
+    """Return queries and keys, each normalised if the layer has a norm for it."""
     layer_norm = ctx.style.layer_norm
     return (
         _norm_if(ctx, q, "attn_q_norm", layer_norm=layer_norm),
@@ -213,9 +218,10 @@ def _norm_if(ctx: GraphContext, source: Tensor, stem: str, *, layer_norm: bool) 
 def feed_forward(
     ctx: GraphContext, current: Tensor, logits: Tensor | None = None, chosen: Tensor | None = None
 ) -> Tensor:
-    """Return the feed-forward part: dense, or experts with a shared expert.
+    """Return the output of the feed-forward part: dense, or experts with a shared expert.
 
-    `logits`: of the router. `chosen`: experts that were chosen without the router.
+    `logits`: output of the router; None to compute it.
+    `chosen`: experts that were selected in another way; None for the router's.
     """
     graph, style = ctx.graph, ctx.style
     if not ctx.has("ffn_down_exps"):
@@ -256,7 +262,10 @@ def feed_forward(
 
 
 def decoder_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
-    """Return the output of a layer: its mixer, then feed-forward if it has one (the loop in src/models/llama.cpp)."""
+    """Return the output of a layer: attention or recurrent scan, then feed-forward if it has one.
+
+    Mirrors the loop in src/models/llama.cpp.
+    """
     graph, style = ctx.graph, ctx.style
     picks = ctx.layer.is_last and style.out_ids in ("", "after_post_norm")
     logits = ctx.linear("ffn_gate_inp", previous) if style.early_router else None
@@ -309,12 +318,14 @@ def _parallel_sum(ctx: GraphContext, attended: Tensor, normed: Tensor, residual:
 
 
 def _sum(ctx: GraphContext, residual_first: bool, current: Tensor, residual: Tensor) -> Tensor:
-    """Return the sum. Its result reuses the memory of the first term if possible, so the order matters."""
+    """Return the sum of both tensors. The result may reuse the memory of the first term, so their order matters."""
     return ctx.graph.add(residual, current) if residual_first else ctx.graph.add(current, residual)
 
 
 def single_part_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
-    """Return the output of a layer that is either a mixer or a feed-forward part (src/models/nemotron-h.cpp)."""
+    """Return the output of a layer with attention, a recurrent scan or a feed-forward part
+    (src/models/nemotron-h.cpp).
+    """
     graph = ctx.graph
     current = ctx.build_norm(previous, "attn_norm", layer_norm=ctx.style.layer_norm)
     if ctx.has("attn_output") or ctx.layer.hparams.is_recurrent:
@@ -325,7 +336,7 @@ def single_part_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
 
 
 def post_norm_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
-    """Return the output of a layer with norms after its parts (src/models/bert.cpp)."""
+    """Return the output of a layer with norms after attention and after feed-forward (src/models/bert.cpp)."""
     graph = ctx.graph
     current, residual = ctx.mixed(previous), previous
     if ctx.layer.is_last:
@@ -339,7 +350,9 @@ def post_norm_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
 
 
 def grouped_experts_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
-    """Return the output of a layer with experts, and one companion expert for each group (src/models/grovemoe.cpp)."""
+    """Return the output of a layer with experts, and one further expert for each group of them
+    (src/models/grovemoe.cpp).
+    """
     graph = ctx.graph
     current = ctx.mixed(ctx.build_norm(previous, "attn_norm"))
     residual = previous

@@ -50,7 +50,7 @@ class PalettePresenter(QObject):
         if self._palette is not None and isValid(self._palette):
             self._palette.close()
             return
-        commands = [entry for action in self._main.menuBar().actions() for entry in menu_entries(action, ())]
+        commands = [entry for action in self._main.menuBar().actions() for entry in menu_entries(action, (), self._main.recent_menu)]
         palette = self._palette = CommandPalette((*commands, *self._model_entries()), self._main)
         palette.open()
         file = self._models.current.file
@@ -84,15 +84,18 @@ class PalettePresenter(QObject):
                 yield PaletteEntry(title, tr("Models"), partial(self._opener.open, path))
 
 
-def menu_entries(action: QAction, groups: tuple[str, ...]) -> Iterator[PaletteEntry]:
-    """Yield an entry for each enabled command of a menu and of its submenus. `groups`: titles of the menus above."""
+def menu_entries(action: QAction, groups: tuple[str, ...], left_out: QMenu) -> Iterator[PaletteEntry]:
+    """Yield an entry for each enabled command of a menu and of its submenus, except those of `left_out`.
+
+    `groups`: titles of the menus above.
+    """
     text = action.text().replace("&&", "\0").replace("&", "").replace("\0", "&").rstrip("…")
     menu = action.menu()
-    if not action.isEnabled() or not action.isVisible() or action.isSeparator():
+    if menu is left_out or not action.isEnabled() or not action.isVisible() or action.isSeparator():
         return
     if isinstance(menu, QMenu):
         for each in menu.actions():
-            yield from menu_entries(each, (*groups, text))
+            yield from menu_entries(each, (*groups, text), left_out)
     elif text:
         is_on = action.isCheckable() and action.isChecked()
         title = tr("{command} (on)", command=text) if is_on else text

@@ -46,7 +46,7 @@ class OtherCardsPresenter(OneDialog[OtherCardsDialog]):
         self._window, self._latest = window, background.latest()
 
     def _make_dialog(self) -> OtherCardsDialog:
-        dialog = OtherCardsDialog([card.name for card in CARDS], FIGURES, self._window)
+        dialog = OtherCardsDialog(sorted(card.name for card in CARDS), FIGURES, self._window)
         dialog.chosen_changed.connect(lambda _cards: self._compare())
         dialog.use_requested.connect(self._use)
         return dialog

@@ -25,7 +25,9 @@ def window(open_window: WindowOpener, tmp_path: Path) -> WindowParts:
     settings = Settings(tmp_path / "settings.ini")
     settings.add_recent_model(RecentModel(write_tiny_llama(tmp_path / "a&b.gguf", n_layers=2), "a & b", "F16"))
     settings.sync()
-    return open_window()
+    opened = open_window()
+    opened.model_presenter.show_recent_models()
+    return opened
 
 
 def palette_of(window: WindowParts) -> CommandPalette:

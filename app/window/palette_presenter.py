@@ -50,7 +50,8 @@ class PalettePresenter(QObject):
         if self._palette is not None and isValid(self._palette):
             self._palette.close()
             return
-        commands = [entry for action in self._main.menuBar().actions() for entry in menu_entries(action, (), self._main.recent_menu)]
+        recent = self._main.recent_menu  # Its models are listed with the others.
+        commands = [entry for action in self._main.menuBar().actions() for entry in menu_entries(action, (), recent)]
         palette = self._palette = CommandPalette((*commands, *self._model_entries()), self._main)
         palette.open()
         file = self._models.current.file

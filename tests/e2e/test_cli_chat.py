@@ -106,10 +106,10 @@ def test_text_that_is_not_kept_is_said_to_be_so(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     right, n_written = ChatStore.append, 0
 
-    def append(store: ChatStore, message: str, content: str = "", reasoning: str = "") -> Future[None]:
+    def append(store: ChatStore, *added: Any, **more: Any) -> Future[None]:
         nonlocal n_written
         n_written += 1
-        written = right(store, message, content, reasoning)
+        written = right(store, *added, **more)
         if n_written != 1:
             return written
         refused: Future[None] = Future()

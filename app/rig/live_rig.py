@@ -133,7 +133,23 @@ class LiveMemory:
             gone = {model.key for model in leaving}
             staying = [model for model in self._models if model.key not in gone]
             return rig_beside(with_less_free(rig, _held_bytes(staying)), staying)
-        return rig_beside(rig, self._models, leaving, {CPU_ID: self._seen_own_bytes})
+        return rig_beside(self._before_loads(rig, leaving), self._models, leaving, {CPU_ID: self._seen_own_bytes})
+
+    def _before_loads(self, rig: Rig, leaving: Sequence[HeldModel]) -> Rig:
+        """Return `rig` with at least the free memory that devices had when loads of `leaving` began.
+
+        Samples show the bytes of a running load as used. They belong to that model, so its own layout has them.
+        """
+        begun = [self._before[model.key] for model in leaving if not model.held_bytes and model.key in self._before]
+
+        def before(device: Device) -> Device:
+            known = [free[device.id] for free in begun if device.id in free]
+            if device.free_bytes is None or not known:
+                return device
+            return replace(device, free_bytes=min(max(device.free_bytes, *known), device.total_bytes))
+
+        # The host's samples tell our own memory apart.
+        return Rig(tuple(map(before, rig.devices)), rig.host) if begun else rig
 
     def reported(self, rig: Rig, *, from_file: bool) -> Rig:
         """Return `rig` with the free memory that devices report while our models are loaded.

@@ -168,3 +168,15 @@ def test_what_is_left_on_a_small_worker_is_told(live: LiveRig) -> None:
     live.set_devices(DeviceList(Rig((worker,), HOST)))
     live.take_samples((Sample("RPC0", 1.0, 150 * MIB, 160 * MIB),))
     assert live.devices.rig.devices[0].free_bytes == 10 * MIB
+
+
+def test_bytes_of_a_running_load_are_not_those_of_other_programs(live: LiveRig) -> None:
+    live.set_devices(DeviceList(Rig((CARD,), HOST)))
+    sampled(live, GIB)
+    loading = loaded("loading")
+    live.set_models([loading], loading)
+    sampled(live, 6 * GIB)
+    assert card_free(live) == 7 * GIB
+    other = loaded("other")
+    live.set_models([loading, other], other)
+    assert card_free(live) == 2 * GIB

@@ -128,13 +128,13 @@ def lab_ports(window: Window) -> list[str]:
 def test_a_remote_worker_is_warned_of_once_and_a_wrong_address_is_explained(window: Window) -> None:
     keys = window.desktop
     window.ask("text", "add_remote")
-    window.wait_for("the warning", lambda: window.ask("bugs") == ["Before you add a remote worker"])
+    window.wait_for("the warning", lambda: window.ask("active") == "Before you add a remote worker")
     keys.key("Return")  # Enter alone does not agree
     window.wait_for("its end", lambda: window.ask("bugs") == [])
     window.ask("text", "add_remote")
-    window.wait_for("the warning again", lambda: window.ask("bugs") == ["Before you add a remote worker"])
+    window.wait_for("the warning again", lambda: window.ask("active") == "Before you add a remote worker")
     keys.key("alt+t")
-    window.wait_for("the question", lambda: window.ask("bugs") == ["Add a remote worker"])
+    window.wait_for("the question", lambda: window.ask("active") == "Add a remote worker")
     keys.type_text("nowhere")
     keys.key("Return")
     assert window.ask("bugs") == ["Add a remote worker"]
@@ -143,6 +143,6 @@ def test_a_remote_worker_is_warned_of_once_and_a_wrong_address_is_explained(wind
     keys.key("Return")
     window.wait_for("the reason", lambda: "127.0.0.1:1 refused" in status(window))
     window.ask("text", "add_remote")
-    window.wait_for("the question at once", lambda: window.ask("bugs") == ["Add a remote worker"])
+    window.wait_for("the question at once", lambda: window.ask("active") == "Add a remote worker")
     keys.key("Escape")
     window.wait_for("the end", lambda: window.ask("bugs") == [])

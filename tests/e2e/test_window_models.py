@@ -58,8 +58,9 @@ def test_two_models_side_by_side_and_in_each_others_way(window: Window, tmp_path
     window.wait_for("both", lambda: loaded(window) == ["Layerdeck demo", "other"])
     ask_model(window, "hello")
     window.wait_for("an answer", lambda: bool(window.ask("last_answer")))
-    window.click("chat.stop_button")
-    window.wait_for("its end", lambda: "Stopped" in window.ask("last_note"))
+    # A short answer may have ended by itself.
+    window.desktop.key("Escape")
+    window.wait_for("its end", lambda: window.ask("state") == "READY")
 
     window.click(f"{ROWS}.0")
     window.wait_for("the demo model", lambda: window.ask("layout") == [["RPC2", 0, 15]])

@@ -143,6 +143,11 @@ class Answers(QObject):
         chat = self._window.views.current.chat
         return str(getattr(chat, name)) if chat.message_list.messages else ""
 
+    def _active(self, _path: str) -> str:
+        """Return the title of the window that gets the keys; empty if none of ours does."""
+        active = QApplication.activeWindow()
+        return active.windowTitle() if active is not None else ""
+
     def _bugs(self, _path: str) -> list[str]:
         top = QApplication.topLevelWidgets()
         return [widget.windowTitle() for widget in top if widget.isVisible() and widget is not self._window.main]

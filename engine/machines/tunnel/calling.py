@@ -60,7 +60,7 @@ CHANGED = (
     "If it was set up anew, forget it and pair with it again"
 )
 STRANGER = "does not know this computer (any more); forget it and pair with it again"
-NOT_SECURE = "does not answer as a secure worker does; check the port, and that it runs `rig serve --secure`"
+NOT_SECURE = "does not answer as a secure worker does; check the port, and that it lends its devices"
 
 
 _REFUSALS = {
@@ -260,7 +260,7 @@ async def _calling(endpoint: str, timeout_s: float) -> AsyncIterator[None]:
 
 def _unreached(endpoint: str, error: Exception) -> TunnelError:
     if isinstance(error, ConnectionRefusedError):
-        words = "refused the connection: nothing listens there; start `rig serve --secure` there"
+        words = "refused the connection: nothing is lent there; start Devices > Lend This Computer or `rig serve` there"
         return TunnelError(endpoint, GreetingStatus.REFUSED, words)
     if isinstance(error, socket.gaierror | UnicodeError):
         return TunnelError(endpoint, GreetingStatus.UNRESOLVED, "has no IPv4 address; check the name")

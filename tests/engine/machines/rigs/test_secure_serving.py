@@ -186,5 +186,5 @@ def test_a_machine_that_goes_in_the_middle_of_an_answer_is_named(tmp_path: Path,
         log.session.load(order_of(model, rig, LAYOUT, CONTEXT))
         refused = log.wait_for_endings(3)[2]
         assert isinstance(refused, Failed)
-        words = "refused the connection: nothing listens there; start `rig serve --secure` there."
-        assert refused.message == f"attic-CPU: {served.endpoint}/CPU {words}"
+        words = "nothing is lent there; start Devices > Lend This Computer or `rig serve` there."
+        assert refused.message == f"attic-CPU: {served.endpoint}/CPU refused the connection: {words}"

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from engine.planning.settings.context_settings import ContextSettings
+from engine.planning.settings.sampling_settings import SamplingSettings
 from engine.runtime.protocol.messages import (
     AnyMessage,
     ChatMessage,
@@ -226,7 +227,9 @@ def test_a_running_answer_lends_its_prefix(child: RawChild) -> None:
     for number in range(4):
         child.send(greedy(10 + number, f"{number}" * 300, 1))
     child.last_words(10, 11, 12, 13)
-    child.send(Generate(id=20, prompt=shared, seed=3, temperature=1.0, min_p=0.0))
+    # The grammar has no end: the answer still runs on a machine that is slow to send the next request.
+    endless = 'root ::= "a" root'
+    child.send(Generate(id=20, prompt=shared, sampling=SamplingSettings(seed=3, grammar=endless)))
     while not isinstance(child.message(), Piece):
         pass
     child.send(greedy(21, f"{shared}And then", 12))

@@ -23,7 +23,7 @@ from widgets.common.inputs import ComboBox
 from widgets.common.palette import Palette
 from widgets.common.roles import plain_label
 from widgets.common.row_table import RowTable
-from widgets.devices.readings import NO_READING, Holding, Mark, device_subtitle
+from widgets.devices.readings import NO_READING, HolderLine, Mark, device_subtitle
 
 SPANS_MIN = (1, 5, 15, 60)
 """Time spans that can be shown, in minutes."""
@@ -200,7 +200,7 @@ class DeviceDetails(Dialog):
         """Append a mark. It is drawn with the next reading."""
         self._marks.append(mark)
 
-    def set_holders(self, holders: Sequence[Holding]) -> None:
+    def set_holders(self, holders: Sequence[HolderLine]) -> None:
         """Show the programs and models that hold memory of the device."""
         self.holders.show_rows(
             [(each.name, NO_READING if each.held_bytes is None else format_bytes(each.held_bytes)) for each in holders],

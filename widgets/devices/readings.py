@@ -36,7 +36,7 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class HolderLine:
     """A row of the table of holders: a program or a model. `held_bytes`: the memory that it holds; None if unknown."""
 
     name: str

@@ -21,7 +21,7 @@ from engine.devices.holder import MemoryHolder
 from engine.devices.telemetry.memory_holders import memory_holders
 from engine.devices.telemetry.sample import Sample
 from widgets.devices.device_strip import DeviceStrip
-from widgets.devices.readings import Holding, Mark
+from widgets.devices.readings import HolderLine, Mark
 
 if TYPE_CHECKING:
     from widgets.devices.device_details import DeviceDetails
@@ -114,17 +114,17 @@ class DetailsPresenter(QObject):
         if details is None:
             return
         models = [
-            Holding(tr("{model} (loaded here)", model=held.name), held.held_bytes[device_id])
+            HolderLine(tr("{model} (loaded here)", model=held.name), held.held_bytes[device_id])
             for held in self._models.held
             if held.held_bytes.get(device_id)
         ]
         # A model is held by a child of ours, which the system lists as well.
         programs = [
-            Holding(f"{each.name} ({each.pid})", each.held_bytes) for each in holders if not each.ours or not models
+            HolderLine(f"{each.name} ({each.pid})", each.held_bytes) for each in holders if not each.ours or not models
         ]
         known = [*models, *programs]
         rest_bytes = (self._used_bytes(device_id) or 0) - sum(each.held_bytes or 0 for each in known)
-        rest = [Holding(tr("everything else"), rest_bytes)] if rest_bytes > 0 else []
+        rest = [HolderLine(tr("everything else"), rest_bytes)] if rest_bytes > 0 else []
         details.set_holders((*known, *rest))
 
     def _used_bytes(self, device_id: str) -> int | None:

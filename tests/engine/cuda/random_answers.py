@@ -27,7 +27,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from engine.base.errors import EngineError
 from engine.base.units import MIB
 from engine.devices.device import Rig
 from engine.devices.rig_file import parse_rig
@@ -42,7 +41,7 @@ from engine.runtime.protocol.messages import Generate
 from engine.runtime.session.events import Loaded, RequestEnding
 from engine.runtime.session.load_order import LoadOrder
 from tests.engine.cuda.cards import read_ledger
-from tests.engine.cuda.random_loads import HEADERS, command_line, with_cards
+from tests.engine.cuda.random_loads import HEADERS, command_line, limit_expert_ids, plan_of, with_cards
 from tests.engine.cuda.random_rows import read_records, without_cpu
 from tests.support.gguf_bytes import F32, STRING, GgufBytes, Tensor, number_array, text_array, text_value
 from tests.support.headers import write_with_hole
@@ -207,17 +206,10 @@ def one_case(seed: int, folder: Path, rig: Rig, only: str) -> dict[str, Any]:
     model = read_model(path)
     document, length = random_case(rng, model, [device.id for device in rig.devices])
     record: dict[str, Any] = {"seed": seed, "model": name, "types": kind, "layout": document, "prompt": length}
-    try:
-        file = parse_layout(json.dumps(document), n_layers=model.n_layers)
-        plan = Plan(ModelMemory(model), rig, Edit(file.layout, file.context))
-        if plan.violations:
-            return {**record, "outcome": "rule", "what": [each.rule for each in plan.violations]}
-        if plan.report.probe_only:
-            return {**record, "outcome": "unknown", "what": plan.report.probe_only}
-    except EngineError as error:
-        return {**record, "outcome": "refused", "what": error.summary()}
-    experts = model.hyper_parameter("expert_count")
-    os.environ["STAND_IN_EXPERTS"] = str(experts if isinstance(experts, int) and experts else 1)
+    plan = plan_of(document, model, rig)
+    if not isinstance(plan, Plan):
+        return {**record, **plan}
+    limit_expert_ids(model)
     ledger = folder / "ledger"
     ledger.unlink(missing_ok=True)
     os.environ["STAND_IN_LEDGER"] = str(ledger)

@@ -112,6 +112,26 @@ def random_layout(rng: random.Random, n_layers: int, cards: Sequence[str]) -> di
     return document
 
 
+def plan_of(document: Mapping[str, Any], model: ModelFile, rig: Rig) -> Plan | dict[str, Any]:
+    """Return the plan of a layout document; if it is refused, the fields `outcome` and `what` of its record."""
+    try:
+        file = parse_layout(json.dumps(document), n_layers=model.n_layers)
+        plan = Plan(ModelMemory(model), rig, Edit(file.layout, file.context))
+        if plan.violations:
+            return {"outcome": "rule", "what": [each.rule for each in plan.violations]}
+        if plan.report.probe_only:
+            return {"outcome": "unknown", "what": plan.report.probe_only}
+    except EngineError as error:
+        return {"outcome": "refused", "what": error.summary()}
+    return plan
+
+
+def limit_expert_ids(model: ModelFile) -> None:
+    """Tell the stand-in cards how many experts there are: they make up ids, which the engine reads back and checks."""
+    experts = model.hyper_parameter("expert_count")
+    os.environ["STAND_IN_EXPERTS"] = str(experts if isinstance(experts, int) and experts else 1)
+
+
 def one_load(seed: int, models: Mapping[str, ModelFile], rig: Rig) -> dict[str, Any]:
     """Make, load and ask a random plan, and return what became of it."""
     rng = random.Random(seed)
@@ -127,9 +147,7 @@ def one_load(seed: int, models: Mapping[str, ModelFile], rig: Rig) -> dict[str, 
             return {**record, "outcome": "rule", "what": [each.rule for each in plan.violations]}
     except EngineError as error:
         return {**record, "outcome": "refused", "what": error.summary()}
-    # The cards make up ids of experts, which the engine reads back and checks.
-    experts = model.hyper_parameter("expert_count")
-    os.environ["STAND_IN_EXPERTS"] = str(experts if isinstance(experts, int) and experts else 1)
+    limit_expert_ids(model)
     with SessionLog() as log:
         log.session.load(LoadOrder(plan))
         (loaded,) = log.wait_for_endings(1)

@@ -23,19 +23,23 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from engine.base.errors import EngineError
 from engine.devices.device import CPU_ID, Rig
 from engine.devices.rig_file import parse_rig
 from engine.model.gguf.model_file import ModelFile
 from engine.model.gguf.reader import read_model
-from engine.planning.layout.layout_file import parse_layout
-from engine.planning.memory.model_memory import ModelMemory
-from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan
 from engine.planning.plan.report import DeviceRow
 from engine.runtime.session.events import Loaded
 from engine.runtime.session.load_order import LoadOrder
-from tests.engine.cuda.random_loads import HEADERS, command_line, random_layout, small_models, with_cards
+from tests.engine.cuda.random_loads import (
+    HEADERS,
+    command_line,
+    limit_expert_ids,
+    plan_of,
+    random_layout,
+    small_models,
+    with_cards,
+)
 from tests.support.headers import write_with_hole
 from tests.support.session_log import SessionLog
 from tests.zoo.pack import read_document
@@ -128,18 +132,10 @@ def one_load(seed: int, models: Mapping[str, ModelFile], rig: Rig, *, known: boo
     model = models[name]
     document = random_case(rng, model, [device.id for device in rig.devices], known=known)
     record: dict[str, Any] = {"seed": seed, "model": name, "architecture": model.architecture, "layout": document}
-    try:
-        file = parse_layout(json.dumps(document), n_layers=model.n_layers)
-        plan = Plan(ModelMemory(model), rig, Edit(file.layout, file.context))
-        if plan.violations:
-            return {**record, "outcome": "rule", "what": [each.rule for each in plan.violations]}
-        if plan.report.probe_only:
-            return {**record, "outcome": "unknown", "what": plan.report.probe_only}
-    except EngineError as error:
-        return {**record, "outcome": "refused", "what": error.summary()}
-    # The cards make up ids of experts, which the engine reads back and checks.
-    experts = model.hyper_parameter("expert_count")
-    os.environ["STAND_IN_EXPERTS"] = str(experts if isinstance(experts, int) and experts else 1)
+    plan = plan_of(document, model, rig)
+    if not isinstance(plan, Plan):
+        return {**record, **plan}
+    limit_expert_ids(model)
     with SessionLog(None if warm_up else WITHOUT_WARM_UP) as log:
         log.session.load(LoadOrder(plan))
         (loaded,) = log.wait_for_endings(1)

@@ -13,7 +13,7 @@ from engine.devices.device import Device
 from engine.devices.telemetry.sample import CardState, Sample, gap
 from widgets.common.palette import DARK
 from widgets.devices.device_details import SPANS_MIN, DeviceDetails, reading_lines
-from widgets.devices.readings import Holding, Mark
+from widgets.devices.readings import HolderLine, Mark
 
 GPU = Device("CUDA0", "RTX 3090", "CUDA", "gpu", 24 * GIB, pci_bus_id="0000:01:00.0")
 STATE = CardState(350.0, 1695.0, 9751.0, 4, 16, ("power limit",))
@@ -102,7 +102,7 @@ def test_csv_has_readings_and_marks_in_the_order_of_time(details: DeviceDetails)
 
 
 def test_holders_and_the_picture(details: DeviceDetails) -> None:
-    details.set_holders([Holding("Qwen3 (loaded here)", 2 * GIB), Holding("firefox (12)", None)])
+    details.set_holders([HolderLine("Qwen3 (loaded here)", 2 * GIB), HolderLine("firefox (12)", None)])
     cells = [details.holders.item(row, column) for row in range(2) for column in range(2)]
     assert [cell.text() for cell in cells if cell is not None] == [
         "Qwen3 (loaded here)",

@@ -131,6 +131,25 @@ class ProjectorFile(msgspec.Struct, frozen=True):
     plain_bytes: int = 0
 
 
+DraftKind = Literal["ngram", "model", "mtp"]
+
+
+class DraftSource(msgspec.Struct, frozen=True, kw_only=True):
+    """What proposes tokens for speculative decoding, which the loaded model then checks in one batch.
+
+    `kind`: "ngram" (repeats of the sequence itself), "model" (a draft model), or "mtp" (the model's own MTP heads).
+    `n_tokens`: most tokens that are drafted for one step.
+    `path`, `parameters`, `context`: file, placement and settings of a draft model or of the MTP context; the devices are
+    those of the load.
+    """
+
+    kind: DraftKind
+    n_tokens: int = 4
+    path: str = ""
+    parameters: EngineParameters | None = None
+    context: ContextSettings | None = None
+
+
 class Probe(Request, frozen=True, tag="probe", kw_only=True):
     """Load without memory (`no_alloc`) to get llama.cpp's own numbers; answered by `Probed` or `Failure`.
 
@@ -161,6 +180,7 @@ class Load(Request, frozen=True, tag="load", kw_only=True):
     positions: int | None = None
     adapters: tuple[AdapterFile, ...] = ()
     projector: ProjectorFile | None = None
+    draft: DraftSource | None = None
     access: FileAccess | None = None
 
 

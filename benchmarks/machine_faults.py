@@ -211,8 +211,8 @@ def step(log: SessionLog, count: int, begun_s: float) -> tuple[AnyEvent | None, 
     return None, time.monotonic() - begun_s
 
 
-def play(made: World, model: ModelFile, rig: Rig, seed: int) -> dict[str, Any]:
-    """Play one round and return its findings."""
+def play(made: World, model: ModelFile, rig: Rig, seed: int) -> tuple[dict[str, Any], Rig | str]:
+    """Play one round; return its findings, and the rig for the next round or why there is none."""
     chance = random.Random(f"machine {seed}")
     phase = chance.choice(PHASES)
     fault = chance.choice([*QUICK, *QUICK, *QUICK, Fault.SILENT.value, Fault.SLOW.value, *PROCESS_FAULTS])
@@ -273,11 +273,12 @@ def play(made: World, model: ModelFile, rig: Rig, seed: int) -> dict[str, Any]:
                 begin("again", ask)
         record["is_open"] = log.session.snapshot.phase not in (Phase.STOPPED, Phase.FAILED)
         undo()
-    return record | come_back(made, fault, chance)
+    found, usable = come_back(made, fault, chance)
+    return record | found, usable
 
 
-def come_back(made: World, fault: str, chance: random.Random) -> dict[str, Any]:
-    """Let the machine come back, in one of several ways, and return whether it can be used."""
+def come_back(made: World, fault: str, chance: random.Random) -> tuple[dict[str, Any], Rig | str]:
+    """Let the machine come back, in one of several ways, and return findings and what `wait_until_usable` returned."""
     found: dict[str, Any] = {}
     if made.attic is not None and fault == FROZEN_WORKER and made.worker is not None:
         with suppress(psutil.Error):
@@ -310,7 +311,7 @@ def come_back(made: World, fault: str, chance: random.Random) -> dict[str, Any]:
     found["usable_s"] = round(time.monotonic() - begun_s, 2)
     if isinstance(usable, str):
         found["unusable"] = usable
-    return found
+    return found, usable
 
 
 def faults_of(record: dict[str, Any]) -> list[str]:
@@ -366,14 +367,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with tempfile.TemporaryDirectory() as name, world(Path(name)) as made:
             path = Path(name) / "model.gguf"
             model = read_model(write_tiny_llama(path, n_layers=N_LAYERS, n_embd=128, n_head=4, n_ff=384, n_vocab=1024))
+            rig = made.wait_until_usable()
             for seed in seeds:
-                rig = made.wait_until_usable()
                 if isinstance(rig, str):
                     made.end()
                     made.begin()
                     made.pair()
                     rig = made.find()
-                record = play(made, model, rig, seed)
+                record, rig = play(made, model, rig, seed)
                 with options.out.open("a", encoding="utf-8") as out:
                     out.write(json.dumps(record) + "\n")
                     out.flush()

@@ -57,6 +57,8 @@ class Relay:
         self._listening = socket.create_server(("127.0.0.1", 0), backlog=64)
         self.port = int(self._listening.getsockname()[1])
         self._loop = asyncio.new_event_loop()
+        # asyncio reports a server's tasks that are cancelled in the middle of a connection.
+        self._loop.set_exception_handler(lambda *_: None)
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name="faulty-relay", daemon=True)
         self._thread.start()

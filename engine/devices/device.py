@@ -329,6 +329,15 @@ def is_on_this_machine(device: Device) -> bool:
     return device.endpoint is not None and _LOOPBACK.match(device.endpoint) is not None
 
 
+LENT_NAME_SEPARATOR = " \N{MIDDLE DOT} "
+"""Text between the names of machine and device in the name of a lent device."""
+
+
+def machine_name(device: Device) -> str:
+    """Return the name of the machine that lends `device`."""
+    return device.name.partition(LENT_NAME_SEPARATOR)[0]
+
+
 def remote_margin_bytes(device: Device) -> int:
     """Return the default margin of an RPC device in bytes; 0 for one on this machine, where the user sets caps."""
     if device.endpoint is None or is_on_this_machine(device):

@@ -386,7 +386,9 @@ def _numbers_of(shown: Shown, target: Target | None) -> str:
         case BarTarget(lane):
             values = shown.values[lane]
             numbers = "" if values.row is None else bar_tooltip(values.row, values.room, values.placed)
-            return "\n".join(filter(None, (values.content.device.name, numbers, holdings_text(values.holdings))))
+            fold = "" if values.content.group is None else tr("Click, or press F on its layers, to fold or unfold.")
+            lines = (values.content.device.name, numbers, holdings_text(values.holdings), fold)
+            return "\n".join(filter(None, lines))
     return ""
 
 

@@ -42,6 +42,22 @@ class LaneDevice:
 
 
 @dataclass(frozen=True, slots=True)
+class MachineGroup:
+    """The group of lanes of one machine; its head is a lane with this value.
+
+    key: fingerprint of the machine's certificate.
+    devices: ids of its devices.
+    roomiest: id of the device that gets layers that are dropped on a folded machine; None if none has room.
+    is_folded: whether the lanes of its devices are hidden.
+    """
+
+    key: str
+    devices: tuple[str, ...]
+    roomiest: str | None
+    is_folded: bool
+
+
+@dataclass(frozen=True, slots=True)
 class LaneContent:
     """Content of the track of one lane.
 
@@ -50,6 +66,7 @@ class LaneContent:
     ghosts: for each strip, the layers of the device of which an override places this part on another device.
     slices: in split modes tensor and row, the slices of layers, drawn instead of `blocks`.
     share: the device's mean share of a split layer; None if the device takes no part in the split.
+    group: the machine whose head this lane is; None for the lane of a device.
     """
 
     device: LaneDevice
@@ -60,6 +77,7 @@ class LaneContent:
     has_output: bool
     slices: SliceBlocks = ()
     share: float | None = None
+    group: MachineGroup | None = None
 
     @property
     def is_empty(self) -> bool:

@@ -30,6 +30,7 @@ from widgets.layout_editor.keyboard import (
     OutputFocus,
     Selection,
 )
+from widgets.layout_editor.machines import row_of
 from widgets.layout_editor.placement import LaneContent, unknown_patterns
 
 
@@ -76,6 +77,8 @@ def ranges_text(ranges: Iterable[tuple[int, int]]) -> str:
 
 def lane_texts(content: LaneContent) -> tuple[str, ...]:
     """Return texts for the content of a lane, the longest first, so that a label can show the first that fits."""
+    if content.group is not None and not content.group.is_folded:
+        return (tr("devices below"),)
     if content.share is not None:
         percent = f"{100 * content.share:.1f}"
         return tr("{percent} % of the layers", percent=percent), tr("{percent} %", percent=percent)
@@ -321,7 +324,7 @@ def accessible_summary(preview: Preview, lanes: Sequence[LaneContent], state: Lo
             value=state.text,
         )
     ]
-    sentences += [lane_sentence(content, rows.get(content.device.id)) for content in lanes]
+    sentences += [lane_sentence(content, row_of(content, rows)) for content in lanes]
     sentences.append(tr("Output on {output_device}.", output_device=preview.layout.output_device))
     sentences += [text for text, _ in note_lines(preview)]
     return " ".join(sentences)

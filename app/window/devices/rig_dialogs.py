@@ -25,10 +25,10 @@ _LAB_HELP = tr(
     "size per worker, separated by commas."
 )
 _NUMA_HELP = tr(
-    "A worker is started for each node, bound to its processors and its memory, and becomes a device of its own. Layers "
-    "on it are read from the memory beside the cores that compute them. Whether that is faster depends on this computer: "
-    "place the layers, then measure both layouts with Layout > Compare Speed. The workers use the same memory as the CPU "
-    "lane, so put layers on one or the other."
+    "Each node gets a worker that is bound to its processors and memory, and is a device of its own. The cores then "
+    "read layers from their own memory. Whether that is faster depends on this computer: place the layers, and measure "
+    "both layouts with Layout > Compare Speed. The workers use the same memory as the CPU lane: put layers on one or "
+    "the other."
 )
 _REMOTE_HELP = tr("On the other computer run: layerdeck-cli rig serve --host ITS-ADDRESS --port 50052")
 
@@ -112,7 +112,9 @@ def ask_numa_split(parent: QWidget, nodes: Sequence[NumaNode], then: Callable[[S
     If there are not two nodes to split, the dialog only says so.
     """
     serving = serving_nodes(nodes)
-    box = QMessageBox(QMessageBox.Icon.Information, tr("Split the CPU by NUMA node"), numa_sentence(nodes), parent=parent)
+    box = QMessageBox(
+        QMessageBox.Icon.Information, tr("Split the CPU by NUMA node"), numa_sentence(nodes), parent=parent
+    )
     box.setTextFormat(Qt.TextFormat.PlainText)
     box.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
     if serving:

@@ -23,6 +23,7 @@ from engine.base.processor import read_processor
 from engine.base.units import MIB
 from engine.devices.device import Device, Rig
 from engine.devices.endpoint import GreetingStatus, greet_all
+from engine.devices.telemetry.processes import WorkerProcess
 from engine.machines.rigs.discovery import host_device
 from engine.runtime.process.child import ChildProcess
 from engine.runtime.process.outcome import ProcessOutcome
@@ -292,6 +293,15 @@ class LabRig:
         worker = self._started.workers.get(device_id)
         return None if worker is None else worker.child.pid
 
+    @property
+    def processes(self) -> dict[str, WorkerProcess]:
+        """The process of each worker by endpoint: its id, and its memory before a client has allocated any."""
+        return {
+            endpoint: WorkerProcess(pid, worker.baseline_bytes)
+            for worker in self._started.workers.values()
+            if (endpoint := worker.device.endpoint) is not None and (pid := worker.child.pid) is not None
+        }
+
     def baseline_bytes(self, device_id: str) -> int:
         """Return the data size of a worker's process (VmData) before its client allocated memory.
 
@@ -456,9 +466,7 @@ def _lab_device(index: int, node: NumaNode | None, port: int, cap_bytes: int) ->
         device_id, name = f"RPC{index}", tr("simulated device {index}", index=index)
     else:
         device_id = f"NODE{node.number}"
-        name = tr(
-            "NUMA node {number}, CPUs {processors}", number=node.number, processors=numbers_text(node.processors)
-        )
+        name = tr("NUMA node {number}, CPUs {processors}", number=node.number, processors=numbers_text(node.processors))
     return Device(
         id=device_id,
         name=name,

@@ -294,8 +294,8 @@ SETTINGS: tuple[Setting, ...] = (
         "Computing",
         tr("Threads on NUMA nodes"),
         tr(
-            "how the CPU's threads are placed if there are several NUMA nodes: over all nodes (distribute), on the node "
-            "where the load starts (isolate), or as numactl says"
+            "where the CPU's threads run if there are several NUMA nodes: on all nodes (distribute), on the node on "
+            "which the load starts (isolate), or as numactl says"
         ),
         "none",
         rare=True,

@@ -313,9 +313,13 @@ def _add_rig_arguments(rig: argparse.ArgumentParser) -> None:
     lab.add_argument(
         "--workers",
         type=_sizes,
-        required=True,
         metavar="SIZE[,SIZE...]",
         help="memory limit of each worker, such as 512M,1G",
+    )
+    lab.add_argument(
+        "--numa-nodes",
+        action="store_true",
+        help="instead of --workers: one worker bound to each NUMA node of this computer",
     )
     lab.add_argument("--out", type=Path, metavar="FILE", help="also write the rig file here")
     lab.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)

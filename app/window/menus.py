@@ -162,6 +162,12 @@ def devices_menu(
         Command("refresh", tr("&Refresh"), search.refresh, _Key.Refresh),
         SEPARATOR,
         Command("start_lab", tr("Start &Lab Rig…"), questions.start_lab),
+        Command(
+            "split_numa",
+            tr("Split CP&U by NUMA Node…"),
+            questions.split_numa,
+            tip=tr("Make a device of each part of the processor that has memory of its own"),
+        ),
         Command("restart_lab", tr("Restart La&b Workers"), restart_lab),
         Command("stop_lab", tr("&Stop Lab Rig"), unloader.stop_lab),
         SEPARATOR,

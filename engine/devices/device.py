@@ -11,6 +11,7 @@ from typing import Literal, get_args
 import msgspec
 
 from engine.base.language import tr
+from engine.base.numa import NumaNode
 from engine.base.units import MIB, format_bytes
 from engine.model.gguf.model_file import FileIdentity
 
@@ -178,6 +179,7 @@ class Device:
     `away`: why a device of a paired machine cannot be used now, in a few words; empty: it can.
     `remote`: what a paired machine reports about its device behind the RPC server; None: nothing.
     `computing`: needs beyond the forecast that were measured for models on this device.
+    `nodes`: NUMA nodes of the host's processor; empty: only one, or unknown.
     """
 
     id: str
@@ -202,6 +204,7 @@ class Device:
     away: str = ""
     remote: RemoteFacts | None = None
     computing: tuple[ComputingNeed, ...] = ()
+    nodes: tuple[NumaNode, ...] = ()
 
     def fault(self, feature: Feature, of: str = "") -> Fault | None:
         """Return the fault because of which a feature is not used on this device; None: it is used.
@@ -267,7 +270,9 @@ def routes_of(devices: Iterable[Device]) -> dict[str, str]:
     }
 
 
-def make_host(name: str, total_bytes: int, free_bytes: int | None = None) -> Device:
+def make_host(
+    name: str, total_bytes: int, free_bytes: int | None = None, nodes: tuple[NumaNode, ...] = ()
+) -> Device:
     """Return the device for the host's CPU and memory."""
     return Device(
         id=CPU_ID,
@@ -277,6 +282,7 @@ def make_host(name: str, total_bytes: int, free_bytes: int | None = None) -> Dev
         total_bytes=total_bytes,
         free_bytes=free_bytes,
         capabilities=Capabilities(row_split=False, tensor_split=False),
+        nodes=nodes if len(nodes) > 1 else (),
     )
 
 

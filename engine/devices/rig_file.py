@@ -9,6 +9,8 @@ from pathlib import Path
 from engine.base.errors import RigError
 from engine.base.json_file import JsonObject, encode_document, parse_document, read_file, write_file
 from engine.base.language import tr
+from engine.base.numa import NumaNode, numbers_text
+from engine.base.processor import parse_list
 from engine.devices.device import (
     CPU_ID,
     DEVICE_KINDS,
@@ -31,6 +33,7 @@ MAX_ENDPOINT_DEVICE = 63
 _BUFFER_KEYS = ("alignment_bytes", "host_alignment_bytes", "largest_tensor_bytes", "largest_buffer_bytes")
 MAX_BACKEND_LENGTH = 60
 MAX_SPEED = 1e15
+MAX_NODE = 1023
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 
 
@@ -66,6 +69,7 @@ def rig_document(rig: Rig) -> dict[str, object]:
             "total_bytes": host.total_bytes,
             "free_bytes": host.free_bytes,
             **_fault_documents(host),
+            **({"numa_nodes": [_node_document(node) for node in host.nodes]} if host.nodes else {}),
         },
     }
 
@@ -274,10 +278,35 @@ def _check_different(item: JsonObject, device: Device, earlier: Device) -> None:
 
 
 def _parse_host(item: JsonObject) -> Device:
-    item.allow("name", "total_bytes", "free_bytes", "faults")
+    item.allow("name", "total_bytes", "free_bytes", "faults", "numa_nodes")
     total_bytes, free_bytes = _parse_memory(item, zero_allowed=False)
-    host = make_host(item.maybe("name", lambda key: clean(item.text(key)), CPU_ID), total_bytes, free_bytes)
+    nodes = tuple(map(_parse_node, item.nested_list("numa_nodes"))) if "numa_nodes" in item.keys else ()
+    host = make_host(item.maybe("name", lambda key: clean(item.text(key)), CPU_ID), total_bytes, free_bytes, nodes)
     return replace(host, findings=Findings(_parse_faults(item)))
+
+
+def _parse_node(item: JsonObject) -> NumaNode:
+    item.allow("number", "processors", "total_bytes", "free_bytes", "distances")
+    # A node may have processors alone.
+    total_bytes, free_bytes = _parse_memory(item, zero_allowed=True)
+    numbers, distances = item.text("processors"), item.maybe("distances", item.text, "")
+    processors = parse_list(numbers)
+    if numbers and not processors:
+        item.refuse(tr('processors are listed as in "0-7,16-23"'), "processors")
+    if not all(each.isascii() and each.isdecimal() and len(each) < 5 for each in distances.split()):
+        item.refuse(tr('distances are whole numbers with a space between, as in "10 21"'), "distances")
+    number = item.integer("number", 0, MAX_NODE)
+    return NumaNode(number, processors, total_bytes, free_bytes, tuple(map(int, distances.split())))
+
+
+def _node_document(node: NumaNode) -> dict[str, object]:
+    return {
+        "number": node.number,
+        "processors": numbers_text(node.processors),
+        "total_bytes": node.total_bytes,
+        "free_bytes": node.free_bytes,
+        "distances": " ".join(map(str, node.distances)),
+    }
 
 
 def _device_document(device: Device) -> dict[str, object]:

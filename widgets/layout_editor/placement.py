@@ -90,9 +90,14 @@ def lane_devices(rig: Rig, layout: Layout) -> tuple[LaneDevice, ...]:
     named = [run.device for run in layout.runs] + [layout.output_device] + [item.device for item in layout.overrides]
     missing = [device_id for device_id in dict.fromkeys(named) if device_id not in known]
     return (
-        *(LaneDevice(device.id, device.name, state=_state_words(device)) for device in rig.all_devices),
+        *(LaneDevice(device.id, _lane_name(device), state=_state_words(device)) for device in rig.all_devices),
         *(LaneDevice(device_id, tr("not on this machine"), present=False) for device_id in missing),
     )
+
+
+def _lane_name(device: Device) -> str:
+    # The nodes come first, because the end of a long name is not shown.
+    return tr("{count} NUMA nodes: {name}", count=len(device.nodes), name=device.name) if device.nodes else device.name
 
 
 def _state_words(device: Device) -> str:

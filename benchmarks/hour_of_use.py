@@ -35,6 +35,7 @@ from benchmarks.soak import GROWTH_LIMIT_BYTES, Soak
 
 SETTLE_S = 600.0
 STEP_S = 2.0
+LONGEST_ANSWER_S = 6.0
 IDLE_SHARE = 0.01
 WAKES_PER_S = 1.2
 """More is faster than 1 Hz; the rest is for a clock that is not in step with ours."""
@@ -138,19 +139,26 @@ class Hour(Soak):
             self._pump(0.02)
         self._desk.models.current.conversation.send(text)
         edit.clear()
-        self._pump(2 * self._numbers.random())
-        if self._is("ANSWERING") and self._numbers.random() < 0.5:
-            self._desk.loading.stop_answer()
-        self._wait("the answer has ended", lambda: not self._is("ANSWERING"))
-        self.done["answers"] += 1
+        self._let_answer(2 * self._numbers.random() if self._numbers.random() < 0.5 else LONGEST_ANSWER_S)
 
     def _edit_question(self) -> None:
         chat = self._desk.models.current.conversation
         asked = [each for each in chat.prompt_path if each.role == "user"]
         if asked and not chat.is_answering and chat.can_ask:
             chat.edit(self._numbers.choice(asked).id, f"edited {self.done['rounds']}")
-            self._pump(1.0)
-            self._wait("the answer has ended", lambda: not self._is("ANSWERING"))
+            self._let_answer(LONGEST_ANSWER_S)
+
+    def _let_answer(self, seconds: float) -> None:
+        """Wait until the answer has ended, and stop it after so many seconds."""
+        end_s = time.monotonic() + seconds
+        self._pump(0.5)
+        while self._is("ANSWERING") and time.monotonic() < end_s:
+            self._pump(0.1)
+        if self._is("ANSWERING"):
+            self._desk.loading.stop_answer()
+            self.done["stopped"] += 1
+        self._wait("the answer has ended", lambda: not self._is("ANSWERING"))
+        self.done["answers"] += 1
 
     def _open_conversation(self) -> None:
         chats = self._desk.archive.chats

@@ -139,8 +139,8 @@ class DraftSource(msgspec.Struct, frozen=True, kw_only=True):
 
     `kind`: "ngram" (repeats of the sequence itself), "model" (a draft model), or "mtp" (the model's own MTP heads).
     `n_tokens`: most tokens that are drafted for one step.
-    `path`, `parameters`, `context`: file, placement and settings of a draft model or of the MTP context; the devices are
-    those of the load.
+    `path`, `parameters`, `context`: file, placement and settings of a draft model or of the MTP context. The devices
+    are those of the load.
     """
 
     kind: DraftKind
@@ -556,6 +556,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     `device`: our device id.
     `buffer_type`: ggml's name, or `PROJECTOR`.
     `mapped`: whether the weights are mapped pages of the file.
+    `draft`: whether it is memory of the draft model, not of the model itself.
     """
 
     device: str
@@ -566,6 +567,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     compute_bytes: int = 0
     output_bytes: int = 0
     mapped: bool = False
+    draft: bool = False
 
 
 class Probed(Message, frozen=True, tag="probed", kw_only=True):

@@ -95,14 +95,14 @@ class Layouts(QObject):
         model, edit = self._document.model, self._document.edit
         if model is None or edit is None:
             return None
-        return encode_layout(LayoutFile(model_name=model.name, layout=edit.layout, context=edit.context)).decode()
+        return encode_layout(edit.as_file(model.name)).decode()
 
     def save(self, path: Path) -> None:
         """Write the edited layout to the file `path` in the background."""
         model, edit = self._document.model, self._document.edit
         if model is None or edit is None:
             return
-        document = LayoutFile(model_name=model.name, layout=edit.layout, context=edit.context)
+        document = edit.as_file(model.name)
         self._background.run(
             tr("Saving {name}", name=path.name),
             lambda: write_layout(path, document),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.planning.layout.layout import Layout
+from engine.planning.layout.layout_file import LayoutFile
+from engine.planning.memory.drafts import draft_file
 from engine.planning.memory.side_files import NO_SIDE_FILES, SideFiles
 from engine.planning.settings.context_settings import ContextSettings
 
@@ -19,3 +21,7 @@ class Edit:
     layout: Layout
     context: ContextSettings
     side_files: SideFiles = NO_SIDE_FILES
+
+    def as_file(self, model_name: str) -> LayoutFile:
+        """Return the edit as a layout file, which has no projector and no adapters."""
+        return LayoutFile(model_name, self.layout, self.context, draft_file(self.side_files.draft))

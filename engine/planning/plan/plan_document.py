@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import msgspec
 
 from engine.base.units import format_bytes
 from engine.planning.layout.layout import range_text
 from engine.planning.layout.layout_file import LayoutFile, layout_document
-from engine.planning.memory.drafts import Draft, draft_file
+from engine.planning.memory.drafts import Draft
 from engine.planning.plan.advice import Advice
 from engine.planning.plan.plan import Plan
 from engine.planning.plan.report import DeviceRow, FitReport
@@ -192,7 +193,7 @@ def _notes(report: FitReport) -> tuple[Advice, ...]:
 
 
 def _planned_file(plan: Plan) -> LayoutFile:
-    return LayoutFile(plan.model.name, plan.edit.layout, _planned(plan), draft_file(plan.edit.side_files.draft))
+    return replace(plan.edit.as_file(plan.model.name), context=_planned(plan))
 
 
 def _planned(plan: Plan) -> ContextSettings:

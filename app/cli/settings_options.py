@@ -16,7 +16,7 @@ from engine.base.errors import ArgumentError
 from engine.base.units import parse_count
 from engine.planning.settings.context_settings import ContextSettings
 from engine.planning.settings.kinds import Kind, Value, WholeNumber
-from engine.planning.settings.table import MAX_SEQUENCES, SETTINGS, Setting
+from engine.planning.settings.table import DRAFTED_TOKENS, MAX_SEQUENCES, MOST_DRAFTED, SETTINGS, Setting
 
 if TYPE_CHECKING:
     from engine.devices.device import Rig
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 _MOST_SCALE = 1000.0
 _NO_DRAFT = "none"
-_DRAFTED_TOKENS = 4
 # Marks a number as left open by the user, whatever the layout file has.
 _LEFT_OPEN = object()
 
@@ -65,7 +64,7 @@ def add_settings_arguments(command: argparse.ArgumentParser) -> None:
         help="draft tokens: a small model with the same vocabulary",
     )
     command.add_argument(
-        "--draft-tokens", type=positive, metavar="N", help=f"most tokens of a draft (default {_DRAFTED_TOKENS})"
+        "--draft-tokens", type=positive, metavar="N", help=f"most tokens of a draft (default {DRAFTED_TOKENS})"
     )
     command.add_argument(
         "--draft-device", metavar="ID[,ID...]", help="devices of the draft model (default: the first card with room)"
@@ -179,7 +178,6 @@ def _draft_of(
         ArgumentError: an option goes with no draft model, or names no device.
     """
     from engine.planning.layout.layout import split_evenly
-    from engine.planning.layout.layout_file import MOST_DRAFTED
     from engine.planning.memory.drafts import Draft, draft_of_file, read_draft
 
     asked: Path | str | None = options.draft

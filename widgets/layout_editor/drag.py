@@ -91,9 +91,9 @@ class LaneDrag:
             if self.part == "draft":
                 return DraftMove(device)
             return EmbeddingMove(device) if self.part == "embedding" else OutputMove(device)
-        if self.part in (None, "embedding", "draft"):
-            return RangeMove(*self.span, device)
-        return PartMove(self.part, *self.span, device)
+        if self.part == "experts" or self.part == "dense":  # noqa: PLR1714 - mypy narrows by comparison only
+            return PartMove(self.part, *self.span, device)
+        return RangeMove(*self.span, device)
 
 
 @dataclass(slots=True)

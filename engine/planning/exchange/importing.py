@@ -33,10 +33,11 @@ from engine.planning.layout.layout import (
     single_device,
     split_evenly,
 )
-from engine.planning.layout.layout_file import DRAFTED_TOKENS, FOLLOWING, DraftEntry
+from engine.planning.layout.layout_file import FOLLOWING, DraftEntry
 from engine.planning.layout.patterns import OVERRIDE_PARTS, part_pattern
 from engine.planning.layout.split_modes import count_unlisted_layers
 from engine.planning.settings.context_settings import ContextSettings
+from engine.planning.settings.table import DRAFTED_TOKENS
 
 MAX_TEXT = 1 << 18
 """Most characters of a command or file. A longer text is something else, such as a model."""

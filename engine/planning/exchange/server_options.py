@@ -29,8 +29,9 @@ from engine.planning.exchange.foreign_load import (
 from engine.planning.exchange.server_command import LOAD_MODE_WORDS, MIN_BATCH_VARIABLE
 from engine.planning.layout.engine_parameters import MATCHES_NO_TENSOR, MAX_DEVICES
 from engine.planning.layout.layout import SPLIT_MODES
-from engine.planning.layout.layout_file import MOST_DRAFTED, DraftKind
+from engine.planning.layout.layout_file import DraftKind
 from engine.planning.settings.context_settings import KV_TYPES
+from engine.planning.settings.table import MOST_DRAFTED
 
 MAX_WORDS = 4096
 MAX_OVERRIDES = 256

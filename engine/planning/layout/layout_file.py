@@ -27,7 +27,7 @@ from engine.planning.layout.layout import (
 )
 from engine.planning.layout.patterns import OVERRIDE_PARTS
 from engine.planning.settings.context_settings import AUTO_CONTEXT, ContextSettings
-from engine.planning.settings.table import context_document, parse_context
+from engine.planning.settings.table import DRAFTED_TOKENS, MOST_DRAFTED, context_document, parse_context
 
 VERSION = 1
 
@@ -36,9 +36,6 @@ _LAYERS = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?", re.ASCII)
 
 DraftKind = Literal["ngram", "model", "mtp"]
 DRAFT_KINDS: tuple[DraftKind, ...] = get_args(DraftKind)
-DRAFTED_TOKENS = 4
-"""Default number of tokens that are drafted for one step."""
-MOST_DRAFTED = 64
 DRAFT_SETTINGS = ("n_ctx", "type_k", "type_v", "flash_attn", "offload_kqv", "swa_full")
 """Keys of `context` that a draft model has for itself; the others are those of the main model."""
 FOLLOWING = ContextSettings(n_ctx=AUTO_CONTEXT)
@@ -175,6 +172,17 @@ def _parse_root(root: JsonObject, n_layers: int | None) -> LayoutFile:
 
 
 _PLACES = ("split_mode", "runs", "output", "tensor_split", "main_device", "overrides")
+
+
+def encode_draft(draft: DraftEntry) -> str:
+    """Return a draft as JSON text, with the keys that it has in a layout file."""
+    return encode_document({"version": VERSION, "draft": _draft_document(draft)}).decode()
+
+
+def decode_draft(text: str) -> DraftEntry:
+    """Return the draft in a text of `encode_draft`. Raises `LayoutError` for any other text."""
+    root = parse_document(text, what="draft", source="", version=VERSION, fail=LayoutError)
+    return _parse_draft(root, "draft")
 
 
 def _parse_draft(root: JsonObject, key: str) -> DraftEntry:

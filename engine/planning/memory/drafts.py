@@ -18,9 +18,10 @@ from engine.model.gguf.quoting import quote
 from engine.model.gguf.reader import read_model
 from engine.model.gguf.vocabulary import vocabulary_fault
 from engine.planning.layout.layout import Layout
-from engine.planning.layout.layout_file import DRAFT_SETTINGS, DRAFTED_TOKENS, FOLLOWING, DraftEntry, DraftKind
+from engine.planning.layout.layout_file import DRAFT_SETTINGS, FOLLOWING, DraftEntry, DraftKind
 from engine.planning.memory.estimate import DeviceMemory, MemoryEstimate
 from engine.planning.settings.context_settings import AUTO_CONTEXT, ContextSettings
+from engine.planning.settings.table import DRAFTED_TOKENS
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from app.cli import settings_options
-from engine.planning.layout.layout_file import DRAFTED_TOKENS
+from engine.planning.settings.table import DRAFTED_TOKENS
 from tests.support.command_line import run_here
 from tests.support.models import write_tiny_llama
 
@@ -90,10 +89,6 @@ def test_n_gram_needs_output_rows_alone(capsys: pytest.CaptureFixture[str], fold
     rows = drafted["devices"][-1]["output_bytes"] / plain["devices"][-1]["output_bytes"]
     assert rows == DRAFTED_TOKENS + 1
     assert drafted["layout"]["draft"] == {"kind": "ngram", "tokens": DRAFTED_TOKENS}
-
-
-def test_help_names_the_default_number_of_tokens() -> None:
-    assert settings_options._DRAFTED_TOKENS == DRAFTED_TOKENS
 
 
 REFUSED = {

@@ -15,7 +15,8 @@ from engine.model.gguf.model_file import ModelFile
 from engine.model.gguf.reader import read_model
 from engine.model.gguf.vocabulary import MOST_DIFFERENCE
 from engine.planning.layout.layout import Layout, single_device, split_evenly
-from engine.planning.memory.drafts import FOLLOWING, Draft, read_draft
+from engine.planning.layout.layout_file import FOLLOWING
+from engine.planning.memory.drafts import Draft, read_draft
 from engine.planning.memory.estimate import DeviceMemory
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.memory.side_files import SideFiles

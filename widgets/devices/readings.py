@@ -115,6 +115,7 @@ def row_tool_tip(row: DeviceRow) -> str:
         (tr("compute"), row.compute_bytes),
         (tr("of that, for the projector's largest image"), row.projector_bytes),
         (tr("output"), row.output_bytes),
+        (tr("draft model"), row.draft_bytes),
         (tr("overhead"), row.overhead_bytes),
         (tr("while answering"), row.answering_bytes),
     )

@@ -167,8 +167,8 @@ class Workbench:
         """Return the side files with the projector's device fixed to the one chosen while no layers are on devices."""
         if side_files.projector is None:
             return side_files
-        _, device_id = Needs(on_host, {}, as_asked=True).estimate_as_asked(on_host.edit.layout, side_files)
-        return replace(side_files, projector=replace(side_files.projector, device=device_id))
+        found = Needs(on_host, {}, as_asked=True).estimate_as_asked(on_host.edit.layout, side_files)
+        return replace(side_files, projector=replace(side_files.projector, device=found.projector_device))
 
     def report(self, layout: Layout) -> FitReport:
         """Return the memory forecast of `layout`, with the rules that it breaks."""

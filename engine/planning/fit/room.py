@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from engine.devices.device import Rig
 from engine.planning.fit.loaded_models import HeldModel, choose_victims, rows_fit
-from engine.planning.plan.report import DeviceRow
+from engine.planning.plan.report import DeviceRow, missing_bytes
 
 _Leaving = Sequence[HeldModel]
 
@@ -41,23 +41,13 @@ def find_room(rows: Sequence[DeviceRow], others: Sequence[HeldModel], rig_withou
     if rows_fit(rows, beside):
         return Room()
     victims = choose_victims(others, lambda leaving: rows_fit(rows, rig_without(leaving)))
-    short = _short(rows, beside)
+    short = tuple(missing_bytes(rows, beside).items())
     # A forecast may be wrong, so people may still load: they see what would have to go.
     if victims is None:
         ids = {device for device, _ in short}
         endpoints = {device.endpoint for device in beside.devices if device.id in ids}
         victims = tuple(model for model in others if ids & model.held_bytes.keys() or endpoints & model.endpoints)
-    still_short = _short(rows, rig_without(victims))
+    still_short = tuple(missing_bytes(rows, rig_without(victims)).items())
     used = {row.id for row in rows if row.need_bytes}
     workers = tuple(each.id for each in beside.devices if each.is_rpc and each.holdings and each.id in used)
     return Room(victims, short, still_short, workers)
-
-
-def _short(rows: Sequence[DeviceRow], rig: Rig) -> tuple[tuple[str, int], ...]:
-    devices = {device.id: device for device in rig.all_devices}
-    short = [
-        (row.id, row.need_bytes + devices[row.id].margin_bytes - devices[row.id].available_bytes)
-        for row in rows
-        if row.need_bytes and row.id in devices
-    ]
-    return tuple((device, missing_bytes) for device, missing_bytes in short if missing_bytes > 0)

@@ -167,5 +167,5 @@ class _Trials:
     def _try(self, context: ContextSettings, mode: ModeChoice) -> _Tried:
         alone = self.memory.estimate(self.layout, context, self.rig)
         estimate, device_id = estimate_beside(self.memory, self.rig, self.layout, context, self.side_files, alone)
-        short = frozenset(shortfalls(device_needs(estimate, self.rig), usable_bytes(self.rig)))
+        short = frozenset(shortfalls(device_needs(estimate, self.rig), usable_bytes(self.rig), self.rig.pool))
         return _Tried(context, mode, estimate, alone, device_id, short)

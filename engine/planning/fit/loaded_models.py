@@ -98,7 +98,7 @@ def choose_victims(
 
     `is_enough`: returns whether there is enough memory after the given models were unloaded.
     """
-    ordered = sorted(models, key=_eviction_order)
+    ordered = sorted(models, key=eviction_order)
     idle = [model for model in ordered if not model.is_busy]
     busy = [model for model in ordered if model.is_busy]
     if not is_enough(ordered):
@@ -124,7 +124,8 @@ def _fewest(
     return next((choice for choice in choices if is_enough((*choice, *also))), tuple(models))
 
 
-def _eviction_order(model: HeldModel) -> tuple[float, float, str]:
+def eviction_order(model: HeldModel) -> tuple[float, float, str]:
+    """Return the sort key by which idle models are unloaded first: the shortest idle time, then the longest idle."""
     # The name comes last, so that equal models are always unloaded in the same order.
     return (model.keep_alive_s, inf if model.idle_since_s is None else model.idle_since_s, model.name)
 

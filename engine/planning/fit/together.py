@@ -13,6 +13,7 @@ from functools import cached_property
 from engine.base.errors import ArgumentError
 from engine.base.language import tr, tr_count
 from engine.devices.device import CPU_ID, Device, Rig
+from engine.planning.fit.room import is_whole
 from engine.planning.fit.strategies.catalogue import auto_layout
 from engine.planning.fit.strategies.constraints import NO_CONSTRAINTS, Constraints
 from engine.planning.layout.layout import single_device
@@ -73,7 +74,7 @@ class Placed:
     @property
     def is_whole(self) -> bool:
         """Whether the model fits and no layer is on the CPU."""
-        return self.fits and not self.n_host_layers
+        return is_whole(self.plan)
 
 
 @dataclass(frozen=True, slots=True)

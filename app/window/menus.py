@@ -220,6 +220,13 @@ def model_menu(
         Command("load", tr("&Load"), loader.load, "Ctrl+Return"),
         Command("cancel", tr("&Cancel Load"), loader.cancel, "Ctrl+."),
         Command("unload", tr("&Unload"), unloader.unload_current, "Ctrl+U"),
+        Command(
+            "park",
+            tr("&Park"),
+            unloader.park_current,
+            "Ctrl+Alt+U",
+            tip=tr("Unload the model and save its KV state; the next question loads it again"),
+        ),
         SEPARATOR,
         Command("stop_answer", tr("&Stop Answer"), stop_answer, "Ctrl+Shift+."),
         SEPARATOR,

@@ -17,6 +17,7 @@ from app.rig.live_rig import LiveRig
 from engine.base.errors import LayoutError
 from engine.base.language import tr
 from engine.devices.device import Rig
+from engine.devices.rig_file import rig_changes
 from engine.planning.fit.strategies.fastest import initial_layout
 from engine.planning.layout.layout import Layout, split_evenly
 from engine.planning.layout.layout_file import LayoutFile, encode_layout, parse_layout, read_layout, write_layout
@@ -67,6 +68,7 @@ class Layouts(QObject):
                 )
                 return
             self._document.set_edit(document.layout, document.context, tr("open {name}", name=path.name))
+            self._tell_rig(path.name, document)
 
         self._background.run(
             tr("Reading {name}", name=path.name),
@@ -89,13 +91,28 @@ class Layouts(QObject):
             self._notices.tell(error)
             return
         self._document.set_edit(document.layout, document.context, tr("open {name}", name=name))
+        self._tell_rig(name, document)
 
-    def text(self) -> str | None:
-        """Return the edited layout as the content of a layout file; None if no model is open."""
+    def _tell_rig(self, name: str, file: LayoutFile) -> None:
+        """Say which devices of a layout are others than those for which it was made; nothing if they are the same."""
+        layout = file.layout
+        used = (*layout.devices, *(device for device, _ in layout.tensor_split), *(o.device for o in layout.overrides))
+        changes = () if file.rig is None else rig_changes(file.rig, self._live.rig, used)
+        if changes:
+            self._notices.say(
+                tr("{name} was made for other devices: {changes}.", name=name, changes="; ".join(changes)), bad=True
+            )
+
+    def text(self, *, with_rig: bool = False) -> str | None:
+        """Return the edited layout as the content of a layout file; None if no model is open.
+
+        `with_rig`: whether the present devices are in the file, as those for which the layout was made.
+        """
         model, edit = self._document.model, self._document.edit
         if model is None or edit is None:
             return None
-        return encode_layout(LayoutFile(model_name=model.name, layout=edit.layout, context=edit.context)).decode()
+        rig = self._live.rig if with_rig else None
+        return encode_layout(LayoutFile(model.name, edit.layout, edit.context, rig)).decode()
 
     def save(self, path: Path) -> None:
         """Write the edited layout to the file `path` in the background."""

@@ -10,7 +10,8 @@ from pathlib import Path
 from engine.base.errors import LayoutError
 from engine.base.json_file import JsonObject, encode_document, parse_document, read_file, write_file
 from engine.base.language import tr
-from engine.devices.device import find_id_fault
+from engine.devices.device import Rig, find_id_fault
+from engine.devices.rig_file import rig_document, rig_of
 from engine.planning.layout.layout import (
     MAX_LAYERS,
     SPLIT_MODES,
@@ -36,11 +37,13 @@ class LayoutFile:
     """The content of a layout file.
 
     `model_name` is information for people only: the layout fits any model with the same number of layers.
+    `rig`: the devices for which the layout was made; None if the file does not have them.
     """
 
     model_name: str
     layout: Layout
     context: ContextSettings
+    rig: Rig | None = None
 
 
 def parse_layout(data: bytes | str, *, source: str = "", n_layers: int | None = None) -> LayoutFile:
@@ -87,6 +90,8 @@ def layout_document(file: LayoutFile) -> dict[str, object]:
         document["main_device"] = layout.main_device
     document["overrides"] = [_override_document(override) for override in layout.overrides]
     document["context"] = context_document(file.context)
+    if file.rig is not None:
+        document["rig"] = rig_document(file.rig)
     return document
 
 
@@ -108,8 +113,9 @@ def _parse_model(root: JsonObject, key: str) -> tuple[str, int | None]:
 
 def _parse_root(root: JsonObject, n_layers: int | None) -> LayoutFile:
     root.allow(
-        "version", "model", "split_mode", "runs", "output", "tensor_split", "main_device", "overrides", "context"
-    )
+        "version", "model", "split_mode", "runs", "output", "tensor_split", "main_device", "overrides", "context",
+        "rig",
+    )  # fmt: skip
     name, layers_in_file = root.maybe("model", partial(_parse_model, root), ("", None))
     if n_layers is not None and layers_in_file not in (None, n_layers):
         root.refuse(
@@ -138,7 +144,7 @@ def _parse_root(root: JsonObject, n_layers: int | None) -> LayoutFile:
         overrides=root.maybe("overrides", lambda key: tuple(map(_parse_override, root.nested_list(key))), ()),
     )
     context = parse_context(root.nested("context")) if "context" in root.keys else ContextSettings()
-    return LayoutFile(name, layout, context)
+    return LayoutFile(name, layout, context, rig_of(root.nested("rig")) if "rig" in root.keys else None)
 
 
 def _parse_run(item: JsonObject) -> Run:

@@ -128,6 +128,7 @@ def _add_plan_arguments(command: argparse.ArgumentParser) -> None:
         "--with", dest="added", action="append", default=[], metavar="CARD",
         help='compare with a card that is not here, such as "RTX 3090" or "2 x RTX 3090"; may repeat',
     )  # fmt: skip
+    command.add_argument("--against", type=Path, metavar="L", help="compare with this layout file")
 
 
 def _add_together_arguments(command: argparse.ArgumentParser) -> None:

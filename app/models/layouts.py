@@ -17,6 +17,7 @@ from app.rig.live_rig import LiveRig
 from engine.base.errors import EngineError, LayoutError
 from engine.base.language import tr
 from engine.devices.device import Rig
+from engine.devices.rig_file import rig_changes
 from engine.model.gguf.model_file import ModelFile
 from engine.planning.fit.strategies.fastest import initial_layout
 from engine.planning.layout.layout import Layout, split_evenly
@@ -101,6 +102,7 @@ class Layouts(QObject):
         entry, text = document.draft, tr("open {name}", name=name)
         if entry is None:
             self._document.set_edit(document.layout, document.context, text)
+            self._tell_rig(name, document)
             return
 
         def read() -> tuple[Draft | None, EngineError | None]:
@@ -114,17 +116,31 @@ class Layouts(QObject):
             if edit is not None and self._document.model is model:
                 files = edit.side_files if draft is None else replace(edit.side_files, draft=draft)
                 self._document.replace(Edit(document.layout, document.context, files), text)
+                self._tell_rig(name, document)
             if error is not None:
                 self._notices.tell(error)
 
         self._background.run(tr("Reading {name}", name=Path(entry.model).name or name), read, apply, self._notices.tell)
 
-    def text(self) -> str | None:
-        """Return the edited layout as the content of a layout file; None if no model is open."""
+    def _tell_rig(self, name: str, file: LayoutFile) -> None:
+        """Say which devices of a layout are others than those for which it was made; nothing if they are the same."""
+        layout = file.layout
+        used = (*layout.devices, *(device for device, _ in layout.tensor_split), *(o.device for o in layout.overrides))
+        changes = () if file.rig is None else rig_changes(file.rig, self._live.rig, used)
+        if changes:
+            self._notices.say(
+                tr("{name} was made for other devices: {changes}.", name=name, changes="; ".join(changes)), bad=True
+            )
+
+    def text(self, *, with_rig: bool = False) -> str | None:
+        """Return the edited layout as the content of a layout file; None if no model is open.
+
+        `with_rig`: whether the present devices are in the file, as those for which the layout was made.
+        """
         model, edit = self._document.model, self._document.edit
         if model is None or edit is None:
             return None
-        return encode_layout(edit.as_file(model.name)).decode()
+        return encode_layout(edit.as_file(model.name, self._live.rig if with_rig else None)).decode()
 
     def save(self, path: Path) -> None:
         """Write the edited layout to the file `path` in the background."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from engine.base.json_file import JsonObject, encode_document, parse_document, r
 from engine.base.language import tr
 from engine.base.numa import NumaNode, numbers_text
 from engine.base.processor import parse_list
+from engine.base.units import format_bytes
 from engine.devices.device import (
     CPU_ID,
     DEVICE_KINDS,
@@ -34,6 +36,8 @@ _BUFFER_KEYS = ("alignment_bytes", "host_alignment_bytes", "largest_tensor_bytes
 MAX_BACKEND_LENGTH = 60
 MAX_SPEED = 1e15
 MAX_NODE = 1023
+_SAME_SHARE = 0.02
+"""Relative difference of total memory up to which a device is the same: drivers differ in what they keep."""
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 
 
@@ -43,7 +47,11 @@ def parse_rig(data: bytes | str, *, source: str = "") -> Rig:
     Raises:
         RigError: one sentence with the place of the fault; it begins with `source`, the file's name.
     """
-    root = parse_document(data, what="rig", source=source, version=VERSION, fail=RigError)
+    return rig_of(parse_document(data, what="rig", source=source, version=VERSION, fail=RigError))
+
+
+def rig_of(root: JsonObject) -> Rig:
+    """Return the rig in a JSON object with the keys of a rig file; raises the error of that object."""
     root.allow("version", "devices", "host")
     items = root.nested_list("devices")
     devices = tuple(_parse_device(item) for item in items)
@@ -78,6 +86,27 @@ def rig_document(rig: Rig) -> dict[str, object]:
 def encode_rig(rig: Rig) -> bytes:
     """Return the rig as the bytes of a rig file."""
     return encode_document(rig_document(rig))
+
+
+def rig_changes(made: Rig, now: Rig, used: Iterable[str]) -> tuple[str, ...]:
+    """Return what is different in rig `now` from rig `made`, for which something was made; a text for each device.
+
+    `used`: ids of the devices that count. Free memory does not count, and small differences of the total do not either.
+    """
+    found = []
+    for device_id in dict.fromkeys(used):
+        before, after = made.device(device_id), now.device(device_id)
+        if before is None or before.is_host:
+            continue
+        old = f"{device_id} ({before.name}, {format_bytes(before.total_bytes)})"
+        if after is None:
+            found.append(tr("{device} is not here", device=old))
+        elif (
+            before.name != after.name or abs(before.total_bytes - after.total_bytes) > _SAME_SHARE * before.total_bytes
+        ):
+            new = f"{after.name}, {format_bytes(after.total_bytes)}"
+            found.append(tr("{device} is now {new}", device=old, new=new))
+    return tuple(found)
 
 
 def write_rig(path: Path, rig: Rig) -> None:

@@ -203,7 +203,7 @@ class LibraryPresenter(QObject):
         self._library.note(fingerprints_of(change.model.entry), **change.fields)
 
     def _keep_layout(self, name: str) -> None:
-        model, text, shown = self._document.model, self._layouts.text(), self._view.list_view.current
+        model, text, shown = self._document.model, self._layouts.text(with_rig=True), self._view.list_view.current
         if model is not None and text is not None and shown is not None:
             document = SavedDocument("layout", name, text)
             self._library.save_document(model.paths[0], document, fingerprints_of(shown.entry))

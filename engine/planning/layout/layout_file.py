@@ -13,7 +13,8 @@ import msgspec
 from engine.base.errors import LayoutError
 from engine.base.json_file import JsonObject, encode_document, parse_document, read_file, write_file
 from engine.base.language import tr
-from engine.devices.device import find_id_fault
+from engine.devices.device import Rig, find_id_fault
+from engine.devices.rig_file import rig_document, rig_of
 from engine.planning.layout.layout import (
     MAX_LAYERS,
     SPLIT_MODES,
@@ -62,12 +63,14 @@ class LayoutFile:
 
     `model_name` is information for people only: the layout fits any model with the same number of layers.
     `draft`: what proposes tokens; None if the file names nothing.
+    `rig`: the devices for which the layout was made; None if the file does not have them.
     """
 
     model_name: str
     layout: Layout
     context: ContextSettings
     draft: DraftEntry | None = None
+    rig: Rig | None = None
 
 
 def parse_layout(data: bytes | str, *, source: str = "", n_layers: int | None = None) -> LayoutFile:
@@ -109,6 +112,8 @@ def layout_document(file: LayoutFile) -> dict[str, object]:
     }
     if file.draft is not None:
         document["draft"] = _draft_document(file.draft)
+    if file.rig is not None:
+        document["rig"] = rig_document(file.rig)
     return document
 
 
@@ -155,7 +160,7 @@ def _parse_model(root: JsonObject, key: str) -> tuple[str, int | None]:
 
 
 def _parse_root(root: JsonObject, n_layers: int | None) -> LayoutFile:
-    root.allow("version", "model", *_PLACES, "context", "draft")
+    root.allow("version", "model", *_PLACES, "context", "draft", "rig")
     name, layers_in_file = root.maybe("model", partial(_parse_model, root), ("", None))
     if n_layers is not None and layers_in_file not in (None, n_layers):
         root.refuse(
@@ -168,7 +173,9 @@ def _parse_root(root: JsonObject, n_layers: int | None) -> LayoutFile:
         )
     layout = _parse_places(root, n_layers or layers_in_file)
     context = parse_context(root.nested("context")) if "context" in root.keys else ContextSettings()
-    return LayoutFile(name, layout, context, root.nullable("draft", partial(_parse_draft, root), None))
+    draft = root.nullable("draft", partial(_parse_draft, root), None)
+    rig = rig_of(root.nested("rig")) if "rig" in root.keys else None
+    return LayoutFile(name, layout, context, draft, rig)
 
 
 _PLACES = ("split_mode", "runs", "output", "tensor_split", "main_device", "overrides")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from engine.devices.device import Rig
 from engine.planning.layout.layout import Layout, single_device
 from engine.planning.layout.layout_file import LayoutFile
 from engine.planning.layout.moves import DraftMove, Move
@@ -33,6 +34,9 @@ class Edit:
         moved = replace(draft, layout=single_device(draft.model.n_layers, move.device))
         return replace(self, side_files=replace(self.side_files, draft=moved))
 
-    def as_file(self, model_name: str) -> LayoutFile:
-        """Return the edit as a layout file, which has no projector and no adapters."""
-        return LayoutFile(model_name, self.layout, self.context, draft_file(self.side_files.draft))
+    def as_file(self, model_name: str, rig: Rig | None = None) -> LayoutFile:
+        """Return the edit as a layout file, which has no projector and no adapters.
+
+        `rig`: the devices for which the layout was made; None leaves them out of the file.
+        """
+        return LayoutFile(model_name, self.layout, self.context, draft_file(self.side_files.draft), rig)

@@ -9,11 +9,14 @@ from typing import Any
 import msgspec
 import pytest
 
+from engine.planning.memory.backends import HOST_RULE
+from engine.planning.memory.side_files import read_projector
 from engine.planning.settings.context_settings import ContextSettings
 from engine.planning.settings.sampling_settings import SamplingSettings
 from engine.runtime.protocol.messages import (
     AllocationFailure,
     AnyMessage,
+    ChatMessage,
     DraftSource,
     DraftStatistics,
     Failure,
@@ -22,6 +25,7 @@ from engine.runtime.protocol.messages import (
     Load,
     LoadedModel,
     Piece,
+    ProjectorFile,
     RestoreSequence,
     SaveSequence,
     SequenceRestored,
@@ -33,6 +37,9 @@ from tests.engine.runtime.child.raw_child import RawChild, entries, rpc_workers
 from tests.support.draft_models import write_sure_llama
 from tests.support.kept_models import write_kept_model
 from tests.support.models import write_tiny_llama
+from tests.support.pictures import image_file, picture
+from tests.support.real_model import real_model
+from tests.support.side_models import write_tiny_projector
 
 CONTEXT = ContextSettings(n_ctx=1024, n_batch=64, n_ubatch=64, n_seq_max=4, threads=1, type_k="f32", type_v="f32")
 SINGLE = msgspec.structs.replace(CONTEXT, n_ctx=256, n_seq_max=1)
@@ -238,15 +245,15 @@ def test_a_full_context(model: Path, draft_model: Path, full_context: str) -> No
 def test_models_whose_memory_cannot_simply_be_cut(tmp_path: Path, name: str) -> None:
     """A sliding window keeps what a rejected draft needs; recurrent state is copied before each draft."""
     path, prompt = write_kept_model(tmp_path / "model.gguf", name), "again and again, again and again, again and"
-    # Of two letters there are few n-grams, so that each step has a draft.
-    two = {"temperature": 4.0, "seed": 2, "min_p": 0.0, "grammar": "root ::= [ab]{64}"}
+    # What follows the n-gram "aaa" is another letter each time.
+    lines = {"grammar": 'root ::= "aaabaaacaaadaaaeaaafaaagaaahaaaiaaajaaakaaal"'}
     found = []
     for draft in (None, NGRAM):
         with RawChild() as child:
             load(child, path, draft)
-            found.append([ask(child, 1, prompt, 40)[0], ask(child, 2, prompt, 40, **two)[0]])
+            found.append([ask(child, 1, prompt, 40)[0], ask(child, 2, prompt, 40, **lines)[0]])
             for number in (11, 12, 13):
-                child.send(request(number, prompt + "!" * number, 30, **two))
+                child.send(request(number, prompt + "!" * number, 30, **lines))
             said = child.last_words(11, 12, 13)
             found[-1] += [text_of(said[number]) for number in (11, 12, 13)]
             if draft is not None:
@@ -254,6 +261,75 @@ def test_models_whose_memory_cannot_simply_be_cut(tmp_path: Path, name: str) -> 
                 assert sum(each.drafted_tokens for each in told) > sum(each.accepted_tokens for each in told)
                 assert not any(each.paused for each in told)
     assert found[1] == found[0]
+
+
+def test_images_in_the_prompt(model: Path, draft_model: Path, tmp_path: Path) -> None:
+    """Neither n-grams nor the draft model see them."""
+    projector = read_projector(write_tiny_projector(tmp_path / "mmproj.gguf"))
+    file = ProjectorFile(str(projector.path), "CPU", projector.weights_bytes(HOST_RULE), projector.plain_bytes)
+    image = image_file(picture(1, (16, 16)), (16, 16))
+    seen = ChatMessage("user", "What? What? What? What?", (image, image))
+    found = []
+    for draft in (None, NGRAM, source_of(draft_model)):
+        request = Load(path=str(model), devices=(), parameters=entries(), context=CONTEXT, projector=file, draft=draft)
+        with RawChild() as child:
+            assert isinstance(child.ask(request), LoadedModel)
+            done = child.ask(Generate(id=1, messages=(seen,), max_tokens=60, temperature=0.0))
+            assert isinstance(done, Generated), done
+            found.append((text_of(child.heard), done.context_used))
+            assert draft is None or statistics(done).drafted_tokens
+    assert found[1] == found[0]
+    assert found[2] == found[0]
+
+
+def test_positions_with_several_numbers(tmp_path: Path) -> None:
+    sections = {"qwen2vl.rope.dimension_sections": [2, 3, 3, 0]}
+    path = write_tiny_llama(tmp_path / "m.gguf", n_layers=1, architecture="qwen2vl", extra_metadata=sections)
+    two = {"temperature": 4.0, "seed": 2, "min_p": 0.0, "grammar": "root ::= [ab]{64}"}
+    found = []
+    for draft in (None, NGRAM):
+        with RawChild() as child:
+            load(child, path, draft)
+            found.append(ask(child, 1, PROMPTS[0], 50, **two)[0])
+    assert found[1] == found[0]
+
+
+def test_a_conversation_longer_than_the_context_of_the_draft_model(
+    model: Path, draft_model: Path, plain: list[str]
+) -> None:
+    short = msgspec.structs.replace(CONTEXT, n_ctx=1024)
+    long = msgspec.structs.replace(CONTEXT, n_ctx=4096)
+    with RawChild() as child:
+        load(child, model, source_of(draft_model, short), long)
+        text, done = ask(child, 1, PROMPTS[0] * 6)
+        again, other = ask(child, 2, PROMPTS[0])
+    with RawChild() as child:
+        load(child, model, None, long)
+        assert ask(child, 1, PROMPTS[0] * 6)[0] == text
+    # The context of a slot is a quarter: 256 tokens. They were reached within the answer.
+    assert statistics(done).paused == "context"
+    assert statistics(done).drafted_tokens > 0
+    assert (again, statistics(other).paused) == (plain[0], "")
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("seed", [None, 1, 2])
+def test_a_real_model(seed: int | None) -> None:
+    """Greedy and sampled answers of weights that mean something, alone and several at once."""
+    path, context = real_model(), msgspec.structs.replace(CONTEXT, n_batch=256, n_ubatch=256)
+    sampled = {} if seed is None else {"temperature": 0.8, "seed": seed}
+    prompts = ("Write a short story about a dog.", "Repeat this three times: one two three.", "Hello", "Count to ten.")
+    found = []
+    for draft in (None, NGRAM, source_of(path, context)):
+        with RawChild() as child:
+            load(child, path, draft, context)
+            alone = ask(child, 1, prompts[0], 40, **sampled)[0]
+            for number, prompt in enumerate(prompts, start=11):
+                child.send(request(number, prompt, 40, **sampled))
+            said = child.last_words(11, 12, 13, 14)
+            found.append([alone, *(text_of(said[number]) for number in (11, 12, 13, 14))])
+    assert found[1] == found[0]
+    assert found[2] == found[0]
 
 
 def test_a_batch_smaller_than_the_draft(model: Path, draft_model: Path, plain: list[str]) -> None:

@@ -175,6 +175,12 @@ class Layouts(QObject):
         if before is not None and before.rig.ids != rig.ids and self._is_untouched:
             self._follow(before.on(rig))
 
+    def follow_memory(self) -> None:
+        """Find a layout for the memory that is free now, if the layout is still the proposed one."""
+        plan = self._document.plan
+        if plan is not None and self._is_untouched:
+            self._follow(plan.on(self._live.rig))
+
     @property
     def _is_untouched(self) -> bool:
         """Whether the layout is still the proposed one, and the model is not loaded."""
@@ -186,7 +192,7 @@ class Layouts(QObject):
 
         def apply(layout: Layout) -> None:
             # A layout edited meanwhile stays. If devices have changed again, another proposal is on its way.
-            if self._is_untouched and not self._obstacle(plan):
+            if self._is_untouched and not self._obstacle(plan) and layout != plan.edit.layout:
                 self._document.restart(self._live.rig, replace(plan.edit, layout=layout))
 
         self._find(plan, apply)

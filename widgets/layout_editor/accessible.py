@@ -19,6 +19,7 @@ from engine.base.units import format_bytes
 from engine.planning.layout.parts import embedding_device, part_words
 from engine.planning.plan.placement_check import difference_words
 from widgets.layout_editor.keyboard import BoundaryFocus, DraftFocus, EmbeddingFocus, Focus, LayerFocus, OutputFocus
+from widgets.layout_editor.machines import row_of
 from widgets.layout_editor.shown import Shown
 from widgets.layout_editor.texts import boundary_text, lane_sentence, parts_elsewhere
 
@@ -145,7 +146,7 @@ def name_of(shown: Shown, place: Place) -> str:
         case Kind.LANE, lane:
             rows = {row.id: row for row in preview.report.rows}
             content = shown.contents[lane]
-            return tr("Lane {lane}", lane=lane_sentence(content, rows.get(content.device.id)))
+            return tr("Lane {lane}", lane=lane_sentence(content, row_of(content, rows)))
         case Kind.LAYER, index:
             layer = preview.layers[index]
             size = format_bytes(layer.weights_bytes + layer.kv_bytes)

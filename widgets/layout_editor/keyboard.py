@@ -33,6 +33,8 @@ class Command(StrEnum):
     PIN = "pin"
     PIN_EXPERTS = "pin experts"
     CLEAR = "clear"
+    FOLD = "fold"
+    FOLD_ALL = "fold all"
 
 
 KEYS: dict[str, str] = {
@@ -46,6 +48,8 @@ KEYS: dict[str, str] = {
     tr("Ctrl+Shift+Up, Ctrl+Shift+Down"): tr("move the experts of the selected layers to the next device"),
     tr("Shift+P"): tr("pin or unpin the experts of the selected layers"),
     tr("P"): tr("pin or unpin the selected layers, or the output: automatic layouts leave them there"),
+    tr("F"): tr("fold or unfold the devices of the machine that has the focus, in a rig of many lanes"),
+    tr("Shift+F"): tr("fold all machines, or unfold all"),
     tr("Escape"): tr("cancel a drag; clear the selection"),
 }
 """Keys and their effects, for the help text."""
@@ -59,11 +63,13 @@ _PLAIN = {
     _Key.Key_Space: Command.SELECT_RUN,
     _Key.Key_P: Command.PIN,
     _Key.Key_Escape: Command.CLEAR,
+    _Key.Key_F: Command.FOLD,
 }
 _SHIFT = {
     _Key.Key_Left: Command.EXTEND_LEFT,
     _Key.Key_Right: Command.EXTEND_RIGHT,
     _Key.Key_P: Command.PIN_EXPERTS,
+    _Key.Key_F: Command.FOLD_ALL,
 }
 _MOVE_EXPERTS = {_Key.Key_Up: Command.EXPERTS_UP, _Key.Key_Down: Command.EXPERTS_DOWN}
 _MOVE = {

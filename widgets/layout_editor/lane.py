@@ -224,7 +224,8 @@ class LaneItem(QGraphicsItem):
         top = (place.lanes.pitch - 3 * _LINE) / 2
         id_name = palette.text if content.device.present else palette.bad
         time = time_beside(content.device.id, values.time, fonts, width)
-        id_text = elide(content.device.id, fonts.bold, width)
+        sign = "" if content.group is None else "▸ " if content.group.is_folded else "▾ "
+        id_text = elide(sign + content.device.id, fonts.bold, width)
         self._text(painter, QRectF(0, top, width, _LINE), id_text, fonts.bold, id_name)
         self._text(painter, QRectF(0, top, width, _LINE), time, fonts.small, palette.dim, right=True)
         name = elide(content.device.name, fonts.small, width)

@@ -379,8 +379,8 @@ def _numbers_of(shown: Shown, target: Target | None) -> str:
     preview = shown.preview
     match target:
         case HandleTarget(index):
-            lines = tr("{boundary}\nDrag to move the boundary.", boundary=boundary_text(preview.layout, index))
-            return "\n".join(filter(None, (lines, boundary_cost(preview, index))))
+            words = tr("{boundary}\nDrag to move the boundary.", boundary=boundary_text(preview.layout, index))
+            return "\n".join(filter(None, (words, boundary_cost(preview, index))))
         case OutputTarget():
             return output_tooltip(preview)
         case LayerTarget(layer, _) | EmptyTarget(_, int(layer), _):
@@ -394,7 +394,9 @@ def _numbers_of(shown: Shown, target: Target | None) -> str:
         case BarTarget(lane):
             values = shown.values[lane]
             numbers = "" if values.row is None else bar_tooltip(values.row, values.room, values.placed)
-            return "\n".join(filter(None, (values.content.device.name, numbers, holdings_text(values.holdings))))
+            fold = "" if values.content.group is None else tr("Click, or press F on its layers, to fold or unfold.")
+            lines = (values.content.device.name, numbers, holdings_text(values.holdings), fold)
+            return "\n".join(filter(None, lines))
     return ""
 
 

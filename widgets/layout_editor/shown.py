@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from PySide6.QtCore import QRectF
@@ -12,7 +13,7 @@ from engine.planning.plan.placement_check import PlaceDifference
 from engine.planning.plan.preview import Preview
 from widgets.layout_editor.geometry import Columns, HandlePlace, Lanes, Track, handle_at
 from widgets.layout_editor.lane import LaneValues, strip_of
-from widgets.layout_editor.placement import LaneContent, StripKey
+from widgets.layout_editor.placement import LaneContent, MachineGroup, StripKey
 from widgets.layout_editor.texts import LoadedWords
 
 
@@ -86,6 +87,23 @@ Target = (
 )
 
 
+def lanes_of(contents: Sequence[LaneContent]) -> dict[str, int]:
+    """Return the index of the lane of each device; for the devices of a folded machine that of its head."""
+    found: dict[str, int] = {}
+    for lane, content in enumerate(contents):
+        if content.group is None:
+            found[content.device.id] = lane
+        elif content.group.is_folded:
+            found |= dict.fromkeys(content.group.devices, lane)
+    return found
+
+
+def _drop_device(content: LaneContent) -> str | None:
+    if content.group is not None:
+        return content.group.roomiest if content.group.is_folded else None
+    return content.device.id if content.device.present else None
+
+
 @dataclass(frozen=True, slots=True)
 class Shown:
     """A preview with the geometry of its lanes, layers and handles, in scene coordinates.
@@ -106,7 +124,7 @@ class Shown:
 
     @property
     def lane_of(self) -> dict[str, int]:
-        return {content.device.id: lane for lane, content in enumerate(self.contents)}
+        return lanes_of(self.contents)
 
     def run_at(self, layer: int) -> Run:
         """Return the run that holds `layer`."""
@@ -117,8 +135,26 @@ class Shown:
         return self.lane_of[self.run_at(layer).device]
 
     def drop_devices(self) -> tuple[str | None, ...]:
-        """Return the device of each lane; None for a lane that accepts no layers, because the rig lacks its device."""
-        return tuple(content.device.id if content.device.present else None for content in self.contents)
+        """Return the device that gets what is dropped on each lane; None for a lane that accepts no layers.
+
+        Such a lane's device is not in the rig, or the lane is the head of a machine whose devices are shown.
+        """
+        return tuple(map(_drop_device, self.contents))
+
+    def destinations(self) -> tuple[str, ...]:
+        """Return all devices that accept layers, those of folded machines too, from top to bottom."""
+        found: list[str] = []
+        for content in self.contents:
+            if content.group is not None:
+                found += content.group.devices if content.group.is_folded else ()
+            elif content.device.present:
+                found.append(content.device.id)
+        return tuple(found)
+
+    def group_of(self, device: str) -> MachineGroup | None:
+        """Return the group of the machine that lends a device; None if it is in none."""
+        groups = (content.group for content in self.contents)
+        return next((group for group in groups if group is not None and device in group.devices), None)
 
     def block_rect(self, lane: int, first: int, last: int) -> QRectF:
         """Return the rectangle of layers `first` to `last` in `lane`, in scene coordinates."""

@@ -31,6 +31,7 @@ from widgets.layout_editor.keyboard import (
     OutputFocus,
     Selection,
 )
+from widgets.layout_editor.machines import row_of
 from widgets.layout_editor.placement import LaneContent, unknown_patterns
 
 
@@ -77,6 +78,8 @@ def ranges_text(ranges: Iterable[tuple[int, int]]) -> str:
 
 def lane_texts(content: LaneContent) -> tuple[str, ...]:
     """Return texts for the content of a lane, the longest first, so that a label can show the first that fits."""
+    if content.group is not None and not content.group.is_folded:
+        return (tr("devices below"),)
     if not content.has_draft:
         return _layer_texts(content)
     if not (content.ranges or content.blocks or content.has_output or content.share is not None):
@@ -349,7 +352,7 @@ def accessible_summary(preview: Preview, lanes: Sequence[LaneContent], state: Lo
             value=state.text,
         )
     ]
-    sentences += [lane_sentence(content, rows.get(content.device.id)) for content in lanes]
+    sentences += [lane_sentence(content, row_of(content, rows)) for content in lanes]
     sentences.append(tr("Output on {output_device}.", output_device=preview.layout.output_device))
     if preview.draft is not None:
         devices = ", ".join(preview.draft.devices)

@@ -86,8 +86,10 @@ class EditorView(QGraphicsView):
         keep_left_to_right(self)
         self.setScene(self._scene)
         self.interaction = Interaction(QApplication.startDragDistance(), self)
+        self.interaction.folds_toggled.connect(self._toggle_folds)
         self._loaded: LoadedLayout | None = None
         self._pins = NO_PINS
+        self._unfolded: frozenset[str] = frozenset()
         self.expert_actions: dict[str, QAction] = {}
         """Actions of the open menu that move the experts of all layers, by the key in `EXPERT_TITLES`."""
         self._pointer = QPoint()
@@ -167,8 +169,13 @@ class EditorView(QGraphicsView):
         size = self.viewport().size()
         # The memory bars are at the right end and would touch the scroll bar.
         width = size.width() - (_SCROLL_BAR_GAP if self.verticalScrollBar().isVisible() else 0)
-        shown = self._scene.show_preview(preview, self._loaded, width / zoom(), size.height() / zoom())
+        shown = self._scene.show_preview(preview, self._loaded, width / zoom(), size.height() / zoom(), self._unfolded)
         self._ruler.set_track(shown.track, self._scene.palette_used)
+
+    def _toggle_folds(self, machines: tuple[str, ...]) -> None:
+        self._unfolded ^= frozenset(machines)
+        self._show_again()
+        self._show_focus()
 
     def _show_again(self) -> None:
         if self._scene.shown is not None:

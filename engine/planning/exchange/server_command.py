@@ -116,6 +116,8 @@ def _settings(plan: Plan) -> Iterator[tuple[str, ...]]:
         yield "-t", str(used.threads)
     if used.threads_batch is not None:
         yield "-tb", str(used.threads_batch)
+    if used.numa != "off":
+        yield "--numa", used.numa
     if not plan.parameters.extra_buffers:
         yield ("--no-repack",)
 

@@ -470,6 +470,7 @@ _VALUES = _by_name(
         ("-lm", "--load-mode"): _Reader.load_mode,
         ("-t", "--threads"): _threads("threads"),
         ("-tb", "--threads-batch"): _threads("threads_batch"),
+        ("--numa",): _choice("numa"),
         ("-fit", "--fit"): _Reader.fit,
         ("-mm", "--mmproj"): _Reader.projector,
         ("-mmdev", "--mmproj-device"): _Reader.projector_device,
@@ -509,7 +510,7 @@ _OTHER_OPTIONS = """
     --mirostat --grammar --grammar-file --json-schema -j -n --predict --n-predict -p --prompt -f --file -sys
     --system-prompt --keep --context-shift --no-context-shift --cache-prompt --no-cache-prompt --cache-reuse --cache-ram
     -cram --ctx-checkpoints -ctxcp --slot-save-path --no-warmup --warmup --verbose -v --log-file --log-disable -lv
-    --verbosity -cnv --conversation -no-cnv -i --interactive --color -co --ignore-eos --numa --prio --poll --tags
+    --verbosity -cnv --conversation -no-cnv -i --interactive --color -co --ignore-eos --prio --poll --tags
     --ssl-key-file --ssl-cert-file --no-webui --webui --no-ui --ui --offline --sleep-idle-seconds --cont-batching -cb
     --no-cont-batching -nocb --no-perf --perf --repack --check-tensors --models-dir --models-max --fit-target -fitt
     --fit-ctx -fitc --no-mmproj --mmproj-auto --mmproj-offload --image --audio --lazy-mode -lzm --defrag-thold -dt

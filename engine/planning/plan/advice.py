@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from engine.base.language import tr
+from engine.base.units import format_bytes
 from engine.devices.device import CPU_ID, Rig
 from engine.model.architectures.registry import architecture_rules
 from engine.model.gguf.model_file import ModelFile
@@ -50,6 +51,45 @@ def advice(layout: Layout, model: ModelFile, rig: Rig, context: ContextSettings)
         *_overrides(layout, context),
         *_settings(layout, model, context),
         *_extra_buffers(layout, rig),
+    )
+
+
+def swap_advice(need_bytes: int, margin_bytes: int, free_bytes: int, swap_bytes: int | None) -> Iterator[Advice]:
+    """Yield advice on host memory that is missing: whether swap space would take it, or is too small as well.
+
+    Rules: `swap_used`, `beyond_swap`. `need_bytes`: what the plan needs of the host's memory; `margin_bytes`: what must
+    stay free; `free_bytes`, `swap_bytes`: what is available; swap None if unknown.
+    """
+    short_bytes = need_bytes + margin_bytes - free_bytes
+    if not need_bytes or short_bytes <= 0 or swap_bytes is None:
+        return
+    remedy = tr("Move layers to other devices, or choose a shorter context or a smaller model.")
+    need, free, swap = (format_bytes(size) for size in (need_bytes, free_bytes, swap_bytes))
+    if short_bytes > swap_bytes:
+        yield Advice(
+            "beyond_swap",
+            tr(
+                "The model needs more of this computer's memory ({need}) than is available ({available}: {free} of "
+                "memory and {swap} of swap).",
+                need=need,
+                available=format_bytes(free_bytes + swap_bytes),
+                free=free,
+                swap=swap,
+            ),
+            remedy,
+        )
+        return
+    yield Advice(
+        "swap_used",
+        tr(
+            "{short} would be in swap ({swap} are free there): the model needs {need} of this computer's memory, and "
+            "{free} are free. Answers would be very slow.",
+            short=format_bytes(short_bytes),
+            swap=swap,
+            need=need,
+            free=free,
+        ),
+        remedy,
     )
 
 

@@ -27,12 +27,12 @@ from engine.planning.layout.rules import violations
 from engine.planning.layout.split_modes import count_unlisted_layers
 from engine.planning.memory.backends import backend_traits
 from engine.planning.memory.model_memory import FEW_TABLES, MOST_TABLES, ModelMemory
-from engine.planning.plan.advice import Advice, advice, draft_advice, side_file_advice
+from engine.planning.plan.advice import Advice, advice, draft_advice, side_file_advice, swap_advice
 from engine.planning.plan.decisions.decision import Decision
 from engine.planning.plan.decisions.drafts import draft_violations, reads_slower
 from engine.planning.plan.decisions.side_files import side_file_violations
 from engine.planning.plan.edit import Edit
-from engine.planning.plan.report import DeviceRow, FitReport, check_fit, device_needs, make_row
+from engine.planning.plan.report import DeviceRow, FitReport, check_fit, device_needs, make_row, sharing
 from engine.planning.settings.context_settings import AUTO_CONTEXT, ContextSettings
 from engine.planning.settings.table import memory_part
 
@@ -187,14 +187,24 @@ class Plan:
             context=self.settings,
         )
         if self.probed is None:
-            return report
+            return self._with_swap_advice(report)
         told = {row.id: row for row in self.probed}
         # Probed rows are made again, because free memory and margins may have changed since the probe.
         rows = tuple(
             make_row(device, told[device.id].memory, told[device.id].grade) if device.id in told else row
             for device, row in zip(self.rig.all_devices, report.rows, strict=True)
         )
-        return replace(report, rows=rows, probe_only=None)
+        return self._with_swap_advice(replace(report, rows=sharing(rows, self.rig), probe_only=None))
+
+    def _with_swap_advice(self, report: FitReport) -> FitReport:
+        """Return `report` with advice if the host's memory is too small, so that swap space would be used."""
+        host, row, pool = self.rig.host, report.rows[-1], self.rig.pool
+        need_bytes, margin_bytes = row.need_bytes, host.margin_bytes
+        if pool is not None:
+            need_bytes = sum(each.need_bytes for each in report.rows if each.id in pool.ids)
+            margin_bytes = pool.available_bytes - pool.limit_bytes
+        found = swap_advice(need_bytes, margin_bytes, host.available_bytes, host.swap_bytes)
+        return replace(report, advice=(*report.advice, *found))
 
     @property
     def forecast(self) -> tuple[DeviceRow, ...]:

@@ -17,6 +17,7 @@ from engine.planning.settings.context_settings import (
     FLASH_ATTENTION_MODES,
     KV_TYPES,
     LOAD_MODES,
+    NUMA_MODES,
     OFFLOAD_MIN_BATCH,
     PIPELINE_MODES,
     ContextSettings,
@@ -287,6 +288,20 @@ SETTINGS: tuple[Setting, ...] = (
             "size; auto: the projector's own limit"
         ),
         "context",
+        rare=True,
+    ),
+    Setting(
+        "numa",
+        Choice(NUMA_MODES),
+        # ggml places threads only if there are several nodes (`ggml_is_numa`).
+        "--numa",
+        "Computing",
+        tr("Threads on NUMA nodes"),
+        tr(
+            "where the CPU's threads run if there are several NUMA nodes: on all nodes (distribute), on the node on "
+            "which the load starts (isolate), or as numactl says"
+        ),
+        "none",
         rare=True,
     ),
 )

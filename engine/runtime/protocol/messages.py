@@ -392,6 +392,7 @@ class Serve(Request, frozen=True, tag="serve", kw_only=True):
     `kept_weights`: existing folder in which it caches weights that clients send; None for no cache.
     `kept_quota_bytes`: largest size of that cache.
     `client_port`: local port from which alone connections are accepted, if the system can filter; None for no filter.
+    `numa_node`: NUMA node to whose processors and memory it is bound; None for no node.
     """
 
     host: str
@@ -402,6 +403,7 @@ class Serve(Request, frozen=True, tag="serve", kw_only=True):
     kept_weights: str | None = None
     kept_quota_bytes: int = 0
     client_port: int | None = None
+    numa_node: int | None = None
 
 
 class Logits(Request, frozen=True, tag="logits", kw_only=True):
@@ -868,12 +870,14 @@ class Serving(Message, frozen=True, tag="serving", kw_only=True):
     `caps_enforced`: whether the system limits its memory; False if it has no RLIMIT_DATA.
     `baseline_bytes`: VmData of the process before any allocation of a client.
     `is_guarded`: whether only connections from `Serve.client_port` are accepted.
+    `is_memory_bound`: whether its memory comes from `Serve.numa_node` alone; its processors are of that node anyway.
     """
 
     port: int
     caps_enforced: bool
     baseline_bytes: int
     is_guarded: bool = False
+    is_memory_bound: bool = False
 
 
 class LogitDigest(Message, frozen=True, tag="logit_digest", kw_only=True):

@@ -182,5 +182,5 @@ class _Trials:
 
     def _try(self, context: ContextSettings, mode: ModeChoice) -> _Tried:
         beside = estimate_beside(self.memory, self.rig, self.layout, context, self.side_files)
-        short = frozenset(shortfalls(device_needs(beside.estimate, self.rig), usable_bytes(self.rig)))
+        short = frozenset(shortfalls(device_needs(beside.estimate, self.rig), usable_bytes(self.rig), self.rig.pool))
         return _Tried(context, mode, beside, short)

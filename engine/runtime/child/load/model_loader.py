@@ -52,6 +52,8 @@ GGML_TYPES = {
 FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
 SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
 LOAD_MODES = {"auto": -1, "none": 0, "mmap": 1, "mlock": 2, "mmap_mlock": 3, "direct_io": 4}
+NUMA_STRATEGIES = {"off": 0, "distribute": 1, "isolate": 2, "numactl": 3}
+"""`ggml_numa_strategy` of ggml-cpu.h. `mirror` (4) is not implemented there."""
 LAZY_AUTO = 1
 UNSPECIFIED = -1
 
@@ -239,6 +241,8 @@ class ModelLoader:
     def _run(self) -> tuple[LoadedContext, LoadedModel]:
         self._reporter.enter("allocate")
         check_file(self._load.path)
+        # For the whole process, and before its first computation; with "off" llama.cpp does nothing.
+        self._engine.low.llama_numa_init(_choice(NUMA_STRATEGIES, self._load.context.numa, "NUMA mode"))
         model = self._read_model()
         side_files: LoadedSideFiles | None = None
         try:

@@ -86,7 +86,9 @@ def decide_draft(draft: Draft | None, placed: PlacedDraft | None) -> Iterator[De
         reason = tr("Repeats of the text are proposed, up to {count} tokens a step.", count=draft.n_tokens)
         yield Decision("draft", draft.kind, reason, True)
         return
-    size = format_bytes(sum(each.need_bytes for each in placed.estimate.devices.values()))
+    # Overhead and what is taken while answering are counted once for both models.
+    sizes = (each.need_bytes - each.overhead_bytes - each.answering_bytes for each in placed.estimate.devices.values())
+    size = format_bytes(sum(sizes))
     devices = ", ".join(placed.devices)
     if draft.layout is not None:
         reason = tr("Chosen for the draft model; it takes {size} with its KV cache.", size=size)

@@ -83,7 +83,7 @@ class CommandLine:
                 ("chat", "--list"),
                 ("chat", "--search", "question"),
                 ("library", "--json", "--folder", str(folder)),
-                ("download", f"{self._url}/plain/{name}", "--to", str(folder), "--reserve", "0"),
+                ("download", f"{self._url}/plain/{name}", "--to", str(folder), "--reserve", "1MiB"),
             )
         )
         done = subprocess.run(

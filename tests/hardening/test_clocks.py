@@ -3,8 +3,25 @@
 from __future__ import annotations
 
 import ast
+import os
+import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+import psutil
+import pytest
+
+from engine.devices.device import Rig
+from engine.machines.rigs.discovery import host_device
+from engine.model.gguf.reader import read_model
+from engine.planning.layout.layout import single_device
+from engine.planning.settings.context_settings import ContextSettings
+from engine.runtime.protocol.messages import Generate
+from engine.runtime.session.events import AnyEvent, Done, Loaded, Progress, Token
+from tests.support.models import write_tiny_llama
+from tests.support.orders import order_of
+from tests.support.session_log import SessionLog
 
 ROOT = Path(__file__).parents[2]
 _CLOCKS = ("time.time(", "datetime.now(", "now_ms(", "currentDateTime(", "currentMSecsSinceEpoch(")
@@ -33,3 +50,37 @@ def test_no_duration_comes_from_a_clock_that_can_be_set() -> None:
         if any(clock in ast.unparse(node) for clock in _CLOCKS)
     }
     assert found == set(AGES)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signals")
+@pytest.mark.parametrize("stopped_at", [Progress, Token])
+def test_a_child_that_is_stopped_for_a_while_goes_on(tmp_path: Path, stopped_at: type[AnyEvent]) -> None:
+    model = read_model(write_tiny_llama(tmp_path / "tiny.gguf"))
+    context = ContextSettings(n_ctx=512, n_batch=64, n_ubatch=64, threads=1, threads_batch=1)
+    stopped: list[psutil.Process] = []
+
+    def stop(event: AnyEvent) -> None:
+        if isinstance(event, stopped_at) and not stopped:
+            stopped.extend(psutil.Process().children())
+            for child in stopped:
+                os.kill(child.pid, signal.SIGSTOP)
+
+    with SessionLog() as log:
+        log.on_event = stop
+        log.session.load(order_of(model, Rig((), host_device()), single_device(model.n_layers, "CPU"), context))
+        if stopped_at is Progress:
+            log.wait_until(lambda: bool(stopped), quietly=True)
+            _go_on(stopped)
+        assert isinstance(log.wait_for_endings(1)[0], Loaded)
+        log.session.ask(Generate(prompt="x", max_tokens=300))
+        log.wait_until(lambda: bool(stopped), quietly=True)
+        _go_on(stopped)
+        done = log.wait_for_endings(2)[1]
+    assert isinstance(done, Done), done
+    assert done.generated_tokens == 300
+    assert min(done.generation_tokens_per_second, done.prompt_tokens_per_second) > 0
+
+
+def _go_on(processes: list[psutil.Process]) -> None:
+    for each in processes:
+        os.kill(each.pid, signal.SIGCONT)

@@ -24,6 +24,7 @@ from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.probing.probe import probe
 from engine.runtime.protocol.messages import Generate
 from engine.runtime.session.events import Done, Failed, Loaded, Token
+from tests.support.faulty_relay import Fault, Relay
 from tests.support.lending import CAP_BYTES, Served, reached
 from tests.support.models import write_tiny_llama
 from tests.support.orders import order_of, plan_of
@@ -139,6 +140,30 @@ def worker_beside(known: set[psutil.Process]) -> psutil.Process:
                 if child not in known and "lent-CPU" in child.cmdline():
                     return child
     raise AssertionError("there is no worker")
+
+
+def test_a_link_that_breaks_for_a_moment_keeps_the_answer_so_far(
+    served: Served, tmp_path: Path, model: ModelFile
+) -> None:
+    with (
+        Relay(served.serving.port) as relay,
+        reached(served, tmp_path / "laptop", relay.endpoint) as rig,
+        SessionLog() as log,
+    ):
+        log.session.load(order_of(model, rig, LAYOUT, CONTEXT))
+        assert isinstance(log.wait_for_endings(1)[0], Loaded)
+        log.session.ask(Generate(prompt="tell me", max_tokens=1900, temperature=0.0))
+        log.wait_for_event(Token)
+        relay.arm(Fault.DROP)
+        lost = log.wait_for_endings(2)[1]
+        assert isinstance(lost, Failed), lost
+        words = (
+            f"attic-CPU ({relay.endpoint}/CPU) was lost during the answer. {relay.endpoint}/CPU answers. Load again."
+        )
+        assert (lost.kind, lost.message) == ("unreachable", words)
+        assert "".join(event.text for event in log.events if isinstance(event, Token))
+        log.session.load(order_of(model, rig, LAYOUT, CONTEXT))
+        assert isinstance(log.wait_for_endings(3)[2], Loaded)
 
 
 def test_a_machine_that_goes_in_the_middle_of_an_answer_is_named(tmp_path: Path, model: ModelFile) -> None:

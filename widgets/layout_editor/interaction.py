@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from PySide6.QtCore import QObject, Signal
 
-from engine.planning.layout.moves import BoundaryMove, EmbeddingMove, Move, OutputMove, PartMove, RangeMove
+from engine.planning.layout.moves import BoundaryMove, DraftMove, EmbeddingMove, Move, OutputMove, PartMove, RangeMove
 from engine.planning.layout.parts import MOVABLE_PARTS, MovablePart, embedding_device, part_device
 from widgets.layout_editor.drag import BoundaryDrag, Drag, LaneDrag, LaneMove, SelectDrag, boundary_limits
 from widgets.layout_editor.keyboard import (
     BoundaryFocus,
     Command,
+    DraftFocus,
     EmbeddingFocus,
     Focus,
     LayerFocus,
@@ -23,6 +24,7 @@ from widgets.layout_editor.keyboard import (
 from widgets.layout_editor.placement import PinToggle
 from widgets.layout_editor.shown import (
     BarTarget,
+    DraftTarget,
     EmbeddingTarget,
     EmptyTarget,
     HandleTarget,
@@ -77,7 +79,8 @@ class Interaction(QObject):
             self.set_focus(None)
         else:
             focus = kept_focus(shown.preview.layout, self.focus)
-            self.set_focus(None if _has_no_handle(shown, focus) else focus)
+            gone = _has_no_handle(shown, focus) or (isinstance(focus, DraftFocus) and shown.draft_lane is None)
+            self.set_focus(None if gone else focus)
 
     def set_focus(self, focus: Focus | None) -> None:
         """Set the keyboard focus. Layers with the focus are the selection."""
@@ -115,6 +118,11 @@ class Interaction(QObject):
                 drag.part = "embedding"
                 self.drag = drag
                 self.set_focus(EmbeddingFocus())
+            case DraftTarget(lane):
+                drag = LaneDrag(None, lane, (x, y), shown.drop_devices(), self._threshold)
+                drag.part = "draft"
+                self.drag = drag
+                self.set_focus(DraftFocus())
             case LayerTarget(layer, lane) if apart and not extend:
                 self._press_part(shown, PartTarget(layer, lane, "dense"), (x, y), extend=extend)
             case PartTarget() as target:
@@ -218,7 +226,7 @@ class Interaction(QObject):
     # The context menu
 
     def focus_at(self, x: float, y: float) -> bool:
-        """Set the focus to the layer, output or embedding at a point, for its menu; return whether there is one.
+        """Set the focus to the layer, output, embedding or draft at a point, for its menu; return whether there is one.
 
         A selection that contains the layer stays.
         """
@@ -233,20 +241,24 @@ class Interaction(QObject):
                 self.set_focus(OutputFocus())
             case EmbeddingTarget():
                 self.set_focus(EmbeddingFocus())
+            case DraftTarget():
+                self.set_focus(DraftFocus())
             case _:
                 return False
         return True
 
     def destinations(self) -> tuple[str, ...]:
-        """Return the devices to which the focused layers, output or embedding can be moved."""
+        """Return the devices to which the focused layers, output, embedding or draft can be moved."""
         shown, focus = self._shown, self.focus
-        if shown is None or not isinstance(focus, LayerFocus | OutputFocus | EmbeddingFocus):
+        if shown is None or not isinstance(focus, LayerFocus | OutputFocus | EmbeddingFocus | DraftFocus):
             return ()
         layout = shown.preview.layout
         if isinstance(focus, OutputFocus):
             here = {layout.output_device}
         elif isinstance(focus, EmbeddingFocus):
             here = {embedding_device(layout)}
+        elif isinstance(focus, DraftFocus):
+            here = set() if shown.preview.draft is None else set(shown.preview.draft.devices)
         else:
             first, last = focus.span
             here = {layout.device_of(layer) for layer in range(first, last + 1)}
@@ -254,7 +266,7 @@ class Interaction(QObject):
         return tuple(device for device in shown.destinations() if here != {device})
 
     def move_to(self, device: str) -> None:
-        """Move the focused layers, output or embedding to a device, as one finished move."""
+        """Move the focused layers, output, embedding or draft to a device, as one finished move."""
         move = _move_of(self.focus, device)
         if move is not None:
             self._send(move)
@@ -282,10 +294,11 @@ class Interaction(QObject):
         if self._shown is None or self.drag is not None:
             return False
         preview = self._shown.preview
-        stop = next_stop(preview.layout, self.focus, step, embedding=preview.embedding_moves)
+        moves, draft = preview.embedding_moves, preview.draft is not None
+        stop = next_stop(preview.layout, self.focus, step, embedding=moves, draft=draft)
         # In modes tensor and row the runs have no boundaries that could be moved.
         while _has_no_handle(self._shown, stop):
-            stop = next_stop(preview.layout, stop, step, embedding=preview.embedding_moves)
+            stop = next_stop(preview.layout, stop, step, embedding=moves, draft=draft)
         if stop is not None:
             self.set_focus(stop)
         return stop is not None
@@ -390,6 +403,8 @@ class Interaction(QObject):
             lane = shown.lane_of[shown.preview.layout.output_device]
         elif isinstance(focus, EmbeddingFocus):
             lane = shown.embedding_lane
+        elif isinstance(focus, DraftFocus) and shown.draft_lane is not None:
+            lane = shown.draft_lane
         else:
             return
         device = _next_device(shown, lane, step)
@@ -419,4 +434,6 @@ def _move_of(focus: Focus | None, device: str) -> Move | None:
             return OutputMove(device)
         case EmbeddingFocus():
             return EmbeddingMove(device)
+        case DraftFocus():
+            return DraftMove(device)
     return None

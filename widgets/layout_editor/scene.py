@@ -94,6 +94,7 @@ class EditorScene(QGraphicsScene):
             preview.output_weights_bytes,
             places.track_left,
             places.track_width,
+            draft=preview.draft is not None,
         )
 
     def _place_lanes(self, values: tuple[LaneValues, ...], place: LanePlace) -> None:

@@ -55,6 +55,13 @@ class EmbeddingTarget:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftTarget:
+    """Pointer target: the block of the draft model in `lane`."""
+
+    lane: int
+
+
+@dataclass(frozen=True, slots=True)
 class EmptyTarget:
     """Pointer target: a point in the track of `lane` where nothing can be dragged.
 
@@ -75,7 +82,9 @@ class BarTarget:
     lane: int
 
 
-Target = HandleTarget | LayerTarget | PartTarget | OutputTarget | EmbeddingTarget | EmptyTarget | BarTarget
+Target = (
+    HandleTarget | LayerTarget | PartTarget | OutputTarget | EmbeddingTarget | DraftTarget | EmptyTarget | BarTarget
+)
 
 
 def lanes_of(contents: Sequence[LaneContent]) -> dict[str, int]:
@@ -208,6 +217,16 @@ class Shown:
         lane = self.lane_of[self.preview.layout.output_device]
         return QRectF(left, self.lanes.track_top(lane) + 3, right - left, self.lanes.track_height - 6)
 
+    @property
+    def draft_lane(self) -> int | None:
+        """Index of the first lane that holds the draft model; None if there is none."""
+        return next((lane for lane, content in enumerate(self.contents) if content.has_draft), None)
+
+    def draft_rect(self, lane: int) -> QRectF:
+        """Return the rectangle of the draft model's block in `lane`, in scene coordinates; empty without a draft."""
+        left, right = self.track.draft or (0.0, 0.0)
+        return QRectF(left, self.lanes.track_top(lane) + 3, right - left, self.lanes.track_height - 6)
+
     def target_at(self, x: float, y: float) -> Target | None:
         """Return the part of the editor at a point of the scene; None outside of all lanes."""
         # Handles come first: they overlap the layers at both sides.
@@ -223,6 +242,8 @@ class Shown:
         if not self.track.left <= x <= self.track.right:
             return BarTarget(lane)
         content = self.contents[lane]
+        if content.has_draft and self.draft_rect(lane).adjusted(-2, 0, 2, 0).contains(x, y):
+            return DraftTarget(lane)
         if self.track.edges[0] <= x < self.track.edges[-1]:
             layer = self.track.layer_at(x)
             part = self._part_at(layer, lane, y - self.lanes.track_top(lane))

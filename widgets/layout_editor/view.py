@@ -34,7 +34,9 @@ from widgets.layout_editor.interaction import Interaction
 from widgets.layout_editor.keyboard import (
     BoundaryFocus,
     Command,
+    DraftFocus,
     EmbeddingFocus,
+    Focus,
     LayerFocus,
     OutputFocus,
     command_of,
@@ -62,6 +64,10 @@ def _same_ground(before: Preview, after: Preview) -> bool:
         and len(before.layers) == len(after.layers)
         and before.rig.ids == after.rig.ids
     )
+
+
+def _has_menu(focus: Focus | None) -> bool:
+    return isinstance(focus, LayerFocus | OutputFocus | EmbeddingFocus | DraftFocus)
 
 
 class EditorView(QGraphicsView):
@@ -190,7 +196,7 @@ class EditorView(QGraphicsView):
         self._scene.set_pill(pill_text(state.drag), self.mapToScene(self._pointer), visible)
         # The viewport covers the view, so its cursor is the one that is shown.
         self.viewport().setCursor(cursor_of(state.drag, state.hover))
-        name = f"{_NAME}, {focus_text(shown.preview.layout, state.focus)}" if state.focus is not None else _NAME
+        name = f"{_NAME}, {focus_text(shown.preview, state.focus)}" if state.focus is not None else _NAME
         if name != self.accessibleName():
             # Screen readers say a name that changes while the widget has the keyboard.
             self.setAccessibleName(name)
@@ -246,7 +252,7 @@ class EditorView(QGraphicsView):
         """Show the menu of the part under the pointer; the menu key shows the menu of the focused part."""
         state = self.interaction
         if event.reason() is QContextMenuEvent.Reason.Keyboard:
-            has_target = isinstance(state.focus, LayerFocus | OutputFocus | EmbeddingFocus) and state.drag is None
+            has_target = _has_menu(state.focus) and state.drag is None
         else:
             point = self.mapToScene(event.pos())
             has_target = state.focus_at(point.x(), point.y())
@@ -261,7 +267,7 @@ class EditorView(QGraphicsView):
         """Return the menu of the focused layers, output or embedding. The caller shows it."""
         shown, state = self._scene.shown, self.interaction
         assert shown is not None
-        words = focus_text(shown.preview.layout, state.focus)
+        words = focus_text(shown.preview, state.focus)
         menu = QMenu(self)
         # Not `addSection`: our style sheet draws its line and not its text.
         heading = menu.addAction((words[:1].upper() + words[1:]).replace("&", "&&"))
@@ -272,7 +278,7 @@ class EditorView(QGraphicsView):
             # A single "&" in an action's text would make the next letter its mnemonic.
             places.addAction(device.replace("&", "&&"), partial(state.move_to, device))
         places.setEnabled(not places.isEmpty())
-        if isinstance(state.focus, EmbeddingFocus):
+        if isinstance(state.focus, EmbeddingFocus | DraftFocus):
             return menu
         if isinstance(state.focus, LayerFocus):
             self._add_parts(menu, shown)

@@ -55,12 +55,19 @@ def _usable_bytes(memory: ModelMemory, rig: Rig) -> dict[str, int]:
     """Return the usable bytes of each device except the host, by device id: available memory less the margin.
 
     At least as much stays free as `warning_bytes` asks for, so that a layout of this program causes no memory warning.
-    If the forecast is incomplete, a fifth of each device stays free for the unknown parts.
+    If the forecast is incomplete, a fifth of each device stays free for the unknown parts. A device that shares the
+    host's memory gets nothing of a model that is larger than all of it: its buffers cannot be paged out, so weights of
+    the CPU's part would be read from the disk again for each token, and the system may lock up.
     """
     usable = {
         device.id: max(0, device.available_bytes - max(device.margin_bytes, warning_bytes(device)))
         for device in rig.devices
     }
+    pool = rig.pool
+    if pool is not None:
+        is_too_large = memory.model.size_bytes > rig.host.total_bytes
+        shared_bytes = 0 if is_too_large else max(0, pool.limit_bytes)
+        usable.update({name: min(size, shared_bytes) for name, size in usable.items() if name in pool.ids})
     if memory.probe_only is None:
         return usable
     return {device_id: size - size // _UNKNOWN_RESERVE for device_id, size in usable.items()}
@@ -145,7 +152,7 @@ class Workbench:
 
     def left_bytes(self, layout: Layout, device_id: str) -> int:
         """Return the usable bytes that `layout` leaves on a device other than the host; negative if it exceeds them."""
-        return self.usable.get(device_id, 0) - self.need(layout)[device_id].need_bytes
+        return self._needs.room(layout).get(device_id, -self.need(layout)[device_id].need_bytes)
 
     def is_short(self, device_ids: Collection[str], layout: Layout, left_free: Mapping[str, int] | None = None) -> bool:
         """Return whether `layout` exceeds the usable bytes of at least one of these devices.
@@ -167,8 +174,8 @@ class Workbench:
         """Return the side files with the projector's device fixed to the one chosen while no layers are on devices."""
         if side_files.projector is None:
             return side_files
-        _, device_id = Needs(on_host, {}, as_asked=True).estimate_as_asked(on_host.edit.layout, side_files)
-        return replace(side_files, projector=replace(side_files.projector, device=device_id))
+        found = Needs(on_host, {}, as_asked=True).estimate_as_asked(on_host.edit.layout, side_files)
+        return replace(side_files, projector=replace(side_files.projector, device=found.projector_device))
 
     def report(self, layout: Layout) -> FitReport:
         """Return the memory forecast of `layout`, with the rules that it breaks."""

@@ -176,9 +176,12 @@ class LoadReport(QWidget):
         """
         self._show_outcome(out_of_memory_outcome(event, names or {}, proposals, short_bytes))
 
-    def show_failed(self, event: Failed) -> None:
-        """Show the reason why the load was refused or failed, and remedies if lab workers have stopped."""
-        self._show_outcome(failed_outcome(event))
+    def show_failed(self, event: Failed, *, was_loaded: bool = False) -> None:
+        """Show the reason why the load was refused or failed, and remedies if lab workers have stopped.
+
+        `was_loaded`: the load had succeeded, and the model stopped later.
+        """
+        self._show_outcome(failed_outcome(event, was_loaded=was_loaded))
         # After `_show_outcome`, which resets it for every ending.
         self._is_unreachable = event.kind == "unreachable"
         self._show_remedies()

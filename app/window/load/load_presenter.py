@@ -234,7 +234,7 @@ class LoadReportPresenter(QObject):
                     self._made_room = self._main.make_room_for_proposals() or self._made_room
                 self._tell_ending(tr("{device} ran out of memory", device=event.device), event.message)
             case Failed():
-                report.show_failed(event)
+                report.show_failed(event, was_loaded=self._was_loaded)
                 short = tr("The model stopped") if self._was_loaded else tr("Loading failed")
                 self._tell_ending(short, event.message)
             case Crashed():

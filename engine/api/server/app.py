@@ -90,7 +90,12 @@ class Api:
                 405: _refuse(405, "This endpoint takes another method."),
             },
         )
-        return Guard(app, self._access)
+        return Guard(app, self._access, self._note_refused)
+
+    def _note_refused(self, scope: Scope, error: ApiError) -> None:
+        """Add a request that the guard refuses to the journal: a client without a key is looked for there."""
+        client = scope.get("client")
+        self.journal.begin(client[0] if client else "", scope["path"]).end(error.status, error.code)
 
     def _route(self, path: str, method: str, handler: Handler) -> Route:
         # Starlette takes an object for an ASGI application; it would call a function with a request of its own.

@@ -34,7 +34,7 @@ MAX_LINE = 4000
 """Maximum length of the input line in characters; a command with many overrides has some hundred."""
 _NUMBER_WIDTH_PX = 56
 _LINE_WIDTH_PX = 260
-_LEAST_ROOM_PX = 32
+_LEAST_ROOM_PX = 36
 """Height of one line of fields."""
 _BESIDE_PX = 270
 """Height of what is in the editor besides the fields: heading, line, answer, ruler, a lane and notes."""
@@ -74,8 +74,8 @@ class NumberBar(QFrame):
         self._answer = plain_label(role="dim")
         self._answer.setWordWrap(True)
         self._answer.hide()
-        fields = QWidget()
-        fields.setLayout(self._row)
+        self._fields = QWidget()
+        self._fields.setLayout(self._row)
         self._scroll = QScrollArea()
         self._scroll.setWidgetResizable(True)
         self._scroll.setFrameShape(QFrame.Shape.NoFrame)
@@ -83,7 +83,7 @@ class NumberBar(QFrame):
         # The fields take the focus; Qt scrolls to the one that has it.
         self._scroll.setFocusPolicy(Qt.FocusPolicy.NoFocus)
         self._scroll.setAccessibleName(tr("Numbers of layers"))
-        self._scroll.setWidget(fields)
+        self._scroll.setWidget(self._fields)
         self._room = _LEAST_ROOM_PX
         around = QVBoxLayout(self)
         around.setContentsMargins(0, 0, 0, 0)
@@ -104,7 +104,9 @@ class NumberBar(QFrame):
         self._fit()
 
     def _fit(self) -> None:
-        needed = self._row.heightForWidth(self.width())
+        needed = self._row.heightForWidth(self._scroll.viewport().width())
+        # The least height of such a layout is one line, and a scroll area would cut the others off.
+        self._fields.setMinimumHeight(needed)
         self._scroll.setVisible(needed > 0)
         self._scroll.setFixedHeight(max(min(needed, zoomed(self._room)), 1))
 

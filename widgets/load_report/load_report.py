@@ -118,6 +118,14 @@ class LoadReport(QWidget):
         """Whether the report has a table, also if it is hidden."""
         return self._table is not None
 
+    @property
+    def needed_height(self) -> int:
+        """Height in pixels at which nothing scrolls, at the present width."""
+        content, shown = self._scroll.widget(), self._scroll.viewport().size()
+        wrapped = self._column.hasHeightForWidth()
+        needed = self._column.totalHeightForWidth(shown.width()) if wrapped else content.sizeHint().height()
+        return self.height() - shown.height() + max(needed, MIN_DETAILS_HEIGHT_PX)
+
     def show_details(self, shown: bool) -> None:
         """Show or hide the table and the layouts that were tried, without emitting a signal."""
         self._shows_details = shown

@@ -77,21 +77,22 @@ class Layouts(QObject):
             self._notices.tell,
         )
 
-    def use(self, name: str, text: str) -> None:
-        """Replace the edited layout by the layout file with the content `text`.
+    def use(self, name: str, text: str) -> bool:
+        """Replace the edited layout by the layout file with the content `text`; return whether it could be used.
 
         `name`: its name for undo and errors.
         """
         model = self._document.model
         if model is None:
-            return
+            return False
         try:
             document = parse_layout(text, source=name, n_layers=model.n_layers)
         except LayoutError as error:
             self._notices.tell(error)
-            return
+            return False
         self._document.set_edit(document.layout, document.context, tr("open {name}", name=name))
         self._tell_rig(name, document)
+        return True
 
     def _tell_rig(self, name: str, file: LayoutFile) -> None:
         """Say which devices of a layout are others than those for which it was made; nothing if they are the same."""

@@ -179,7 +179,7 @@ def make_actions(
             ),
         ),
     )
-    preferences = PreferencesPresenter(actions, theme, desk.settings, main)
+    preferences = PreferencesPresenter(actions, theme, desk.settings, models, main)
     serving = ServePresenter(desk.server, desk.settings, models, actions["serve_at_start"], main)
     # After all entries are in their menus: docks and recent models are inserted before some of them.
     main.complete_menus(before_demo=actions["open_demo"])

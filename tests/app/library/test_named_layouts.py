@@ -202,7 +202,7 @@ def test_the_rig_of_a_layout_file_is_checked() -> None:
 
     file = parse_layout(json.dumps({"version": 1, "runs": [{"device": "CPU", "layers": "0-3"}]}))
     assert file.rig is None
-    whole = LayoutFile("m", file.layout, file.context, make_rig(make_gpu("CUDA0", 24)))
+    whole = LayoutFile("m", file.layout, file.context, rig=make_rig(make_gpu("CUDA0", 24)))
     text = encode_layout(whole)
     again = parse_layout(text)
     assert again.rig is not None

@@ -121,9 +121,9 @@ class LoadReport(QWidget):
     @property
     def needed_height(self) -> int:
         """Height in pixels at which nothing scrolls, at the present width."""
-        content, shown = self._scroll.widget(), self._scroll.viewport().size()
+        shown = self._scroll.viewport().size()
         wrapped = self._column.hasHeightForWidth()
-        needed = self._column.totalHeightForWidth(shown.width()) if wrapped else content.sizeHint().height()
+        needed = self._column.totalHeightForWidth(shown.width()) if wrapped else self._column.totalSizeHint().height()
         return self.height() - shown.height() + max(needed, MIN_DETAILS_HEIGHT_PX)
 
     def show_details(self, shown: bool) -> None:

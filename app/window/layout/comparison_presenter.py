@@ -199,10 +199,14 @@ class ComparisonPresenter(OneDialog[ComparisonDialog]):
 
     def _find_all(self) -> None:
         # The plan of the present edit may still be computed.
-        self._document.when_forecast(lambda: [self._find(side) for side in (0, 1)])
+        self._document.when_forecast(self._find_both)
         if self._document.model is None and self.dialog is not None:
             for side in (0, 1):
                 self.dialog.say(side, tr("No model is open.") if side == 0 else "")
+
+    def _find_both(self) -> None:
+        for side in (0, 1):
+            self._find(side)
 
     def _find(self, side: int) -> None:
         dialog, plan = self.dialog, self._document.plan

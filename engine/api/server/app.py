@@ -99,7 +99,7 @@ class Api:
         """Add a request that the guard refuses to the journal: a client without a key is looked for there."""
         client = scope.get("client")
         # Cut, because a stranger may send long ones.
-        self.journal.begin(client[0] if client else "", scope["path"][:_MAX_PATH]).end(error.status, error.code)
+        self.journal.begin(client[0] if client else "", scope["path"][:_MAX_PATH]).end(error.status, error.code or "")
 
     def _route(self, path: str, method: str, handler: Handler) -> Route:
         # Starlette takes an object for an ASGI application; it would call a function with a request of its own.

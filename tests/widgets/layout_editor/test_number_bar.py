@@ -142,8 +142,10 @@ def test_a_low_editor_shows_the_line_a_row_of_fields_and_a_lane(qtbot: QtBot) ->
     assert numbers.rect().contains(numbers.line.geometry())
     assert numbers.geometry().bottom() < view.mapTo(editor, view.rect().topLeft()).y()
     last = numbers.fields("CUDA7")[0]
-    numbers.fields("CUDA7")[0].previousInFocusChain().setFocus()
-    QTest.keyClick(editor.focusWidget() or editor, Qt.Key.Key_Tab)
+    before = last.previousInFocusChain()
+    assert before is not None
+    before.setFocus()
+    QTest.keyClick(before, Qt.Key.Key_Tab)
     qtbot.waitUntil(lambda: not last.visibleRegion().isEmpty())
     editor.resize(1000, 700)
     qtbot.waitUntil(lambda: not numbers.fields("CUDA0")[0].visibleRegion().isEmpty())

@@ -94,7 +94,10 @@ WITHOUT_CHILDREN = frozenset({"inspect"})
 
 
 # Modules with more than one command.
-_FAMILY = {"search": "hub", "download": "hub", "packs": "devices", "export": "exchange", "import": "exchange", "plan-together": "together"}
+_FAMILY = {
+    **{"search": "hub", "download": "hub", "packs": "devices", "export": "exchange", "import": "exchange"},
+    "plan-together": "together",
+}
 # Commands whose log states how their child processes ended.
 LOGGED = frozenset({"load", "chat", "embed", "serve", "bench"})
 

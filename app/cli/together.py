@@ -158,5 +158,3 @@ def _text(found: Together) -> str:
 
 def _size(size_bytes: int) -> str:
     return format_bytes(size_bytes) if size_bytes else "-"
-
-

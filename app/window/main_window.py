@@ -19,8 +19,8 @@ from widgets.controls.share_editor import ShareEditor
 from widgets.devices.device_strip import DeviceStrip
 from widgets.layout_editor.editor import LayoutEditor
 from widgets.library.load_question import LoadQuestion, LoadQuestionBar
-from widgets.library.room_offer import RoomOfferBar
 from widgets.library.model_panel import ModelPanel
+from widgets.library.room_offer import RoomOfferBar
 
 MENUS = {
     "File": tr("&File"),

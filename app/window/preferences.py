@@ -197,9 +197,7 @@ class PreferencesDialog(Dialog):
 class PreferencesPresenter(OneDialog[PreferencesDialog]):
     """Opens the preferences dialog."""
 
-    def __init__(
-        self, actions: Actions, theme: Theme, settings: Settings, models: OpenModels, window: QWidget
-    ) -> None:
+    def __init__(self, actions: Actions, theme: Theme, settings: Settings, models: OpenModels, window: QWidget) -> None:
         def set_idle_time(seconds: float) -> None:
             settings.idle_time_s = seconds
             models.set_keep_alive(seconds)

@@ -20,6 +20,7 @@ from app.window.devices.rig_presenter import KeptWeightsPresenter
 from app.window.help import open_log, show_about, show_handbook, show_keys
 from app.window.layout.compare_presenter import ComparePresenter
 from app.window.layout.exchange_presenter import ExportPresenter, ImportPresenter
+from app.window.layout.together_presenter import TogetherPresenter
 from app.window.library.library_presenter import LibraryPage
 from app.window.main_window import MainWindow
 from app.window.menus import (
@@ -107,6 +108,7 @@ def make_actions(
                 desk.auto_layouts,
                 show_auto_layout,
                 main.editor.toggle_pin,
+                show_together=TogetherPresenter(desk.several, models, desk.library, desk.settings, main).show,
                 show_comparison=ComparePresenter(desk.document, desk.comparer, theme, main).show,
                 show_numbers=main.editor.toggle_numbers,
                 use_last=desk.last_layouts.use,

@@ -59,9 +59,7 @@ def test_the_same_file_twice_has_two_names(tmp_path: Path, capsys: pytest.Captur
 
 
 def test_models_that_do_not_fit_end_with_3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    answer = run_here(
-        capsys, "plan-together", *models(tmp_path), "--rig", rig(tmp_path, 1, 1, kind="gpu"), "--json"
-    )
+    answer = run_here(capsys, "plan-together", *models(tmp_path), "--rig", rig(tmp_path, 1, 1, kind="gpu"), "--json")
     assert (answer.code, answer.document["fits"]) == (3, False)
 
 

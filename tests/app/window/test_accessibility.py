@@ -41,6 +41,7 @@ from widgets.controls.settings_bar import ModelButton
 from widgets.devices.device_details import DeviceDetails
 from widgets.devices.limits import LimitsDialog
 from widgets.devices.other_cards import OtherCardsDialog
+from widgets.library.together_dialog import ModelToChoose, TogetherDialog
 from widgets.serve.request_table import RequestRow
 from widgets.serve.serve_pane import ServePane
 
@@ -62,9 +63,10 @@ MADE: dict[str, Callable[[WindowParts], QDialog]] = {
     "OtherCardsDialog": lambda window: OtherCardsDialog(("RTX 3090",), ("fits",), window.main),
     "PacksDialog": lambda window: PacksDialog(window.main, window.desk.rig.packs),
     "PreferencesDialog": lambda window: PreferencesDialog(
-        window.actions, window.theme, window.desk.settings, window.main
+        window.actions, window.theme, window.desk.settings, lambda _seconds: None, window.main
     ),
     "PromptDialog": lambda window: PromptDialog(window.main),
+    "TogetherDialog": lambda window: TogetherDialog((ModelToChoose("chat", Path("chat.gguf")),), window.main),
 }
 """The others: as they are before anything is looked for."""
 OPENED = {"AutoLayoutDialog", "KeysDialog", "LineDialog", "SettingsDialog"}

@@ -93,7 +93,7 @@ class SeveralModels(QObject):
             from engine.planning.fit.together import Wanted, plan_together
             from engine.planning.plan.figures import figures_of
 
-            wanted = []
+            wanted: list[Wanted] = []
             for path, kept in asked:
                 opened = open_file(path, kept)
                 model = opened.model

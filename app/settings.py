@@ -71,14 +71,16 @@ class KeptAdapter(msgspec.Struct, frozen=True):
 
 
 class KeptSideFiles(msgspec.Struct, frozen=True):
-    """The projector and the LoRA adapters of a model, as they are stored in the settings.
+    """The projector, the LoRA adapters and the draft of a model, as they are stored in the settings.
 
     `projector`: path of its file, empty if there is none. `device`: device of the projector, None for automatic.
+    `draft`: JSON text as of `encode_draft`, empty if there is none.
     """
 
     projector: str = ""
     device: str | None = None
     adapters: tuple[KeptAdapter, ...] = ()
+    draft: str = ""
 
 
 class _Store(Protocol):
@@ -273,11 +275,11 @@ class Settings:
             self._write("parked_models", [str(path) for path in wanted])
 
     def side_files(self, model: Path) -> KeptSideFiles:
-        """Return the projector and adapters that were last chosen for the model at `model`. No file is read."""
+        """Return the projector, adapters and draft that were last chosen for the model at `model`. No file is read."""
         return self._all_side_files().get(str(model), KeptSideFiles())
 
     def keep_side_files(self, model: Path, files: KeptSideFiles) -> None:
-        """Store the projector and adapters that were chosen for the model at `model`."""
+        """Store the projector, adapters and draft that were chosen for the model at `model`."""
         kept = {path: each for path, each in self._all_side_files().items() if path != str(model)}
         # Models without side files need no entry.
         if files != KeptSideFiles():

@@ -128,6 +128,7 @@ def _add_plan_arguments(command: argparse.ArgumentParser) -> None:
         "--with", dest="added", action="append", default=[], metavar="CARD",
         help='compare with a card that is not here, such as "RTX 3090" or "2 x RTX 3090"; may repeat',
     )  # fmt: skip
+    command.add_argument("--against", type=Path, metavar="L", help="compare with this layout file")
 
 
 def _add_together_arguments(command: argparse.ArgumentParser) -> None:
@@ -327,9 +328,13 @@ def _add_rig_arguments(rig: argparse.ArgumentParser) -> None:
     lab.add_argument(
         "--workers",
         type=_sizes,
-        required=True,
         metavar="SIZE[,SIZE...]",
         help="memory limit of each worker, such as 512M,1G",
+    )
+    lab.add_argument(
+        "--numa-nodes",
+        action="store_true",
+        help="instead of --workers: one worker bound to each NUMA node of this computer",
     )
     lab.add_argument("--out", type=Path, metavar="FILE", help="also write the rig file here")
     lab.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)

@@ -95,7 +95,11 @@ WITHOUT_CHILDREN = frozenset({"inspect"})
 
 # Modules with more than one command.
 _FAMILY = {
-    **{"search": "hub", "download": "hub", "packs": "devices", "export": "exchange", "import": "exchange"},
+    "search": "hub",
+    "download": "hub",
+    "packs": "devices",
+    "export": "exchange",
+    "import": "exchange",
     "plan-together": "together",
 }
 # Commands whose log states how their child processes ended.

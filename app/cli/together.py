@@ -23,7 +23,7 @@ from engine.planning.fit.speed_book import read_speed_book
 from engine.planning.fit.strategies.catalogue import find_strategy
 from engine.planning.fit.strategies.constraints import Constraints, Watch, check_constraints
 from engine.planning.fit.together import GiveWay, Placed, Together, Wanted, plan_together, together_sentence
-from engine.planning.layout.layout_file import LayoutFile, layout_document, write_layout
+from engine.planning.layout.layout_file import layout_document, write_layout
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.plan.decisions.context_length import default_context
 from engine.planning.settings.context_settings import ContextSettings
@@ -80,7 +80,7 @@ def _write_layouts(folder: Path, found: Together) -> None:
         raise ArgumentError(f"--out: the folder {folder} cannot be made ({error.strerror}); name another.") from None
     for each in found.placed:
         plan = each.plan
-        file = LayoutFile(plan.model.name, plan.edit.layout, plan.edit.context)
+        file = plan.edit.as_file(plan.model.name)
         write_layout(folder / f"{each.name.replace('/', '_')}.layout.json", file)
 
 
@@ -109,7 +109,7 @@ def _model_document(placed: Placed) -> dict[str, object]:
     return {
         "name": placed.name,
         "file": str(plan.model.paths[0]),
-        "layout": layout_document(LayoutFile(plan.model.name, plan.edit.layout, plan.edit.context)),
+        "layout": layout_document(plan.edit.as_file(plan.model.name)),
         "need_bytes": dict(placed.need_bytes),
         "layers_on_cpu": placed.n_host_layers,
         "fits": placed.fits,

@@ -300,6 +300,7 @@ def make_settings_presenter(main: MainWindow, desk: Desk) -> SettingsPresenter:
         desk.document,
         desk.models,
         desk.side_files,
+        desk.library,
         bar=main.settings_bar,
         settings=desk.settings,
         window=main,

@@ -11,6 +11,7 @@ from typing import Literal, get_args
 import msgspec
 
 from engine.base.language import tr
+from engine.base.numa import NumaNode
 from engine.base.units import MIB, format_bytes
 from engine.model.gguf.model_file import FileIdentity
 
@@ -178,6 +179,7 @@ class Device:
     `away`: why a device of a paired machine cannot be used now, in a few words; empty: it can.
     `remote`: what a paired machine reports about its device behind the RPC server; None: nothing.
     `computing`: needs beyond the forecast that were measured for models on this device.
+    `nodes`: NUMA nodes of the host's processor; empty: only one, or unknown.
     `unified`: whether its memory is the host's, as on Apple silicon; see `Rig.pool`.
     `swap_bytes`: free swap space of the host; None: unknown, or not the host.
     """
@@ -204,6 +206,7 @@ class Device:
     away: str = ""
     remote: RemoteFacts | None = None
     computing: tuple[ComputingNeed, ...] = ()
+    nodes: tuple[NumaNode, ...] = ()
     unified: bool = False
     swap_bytes: int | None = None
 
@@ -295,7 +298,14 @@ def routes_of(devices: Iterable[Device]) -> dict[str, str]:
     }
 
 
-def make_host(name: str, total_bytes: int, free_bytes: int | None = None, swap_bytes: int | None = None) -> Device:
+def make_host(
+    name: str,
+    total_bytes: int,
+    free_bytes: int | None = None,
+    *,
+    nodes: tuple[NumaNode, ...] = (),
+    swap_bytes: int | None = None,
+) -> Device:
     """Return the device for the host's CPU and memory. `swap_bytes`: free swap space; None: unknown."""
     return Device(
         id=CPU_ID,
@@ -305,6 +315,7 @@ def make_host(name: str, total_bytes: int, free_bytes: int | None = None, swap_b
         total_bytes=total_bytes,
         free_bytes=free_bytes,
         capabilities=Capabilities(row_split=False, tensor_split=False),
+        nodes=nodes if len(nodes) > 1 else (),
         swap_bytes=swap_bytes,
     )
 
@@ -356,6 +367,15 @@ _LOOPBACK = re.compile(r"(127\.|localhost|\[::1\])")
 def is_on_this_machine(device: Device) -> bool:
     """Return whether `device` is an RPC worker on this machine, such as a lab worker."""
     return device.endpoint is not None and _LOOPBACK.match(device.endpoint) is not None
+
+
+LENT_NAME_SEPARATOR = " \N{MIDDLE DOT} "
+"""Text between the names of machine and device in the name of a lent device."""
+
+
+def machine_name(device: Device) -> str:
+    """Return the name of the machine that lends `device`."""
+    return device.name.partition(LENT_NAME_SEPARATOR)[0]
 
 
 def remote_margin_bytes(device: Device) -> int:

@@ -19,6 +19,7 @@ from pathlib import Path
 from engine.base.cancellation import CancelToken
 from engine.base.errors import ArgumentError, BusyError, EngineError, UnreachableError
 from engine.base.language import tr
+from engine.base.numa import read_nodes
 from engine.base.pci import parse_pci_name
 from engine.base.units import MIB
 from engine.devices.device import BufferFacts, Capabilities, Device, Rig, make_host, remote_margin_bytes
@@ -45,7 +46,9 @@ def host_device() -> Device:
     Fast; starts no child process on Linux.
     """
     memory = read_host_memory()
-    return make_host(processor_name(), memory.total_bytes, memory.free_bytes, read_free_swap())
+    return make_host(
+        processor_name(), memory.total_bytes, memory.free_bytes, nodes=read_nodes(), swap_bytes=read_free_swap()
+    )
 
 
 def processor_name() -> str:

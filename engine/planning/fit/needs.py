@@ -12,9 +12,9 @@ from math import inf
 
 from engine.planning.fit.strategies.constraints import Watch
 from engine.planning.layout.layout import Layout
-from engine.planning.memory.estimate import DeviceMemory, MemoryEstimate
+from engine.planning.memory.estimate import DeviceMemory
 from engine.planning.memory.side_files import SideFiles
-from engine.planning.plan.decisions.resolve import estimate_beside
+from engine.planning.plan.decisions.resolve import Beside, estimate_beside
 from engine.planning.plan.plan import Plan
 from engine.planning.plan.report import device_needs, pooled_bytes, shortfalls
 
@@ -68,19 +68,19 @@ class Needs:
             if self._watch is not None:
                 self._watch.step()
             if self._as_asked:
-                estimate = self.estimate_as_asked(layout, self._plan.edit.side_files)[0]
+                estimate = self.estimate_as_asked(layout, self._plan.edit.side_files).estimate
             else:
                 estimate = self.plan(layout).resolved.estimate
             found = self._known[layout] = device_needs(estimate, self._plan.learned_rig)
         return found
 
-    def estimate_as_asked(self, layout: Layout, side_files: SideFiles) -> tuple[MemoryEstimate, str]:
-        """Return the memory estimate of `layout` with `side_files`, and the device id of the projector.
+    def estimate_as_asked(self, layout: Layout, side_files: SideFiles) -> Beside:
+        """Return the memory estimate of `layout` with `side_files`, and the devices of these.
 
         Settings are used as the user set them.
         """
         memory, rig, context = self._plan.memory, self._plan.rig, self._plan.edit.context
-        return estimate_beside(memory, rig, layout, context, side_files, memory.estimate(layout, context, rig))
+        return estimate_beside(memory, rig, layout, context, side_files)
 
     def short(self, layout: Layout) -> dict[str, int]:
         """Return the bytes by which `layout` exceeds the limit, by id of the devices where it does."""

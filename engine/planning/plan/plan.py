@@ -27,8 +27,9 @@ from engine.planning.layout.rules import violations
 from engine.planning.layout.split_modes import count_unlisted_layers
 from engine.planning.memory.backends import backend_traits
 from engine.planning.memory.model_memory import FEW_TABLES, MOST_TABLES, ModelMemory
-from engine.planning.plan.advice import Advice, advice, side_file_advice, swap_advice
+from engine.planning.plan.advice import Advice, advice, draft_advice, side_file_advice, swap_advice
 from engine.planning.plan.decisions.decision import Decision
+from engine.planning.plan.decisions.drafts import draft_violations
 from engine.planning.plan.decisions.side_files import side_file_violations
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.report import DeviceRow, FitReport, check_fit, device_needs, make_row, sharing
@@ -147,6 +148,7 @@ class Plan:
         return (
             *violations(edit.layout, self.model, self.rig, self.settings),
             *side_file_violations(edit.side_files, edit.layout, self.rig, self.settings),
+            *draft_violations(edit.side_files.draft, self.resolved.draft, self.model, self.rig, self.settings),
         )
 
     @cached_property
@@ -156,6 +158,7 @@ class Plan:
         found = (
             *advice(edit.layout, self.model, self.rig, self.settings),
             *side_file_advice(edit.side_files, edit.layout, self.settings),
+            *draft_advice(edit.side_files.draft, self.draft_devices, self.model, edit.layout),
         )
         if self._has_room_for_output:
             return found
@@ -227,6 +230,22 @@ class Plan:
         extra_buffers = self.rig.host.fault("extra_buffers") is None
         return msgspec.structs.replace(told, overrides=found_overrides(layout, names), extra_buffers=extra_buffers)
 
+    @property
+    def draft_devices(self) -> tuple[str, ...]:
+        """Ids of the devices of the draft model; empty if there is none."""
+        return () if self.resolved.draft is None else self.resolved.draft.devices
+
+    @cached_property
+    def draft_plan(self) -> Plan | None:
+        """The plan of the draft model alone, with the devices and settings that the load uses; None if there is none.
+
+        It has its own forecast, rules and llama.cpp parameters.
+        """
+        placed, draft = self.resolved.draft, self.edit.side_files.draft
+        if placed is None or draft is None or draft.model is None:
+            return None
+        return Plan(self.memory.of_draft(draft.model), self.rig, Edit(placed.layout, placed.context))
+
     @cached_property
     def key(self) -> Hashable | None:
         """Everything that the result of a probe depends on: size and mtime of files, parameters, settings, devices.
@@ -249,6 +268,7 @@ class Plan:
             devices,
             self.edit.side_files,
             self.resolved.projector_device,
+            self.draft_devices,
         )
 
     @property
@@ -277,15 +297,15 @@ class Plan:
 
     @property
     def devices_in_use(self) -> tuple[Device, ...]:
-        """The devices that a load of this plan opens: those of the layout and of the projector, without the host."""
-        used = set(used_devices(self.edit.layout))
+        """The devices that a load of this plan opens: of the layout, the projector and the draft, without the host."""
+        used = {*used_devices(self.edit.layout), *self.draft_devices}
         if self.edit.side_files.projector is not None:
             # The projector may be on a device without layers.
             used.add(self.resolved.projector_device)
         return tuple(device for device in self.rig.devices if device.id in used)
 
 
-_UNPROBED = ("resolved", "learned_rig", "violations", "advice", "parameters", "key")
+_UNPROBED = ("resolved", "learned_rig", "violations", "advice", "parameters", "draft_plan", "key")
 """Names of cached properties that do not depend on `probed`; `with_probed` copies them."""
 
 

@@ -22,6 +22,7 @@ class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
     """Memory of one device in bytes, with the keys of section Row in docs/contract.md.
 
     `pipeline_bytes` and `projector_bytes` are parts of `compute_bytes`; `late_bytes` is a part of `answering_bytes`.
+    `draft_bytes`: weights, state and buffers of a draft model, which are in none of the other numbers.
     `free_bytes`: None if unknown.
     `shortfall_bytes`: missing bytes; negative if the device has memory to spare. On devices that share the host's
     memory it is at least what all of them lack together.
@@ -37,6 +38,7 @@ class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
     projector_bytes: int = 0
     answering_bytes: int = 0
     late_bytes: int = 0
+    draft_bytes: int = 0
     output_bytes: int
     overhead_bytes: int
     need_bytes: int
@@ -73,7 +75,10 @@ class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def buffer_bytes(self) -> int:
-        """Bytes of llama.cpp's buffers: the need less overhead and less memory that is allocated while answering."""
+        """Bytes of llama.cpp's buffers: the need less overhead and less memory that is allocated while answering.
+
+        Those of a draft model are included.
+        """
         return self.need_bytes - self.overhead_bytes - self.answering_bytes
 
 
@@ -122,6 +127,7 @@ def make_row(device: Device, memory: DeviceMemory, grade: Grade) -> DeviceRow:
         answering_bytes=memory.answering_bytes,
         late_bytes=memory.late_bytes,
         projector_bytes=memory.projector_bytes,
+        draft_bytes=memory.draft_bytes,
     )
 
 

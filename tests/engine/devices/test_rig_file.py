@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.base.errors import RigError
+from engine.base.numa import NumaNode
 from engine.base.units import GIB, MIB
-from engine.devices.device import Capabilities, Rig
+from engine.devices.device import Capabilities, Rig, make_host
 from engine.devices.rig_file import encode_rig, parse_rig, read_rig, write_rig
 from tests.support.strategies import rigs
 
@@ -38,6 +39,33 @@ def test_only_needed_keys_take_the_defaults() -> None:
     assert second_cpu.kind == "cpu"
     assert rig.ids == ("CUDA0", "RPC0", "H", "CPU")
     assert (rig.host.total_bytes, rig.host.free_bytes) == (64 * GIB, None)
+
+
+def test_numa_nodes_of_the_host_are_read_back() -> None:
+    nodes = (NumaNode(0, frozenset({0, 1, 8}), 32 * GIB, GIB, (10, 21)), NumaNode(2, frozenset(), GIB))
+    rig = Rig((), make_host("host", 64 * GIB, nodes=nodes))
+    assert b'"processors": "0-1,8"' in encode_rig(rig)
+    assert parse_rig(encode_rig(rig)) == rig
+    assert b"numa" not in encode_rig(Rig((), make_host("host", 64 * GIB, nodes=nodes[:1])))
+
+
+@pytest.mark.parametrize(
+    ("changes", "place"),
+    [
+        ({"processors": "0-x"}, ".processors"),
+        ({"processors": "0-999999999"}, ".processors"),
+        ({"number": 5000}, ".number"),
+        ({"distances": "10 far"}, ".distances"),
+        ({"free_bytes": "2GiB"}, ".free_bytes"),
+        ({"cores": 8}, ""),
+    ],
+)
+def test_a_numa_node_that_cannot_be(changes: dict[str, object], place: str) -> None:
+    node = {"number": 0, "processors": "0-3", "total_bytes": "1GiB", "distances": "10", **changes}
+    host = {"total_bytes": "64GiB", "numa_nodes": [node]}
+    with pytest.raises(RigError) as caught:
+        parse(host=host)
+    assert caught.value.place == f"host.numa_nodes[0]{place}"
 
 
 def test_sizes_are_whole_bytes_or_names_of_sizes() -> None:

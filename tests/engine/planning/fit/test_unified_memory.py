@@ -138,7 +138,7 @@ def test_swap_is_named_where_it_would_be_used() -> None:
     need_bytes = make_report(memory_of(), mac(8), single_device(N_LAYERS, CPU_ID), CONTEXT).rows[-1].need_bytes
 
     def host(free_bytes: int, swap_bytes: int | None) -> Rig:
-        return Rig((), make_host("host", 8 * GIB, free_bytes, swap_bytes))
+        return Rig((), make_host("host", 8 * GIB, free_bytes, swap_bytes=swap_bytes))
 
     assert swap_rules(host(need_bytes, 0)) == {}
     assert swap_rules(host(need_bytes - 30 * MIB, None)) == {}

@@ -55,7 +55,7 @@ def test_the_next_question_loads_a_parked_model(window: WindowParts, qtbot: QtBo
     qtbot.waitUntil(lambda: [message.content for message in model.conversation.tree.path][:1] == [QUESTION])
     assert pane.prompt_edit.toPlainText() == ""
     assert not model.is_parked
-    assert settings.parked_models == ()
+    assert not window.desk.settings.parked_models
     model.loading.stop_answer()
     qtbot.waitUntil(lambda: model.loading.phase is Phase.READY)
 

@@ -14,6 +14,11 @@ from engine.chat.tools import pretty_arguments
 from engine.runtime.protocol.messages import ToolCall
 from engine.runtime.session.events import Done, Event, Shifted
 
+REPETITION_SENTENCE = (
+    "The answer was ended because it repeats itself without end. --repeat-penalty 1.1 or a higher --temperature helps; "
+    "--repetition continue lets it go on."
+)
+
 
 class Talking(Event, frozen=True, kw_only=True, tag="conversation"):
     """Event at the start of a chat, with the conversation's id and title."""
@@ -159,6 +164,8 @@ class TextChat:
             f"{done.generated_tokens} tokens, {done.generation_tokens_per_second:.1f} tokens/s; "
             f"prompt {done.prompt_tokens_per_second:.1f} tokens/s{cached}"
         )
+        if done.stop_reason == "repetition":
+            say(REPETITION_SENTENCE)
         if done.replaced and done.replaced not in self._replaced:
             self._replaced.add(done.replaced)
             say(done.replaced)

@@ -61,6 +61,7 @@ def ended_after(text: str) -> int | None:
 def test_an_endless_repetition_is_found_soon(text: str, most_tokens: int) -> None:
     found = ended_after(text)
     assert found is not None
+    # A check every so many tokens, and what comes before the repetition or within its first period.
     assert found <= most_tokens + 2 * CHECKED_EVERY + 32
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 from argparse import Namespace
+from contextlib import ExitStack
 from pathlib import Path
 
 from app.cli import exit_codes
@@ -16,12 +17,14 @@ from app.cli.output import print_document, print_line, print_text, say
 from app.paths import speeds_path
 from engine.base.cancellation import CancelToken
 from engine.base.errors import EngineError
+from engine.base.numa import read_nodes
 from engine.devices.rig_file import read_rig
-from engine.machines.bench.candidates import Candidate
+from engine.machines.bench.candidates import Candidate, numa_candidates
 from engine.machines.bench.order import BenchOrder, run_order
 from engine.machines.bench.results import BenchResults, import_note, read_results, write_results
 from engine.machines.bench.runner import BenchProgress
 from engine.machines.bench.tables import csv_text, markdown_text, text_of
+from engine.machines.rigs.lab import LabRig, memory_not_bound, numa_rig
 from engine.model.gguf.reader import read_model
 from engine.planning.fit.speed_book import SpeedBook, read_speed_book, write_speed_book
 from engine.planning.fit.strategies.catalogue import find_strategy
@@ -33,11 +36,12 @@ def run_bench(options: Namespace) -> int:
     check_bench_options(options)
     # Before minutes of measuring: a file that cannot be read is an error of the command line.
     others = [read_results(path) for path in options.beside]
-    order = _order(options)
     cancel = CancelToken()
     book = read_speed_book(speeds_path())
-    with on_interrupt(cancel.cancel):
-        results, learnt = run_order(order, book, cancel, _Told())
+    with on_interrupt(cancel.cancel), ExitStack() as stack:
+        lab = stack.enter_context(numa_rig(read_nodes())) if options.numa_nodes else None
+        order = _order(options) if lab is None else _numa_order(options, lab)
+        results, learnt = run_order(order, book, cancel, _Told(), workers=None if lab is None else lab.processes)
     _keep(learnt, book)
     if options.out is not None:
         write_results(options.out, results)
@@ -71,6 +75,14 @@ def _order(options: Namespace) -> BenchOrder:
         taken = [each.name for each in found]
         found.append(Candidate(_name(path, options.auto if not automatic else None, taken), plan))
     return BenchOrder(tuple(found), preset_of(options), automatic)
+
+
+def _numa_order(options: Namespace, lab: LabRig) -> BenchOrder:
+    if warning := memory_not_bound(lab.unbound_nodes):
+        say(warning)
+    base = asked_on(options, read_model(options.file), lab.rig, None).plan
+    found = (Candidate(each.name, load_plan(each.plan), each.reason) for each in numa_candidates(base))
+    return BenchOrder(tuple(found), preset_of(options))
 
 
 def _name(path: Path | None, strategy: str | None, taken: list[str]) -> str:

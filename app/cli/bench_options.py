@@ -30,6 +30,10 @@ def add_bench_arguments(command: argparse.ArgumentParser) -> None:
         "--layout", type=Path, action="append", default=[], metavar="L",
         help="layout file; may repeat: the layouts take turns (default: the initial layout)",
     )  # fmt: skip
+    command.add_argument(
+        "--numa-nodes", action="store_true",
+        help="compare the CPU alone with one worker for each NUMA node, over which the layers are split evenly",
+    )  # fmt: skip
     lengths = command.add_mutually_exclusive_group()
     for name, text in (
         ("quick", "prompts of 256 tokens, answers of 32, 5 rounds (the default)"),
@@ -61,6 +65,8 @@ def check_bench_options(options: Namespace) -> None:
     formats = [name for name in ("json", "csv", "markdown") if getattr(options, name)]
     if len(formats) > 1:
         raise ArgumentError(f"--{formats[0]} and --{formats[1]} exclude each other; remove one.")
+    if options.numa_nodes and (options.layout or options.rig is not None or options.auto is not None):
+        raise ArgumentError("--numa-nodes makes its own rig and layouts; remove --rig, --layout and --auto.")
     if options.auto not in (None, ALL) and options.layout:
         raise ArgumentError("--auto STRATEGY and --layout exclude each other; remove one, or use --auto all.")
 

@@ -13,9 +13,10 @@ from app.cli.serving import kept_weights, tell, tell_serving
 from app.paths import kept_weights_path
 from engine.base.errors import ArgumentError
 from engine.base.kept_weights import empty, kept_files
+from engine.base.numa import read_nodes
 from engine.base.units import format_bytes
 from engine.devices.rig_file import encode_rig, write_rig
-from engine.machines.rigs.lab import CAPS_NOT_ENFORCED, LabRig, serve
+from engine.machines.rigs.lab import CAPS_NOT_ENFORCED, LabRig, memory_not_bound, numa_rig, serve
 from engine.runtime.protocol.messages import Serving
 
 # Seconds of one wait.
@@ -53,7 +54,20 @@ def run_rig(options: Namespace) -> int:
 
 
 def _run_lab(options: Namespace, ended: threading.Event) -> None:
-    with LabRig(options.workers, on_worker_ended=lambda _, sentence: tell(sentence)) as lab:
+    if options.numa_nodes == bool(options.workers):
+        raise ArgumentError("rig lab needs either --workers SIZE[,SIZE...] or --numa-nodes; give one of them.")
+
+    def on_ended(_device: str, sentence: str) -> None:
+        tell(sentence)
+
+    made = (
+        numa_rig(read_nodes(), on_worker_ended=on_ended)
+        if options.numa_nodes
+        else LabRig(options.workers, on_worker_ended=on_ended)
+    )
+    with made as lab:
+        if warning := memory_not_bound(lab.unbound_nodes):
+            tell(warning)
         if not lab.caps_enforced:
             tell(CAPS_NOT_ENFORCED)
         if options.out is not None:

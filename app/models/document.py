@@ -231,7 +231,7 @@ class LayoutDocument(QObject):
         # All moves refer to the start of the drag, so that moving back restores it exactly.
         start = self._drag_start or self._state.edit
         self._move_text = move.text
-        self._state.edit = replace(start, layout=move.apply(start.layout))
+        self._state.edit = start.after(move)
         self._drag_start = start
         # Moves between two frames need no preview of their own.
         if not self._frame.isActive():
@@ -325,8 +325,13 @@ class LayoutDocument(QObject):
         same = self._answered.get((path, edit))
         if same is not None:
             return Answered(edit, same)
-        # The newest is at the end.
-        others = (Answered(other, answer) for (of, other), answer in reversed(self._answered.items()) if of == path)
+        # The newest is at the end. What a draft gains says nothing about answers without it.
+        draft = edit.side_files.draft
+        others = (
+            Answered(other, answer)
+            for (of, other), answer in reversed(self._answered.items())
+            if of == path and other.side_files.draft == draft
+        )
         return next(others, None)
 
     def _draw_meanwhile(self, state: EditState) -> None:

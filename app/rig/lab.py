@@ -1,6 +1,6 @@
 """The lab rig of the window:
 
-RPC workers on this machine with a cap on their memory, to try layouts without more cards.
+RPC workers on this machine with a cap on their memory, to try layouts without more cards, or one for each NUMA node.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from app.notices import Notices
 from app.rig.live_rig import LiveRig
 from engine.base.errors import EngineError
 from engine.base.language import tr
-from engine.devices.device import Rig
+from engine.base.numa import NumaNode
+from engine.devices.device import Rig, names_of
 from engine.devices.telemetry.processes import WorkerProcess
-from engine.machines.rigs.lab import LabRig
+from engine.machines.rigs.lab import LabRig, memory_not_bound, numa_rig
 
 _log = logging.getLogger("layerdeck.rig")
 
@@ -55,6 +56,11 @@ class Lab(QObject):
         return frozenset(device.endpoint for device in devices if device.endpoint is not None)
 
     @property
+    def has_nodes(self) -> bool:
+        """Whether the workers are bound to NUMA nodes; else they simulate devices."""
+        return self._workers is not None and self._workers.has_nodes
+
+    @property
     def processes(self) -> Mapping[str, WorkerProcess]:
         """The process of each running worker, by endpoint: its id, and its memory before a client has allocated any."""
         lab = self._workers
@@ -74,6 +80,19 @@ class Lab(QObject):
 
         If a lab rig runs already, only `then` is called, at once.
         """
+        self._start(lambda: LabRig(caps_bytes, on_worker_ended=self._worker_ended.emit), then)
+
+    def start_nodes(self, nodes: Sequence[NumaNode]) -> None:
+        """Start a worker bound to each of these NUMA nodes, and add them as devices.
+
+        If a lab rig runs, it must be stopped first; a notice says so.
+        """
+        if self._workers is not None or self._is_starting:
+            self._notices.say(tr("Stop the lab rig first (Devices > Stop Lab Rig)"))
+            return
+        self._start(lambda: numa_rig(nodes, on_worker_ended=self._worker_ended.emit), None)
+
+    def _start(self, make: Callable[[], LabRig], then: Callable[[], None] | None) -> None:
         if self._workers is not None:
             if then is not None:
                 then()
@@ -86,7 +105,7 @@ class Lab(QObject):
         self._is_starting = True
 
         def begin() -> LabRig:
-            lab = LabRig(caps_bytes, on_worker_ended=self._worker_ended.emit)
+            lab = make()
             lab.start()
             return lab
 
@@ -96,6 +115,8 @@ class Lab(QObject):
             self._workers = lab
             self._live.set_devices(self._live.devices.with_devices(lab.rig.devices))
             self._notices.say(self._description)
+            if warning := memory_not_bound(lab.unbound_nodes):
+                self._notices.say(warning)
             self.running_changed.emit(True)
             self._go_on()
 
@@ -116,7 +137,10 @@ class Lab(QObject):
     def _description(self) -> str:
         """A sentence that explains the new devices to people who see names like RPC0 for the first time."""
         endpoints = self.endpoints
-        names = [device.id for device in self._live.devices.rig.devices if device.endpoint in endpoints]
+        devices = [device for device in self._live.devices.rig.devices if device.endpoint in endpoints]
+        names = [device.id for device in devices]
+        if self.has_nodes:
+            return tr("{names} are the NUMA nodes of this computer's processor", names=names_of(devices))
         if len(names) == 1:
             return tr("{name} is a simulated device on this computer", name=names[0])
         if len(names) == 2:

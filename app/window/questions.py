@@ -15,8 +15,9 @@ from app.rig.device_search import DeviceSearch, RigFiles
 from app.rig.lab import Lab
 from app.settings import Settings
 from app.window import dialogs
-from app.window.devices.rig_dialogs import ask_lab_caps, ask_remote_endpoint
+from app.window.devices.rig_dialogs import ask_lab_caps, ask_numa_split, ask_remote_endpoint
 from engine.base.language import tr
+from engine.base.numa import read_nodes
 
 
 class Questions(QObject):
@@ -103,6 +104,10 @@ class Questions(QObject):
     def start_lab(self) -> None:
         """Ask for the memory caps of a lab rig (RPC workers on this computer), and start it."""
         ask_lab_caps(self._window, self._lab.start)
+
+    def split_numa(self) -> None:
+        """Explain the NUMA nodes of this computer, and start a worker for each if the user agrees."""
+        ask_numa_split(self._window, read_nodes(), self._lab.start_nodes)
 
     def open_dropped(self, *paths: Path) -> None:
         """Open files by their extension: `.json` is a layout, anything else a model."""

@@ -152,6 +152,7 @@ def _connect_window(main: MainWindow, desk: Desk, questions: Questions) -> None:
     main.model_panel.lab_requested.connect(questions.start_lab)
     main.device_strip.add_remote_requested.connect(questions.add_remote)
     main.device_strip.add_lab_requested.connect(questions.start_lab)
+    main.device_strip.split_requested.connect(questions.split_numa)
     main.files_dropped.connect(lambda files: questions.open_dropped(*files))
     # PySide holds bound methods of plain objects weakly; the partial keeps `desk` as long as the window.
     main.closing.connect(partial(desk.close))

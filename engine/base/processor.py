@@ -13,6 +13,7 @@ from pathlib import Path
 from engine.base.control_groups import OWN, ROOT, ControlGroup, control_groups
 
 DEVICES = Path("/sys/devices")
+_MAX_DIGITS = 5
 _FULL_SPEED_SHARE = 0.5
 """Share of the fastest core's capacity below which a core counts as an efficiency core."""
 
@@ -95,7 +96,7 @@ def _power_saving(usable: frozenset[int], devices: Path) -> frozenset[int]:
 
     On x86 Linux lists them as a separate PMU (`cpu_atom`); on ARM each core has a capacity.
     """
-    listed = _parse_list(_text(devices / "cpu_atom/cpus"))
+    listed = parse_list(_text(devices / "cpu_atom/cpus"))
     if listed:
         return listed
     capacities: dict[int, int] = {}
@@ -107,12 +108,13 @@ def _power_saving(usable: frozenset[int], devices: Path) -> frozenset[int]:
     return frozenset(each for each, capacity in capacities.items() if capacity < fastest * _FULL_SPEED_SHARE)
 
 
-def _parse_list(text: str) -> frozenset[int]:
+def parse_list(text: str) -> frozenset[int]:
     """Return the numbers of a list such as `0-7,16`; empty if it is not one."""
     found: set[int] = set()
     for part in filter(None, text.split(",")):
         first, _, last = part.partition("-")
-        if not first.isdecimal() or not (last or first).isdecimal():
+        # Foreign text must not make a list of any length; Linux has at most 8192 processors.
+        if not all(number.isdecimal() and len(number) <= _MAX_DIGITS for number in (first, last or first)):
             return frozenset()
         found.update(range(int(first), int(last or first) + 1))
     return frozenset(found)

@@ -7,6 +7,7 @@ from PySide6.QtGui import QAction, QMouseEvent
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QMenu, QVBoxLayout, QWidget
 
 from engine.base.language import tr
+from engine.base.numa import node_lines
 from engine.base.units import format_bytes, format_share
 from engine.devices.device import Device, is_on_this_machine, margin_words
 from engine.devices.telemetry.sample import Sample
@@ -31,6 +32,7 @@ from widgets.devices.readings import (
     link_words,
     overhead_text,
     row_tool_tip,
+    shared_text,
     status_line,
 )
 
@@ -39,11 +41,15 @@ MIN_WIDTH = 160
 
 
 class DeviceCard(QFrame):
-    """Shows the readings of one device. A click requests its details; its menu can also request limits or removal."""
+    """Shows the readings of one device. A click requests its details; its menu can also request limits or removal.
+
+    The menu of the host requests its split by NUMA node, if it has several.
+    """
 
     details_requested = Signal(Device)
     limits_requested = Signal(Device)
     remove_requested = Signal(str)
+    split_requested = Signal()
 
     def __init__(self, device: Device, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -164,6 +170,10 @@ class DeviceCard(QFrame):
         limits = QAction(tr("Cap and margin…"), menu)
         limits.triggered.connect(self._on_limits)
         menu.addAction(limits)
+        if self._device.nodes:
+            split = QAction(tr("Split by NUMA node…"), menu)
+            split.triggered.connect(self._on_split)
+            menu.addAction(split)
         if self._device.is_rpc:
             remove = QAction(tr("Remove {id} from the rig", id=self._device.id), menu)
             remove.triggered.connect(self._on_remove)
@@ -206,6 +216,8 @@ class DeviceCard(QFrame):
         # A cap above the total changes nothing.
         if self._device.cap_bytes is not None and self._device.cap_bytes < self._device.total_bytes:
             text += tr(" (cap {cap})", cap=format_bytes(self._device.cap_bytes))
+        if self._device.unified:
+            text += tr(" (shared)")
         self._total_label.setText(text)
 
     def _show_tool_tip(self) -> None:
@@ -215,9 +227,11 @@ class DeviceCard(QFrame):
             "" if self._row is None else row_tool_tip(self._row),
             holdings_text(self._device.holdings),
             overhead_text(self._device),
+            shared_text(self._device),
             margin_words(self._device),
             link_text(self._device, self._link),
             faults_text(self._device),
+            *node_lines(self._device.nodes),
         ]
         self.setToolTip(plain_tool_tip("\n".join(filter(None, lines))))
 
@@ -243,6 +257,9 @@ class DeviceCard(QFrame):
 
     def _on_limits(self) -> None:
         self.limits_requested.emit(self._device)
+
+    def _on_split(self) -> None:
+        self.split_requested.emit()
 
     def _on_remove(self) -> None:
         self.remove_requested.emit(self._device.id)

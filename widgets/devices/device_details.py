@@ -15,6 +15,7 @@ from PySide6.QtCore import QBuffer, QPointF, Qt, Signal
 from PySide6.QtWidgets import QGridLayout, QHBoxLayout, QLabel, QPushButton, QWidget
 
 from engine.base.language import tr
+from engine.base.numa import node_lines
 from engine.base.units import GIB, format_bytes
 from engine.devices.device import Device
 from engine.devices.telemetry.sample import Sample
@@ -86,6 +87,7 @@ def reading_lines(device: Device, sample: Sample | None) -> tuple[tuple[str, str
     if sample is None or sample.used_bytes is None:
         return ((tr("Readings"), (sample.note if sample is not None else "") or NO_READING),)
     total_bytes = sample.total_bytes or device.total_bytes
+    nodes = [(tr("NUMA"), line) for line in node_lines(device.nodes)]
     lines = [
         (tr("Memory"), tr("{used} of {total}", used=format_bytes(sample.used_bytes), total=format_bytes(total_bytes)))
     ]
@@ -113,7 +115,7 @@ def reading_lines(device: Device, sample: Sample | None) -> tuple[tuple[str, str
                 )
             )
         lines.append((tr("Clocks lowered by"), ", ".join(card.throttled_by) or tr("nothing")))
-    return tuple(lines)
+    return (*lines, *nodes)
 
 
 class DeviceDetails(Dialog):

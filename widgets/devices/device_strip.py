@@ -51,6 +51,7 @@ class DeviceStrip(QWidget):
     remove_requested = Signal(str)
     add_remote_requested = Signal()
     add_lab_requested = Signal()
+    split_requested = Signal()
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -216,6 +217,7 @@ class DeviceStrip(QWidget):
         card.details_requested.connect(self.details_requested)
         card.limits_requested.connect(self._on_limits_requested)
         card.remove_requested.connect(self.remove_requested)
+        card.split_requested.connect(self.split_requested)
         return card
 
     def _make_add_button(self) -> QToolButton:

@@ -53,9 +53,14 @@ def device_total_bytes(device: Device, sample: Sample | None) -> int:
 def device_subtitle(device: Device) -> str:
     """Return the text beside a device's id: its name, and for a worker also its address and whether it is encrypted."""
     if device.endpoint is None:
-        return device.name
+        return " · ".join(filter(None, (device.name, numa_text(device))))
     name = "" if device.name in ("", device.endpoint) else device.name
     return " · ".join(filter(None, (name, tr("encrypted") if device.fingerprint is not None else "", device.endpoint)))
+
+
+def numa_text(device: Device) -> str:
+    """Return the number of NUMA nodes of the host in words; empty if there are not several."""
+    return tr("{count} NUMA nodes", count=len(device.nodes)) if device.nodes else ""
 
 
 def away_text(device: Device) -> str:
@@ -63,6 +68,11 @@ def away_text(device: Device) -> str:
     if not device.away:
         return ""
     return tr("Cannot be used now ({away}). It comes back by itself.", away=device.away)
+
+
+def shared_text(device: Device) -> str:
+    """Return a sentence on a device that uses the computer's memory; empty if it has its own."""
+    return tr("Its memory is that of the computer: what one uses is not free for the other.") if device.unified else ""
 
 
 def simulated_words(ids: Sequence[str]) -> str:
@@ -110,6 +120,7 @@ def row_tool_tip(row: DeviceRow) -> str:
         (tr("compute"), row.compute_bytes),
         (tr("of that, for the projector's largest image"), row.projector_bytes),
         (tr("output"), row.output_bytes),
+        (tr("draft model"), row.draft_bytes),
         (tr("overhead"), row.overhead_bytes),
         (tr("while answering"), row.answering_bytes),
     )

@@ -1,14 +1,15 @@
-"""Dialogs that add devices: caps of a lab rig, a remote worker's address, and the warning before the first one."""
+"""Dialogs that add devices: caps of a lab rig, a remote worker's address with its warning, the split by NUMA node."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QDialog, QDialogButtonBox, QLabel, QLineEdit, QMessageBox, QVBoxLayout, QWidget
 
 from engine.base.errors import EngineError
 from engine.base.language import tr
+from engine.base.numa import NumaNode, numa_sentence, serving_nodes
 from engine.base.units import parse_size
 from engine.devices.endpoint import parse_endpoint
 
@@ -22,6 +23,12 @@ MAX_LAB_WORKERS = 15
 _LAB_HELP = tr(
     "Starts workers on this computer; each acts as a separate device with a memory limit. Enter one "
     "size per worker, separated by commas."
+)
+_NUMA_HELP = tr(
+    "Each node gets a worker that is bound to its processors and memory, and is a device of its own. The cores then "
+    "read layers from their own memory. Whether that is faster depends on this computer: place the layers, and measure "
+    "both layouts with Layout > Compare Speed. The workers use the same memory as the CPU lane: put layers on one or "
+    "the other."
 )
 _REMOTE_HELP = tr("On the other computer run: layerdeck-cli rig serve --host ITS-ADDRESS --port 50052")
 
@@ -97,6 +104,27 @@ def ask_lab_caps(parent: QWidget, then: Callable[[tuple[int, ...]], None]) -> No
     dialog = LineDialog(parent, tr("Start a lab rig"), _LAB_HELP, "256MiB, 256MiB, 512MiB", parse_caps)
     dialog.value_accepted.connect(lambda text: then(parse_caps(text)))
     dialog.open()
+
+
+def ask_numa_split(parent: QWidget, nodes: Sequence[NumaNode], then: Callable[[Sequence[NumaNode]], None]) -> None:
+    """Explain the split by NUMA node, and call `then` with the nodes if the user agrees.
+
+    If there are not two nodes to split, the dialog only says so.
+    """
+    serving = serving_nodes(nodes)
+    box = QMessageBox(
+        QMessageBox.Icon.Information, tr("Split the CPU by NUMA node"), numa_sentence(nodes), parent=parent
+    )
+    box.setTextFormat(Qt.TextFormat.PlainText)
+    box.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+    if serving:
+        box.setInformativeText(_NUMA_HELP)
+        start = box.addButton(tr("&Start Workers"), QMessageBox.ButtonRole.AcceptRole)
+        start.clicked.connect(lambda: then(serving))
+        box.addButton(QMessageBox.StandardButton.Cancel)
+    else:
+        box.addButton(QMessageBox.StandardButton.Ok)
+    box.open()
 
 
 def ask_remote_endpoint(

@@ -65,6 +65,8 @@ class RigPresenter(QObject):
     def _on_rig_changed(self, rig: Rig) -> None:
         self._strip.set_devices(rig.all_devices)
         simulated = [device.id for device in rig.devices if device.endpoint in self._lab.endpoints]
+        if self._lab.has_nodes:
+            simulated = []
         # Devices of a rig file are not searched for, so no variable hides them.
         hiding = "" if self._live.devices.from_file else hiding_sentences()
         self._strip.set_note(" ".join(filter(None, (simulated_words(simulated), hiding))))

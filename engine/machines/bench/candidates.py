@@ -20,6 +20,7 @@ from engine.machines.rigs.speeds import TimedAnswer, bare_speed, known_speeds, l
 from engine.planning.fit.speed_book import SpeedBook
 from engine.planning.fit.strategies.catalogue import STRATEGIES, auto_layout
 from engine.planning.fit.strategies.constraints import Constraints, Watch
+from engine.planning.layout.layout import single_device, split_evenly
 from engine.planning.memory.backends import backend_traits
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan
@@ -109,6 +110,24 @@ def strategy_candidates(base: Plan, book: SpeedBook, cancel: CancelToken) -> tup
             label = tr("{name}, split", name=name) if wanted.split else name
             found.append(Candidate(label, base.with_layout(result.layout), result.explanation))
     return tuple(_loadable(found))
+
+
+def numa_candidates(base: Plan) -> tuple[Candidate, ...]:
+    """Return the layouts that show what a split by NUMA node gains: the CPU as it is is the first.
+
+    The others are llama.cpp's own placement of threads, and the layers split evenly over the devices of the rig.
+
+    `base`: plan on a rig whose devices are workers bound to NUMA nodes (`numa_rig`).
+    """
+    n_layers, context = base.edit.layout.n_layers, base.edit.context
+    alone = base.with_layout(single_device(n_layers, CPU_ID))
+    spread = Edit(alone.edit.layout, msgspec.structs.replace(context, numa="distribute"), base.edit.side_files)
+    nodes = base.with_layout(split_evenly(n_layers, [device.id for device in base.rig.devices]))
+    return (
+        Candidate("CPU", alone, tr("the CPU as it is")),
+        Candidate("CPU, distribute", alone.with_edit(spread), tr("threads spread over the nodes by llama.cpp")),
+        Candidate(tr("NUMA nodes"), nodes, tr("each node has a worker and an equal part of the layers")),
+    )
 
 
 def settings_candidates(preset: Preset) -> tuple[Callable[[str, Plan], tuple[Candidate, ...]], ...]:

@@ -1,4 +1,7 @@
-"""Local RPC workers with memory caps: simulated devices for this machine (`LabRig`), or one for others (`serve`)."""
+"""Local RPC workers with memory caps: devices for this machine (`LabRig`), or one for others (`serve`).
+
+The devices of a lab rig are simulated, or the NUMA nodes of this machine (`numa_rig`).
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,12 @@ import msgspec
 from engine.base.errors import ArgumentError, EngineError, WorkerStalledError
 from engine.base.kept_weights import DEFAULT_QUOTA_BYTES
 from engine.base.language import tr
+from engine.base.numa import NumaNode, numa_sentence, numbers_text, serving_nodes
+from engine.base.processor import read_processor
 from engine.base.units import MIB
 from engine.devices.device import Device, Rig
 from engine.devices.endpoint import GreetingStatus, greet_all
+from engine.devices.telemetry.processes import WorkerProcess
 from engine.machines.rigs.discovery import host_device
 from engine.runtime.process.child import ChildProcess
 from engine.runtime.process.outcome import ProcessOutcome
@@ -27,6 +33,8 @@ from engine.runtime.protocol.messages import SERVE_ENVIRONMENT, AnyMessage, Fail
 START_TIMEOUT_S = 60.0
 MIN_CAP_BYTES = MIB
 CAPS_NOT_ENFORCED = tr("This system cannot limit a worker's memory: the caps count in plans but are not enforced.")
+NODE_MARGIN_SHARE = 8
+"""Divisor of a node's free memory: this part stays for the CPU lane, the window and other programs."""
 _LOCAL_HOST = "127.0.0.1"
 _ASK_S = 0.5
 _END_TIMEOUT_S = 5.0
@@ -149,9 +157,11 @@ class _Started:
 
 
 class LabRig:
-    """Simulated devices: RPC workers with memory caps on this machine.
+    """RPC workers with memory caps on this machine: simulated devices, or its NUMA nodes.
 
-    Their ids are RPC0, RPC1 ... in the order of the caps.
+    Their ids are RPC0, RPC1 ... in the order of the caps, or NODE0, NODE1 ... with the numbers of the nodes.
+
+    `nodes`: the NUMA node to which each worker is bound, in the order of the caps; empty: none is bound.
 
     `start`, or `with`, starts all workers; then `rig` has their devices. If a worker ends by itself, `on_worker_ended`
     is called with its id and a sentence, in a thread of that worker's child process; `restart` starts it again. `close`
@@ -162,11 +172,13 @@ class LabRig:
         self,
         caps_bytes: Sequence[int],
         *,
+        nodes: Sequence[NumaNode] = (),
         on_worker_ended: Callable[[str, str], None] | None = None,
         argv: Sequence[str] | None = None,
         start_timeout_s: float = START_TIMEOUT_S,
     ) -> None:
         self._caps_bytes = tuple(caps_bytes)
+        self._nodes = tuple(nodes) or (None,) * len(self._caps_bytes)
         self._on_worker_ended = on_worker_ended
         self._argv = argv
         self._start_timeout_s = start_timeout_s
@@ -196,6 +208,20 @@ class LabRig:
         """Whether the system enforces the memory caps. If not, the text `CAPS_NOT_ENFORCED` is shown."""
         servings = [worker.child.serving for worker in self._started.workers.values()]
         return bool(servings) and all(serving is not None and serving.caps_enforced for serving in servings)
+
+    @property
+    def has_nodes(self) -> bool:
+        """Whether the workers are bound to NUMA nodes."""
+        return any(node is not None for node in self._nodes)
+
+    @property
+    def unbound_nodes(self) -> tuple[str, ...]:
+        """Ids of workers of NUMA nodes whose memory the system did not bind; only their processors are bound."""
+        return tuple(
+            device_id
+            for (device_id, worker), node in zip(self._started.workers.items(), self._nodes, strict=True)
+            if node is not None and worker.child.serving is not None and not worker.child.serving.is_memory_bound
+        )
 
     def start(self) -> Rig:
         """Start all workers in parallel, and wait until each accepts connections. The wait has a time-out.
@@ -267,6 +293,15 @@ class LabRig:
         worker = self._started.workers.get(device_id)
         return None if worker is None else worker.child.pid
 
+    @property
+    def processes(self) -> dict[str, WorkerProcess]:
+        """The process of each worker by endpoint: its id, and its memory before a client has allocated any."""
+        return {
+            endpoint: WorkerProcess(pid, worker.baseline_bytes)
+            for worker in self._started.workers.values()
+            if (endpoint := worker.device.endpoint) is not None and (pid := worker.child.pid) is not None
+        }
+
     def baseline_bytes(self, device_id: str) -> int:
         """Return the data size of a worker's process (VmData) before its client allocated memory.
 
@@ -282,7 +317,7 @@ class LabRig:
         deadline_s = time.monotonic() + self._start_timeout_s
         for index, (child, cap_bytes) in enumerate(zip(self._started.children, self._caps_bytes, strict=True)):
             serving = self._wait(index, child, deadline_s)
-            device = _lab_device(index, serving.port, cap_bytes)
+            device = _lab_device(index, self._nodes[index], serving.port, cap_bytes)
             self._started.workers[device.id] = _Worker(child, device, serving.baseline_bytes)
         # A child says that it serves; the greeting proves that its port answers with ggml's protocol.
         self._greet([worker.device for worker in self._started.workers.values()])
@@ -290,6 +325,10 @@ class LabRig:
     def _begin(self, index: int, port: int, cap_bytes: int) -> ServingChild:
         """Start the process of a worker and return it. With port 0 the system chooses the port."""
         request = Serve(host=_LOCAL_HOST, port=port, cap_bytes=cap_bytes)
+        node = self._nodes[index]
+        if node is not None:
+            threads = read_processor(node.processors).threads
+            request = msgspec.structs.replace(request, numa_node=node.number, n_threads=threads)
         child = ServingChild(request, argv=self._argv, name=f"lab-{index}")
         # Under the lock, so that `close` in another thread either sees this child or prevents its start.
         with self._lock:
@@ -386,10 +425,51 @@ def serve(
         child.wait_for_end(_END_TIMEOUT_S)
 
 
-def _lab_device(index: int, port: int, cap_bytes: int) -> Device:
+def numa_rig(
+    nodes: Sequence[NumaNode],
+    *,
+    on_worker_ended: Callable[[str, str], None] | None = None,
+    argv: Sequence[str] | None = None,
+) -> LabRig:
+    """Return a lab rig, not yet started, with a worker bound to each NUMA node that has processors and memory.
+
+    Each worker may use the free memory of its node, less a share for the CPU lane and other programs.
+
+    Raises:
+        ArgumentError: if there are not two such nodes.
+    """
+    serving = serving_nodes(nodes)
+    if not serving:
+        raise ArgumentError(numa_sentence(nodes))
+    caps_bytes = [_node_bytes(node) for node in serving]
+    return LabRig(caps_bytes, nodes=serving, on_worker_ended=on_worker_ended, argv=argv)
+
+
+def memory_not_bound(names: Sequence[str]) -> str:
+    """Return a sentence on workers of NUMA nodes whose memory is not bound (`unbound_nodes`); empty if all are."""
+    if not names:
+        return ""
+    return tr(
+        "The system does not bind the memory of {names} (a container may forbid it): only the processors are bound, "
+        "and memory may come from another node.",
+        names=", ".join(names),
+    )
+
+
+def _node_bytes(node: NumaNode) -> int:
+    free_bytes = node.total_bytes if node.free_bytes is None else node.free_bytes
+    return max(MIN_CAP_BYTES, free_bytes - free_bytes // NODE_MARGIN_SHARE)
+
+
+def _lab_device(index: int, node: NumaNode | None, port: int, cap_bytes: int) -> Device:
+    if node is None:
+        device_id, name = f"RPC{index}", tr("simulated device {index}", index=index)
+    else:
+        device_id = f"NODE{node.number}"
+        name = tr("NUMA node {number}, CPUs {processors}", number=node.number, processors=numbers_text(node.processors))
     return Device(
-        id=f"RPC{index}",
-        name=tr("simulated device {index}", index=index),
+        id=device_id,
+        name=name,
         backend="RPC",
         kind="gpu",
         total_bytes=cap_bytes,

@@ -63,7 +63,7 @@ def bind(name, result, *arguments):
 
 POINTER, TEXT = ctypes.c_void_p, ctypes.c_char_p
 low.llama_backend_init()
-by_name = bind("ggml_backend_dev_by_name", POINTER, TEXT)
+{numa}by_name = bind("ggml_backend_dev_by_name", POINTER, TEXT)
 registry_device = bind("ggml_backend_reg_dev_get", POINTER, POINTER, ctypes.c_size_t)
 buffer_type = bind("ggml_backend_dev_buffer_type", POINTER, POINTER)
 cpu_buffer_type = bind("ggml_backend_cpu_buffer_type", POINTER)
@@ -194,6 +194,7 @@ def export_python(plan: Plan) -> Exported:
         environment=""
         if batch == OFFLOAD_MIN_BATCH
         else f'# Before the engine is loaded.\nos.environ["{MIN_BATCH_VARIABLE}"] = "{batch}"\n',
+        numa="" if used.numa == "off" else f"low.llama_numa_init(low.GGML_NUMA_STRATEGY_{used.numa.upper()})\n",
         model=_literal(str(plan.model.paths[0].absolute())),
         devices=_literal([_place(plan, each) for each in parameters.devices]),
         split=_literal(list(parameters.tensor_split[: len(parameters.devices)])),
@@ -211,6 +212,8 @@ def export_python(plan: Plan) -> Exported:
 
 
 def _notes(plan: Plan) -> Iterator[str]:
+    if plan.edit.side_files.draft is not None:
+        yield tr("The draft is left out: the script loads the model alone.")
     if plan.settings.n_seq_max > 1:
         yield tr(
             "llama-cpp-python answers one request at a time, but reserves the memory for {count}.",

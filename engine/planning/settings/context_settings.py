@@ -16,6 +16,8 @@ LOAD_MODES: tuple[LoadMode, ...] = get_args(LoadMode)
 OpOffload = bool | Literal["auto"]
 Pipeline = Literal["auto", "on", "off"]
 PIPELINE_MODES: tuple[Pipeline, ...] = get_args(Pipeline)
+NumaMode = Literal["off", "distribute", "isolate", "numactl"]
+NUMA_MODES: tuple[NumaMode, ...] = get_args(NumaMode)
 AUTO: Literal["auto"] = "auto"
 AUTO_CONTEXT = 0
 """Value of `n_ctx` for "auto": the program chooses the context length at each load."""
@@ -57,6 +59,8 @@ class ContextSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     # Of `mtmd_context_params`: tokens that a projector with images of any size makes of one; None: its file's own.
     image_max_tokens: int | None = None
     image_min_tokens: int | None = None
+    # `ggml_numa_strategy` of the whole process (`llama_numa_init`).
+    numa: NumaMode = "off"
 
     @property
     def offload_batch(self) -> int:

@@ -17,6 +17,7 @@ from engine.planning.settings.context_settings import (
     FLASH_ATTENTION_MODES,
     KV_TYPES,
     LOAD_MODES,
+    NUMA_MODES,
     OFFLOAD_MIN_BATCH,
     PIPELINE_MODES,
     ContextSettings,
@@ -27,6 +28,10 @@ MAX_TOKENS = (1 << 31) - 1
 """Largest `llama_context_params.n_ctx`, because llama.cpp's positions are int32 (`llama_pos`)."""
 MAX_SEQUENCES = 256
 """Largest `n_seq_max`: `LLAMA_MAX_SEQ` in llama-cparams.h."""
+DRAFTED_TOKENS = 4
+"""Default number of tokens that are drafted for one step of speculative decoding."""
+MOST_DRAFTED = 64
+"""Most tokens that can be drafted for one step."""
 MAX_IMAGE_TOKENS = 65_536
 """Upper limit of image tokens, far above that of any projector.
 
@@ -283,6 +288,20 @@ SETTINGS: tuple[Setting, ...] = (
             "size; auto: the projector's own limit"
         ),
         "context",
+        rare=True,
+    ),
+    Setting(
+        "numa",
+        Choice(NUMA_MODES),
+        # ggml places threads only if there are several nodes (`ggml_is_numa`).
+        "--numa",
+        "Computing",
+        tr("Threads on NUMA nodes"),
+        tr(
+            "where the CPU's threads run if there are several NUMA nodes: on all nodes (distribute), on the node on "
+            "which the load starts (isolate), or as numactl says"
+        ),
+        "none",
         rare=True,
     ),
 )

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from engine.base.errors import EngineError
 from engine.base.kept_weights import LOOK_S, WeightKeeper
+from engine.base.numa import bind_to_node, read_nodes
 from engine.runtime.child.native.bindings import Bindings
 from engine.runtime.child.native.devices import CPU_ID
 from engine.runtime.child.native.failures import failure
@@ -96,6 +97,8 @@ def serve(engine: Bindings, request: Serve) -> Serving:
     port = request.port or _free_port(request.host)
     _check_address(request.host, port)
     _keep_weights(request)
+    # Before the server's thread starts: it inherits the binding, and so do the threads that compute.
+    is_memory_bound = _bind(request)
     ended = threading.Event()
     # RLIMIT_DATA counts thread stacks, of which the default is 8 MiB: small stacks leave the cap to clients.
     threading.stack_size(SERVER_STACK_BYTES)
@@ -109,7 +112,28 @@ def serve(engine: Bindings, request: Serve) -> Serving:
     baseline_bytes, enforced = data_bytes(), False
     if request.cap_bytes is not None:
         enforced = limit_data(baseline_bytes + request.cap_bytes + _slack_bytes(request.cap_bytes, request.n_threads))
-    return Serving(port=port, caps_enforced=enforced, baseline_bytes=baseline_bytes, is_guarded=is_guarded)
+    return Serving(
+        port=port,
+        caps_enforced=enforced,
+        baseline_bytes=baseline_bytes,
+        is_guarded=is_guarded,
+        is_memory_bound=is_memory_bound,
+    )
+
+
+def _bind(request: Serve) -> bool:
+    """Bind this thread to the NUMA node of the request; return whether its memory is bound, too."""
+    if request.numa_node is None:
+        return False
+    node = next((each for each in read_nodes() if each.number == request.numa_node and each.can_serve), None)
+    if node is None:
+        raise failure("argument", f"There is no NUMA node {request.numa_node} with processors and memory here.")
+    try:
+        return bind_to_node(node)
+    except OSError as error:
+        raise failure(
+            "argument", f"The processors of NUMA node {node.number} cannot be used: {error.strerror or error}."
+        ) from None
 
 
 def _run(engine: Bindings, request: Serve, port: int, device: int, ended: threading.Event) -> None:

@@ -140,8 +140,8 @@ class DraftSource(msgspec.Struct, frozen=True, kw_only=True):
 
     `kind`: "ngram" (repeats of the sequence itself), "model" (a draft model), or "mtp" (the model's own MTP heads).
     `n_tokens`: most tokens that are drafted for one step.
-    `path`, `parameters`, `context`: file, placement and settings of a draft model or of the MTP context; the devices are
-    those of the load.
+    `path`, `parameters`, `context`: file, placement and settings of a draft model or of the MTP context. The devices
+    are those of the load.
     """
 
     kind: DraftKind
@@ -393,6 +393,7 @@ class Serve(Request, frozen=True, tag="serve", kw_only=True):
     `kept_weights`: existing folder in which it caches weights that clients send; None for no cache.
     `kept_quota_bytes`: largest size of that cache.
     `client_port`: local port from which alone connections are accepted, if the system can filter; None for no filter.
+    `numa_node`: NUMA node to whose processors and memory it is bound; None for no node.
     """
 
     host: str
@@ -403,6 +404,7 @@ class Serve(Request, frozen=True, tag="serve", kw_only=True):
     kept_weights: str | None = None
     kept_quota_bytes: int = 0
     client_port: int | None = None
+    numa_node: int | None = None
 
 
 class Logits(Request, frozen=True, tag="logits", kw_only=True):
@@ -557,6 +559,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     `device`: our device id.
     `buffer_type`: ggml's name, or `PROJECTOR`.
     `mapped`: whether the weights are mapped pages of the file.
+    `draft`: whether it is memory of the draft model, not of the model itself.
     """
 
     device: str
@@ -567,6 +570,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     compute_bytes: int = 0
     output_bytes: int = 0
     mapped: bool = False
+    draft: bool = False
 
 
 class Probed(Message, frozen=True, tag="probed", kw_only=True):
@@ -589,11 +593,13 @@ class StageProgress(Message, frozen=True, tag="stage_progress", kw_only=True):
 
     `fraction`: done part of the stage, 0 to 1; None if unknown.
     `device`: device being filled; None if unknown.
+    `draft`: whether the draft model is loaded, which begins when the model itself is ready.
     """
 
     stage: LoadStage
     fraction: float | None = None
     device: str | None = None
+    draft: bool = False
 
 
 class LoadedModel(Message, frozen=True, tag="loaded_model", kw_only=True):
@@ -624,6 +630,7 @@ class AllocationFailure(Message, frozen=True, tag="allocation_failure", kw_only=
     `free_bytes`: free memory of the device at that moment; None if it does not report it.
     `parts`: bytes that had been allocated before, in each buffer type.
     `text`: llama.cpp's own message.
+    `draft`: whether it was the draft model that needed the memory.
     `request`: None for a load.
     """
 
@@ -634,6 +641,7 @@ class AllocationFailure(Message, frozen=True, tag="allocation_failure", kw_only=
     free_bytes: int | None
     parts: tuple[Part, ...]
     text: str
+    draft: bool = False
     request: int | None = None
 
 
@@ -716,6 +724,46 @@ class Shifted(Answer, frozen=True, tag="shifted", kw_only=True):
     dropped_tokens: int
 
 
+DraftPause = Literal["", "slower", "state", "context", "failed"]
+"""Why tokens are no longer drafted for an answer.
+
+Empty: they are.
+`slower`: drafts made the answer slower.
+`state`: recurrent state cannot be rolled back, and is too large to be copied at every step.
+`context`: the sequence is longer than the context of the draft model.
+`failed`: the draft model could not compute.
+"""
+
+
+class DraftStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """Speculative decoding of one answer.
+
+    `drafted_tokens`, `accepted_tokens`: tokens that were drafted, and those of them that the model sampled too.
+    `steps`: batches that continued the answer; each gave one token more than it had accepted ones.
+    `gain`: how many times as fast as without drafts the answer was, over the steps that were timed; None if too few
+    were. Seconds of steps with drafts are compared with those of steps without, of the same number of answers at the
+    same time (`engine.runtime.child.generate.draft_gain`).
+    `paused`: why no more tokens were drafted.
+    """
+
+    kind: DraftKind
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    steps: int = 0
+    gain: float | None = None
+    paused: DraftPause = ""
+
+    @property
+    def acceptance(self) -> float | None:
+        """Share of the drafted tokens that were accepted, 0 to 1; None if none was drafted."""
+        return self.accepted_tokens / self.drafted_tokens if self.drafted_tokens else None
+
+    @property
+    def tokens_per_step(self) -> float | None:
+        """Mean number of tokens of a step; None if there was no step."""
+        return (self.steps + self.accepted_tokens) / self.steps if self.steps else None
+
+
 class Generated(FinalMessage, frozen=True, tag="generated", kw_only=True):
     """End of a generation.
 
@@ -730,6 +778,7 @@ class Generated(FinalMessage, frozen=True, tag="generated", kw_only=True):
     `replaced_for_log`: the same without text from the template, which may quote the conversation.
     `checkpoint_bytes`: host memory taken by the checkpoints of all sequences.
     `dropped_tokens`: tokens that context shifts removed during the answer.
+    `draft`: speculative decoding of the answer; None if the load has no draft.
     """
 
     prompt_tokens: int
@@ -745,6 +794,7 @@ class Generated(FinalMessage, frozen=True, tag="generated", kw_only=True):
     replaced_for_log: str = ""
     checkpoint_bytes: int = 0
     dropped_tokens: int = 0
+    draft: DraftStatistics | None = None
 
 
 class Embedded(FinalMessage, frozen=True, tag="embedded", kw_only=True):
@@ -821,12 +871,14 @@ class Serving(Message, frozen=True, tag="serving", kw_only=True):
     `caps_enforced`: whether the system limits its memory; False if it has no RLIMIT_DATA.
     `baseline_bytes`: VmData of the process before any allocation of a client.
     `is_guarded`: whether only connections from `Serve.client_port` are accepted.
+    `is_memory_bound`: whether its memory comes from `Serve.numa_node` alone; its processors are of that node anyway.
     """
 
     port: int
     caps_enforced: bool
     baseline_bytes: int
     is_guarded: bool = False
+    is_memory_bound: bool = False
 
 
 class LogitDigest(Message, frozen=True, tag="logit_digest", kw_only=True):

@@ -260,6 +260,7 @@ def test_a_rig_file_that_cannot_be_used(
         (["load", "x.gguf", "--la", "l.json"], "--la"),
         (["load", "x.gguf", "--prompt", "\udcff"], "UTF-8"),
         (["rig", "lab"], "--workers"),
+        (["rig", "lab", "--workers", "1GiB", "--numa-nodes"], "give one of them"),
         (["rig", "lab", "--workers", "1XB"], '"1XB"'),
         (["rig", "lab", "--workers", "512MiB,,1GiB"], '""'),
         (["rig", "lab", "--workers", "0"], "above 0"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,10 @@ from app.cli import bench
 from app.cli.arguments import make_parser
 from app.cli.bench_options import check_bench_options, preset_of
 from engine.base.errors import ArgumentError
+from engine.base.numa import NumaNode, read_nodes
+from engine.base.units import GIB, MIB
 from engine.machines.bench.results import FULL, PRESETS, read_results, write_results
+from engine.machines.rigs.lab import LabRig
 from engine.planning.fit.speed_book import SpeedBook, read_speed_book, write_speed_book
 from engine.planning.speed.answers import Answer
 from tests.support.bench import measured, results_of
@@ -37,6 +41,12 @@ def test_presets_and_their_numbers() -> None:
 def test_what_contradicts_itself_is_refused(words: tuple[str, ...]) -> None:
     with pytest.raises(ArgumentError, match="exclude each other"):
         check_bench_options(parsed(*words))
+
+
+def test_a_split_by_node_has_layouts_of_its_own() -> None:
+    for words in (("--rig", "r.json"), ("--layout", "l.json"), ("--auto", "all")):
+        with pytest.raises(ArgumentError, match="--numa-nodes makes its own rig and layouts"):
+            check_bench_options(parsed("--numa-nodes", *words))
 
 
 @pytest.mark.parametrize("words", [("--quick", "--long"), ("--depth", "deep"), ("--rounds", "0")])
@@ -73,6 +83,31 @@ def test_results_are_printed_written_and_read_again(
     assert len(read_results(out).layouts[0].samples) == 1
 
 
+def test_on_one_numa_node_there_is_nothing_to_compare(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(bench, "read_nodes", lambda: (NumaNode(0, frozenset({0, 1}), GIB),))
+    answer = run_here(capsys, "bench", str(model), "--numa-nodes", "--json")
+    assert answer.code == 2
+    assert "one NUMA node (node 0: CPUs 0-1, 1.00 GiB)" in answer.error["message"]
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux alone describes NUMA nodes")
+def test_nodes_take_turns_with_the_cpu(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("XDG_CACHE_HOME", "XDG_DATA_HOME"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    # This computer may have one node: the rig of the test has a worker for that one.
+    here = [node for node in read_nodes() if node.can_serve][:1]
+    monkeypatch.setattr(bench, "numa_rig", lambda _nodes: LabRig([64 * MIB], nodes=here))
+    answer = run_here(capsys, "bench", str(model), *SHORT[2:], "--rounds", "1", "--numa-nodes", "--json")
+    assert answer.code == 0, answer.err
+    layouts = json.loads(answer.out)["layouts"]
+    assert [each["name"] for each in layouts] == ["CPU", "CPU, distribute", "NUMA nodes"]
+    assert all(each["samples"] for each in layouts)
+
+
 def test_a_bad_file_of_results_is_told_before_anything_is_loaded(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -89,7 +124,7 @@ def test_what_others_wrote_to_the_speed_book_meanwhile_stays(
     monkeypatch.setattr(bench, "speeds_path", lambda: path)
     ours, theirs = (Answer("class", {"CPU": 1.0}, seconds) for seconds in (1.0, 2.0))
 
-    def measuring(_order: object, book: SpeedBook, *_rest: object) -> tuple[object, SpeedBook]:
+    def measuring(_order: object, book: SpeedBook, *_rest: object, **_named: object) -> tuple[object, SpeedBook]:
         write_speed_book(path, SpeedBook({}, (theirs,)))
         return results_of(measured("initial", [1.0] * 5)), replace(book, answers=(*book.answers, ours))
 

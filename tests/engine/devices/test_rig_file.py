@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.base.errors import RigError
+from engine.base.numa import NumaNode
 from engine.base.units import GIB, MIB
-from engine.devices.device import Capabilities, Rig
+from engine.devices.device import Capabilities, Rig, make_host
 from engine.devices.rig_file import encode_rig, parse_rig, read_rig, write_rig
 from tests.support.strategies import rigs
 
@@ -38,6 +39,33 @@ def test_only_needed_keys_take_the_defaults() -> None:
     assert second_cpu.kind == "cpu"
     assert rig.ids == ("CUDA0", "RPC0", "H", "CPU")
     assert (rig.host.total_bytes, rig.host.free_bytes) == (64 * GIB, None)
+
+
+def test_numa_nodes_of_the_host_are_read_back() -> None:
+    nodes = (NumaNode(0, frozenset({0, 1, 8}), 32 * GIB, GIB, (10, 21)), NumaNode(2, frozenset(), GIB))
+    rig = Rig((), make_host("host", 64 * GIB, nodes=nodes))
+    assert b'"processors": "0-1,8"' in encode_rig(rig)
+    assert parse_rig(encode_rig(rig)) == rig
+    assert b"numa" not in encode_rig(Rig((), make_host("host", 64 * GIB, nodes=nodes[:1])))
+
+
+@pytest.mark.parametrize(
+    ("changes", "place"),
+    [
+        ({"processors": "0-x"}, ".processors"),
+        ({"processors": "0-999999999"}, ".processors"),
+        ({"number": 5000}, ".number"),
+        ({"distances": "10 far"}, ".distances"),
+        ({"free_bytes": "2GiB"}, ".free_bytes"),
+        ({"cores": 8}, ""),
+    ],
+)
+def test_a_numa_node_that_cannot_be(changes: dict[str, object], place: str) -> None:
+    node = {"number": 0, "processors": "0-3", "total_bytes": "1GiB", "distances": "10", **changes}
+    host = {"total_bytes": "64GiB", "numa_nodes": [node]}
+    with pytest.raises(RigError) as caught:
+        parse(host=host)
+    assert caught.value.place == f"host.numa_nodes[0]{place}"
 
 
 def test_sizes_are_whole_bytes_or_names_of_sizes() -> None:
@@ -163,3 +191,21 @@ def test_a_machine_that_was_paired_is_kept_with_its_fingerprint() -> None:
 def test_what_is_no_fingerprint_is_told(devices: list[object], words: str) -> None:
     with pytest.raises(RigError, match=words):
         parse(*devices)
+
+
+def test_unified_memory_and_swap_are_kept_where_they_are_known() -> None:
+    metal = {"id": "Metal0", "backend": "Metal", "total_bytes": "48GiB", "unified_memory": True}
+    rig = parse(metal, CUDA, host={"total_bytes": "64GiB", "swap_bytes": "8GiB"})
+    assert [device.unified for device in rig.devices] == [True, False]
+    assert rig.pool is not None
+    assert rig.pool.ids == {"Metal0", "CPU"}
+    assert rig.host.swap_bytes == 8 * GIB
+    assert parse_rig(encode_rig(rig)) == rig
+    plain = encode_rig(parse(CUDA))
+    assert b"unified" not in plain
+    assert b"swap" not in plain
+
+
+def test_a_worker_has_no_unified_memory() -> None:
+    with pytest.raises(RigError, match="a worker's memory is not that of this host"):
+        parse({**RPC, "unified_memory": True})

@@ -12,6 +12,7 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QMenu
 from pytestqt.qtbot import QtBot
 
+from engine.base.numa import NumaNode
 from engine.base.units import GIB, MIB
 from engine.devices.device import Device, Fault, Findings, make_host
 from engine.devices.telemetry.sample import Sample
@@ -24,7 +25,7 @@ from widgets.devices.device_card import DeviceCard
 from widgets.devices.device_strip import DeviceStrip
 from widgets.devices.limits import DeviceLimits
 from widgets.devices.memory_plot import WINDOW_S
-from widgets.devices.readings import CardAlert, simulated_words
+from widgets.devices.readings import CardAlert, device_subtitle, simulated_words
 
 GPU = Device("CUDA0", "RTX 3090", "CUDA", "gpu", 24 * GIB, pci_bus_id="0000:01:00.0")
 REMOTE = Device("RPC0", "attic", "RPC", "gpu", 8 * GIB, endpoint="192.0.2.7:50052", cap_bytes=2 * GIB)
@@ -48,6 +49,23 @@ def card_of(strip: DeviceStrip, device_id: str) -> DeviceCard:
 
 def actions_of(menu: QMenu) -> dict[str, QAction]:
     return {action.text(): action for action in menu.actions()}
+
+
+def test_the_nodes_of_the_processor_are_parts_of_its_card(qtbot: QtBot) -> None:
+    nodes = (
+        NumaNode(0, frozenset(range(8)), 32 * GIB, 8 * GIB, (10, 21)),
+        NumaNode(1, frozenset(range(8, 16)), 32 * GIB, None, (21, 10)),
+    )
+    strip = make_strip(qtbot, make_host("Xeon", 64 * GIB, nodes=nodes))
+    card = card_of(strip, "CPU")
+    assert device_subtitle(card.device) == "Xeon · 2 NUMA nodes"
+    tip = card.toolTip()
+    assert "node 0: CPUs 0-7, 32.00 GiB, 8.00 GiB free; distance to 1: 21" in tip
+    assert "node 1: CPUs 8-15, 32.00 GiB; distance to 0: 21" in tip
+    with qtbot.waitSignal(strip.split_requested):
+        actions_of(card.context_menu())["Split by NUMA node…"].trigger()
+    one = make_strip(qtbot, make_host("Ryzen", 64 * GIB, nodes=nodes[:1]))
+    assert "Split by NUMA node…" not in actions_of(card_of(one, "CPU").context_menu())
 
 
 def test_a_card_shows_a_reading(qtbot: QtBot) -> None:

@@ -95,12 +95,12 @@ def test_every_setting_has_its_option(dense: ModelMemory) -> None:
     plan = plan_of(
         dense, "00000000", n_ctx=4096, n_batch=256, n_ubatch=128, n_seq_max=3, type_k="q8_0", type_v="q4_0",
         flash_attn="on", offload_kqv=False, op_offload=False, op_offload_min_batch=64, swa_full=True, kv_unified=True,
-        load_mode="mmap_mlock", threads=3, threads_batch=5,
+        load_mode="mmap_mlock", threads=3, threads_batch=5, numa="isolate",
     )  # fmt: skip
     found = words(plan)
     assert found[0] == "GGML_OP_OFFLOAD_MIN_BATCH=64"
     said = {"-c": "4096", "-b": "256", "-ub": "128", "-np": "3", "-ctk": "q8_0", "-ctv": "q4_0", "-fa": "on",
-            "-lm": "mmap+mlock", "-t": "3", "-tb": "5"}  # fmt: skip
+            "-lm": "mmap+mlock", "-t": "3", "-tb": "5", "--numa": "isolate"}  # fmt: skip
     assert {option: value(found, option) for option in said} == said
     assert {"-kvu", "--no-kv-offload", "--no-op-offload", "--swa-full"} <= set(found)
 

@@ -19,7 +19,13 @@ from engine.planning.layout.patterns import OVERRIDE_PARTS
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan
-from engine.planning.settings.context_settings import FLASH_ATTENTION_MODES, KV_TYPES, LOAD_MODES, ContextSettings
+from engine.planning.settings.context_settings import (
+    FLASH_ATTENTION_MODES,
+    KV_TYPES,
+    LOAD_MODES,
+    NUMA_MODES,
+    ContextSettings,
+)
 from tests.support.models import write_tiny_moe
 from tests.support.orders import worker_device
 from tests.support.selection import examples
@@ -104,6 +110,7 @@ contexts = st.builds(
     threads=st.none() | st.integers(1, 64),
     threads_batch=st.none() | st.integers(1, 64),
     pipeline=st.sampled_from(("auto", "off")),
+    numa=st.sampled_from(NUMA_MODES),
 )
 
 

@@ -123,7 +123,7 @@ def test_the_page_is_current() -> None:
 def test_what_memory_depends_on_is_all_but_threads(setting: Setting) -> None:
     usual = ContextSettings()
     other = msgspec.structs.replace(usual, **{setting.key: others(setting)[0]})
-    assert (memory_part(other) == memory_part(usual)) == (setting.key in ("threads", "threads_batch"))
+    assert (memory_part(other) == memory_part(usual)) == (setting.key in ("threads", "threads_batch", "numa"))
 
 
 def test_a_number_with_a_fraction_goes_through_files_and_command_lines() -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from engine.base.units import MIB
 from engine.model.gguf.reader import read_model
 from engine.planning.layout.engine_parameters import EngineParameters
-from engine.planning.settings.context_settings import ContextSettings
+from engine.planning.settings.context_settings import ContextSettings, NumaMode
 from engine.runtime.protocol.messages import (
     AllocationFailure,
     DeviceMemoryQuery,
@@ -86,6 +87,15 @@ def test_parts_are_exact_and_booked_on_our_devices(model: Path) -> None:
     for field in ("kv_cache_bytes", "compute_bytes", "output_bytes"):
         assert by_device(probed.parts, field) == by_device(loaded.parts, field)
     assert {**by_device(probed.parts, "weights_bytes"), "CPU": 0} == {**weights, "CPU": 0}
+
+
+@pytest.mark.parametrize("mode", ["distribute", "isolate", "numactl"])
+def test_threads_are_placed_on_numa_nodes_by_the_engine(model: Path, mode: NumaMode) -> None:
+    # With one node the engine reads the nodes and changes nothing; a confined child may do both.
+    with RawChild() as child:
+        wanted = msgspec.structs.replace(CONTEXT, numa=mode)
+        assert isinstance(child.ask(request(model, ON_CPU, context=wanted)), LoadedModel)
+        assert isinstance(child.ask(Logits(tokens=(1, 2, 3))), LogitDigest)
 
 
 def test_a_load_reports_its_stages_in_order(model: Path) -> None:

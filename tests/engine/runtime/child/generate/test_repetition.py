@@ -45,7 +45,7 @@ def ended_after(text: str) -> int | None:
     ("text", "most_tokens"),
     [
         ("Once there was " + "a tree that could grow " * 60, PROSE_TOKENS),
-        ("no " * 700, OTHER_TOKENS),
+        ("no " * 1500, OTHER_TOKENS),
         ("The sea is calm. The ship is far. " * 40, PROSE_TOKENS),
         (
             "I am a keeper of the light, and every night I climb the stairs to look for ships at sea. " * 30,

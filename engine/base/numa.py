@@ -1,0 +1,193 @@
+"""NUMA nodes of this machine: which processors and how much memory each has, and how a process is bound to one.
+
+A processor reads memory of its own node faster than that of another. Linux describes the nodes in
+`/sys/devices/system/node` (`Documentation/admin-guide/mm/numaperf.rst`). On other systems there are none here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.base.language import tr
+from engine.base.processor import parse_list, usable_processors
+from engine.base.units import format_bytes
+
+NODES = Path("/sys/devices/system/node")
+STATUS = Path("/proc/self/status")
+_NAME = re.compile(r"node(\d{1,4})", re.ASCII)
+_LINE = re.compile(r"Node \d+ ([\w()]+): +(\d+) kB", re.ASCII)
+_RECLAIMABLE = ("MemFree", "Active(file)", "Inactive(file)")
+"""Memory that a node can give to a process: a full page cache is no use of memory."""
+_CALLS = {"x86_64": (238, 239), "aarch64": (237, 236)}
+"""Numbers of `set_mempolicy` and `get_mempolicy`. libnuma, which wraps them, is not on every system."""
+_BIND = 2
+"""MPOL_BIND. With MPOL_PREFERRED a node full of page cache would send allocations to another node."""
+_MASK_BITS = 1024
+_WORD_BITS = 8 * ctypes.sizeof(ctypes.c_ulong)
+
+
+@dataclass(frozen=True, slots=True)
+class NumaNode:
+    """A NUMA node.
+
+    `number`: its number in the kernel.
+    `processors`: logical processors of it that this process may use; empty for a node of memory alone.
+    `total_bytes`: memory that this process may use; 0 for a node of processors alone.
+    `free_bytes`: free memory and page cache at the reading; None: not reported.
+    `distances`: relative cost of its accesses to each online node, in the order of the nodes; 10 is its own memory.
+    """
+
+    number: int
+    processors: frozenset[int]
+    total_bytes: int
+    free_bytes: int | None = None
+    distances: tuple[int, ...] = ()
+
+    @property
+    def can_serve(self) -> bool:
+        """Whether a worker can be bound to it: that needs both processors and memory."""
+        return bool(self.processors) and self.total_bytes > 0
+
+
+def read_nodes(
+    usable: frozenset[int] | None = None, folder: Path = NODES, status: Path = STATUS
+) -> tuple[NumaNode, ...]:
+    """Return the online NUMA nodes in the order of their numbers; empty if the system describes none.
+
+    `usable`: logical processors that count, None for those of this process. Offline ones are never among these.
+    """
+    usable = usable_processors() if usable is None else usable
+    online = parse_list(_text(folder / "online")) or _listed(folder)
+    allowed = _allowed(status)
+    return tuple(_node(number, folder / f"node{number}", usable, allowed) for number in sorted(online))
+
+
+def _listed(folder: Path) -> frozenset[int]:
+    try:
+        names = [_NAME.fullmatch(entry.name) for entry in folder.iterdir()]
+    except OSError:
+        return frozenset()
+    return frozenset(int(name[1]) for name in names if name)
+
+
+def _node(number: int, folder: Path, usable: frozenset[int], allowed: frozenset[int]) -> NumaNode:
+    sizes = {name: int(kib) * 1024 for name, kib in _LINE.findall(_text(folder / "meminfo"))}
+    # A control group (cpuset) can forbid the memory of a node.
+    total_bytes = sizes.get("MemTotal", 0) if not allowed or number in allowed else 0
+    free_bytes = sum(sizes.get(name, 0) for name in _RECLAIMABLE) if "MemFree" in sizes and total_bytes else None
+    return NumaNode(
+        number,
+        parse_list(_text(folder / "cpulist")) & usable,
+        total_bytes,
+        None if free_bytes is None else min(free_bytes, total_bytes),
+        tuple(int(each) for each in _text(folder / "distance").split() if each.isdecimal()),
+    )
+
+
+def _allowed(status: Path) -> frozenset[int]:
+    for line in _text(status).splitlines():
+        name, _, value = line.partition(":")
+        if name == "Mems_allowed_list":
+            return parse_list(value.strip())
+    return frozenset()
+
+
+def serving_nodes(nodes: Sequence[NumaNode]) -> tuple[NumaNode, ...]:
+    """Return the nodes to each of which a worker can be bound; empty if that would split nothing."""
+    serving = tuple(node for node in nodes if node.can_serve)
+    return serving if len(serving) > 1 else ()
+
+
+def numbers_text(numbers: Iterable[int]) -> str:
+    """Return numbers as the kernel lists them, such as "0-3,8"."""
+    parts: list[list[int]] = []
+    for number in sorted(numbers):
+        if parts and parts[-1][-1] == number - 1:
+            parts[-1][1:] = [number]
+        else:
+            parts.append([number])
+    return ",".join("-".join(map(str, part)) for part in parts)
+
+
+def numa_sentence(nodes: Sequence[NumaNode]) -> str:
+    """Return a sentence on the NUMA nodes of this machine, and whether it can be split by them."""
+    if not nodes:
+        return tr("This system describes no NUMA nodes; there is nothing to split.")
+    listed = "; ".join(node_words(node) for node in nodes)
+    if serving_nodes(nodes):
+        return tr("This computer can be split by NUMA node: {nodes}.", nodes=listed)
+    if len(nodes) == 1:
+        return tr("This computer has one NUMA node ({nodes}); there is nothing to split.", nodes=listed)
+    return tr("Fewer than two NUMA nodes have both processors and memory ({nodes}); nothing to split.", nodes=listed)
+
+
+def node_words(node: NumaNode) -> str:
+    """Return the number, processors and memory of a NUMA node, such as "node 0: CPUs 0-7, 64.0 GiB"."""
+    processors = numbers_text(node.processors) or tr("none")
+    memory = format_bytes(node.total_bytes)
+    return tr("node {number}: CPUs {processors}, {memory}", number=node.number, processors=processors, memory=memory)
+
+
+def node_lines(nodes: Sequence[NumaNode]) -> tuple[str, ...]:
+    """Return a line on each NUMA node with its distances to the others; empty if there is one node or none."""
+    if len(nodes) < 2:
+        return ()
+    lines = []
+    for node in nodes:
+        pairs = zip(nodes, node.distances, strict=False)
+        others = ", ".join(f"{each.number}: {distance}" for each, distance in pairs if each is not node)
+        line = node_words(node)
+        if node.free_bytes is not None:
+            line = tr("{node}, {free} free", node=line, free=format_bytes(node.free_bytes))
+        lines.append(tr("{node}; distance to {others}", node=line, others=others) if others else line)
+    return tuple(lines)
+
+
+def bind_to_node(node: NumaNode) -> bool:
+    """Bind this thread, and the threads that it starts, to a node's processors and memory.
+
+    Return whether the memory is bound. A container may refuse that (Docker does, without CAP_SYS_NICE). Then memory
+    still comes from the node of the processor that first writes to it, as long as the node has some.
+
+    Raises:
+        OSError: if the processors cannot be used.
+    """
+    os.sched_setaffinity(0, node.processors)
+    set_policy, _ = _CALLS.get(platform.machine(), (0, 0))
+    if not set_policy:
+        return False
+    mask = (ctypes.c_ulong * (_MASK_BITS // _WORD_BITS))()
+    mask[node.number // _WORD_BITS] = 1 << node.number % _WORD_BITS
+    # The kernel reads one bit less than it is told (`get_nodes` in mm/mempolicy.c).
+    return _call(set_policy, _BIND, mask, _MASK_BITS + 1) == 0 and bound_nodes() == {node.number}
+
+
+def bound_nodes() -> frozenset[int]:
+    """Return the nodes from which alone this thread gets memory; empty if it is not bound."""
+    _, get_policy = _CALLS.get(platform.machine(), (0, 0))
+    if not get_policy or not sys.platform.startswith("linux"):
+        return frozenset()
+    mode, mask = ctypes.c_int(), (ctypes.c_ulong * (_MASK_BITS // _WORD_BITS))()
+    if _call(get_policy, ctypes.byref(mode), mask, _MASK_BITS, None, 0) or mode.value != _BIND:
+        return frozenset()
+    return frozenset(bit for bit in range(_MASK_BITS) if mask[bit // _WORD_BITS] >> bit % _WORD_BITS & 1)
+
+
+def _call(number: int, *arguments: object) -> int:
+    call = ctypes.CDLL(None).syscall
+    call.restype = ctypes.c_long
+    return int(call(number, *arguments))
+
+
+def _text(path: Path) -> str:
+    with suppress(OSError):
+        return path.read_text(encoding="ascii", errors="replace").strip()
+    return ""

@@ -329,7 +329,7 @@ class LayoutDocument(QObject):
         draft = edit.side_files.draft
         others = (
             Answered(other, answer)
-            for (of, other), answer in reversed(self._answered.items())
+            for (of, other), answer in reversed(tuple(self._answered.items()))
             if of == path and other.side_files.draft == draft
         )
         return next(others, None)

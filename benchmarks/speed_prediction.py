@@ -177,6 +177,8 @@ def models(folder: Path, real: Path, only: Sequence[str] = ()) -> Iterator[Path]
         ("wide_q8_0", LlamaShape(6, 1536, 24, 8, 4096, 4096), types.Q8_0),
         ("deep_q4_0", LlamaShape(40, 512, 8, 4, 1536, 4096), types.Q4_0),
         ("experts_f16", LlamaShape(8, 512, 8, 4, 1024, 4096, n_expert=8, n_expert_used=2), types.F16),
+        ("middle_q4_0", LlamaShape(20, 1024, 16, 8, 2816, 4096), types.Q4_0),
+        ("fine_experts_q8_0", LlamaShape(10, 640, 10, 5, 640, 4096, n_expert=16, n_expert_used=4), types.Q8_0),
     ):
         if not only or name in only:
             yield write_model(folder / f"{name}.gguf", shape, of)

@@ -52,6 +52,9 @@ def ended_after(text: str) -> int | None:
             PROSE_TOKENS,
         ),
         ("1. " + "ha" * 5 + "。" + "我不知道怎么办呢" * 200, PROSE_TOKENS),
+        # A period with a repetition inside.
+        ("So it goes. " + ("ha " * 20 + "he said, and laughed again. ") * 20, 6 * 60),
+        (("ha " * 60 + "he said. ") * 20, 6 * 130),
         ("!" * 3000, OTHER_TOKENS),
         ("\n" * 3000, OTHER_TOKENS),
         ("| - | - |\n" * 400, OTHER_TOKENS),

@@ -19,7 +19,16 @@ import msgspec
 from benchmarks._children import OurChild, load_request, our_child
 from engine.model.demo.speaking import SAMPLE_QUESTIONS
 from engine.planning.settings.sampling_settings import SamplingSettings
-from engine.runtime.protocol.messages import ChatMessage, Generate, Generated, Hello, LoadedModel, StageProgress
+from engine.runtime.protocol.messages import (
+    ChatMessage,
+    Failure,
+    Generate,
+    Generated,
+    Hello,
+    LoadedModel,
+    Piece,
+    StageProgress,
+)
 
 KEPT_MODEL = Path.home() / ".cache/layerdeck/models/SmolLM2-135M-Instruct.Q4_1.gguf"
 QUESTIONS = (
@@ -94,13 +103,13 @@ def answers(child: OurChild, values: Mapping[str, float | int], seeds: int, toke
     )
     reasons, texts = [""] * len(asked), [""] * len(asked)
     while not all(reasons):
-        message = child.message()
-        if isinstance(message, Generated):
-            reasons[message.request - 1] = message.stop_reason
-        elif hasattr(message, "text"):
-            texts[message.request - 1] += message.text
-        elif hasattr(message, "kind"):
-            raise RuntimeError(f"no answer: {message}")
+        match child.message():
+            case Generated() as message:
+                reasons[message.request - 1] = message.stop_reason
+            case Piece() as message:
+                texts[message.request - 1] += message.text
+            case Failure() as message:
+                raise RuntimeError(f"no answer: {message}")
     return reasons, texts
 
 

@@ -108,7 +108,7 @@ def layout_menu(
         ),
         Command(
             "named_layouts",
-            tr("Named Layou&ts…"),
+            tr("Named Layout&s…"),
             show_named,
             tip=tr("Save, use, rename, delete, import and export layouts of this model"),
         ),
@@ -130,7 +130,7 @@ def layout_menu(
         SEPARATOR,
         Command(
             "compare_layouts",
-            tr("&Compare Layouts…"),
+            tr("Compare T&wo Layouts…"),
             show_layouts,
             tip=tr("See two layouts of this model side by side: layers, memory, speed and costs"),
         ),

@@ -270,9 +270,7 @@ def routes_of(devices: Iterable[Device]) -> dict[str, str]:
     }
 
 
-def make_host(
-    name: str, total_bytes: int, free_bytes: int | None = None, nodes: tuple[NumaNode, ...] = ()
-) -> Device:
+def make_host(name: str, total_bytes: int, free_bytes: int | None = None, nodes: tuple[NumaNode, ...] = ()) -> Device:
     """Return the device for the host's CPU and memory."""
     return Device(
         id=CPU_ID,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from math import inf
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
@@ -70,14 +71,16 @@ class KeptAdapter(msgspec.Struct, frozen=True):
 
 
 class KeptSideFiles(msgspec.Struct, frozen=True):
-    """The projector and the LoRA adapters of a model, as they are stored in the settings.
+    """The projector, the LoRA adapters and the draft of a model, as they are stored in the settings.
 
     `projector`: path of its file, empty if there is none. `device`: device of the projector, None for automatic.
+    `draft`: JSON text as of `encode_draft`, empty if there is none.
     """
 
     projector: str = ""
     device: str | None = None
     adapters: tuple[KeptAdapter, ...] = ()
+    draft: str = ""
 
 
 class _Store(Protocol):
@@ -154,6 +157,11 @@ def _stall_limit_s(kept: object) -> int | None:
     return seconds if seconds is not None and MIN_STALL_LIMIT_S <= seconds <= MAX_STALL_LIMIT_S else None
 
 
+def _idle_time_s(kept: object) -> float:
+    seconds = _size_bytes(kept)
+    return inf if seconds is None else float(seconds)
+
+
 def _zoom_percent(kept: object) -> int:
     text = str(kept)
     return int(text) if text in map(str, ZOOM_STEPS) else DEFAULT_ZOOM
@@ -183,6 +191,8 @@ class Settings:
     """Seconds without progress after which a load or an answer is ended. None: the default limit."""
     without_room = Preference("without_room", _load_answer, lambda answer: "" if answer is None else answer.value)
     """The stored answer to the question what to do if a model does not fit beside the loaded ones. None: ask."""
+    idle_time_s = Preference("idle_time_s", _idle_time_s, lambda idle_s: "" if idle_s == inf else f"{idle_s:g}")
+    """Seconds after the last answer before an idle model is unloaded; infinite: it stays loaded."""
     arrangement = _text("window/arrangement")
     """The last arrangement of the panels; empty if none was stored yet."""
     shows_load_details = _switch("window/load_details")
@@ -248,12 +258,28 @@ class Settings:
         stored = [_StoredModel(str(each.path), each.title, each.detail) for each in models]
         self._write("recent_models", stored)
 
+    @property
+    def parked_models(self) -> tuple[Path, ...]:
+        """The models that were parked when they were last open."""
+        try:
+            stored = msgspec.json.decode(str(self.store.value("parked_models", "[]")), type=list[str])
+        except UNREADABLE:
+            return ()
+        return tuple(map(Path, stored))
+
+    def keep_parked(self, model: Path, *, parked: bool) -> None:
+        """Store whether the model at `model` is parked."""
+        kept = [path for path in self.parked_models if path != model]
+        wanted = [model, *kept][:MAX_RECENT] if parked else kept
+        if wanted != list(self.parked_models):
+            self._write("parked_models", [str(path) for path in wanted])
+
     def side_files(self, model: Path) -> KeptSideFiles:
-        """Return the projector and adapters that were last chosen for the model at `model`. No file is read."""
+        """Return the projector, adapters and draft that were last chosen for the model at `model`. No file is read."""
         return self._all_side_files().get(str(model), KeptSideFiles())
 
     def keep_side_files(self, model: Path, files: KeptSideFiles) -> None:
-        """Store the projector and adapters that were chosen for the model at `model`."""
+        """Store the projector, adapters and draft that were chosen for the model at `model`."""
         kept = {path: each for path, each in self._all_side_files().items() if path != str(model)}
         # Models without side files need no entry.
         if files != KeptSideFiles():

@@ -13,6 +13,7 @@ from engine.chat.exports import copied_text
 from engine.chat.message import Message, Timings
 from engine.chat.tools import calls_of_path, missing_results, pretty_arguments
 from engine.chat.tree import MessageTree
+from engine.runtime.session.drafts import draft_words
 from widgets.chat.shown import Role, ShownCall, ShownImage, ShownMessage
 from widgets.common.counts import format_count
 
@@ -160,7 +161,8 @@ def speed_words(timings: Timings) -> list[str]:
     speed = timings.generation_tokens_per_second
     words = [] if speed is None else [tr("{speed:.1f} tokens/s", speed=speed)]
     number = format_count(timings.generated_tokens)
-    return [*words, tr_count("{number} token", "{number} tokens", timings.generated_tokens, number=number)]
+    tokens = tr_count("{number} token", "{number} tokens", timings.generated_tokens, number=number)
+    return [*words, tokens, *draft_words(timings.draft)]
 
 
 def prompt_words(timings: Timings) -> list[str]:

@@ -128,6 +128,21 @@ def _add_plan_arguments(command: argparse.ArgumentParser) -> None:
         "--with", dest="added", action="append", default=[], metavar="CARD",
         help='compare with a card that is not here, such as "RTX 3090" or "2 x RTX 3090"; may repeat',
     )  # fmt: skip
+    command.add_argument("--against", type=Path, metavar="L", help="compare with this layout file")
+
+
+def _add_together_arguments(command: argparse.ArgumentParser) -> None:
+    from app.cli.auto_options import STRATEGIES, add_off_argument
+    from app.cli.settings_options import positive
+
+    command.add_argument("files", type=Path, nargs="+", metavar="FILE", help="models, the most important one first")
+    command.add_argument("--rig", type=Path, metavar="R", help="rig file (default: this computer)")
+    command.add_argument(
+        "--auto", default="fewest", metavar="STRATEGY", help="how each is placed: " + ", ".join(STRATEGIES)
+    )
+    command.add_argument("--ctx", type=positive, metavar="N", help="context of each model, at most its trained length")
+    add_off_argument(command)
+    command.add_argument("--out", type=Path, metavar="DIR", help="also write a layout file for each model here")
 
 
 def _add_load_arguments(command: argparse.ArgumentParser) -> None:
@@ -438,6 +453,7 @@ _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "inspect": ("show architecture, layers and sizes of a model", _add_inspect_arguments),
     "devices": ("print the rig file of this computer", _add_devices_arguments),
     "plan": ("forecast the memory of each device", _add_plan_arguments),
+    "plan-together": ("find layouts for several models that are loaded at once", _add_together_arguments),
     "load": ("load a layout and, with --prompt, generate", _add_load_arguments),
     "chat": ("chat with a model; conversations are saved", _add_chat_arguments),
     "bench": ("compare the speeds of layouts by measuring them in turns", _add_bench_arguments),

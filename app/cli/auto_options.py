@@ -44,6 +44,18 @@ def add_auto_arguments(command: argparse.ArgumentParser) -> None:
         help="with --auto context: allowed KV cache types, in order of preference",
     )  # fmt: skip
     add_device_argument(command)
+    _add_margin_argument(command)
+
+
+def add_off_argument(command: argparse.ArgumentParser) -> None:
+    """Add --off and --margin for a command that always finds the layouts."""
+    command.add_argument(
+        "--off", type=_ids, action="append", default=[], metavar="ID[,ID...]", help="do not use these devices"
+    )
+    _add_margin_argument(command)
+
+
+def _add_margin_argument(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--margin", type=_margin, action="append", default=[], metavar="ID=SIZE",
         help="leave this much memory of a device free; may repeat",

@@ -11,7 +11,8 @@ from app.cli.printers import JsonPrinter, TextPrinter
 from engine.base.texts import escape
 from engine.chat.message import Message
 from engine.chat.tools import pretty_arguments
-from engine.runtime.protocol.messages import ToolCall
+from engine.runtime.protocol.messages import DraftStatistics, ToolCall
+from engine.runtime.session.drafts import draft_words
 from engine.runtime.session.events import Done, Event, Shifted
 
 
@@ -57,6 +58,7 @@ class Answered(Event, frozen=True, kw_only=True, tag="done"):
     `message`: id of the answer's message.
     `replaced`: the reason why the model's chat template was not used; absent if it was used.
     `dropped_tokens`: number of tokens that context shifts removed; absent if there were none.
+    `draft`: counts and gain of its drafts; absent if the load has none.
     """
 
     prompt_tokens: int
@@ -68,6 +70,7 @@ class Answered(Event, frozen=True, kw_only=True, tag="done"):
     message: str
     replaced: str | msgspec.UnsetType = msgspec.UNSET
     dropped_tokens: int | msgspec.UnsetType = msgspec.UNSET
+    draft: DraftStatistics | msgspec.UnsetType = msgspec.UNSET
 
 
 class JsonChat:
@@ -104,6 +107,7 @@ class JsonChat:
         # msgspec leaves fields out that are UNSET.
         values["replaced"] = done.replaced or msgspec.UNSET
         values["dropped_tokens"] = done.dropped_tokens or msgspec.UNSET
+        values["draft"] = done.draft or msgspec.UNSET
         print_line(msgspec.json.encode(Answered(message=message.id, **values)).decode())
 
 
@@ -159,6 +163,8 @@ class TextChat:
             f"{done.generated_tokens} tokens, {done.generation_tokens_per_second:.1f} tokens/s; "
             f"prompt {done.prompt_tokens_per_second:.1f} tokens/s{cached}"
         )
+        for words in draft_words(done.draft):
+            say(words)
         if done.replaced and done.replaced not in self._replaced:
             self._replaced.add(done.replaced)
             say(done.replaced)

@@ -94,7 +94,14 @@ WITHOUT_CHILDREN = frozenset({"inspect"})
 
 
 # Modules with more than one command.
-_FAMILY = {"search": "hub", "download": "hub", "packs": "devices", "export": "exchange", "import": "exchange"}
+_FAMILY = {
+    "search": "hub",
+    "download": "hub",
+    "packs": "devices",
+    "export": "exchange",
+    "import": "exchange",
+    "plan-together": "together",
+}
 # Commands whose log states how their child processes ended.
 LOGGED = frozenset({"load", "chat", "embed", "serve", "bench"})
 
@@ -163,7 +170,7 @@ def _run_command(options: Namespace) -> int:
         # Before any child starts: children inherit the environment variable.
         use_packs()
     module = import_module(f"app.cli.{_FAMILY.get(name, name)}")
-    run_command: Callable[[Namespace], int] = getattr(module, f"run_{name}")
+    run_command: Callable[[Namespace], int] = getattr(module, f"run_{name.replace('-', '_')}")
     # The tunnels close first, while the log is still open.
     with _log(name), CommandTunnels() as options.tunnels:
         return run_command(options)

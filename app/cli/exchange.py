@@ -51,7 +51,7 @@ def run_import(options: Namespace) -> int:
     model = read_model(_model_of(options, load))
     rig = read_rig(options.rig) if options.rig is not None else this_machine()
     found = arrange(load, model, rig)
-    file = LayoutFile(model.name, found.layout, found.context)
+    file = LayoutFile(model.name, found.layout, found.context, found.draft)
     if options.out is not None:
         write_layout(options.out, file)
     if options.json:

@@ -158,7 +158,7 @@ def asked_on(options: Namespace, model: ModelFile, rig: Rig, document: LayoutFil
     `document`: the layout file; None if there is none.
     """
     context = context_of(options, model, document.context if document is not None else None)
-    side_files = side_files_of(options, model, rig)
+    side_files = side_files_of(options, model, rig, document)
     memory, placed = ModelMemory(model), placed_modules(options, rig)
 
     def asked(layout: Layout, used: ContextSettings = context, explanation: str | None = None) -> Asked:

@@ -51,15 +51,15 @@ def print_compact(document: object) -> None:
 def print_event(event: msgspec.Struct) -> None:
     """Print one event as JSON on one line, and flush.
 
-    `request` is left out if it is None. `replaced`, `cached_tokens`, `checkpoint_bytes`, `dropped_tokens` and `choices`
-    are left out if they are empty.
+    `request` is left out if it is None. `replaced`, `cached_tokens`, `checkpoint_bytes`, `dropped_tokens`, `draft` and
+    `choices` are left out if they are empty.
     """
     document = _builtins(event)
     # For the window and the API server; the contract does not have them.
     document.pop("replaced_for_log", None)
     document.pop("context_used", None)
     document.pop("stop_text", None)
-    for key in ("replaced", "cached_tokens", "checkpoint_bytes", "dropped_tokens", "choices"):
+    for key in ("replaced", "cached_tokens", "checkpoint_bytes", "dropped_tokens", "choices", "draft"):
         # The default stands for "not empty": an absent field cannot be deleted.
         if not document.get(key, "-"):
             del document[key]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from engine.planning.layout.layout import Layout
     from engine.planning.memory.side_files import SideFiles
 
-MODULES = ("mmproj", "output", "embedding")
+MODULES = ("mmproj", "draft", "output", "embedding")
 _EMBEDDING = "token_embd.weight"
 _NO_DEVICE = "none"
 """llama.cpp's word for "offload nothing" (`--device none`)."""
@@ -106,8 +106,6 @@ def placed_modules(options: Namespace, rig: Rig) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for module, name in options.place:
-        if module == "draft":
-            raise ArgumentError("--place draft: draft models are not loaded yet, so there is none to place; remove it.")
         if module not in MODULES:
             raise ArgumentError(f'--place: there is no module "{module[:60]}"; there are {", ".join(MODULES)}.')
         device_id = find_device(name, rig, f"--place {module}")
@@ -119,25 +117,25 @@ def placed_modules(options: Namespace, rig: Rig) -> dict[str, str]:
     return found
 
 
-def check_modules(placed: Mapping[str, str], model: ModelFile, *, has_projector: bool) -> None:
+def check_modules(placed: Mapping[str, str], model: ModelFile, *, has_projector: bool, has_draft: bool = False) -> None:
     """Raise an error if the model lacks a module that --place names.
 
     Raises:
         ArgumentError: naming the module, and the modules that the model has.
     """
-    here = _modules_of(model, has_projector=has_projector)
+    here = _modules_of(model, has_projector=has_projector, has_draft=has_draft)
     for module in placed:
         if module not in here:
-            remedy = " Name its file with --mmproj." if module == "mmproj" else ""
+            remedy = f" Name its file with --{module}." if module in ("mmproj", "draft") else ""
             raise ArgumentError(
                 f"--place {module}: {model.name or 'the model'} has no {module} here; it has {' and '.join(here)}."
                 + remedy
             )
 
 
-def _modules_of(model: ModelFile, *, has_projector: bool) -> tuple[str, ...]:
+def _modules_of(model: ModelFile, *, has_projector: bool, has_draft: bool) -> tuple[str, ...]:
     names = {tensor.name for tensor in model.global_tensors}
-    here = {"mmproj": has_projector, "output": _has_output(model), "embedding": _EMBEDDING in names}
+    here = {"mmproj": has_projector, "draft": has_draft, "output": _has_output(model), "embedding": _EMBEDDING in names}
     return tuple(module for module in MODULES if here[module])
 
 
@@ -178,12 +176,20 @@ def _with_embedding(layout: Layout, device_id: str, model: ModelFile) -> Layout:
     return place_embedding(layout, device_id)
 
 
-def with_placed_projector(side_files: SideFiles, options: Namespace, rig: Rig) -> SideFiles:
-    """Return the side files with the projector on the first device of --device, unless it has a device already."""
-    listed, projector = listed_devices(options, rig), side_files.projector
-    if listed is None or projector is None or projector.device is not None:
+def with_placed_side_files(side_files: SideFiles, options: Namespace, rig: Rig) -> SideFiles:
+    """Return the side files with projector and draft on the first device of --device, unless they have one already."""
+    from engine.planning.layout.layout import single_device
+
+    listed, projector, draft = listed_devices(options, rig), side_files.projector, side_files.draft
+    if listed is None:
         return side_files
-    return replace(side_files, projector=replace(projector, device=listed[0] if listed else CPU_ID))
+    first = listed[0] if listed else CPU_ID
+    if projector is not None and projector.device is None:
+        side_files = replace(side_files, projector=replace(projector, device=first))
+    if draft is not None and draft.model is not None and draft.layout is None:
+        layout = single_device(draft.model.n_layers, first)
+        side_files = replace(side_files, draft=replace(draft, layout=layout))
+    return side_files
 
 
 def _names(text: str) -> tuple[str, ...]:

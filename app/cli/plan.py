@@ -12,6 +12,9 @@ from engine.base.errors import ArgumentError, BusyError, UnreachableError
 from engine.devices.card_catalogue import with_cards
 from engine.machines.rigs.speeds import known_speeds
 from engine.planning.fit.speed_book import read_speed_book
+from engine.planning.layout.layout_file import LayoutFile, read_layout
+from engine.planning.plan.comparison import compare_plans, comparison_text, side_of
+from engine.planning.plan.edit import Edit
 from engine.planning.plan.figures import FIGURES, figures_of
 from engine.planning.plan.plan import Plan
 from engine.planning.plan.plan_document import plan_document, plan_text
@@ -22,17 +25,23 @@ from engine.runtime.probing.probe import probe
 def run_plan(options: Namespace) -> int:
     """Print the forecast of a layout, and return the exit code.
 
-    With --with, compare it with a forecast for added cards.
+    With --with, compare it with a forecast for added cards; with --against, with another layout file.
     """
+    if options.added and options.against is not None:
+        raise ArgumentError("--with and --against exclude each other; remove one.")
     if options.added and options.layout is not None:
         raise ArgumentError("--with and --layout exclude each other: the layout is found for the cards; remove one.")
     asked = read_inputs(options)
     plan = asked.plan
+    # Before a probe, which takes seconds: a file that is refused is refused at once.
+    against = None if options.against is None else read_layout(options.against, n_layers=plan.model.n_layers)
     if not plan.violations and options.probe:
         plan = probe(plan)
     elif not plan.violations and plan.report.probe_only is not None:
         plan = _probed_or_known(plan)
     here = _Forecast(plan, asked.explanation)
+    if against is not None:
+        return _compare(here, against, options)
     if not options.added:
         if options.json:
             print_document(here.document())
@@ -56,8 +65,8 @@ class _Forecast:
 
     def __init__(self, plan: Plan, explanation: str | None) -> None:
         self.plan, self._explanation = plan, explanation
-        speeds = known_speeds(plan.rig, read_speed_book(speeds_path()))
-        self.figures, self._sent = figures_of(plan, speeds), plan_sendings(plan, speeds)
+        self.speeds = known_speeds(plan.rig, read_speed_book(speeds_path()))
+        self.figures, self._sent = figures_of(plan, self.speeds), plan_sendings(plan, self.speeds)
 
     @property
     def exit_code(self) -> int:
@@ -70,6 +79,25 @@ class _Forecast:
 
     def text(self) -> str:
         return plan_text(self.plan, self._explanation, self.figures.speed, self._sent)
+
+
+def _compare(here: _Forecast, file: LayoutFile, options: Namespace) -> int:
+    """Print the forecast of a plan and its differences from the layout in `file`; return the exit code of the plan.
+
+    The other layout has the settings of its file, on the same devices and with the same side files.
+    """
+    plan = here.plan
+    there = _Forecast(plan.with_edit(Edit(file.layout, file.context, plan.edit.side_files)), None)
+    if there.plan.report.probe_only is not None and not there.plan.violations:
+        there = _Forecast(_probed_or_known(there.plan), None)
+    found = compare_plans(plan, there.plan)
+    if options.json:
+        print_document({**here.document(), "against": there.document(), "differences": found.document()})
+    else:
+        sides = (side_of(each.plan, each.speeds) for each in (here, there))
+        name = "this layout" if options.layout is None else options.layout.stem
+        print_line(f"{here.text()}\n\n{comparison_text(found, *sides, (name, options.against.stem))}")
+    return here.exit_code
 
 
 def compared(here: _Forecast, there: _Forecast) -> str:

@@ -11,6 +11,7 @@ from engine.base.units import format_bytes
 from engine.devices.holder import holder_words
 from engine.planning.plan.placement_check import difference_words
 from engine.planning.plan.report import DeviceRow
+from engine.runtime.session.drafts import draft_words
 from engine.runtime.session.events import (
     AnyEvent,
     Attempt,
@@ -106,6 +107,8 @@ class TextPrinter:
                     f"prompt {event.prompt_tokens_per_second:.1f} tokens/s, "
                     f"generation {event.generation_tokens_per_second:.1f} tokens/s"
                 )
+                for words in draft_words(event.draft):
+                    self._say(words)
                 if event.replaced:
                     self._say(f"layerdeck-cli: {event.replaced}")
             case OutOfMemory() | Failed() | Crashed():

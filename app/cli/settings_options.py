@@ -5,24 +5,28 @@ from __future__ import annotations
 import argparse
 from argparse import Namespace
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from app.cli.placing_options import check_modules, placed_modules, with_placed_projector
+from app.cli.placing_options import check_modules, find_device, placed_modules, with_placed_side_files
 from engine.base.errors import ArgumentError
 from engine.base.units import parse_count
 from engine.planning.settings.context_settings import ContextSettings
 from engine.planning.settings.kinds import Kind, Value, WholeNumber
-from engine.planning.settings.table import MAX_SEQUENCES, SETTINGS, Setting
+from engine.planning.settings.table import DRAFTED_TOKENS, MAX_SEQUENCES, MOST_DRAFTED, SETTINGS, Setting
 
 if TYPE_CHECKING:
     from engine.devices.device import Rig
     from engine.model.gguf.model_file import ModelFile
+    from engine.planning.layout.layout_file import LayoutFile
+    from engine.planning.memory.drafts import Draft
     from engine.planning.memory.side_files import SideFiles
 
 _MOST_SCALE = 1000.0
+_NO_DRAFT = "none"
 # Marks a number as left open by the user, whatever the layout file has.
 _LEFT_OPEN = object()
 
@@ -52,6 +56,18 @@ def add_settings_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--mmproj", type=Path, metavar="FILE", help="projector for images or sound")
     command.add_argument(
         "--mmproj-device", metavar="D", help="device of the projector (default: the first GPU with room)"
+    )
+    command.add_argument(
+        "--draft",
+        type=_draft,
+        metavar="FILE|ngram|mtp|none",
+        help="draft tokens: a small model with the same vocabulary",
+    )
+    command.add_argument(
+        "--draft-tokens", type=positive, metavar="N", help=f"most tokens of a draft (default {DRAFTED_TOKENS})"
+    )
+    command.add_argument(
+        "--draft-device", metavar="ID[,ID...]", help="devices of the draft model (default: the first card with room)"
     )
     command.add_argument(
         "--lora", type=_lora, action="append", default=[], metavar="FILE[=SCALE]", help="LoRA adapter; may repeat"
@@ -117,8 +133,10 @@ def _without_layout(model: ModelFile, n_ctx: int | None) -> ContextSettings:
     return default_context(model, n_ctx)
 
 
-def side_files_of(options: Namespace, model: ModelFile, rig: Rig) -> SideFiles:
-    """Return the projector and the LoRA adapters of the options; only their headers are read.
+def side_files_of(options: Namespace, model: ModelFile, rig: Rig, given: LayoutFile | None = None) -> SideFiles:
+    """Return the projector, the LoRA adapters and the draft of the options; only their headers are read.
+
+    `given`: the layout file, whose draft is used if the options name none; None if there is no file.
 
     Raises:
         ModelFileError: if a file is of another kind, or does not match the model.
@@ -127,7 +145,13 @@ def side_files_of(options: Namespace, model: ModelFile, rig: Rig) -> SideFiles:
     from engine.planning.memory.side_files import SideFiles, read_adapter, read_projector
 
     placed = placed_modules(options, rig)
-    check_modules(placed, model, has_projector=options.mmproj is not None)
+    draft = _draft_of(options, model, rig, placed, given)
+    check_modules(
+        placed,
+        model,
+        has_projector=options.mmproj is not None,
+        has_draft=draft is not None and draft.model is not None,
+    )
     device = options.mmproj_device
     if device is not None and placed.get("mmproj", device) != device:
         raise ArgumentError(f"--mmproj-device {device} contradicts --place mmproj={placed['mmproj']}; remove one.")
@@ -139,8 +163,57 @@ def side_files_of(options: Namespace, model: ModelFile, rig: Rig) -> SideFiles:
     found = SideFiles(
         projector=None if options.mmproj is None else read_projector(options.mmproj, device),
         adapters=tuple(read_adapter(each.path, model, each.scale) for each in options.lora),
+        draft=draft,
     )
-    return with_placed_projector(found, options, rig)
+    return with_placed_side_files(found, options, rig)
+
+
+def _draft_of(
+    options: Namespace, model: ModelFile, rig: Rig, placed: Mapping[str, str], given: LayoutFile | None
+) -> Draft | None:
+    """Return the draft of the options, else that of the layout file; None if both have none.
+
+    Raises:
+        ModelFileError: the draft model cannot draft for `model`.
+        ArgumentError: an option goes with no draft model, or names no device.
+    """
+    from engine.planning.layout.layout import split_evenly
+    from engine.planning.memory.drafts import Draft, draft_of_file, read_draft
+
+    asked: Path | str | None = options.draft
+    draft: Draft | None
+    if asked is None:
+        folder = Path() if options.layout is None else options.layout.parent
+        draft = draft_of_file(None if given is None else given.draft, model, folder)
+    elif isinstance(asked, Path):
+        draft = read_draft(asked, model)
+    else:
+        draft = None if asked == _NO_DRAFT else Draft("ngram" if asked == "ngram" else "mtp")
+    tokens, devices = options.draft_tokens, options.draft_device
+    if tokens is not None:
+        if draft is None:
+            raise ArgumentError("--draft-tokens needs a draft; name one with --draft.")
+        if tokens > MOST_DRAFTED:
+            raise ArgumentError(f"--draft-tokens: {tokens} are too many; draft {MOST_DRAFTED} at most.")
+        draft = replace(draft, n_tokens=tokens)
+    names = [] if devices is None else [find_device(each.strip(), rig, "--draft-device") for each in devices.split(",")]
+    if "draft" in placed:
+        if names and names != [placed["draft"]]:
+            raise ArgumentError(f"--draft-device {devices} contradicts --place draft={placed['draft']}; remove one.")
+        names = [placed["draft"]]
+    if not names or draft is None or draft.model is None:
+        if devices is not None:
+            raise ArgumentError("--draft-device needs a draft model; name its file with --draft.")
+        return draft
+    if len(set(names)) < len(names):
+        raise ArgumentError("--draft-device: a device is in the list twice; list it once.")
+    if len(names) > draft.model.n_layers:
+        raise ArgumentError(f"--draft-device: the draft has {draft.model.n_layers} layers; name fewer devices.")
+    return replace(draft, layout=split_evenly(draft.model.n_layers, names))
+
+
+def _draft(text: str) -> Path | str:
+    return text if text in (_NO_DRAFT, "ngram", "mtp") else Path(text)
 
 
 def _reader(kind: Kind) -> Callable[[str], Value | object]:

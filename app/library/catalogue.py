@@ -255,6 +255,10 @@ class LibraryCatalogue:
         if is_text(str(path)):
             self.index.save_opened(path, at_s)
         self.note_use(path, {"last_used": at_s})
+        return self.notes_of(path)
+
+    def notes_of(self, path: Path) -> Notes:
+        """Return the notes of the model file `path`; empty ones if there are none, or it cannot be read."""
         return self.index.notes().get(fingerprint(path), NO_NOTES)
 
     def note_use(self, path: Path, change: Mapping[str, object]) -> None:
@@ -299,6 +303,10 @@ class LibraryCatalogue:
         """Delete a saved layout or preset of a model. `marks`: fingerprints of its files."""
         for mark in marks:
             self.index.forget_document(mark, kind, name)
+
+    def forget_document_of(self, path: Path, document: SavedDocument) -> None:
+        """Delete a saved layout or preset of the model file `path`."""
+        self.forget_document(filter(None, (fingerprint(path),)), document.kind, document.name)
 
     # ------------------------------------------------------------------ duplicates
 

@@ -55,6 +55,8 @@ class Loader(QObject):
 
     question_changed = Signal(object)  # LoadQuestion | None
     notice = Signal(Notice)
+    load_asked = Signal()
+    """Emitted when a person asks for a load, before the edit is checked. Receivers may still replace the layout."""
 
     def __init__(
         self,
@@ -100,6 +102,7 @@ class Loader(QObject):
 
         Its loaded layout is replaced after the new one has been checked. Other models stay loaded if all fit.
         """
+        self.load_asked.emit()
         # What to ask is decided by the plan, which may still be that of an earlier edit.
         self._document.when_forecast(self._load)
 
@@ -283,8 +286,9 @@ class Loader(QObject):
             for victim in wanted.room.victims:
                 # Another file may have taken its place since the question was asked.
                 model = self._models.find(victim.key)
-                if model is not None:
-                    model.loading.unload()
+                if model is not None and model.loading.unload():
+                    # It went for the sake of another: its next question brings it back.
+                    model.set_parked(True)
         # Drivers return memory some time after the process has ended.
         self.memory_return.then(wanted.model, lambda: self._begin(wanted))
 

@@ -231,7 +231,7 @@ class LayoutDocument(QObject):
         # All moves refer to the start of the drag, so that moving back restores it exactly.
         start = self._drag_start or self._state.edit
         self._move_text = move.text
-        self._state.edit = replace(start, layout=move.apply(start.layout))
+        self._state.edit = start.after(move)
         self._drag_start = start
         # Moves between two frames need no preview of their own.
         if not self._frame.isActive():

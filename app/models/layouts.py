@@ -14,12 +14,16 @@ from app.models.open_models import OpenModels
 from app.models.speeds import SpeedRepository
 from app.notices import Notices
 from app.rig.live_rig import LiveRig
-from engine.base.errors import LayoutError
+from engine.base.errors import EngineError, LayoutError
 from engine.base.language import tr
 from engine.devices.device import Rig
+from engine.devices.rig_file import rig_changes
+from engine.model.gguf.model_file import ModelFile
 from engine.planning.fit.strategies.fastest import initial_layout
 from engine.planning.layout.layout import Layout, split_evenly
 from engine.planning.layout.layout_file import LayoutFile, encode_layout, parse_layout, read_layout, write_layout
+from engine.planning.memory.drafts import Draft, draft_of_file
+from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan
 
 
@@ -66,7 +70,7 @@ class Layouts(QObject):
                     LayoutError(tr("{reason}. Switch to that model and open the file again.", reason=reason))
                 )
                 return
-            self._document.set_edit(document.layout, document.context, tr("open {name}", name=path.name))
+            self._take(model, document, path.name, path.parent)
 
         self._background.run(
             tr("Reading {name}", name=path.name),
@@ -88,21 +92,62 @@ class Layouts(QObject):
         except LayoutError as error:
             self._notices.tell(error)
             return
-        self._document.set_edit(document.layout, document.context, tr("open {name}", name=name))
+        self._take(model, document, name, model.paths[0].parent)
 
-    def text(self) -> str | None:
-        """Return the edited layout as the content of a layout file; None if no model is open."""
+    def _take(self, model: ModelFile, document: LayoutFile, name: str, folder: Path) -> None:
+        """Replace the edit by a layout file, as one step of undo. Its draft model is read in the background first.
+
+        `folder`: folder of the file. If the draft cannot be used, the layout is taken without it.
+        """
+        entry, text = document.draft, tr("open {name}", name=name)
+        if entry is None:
+            self._document.set_edit(document.layout, document.context, text)
+            self._tell_rig(name, document)
+            return
+
+        def read() -> tuple[Draft | None, EngineError | None]:
+            try:
+                return draft_of_file(entry, model, folder), None
+            except EngineError as error:
+                return None, error
+
+        def apply(found: tuple[Draft | None, EngineError | None]) -> None:
+            (draft, error), edit = found, self._document.edit
+            if edit is not None and self._document.model is model:
+                files = edit.side_files if draft is None else replace(edit.side_files, draft=draft)
+                self._document.replace(Edit(document.layout, document.context, files), text)
+                self._tell_rig(name, document)
+            if error is not None:
+                self._notices.tell(error)
+
+        self._background.run(tr("Reading {name}", name=Path(entry.model).name or name), read, apply, self._notices.tell)
+
+    def _tell_rig(self, name: str, file: LayoutFile) -> None:
+        """Say which devices of a layout are others than those for which it was made; nothing if they are the same."""
+        layout = file.layout
+        used = (*layout.devices, *(device for device, _ in layout.tensor_split), *(o.device for o in layout.overrides))
+        changes = () if file.rig is None else rig_changes(file.rig, self._live.rig, used)
+        if changes:
+            self._notices.say(
+                tr("{name} was made for other devices: {changes}.", name=name, changes="; ".join(changes)), bad=True
+            )
+
+    def text(self, *, with_rig: bool = False) -> str | None:
+        """Return the edited layout as the content of a layout file; None if no model is open.
+
+        `with_rig`: whether the present devices are in the file, as those for which the layout was made.
+        """
         model, edit = self._document.model, self._document.edit
         if model is None or edit is None:
             return None
-        return encode_layout(LayoutFile(model_name=model.name, layout=edit.layout, context=edit.context)).decode()
+        return encode_layout(edit.as_file(model.name, self._live.rig if with_rig else None)).decode()
 
     def save(self, path: Path) -> None:
         """Write the edited layout to the file `path` in the background."""
         model, edit = self._document.model, self._document.edit
         if model is None or edit is None:
             return
-        document = LayoutFile(model_name=model.name, layout=edit.layout, context=edit.context)
+        document = edit.as_file(model.name)
         self._background.run(
             tr("Saving {name}", name=path.name),
             lambda: write_layout(path, document),
@@ -146,6 +191,12 @@ class Layouts(QObject):
         if before is not None and before.rig.ids != rig.ids and self._is_untouched:
             self._follow(before.on(rig))
 
+    def follow_memory(self) -> None:
+        """Find a layout for the memory that is free now, if the layout is still the proposed one."""
+        plan = self._document.plan
+        if plan is not None and self._is_untouched:
+            self._follow(plan.on(self._live.rig))
+
     @property
     def _is_untouched(self) -> bool:
         """Whether the layout is still the proposed one, and the model is not loaded."""
@@ -157,7 +208,7 @@ class Layouts(QObject):
 
         def apply(layout: Layout) -> None:
             # A layout edited meanwhile stays. If devices have changed again, another proposal is on its way.
-            if self._is_untouched and not self._obstacle(plan):
+            if self._is_untouched and not self._obstacle(plan) and layout != plan.edit.layout:
                 self._document.restart(self._live.rig, replace(plan.edit, layout=layout))
 
         self._find(plan, apply)

@@ -91,6 +91,8 @@ class Loading(QObject):
         self.phase = Phase.STOPPED
         """The phase of the model: stopped, loading, cancelling, ready or answering."""
         self.loaded: LoadedLayout | None = None
+        self.last_loaded: LoadedLayout | None = None
+        """The layout of the last successful load, also after the model was unloaded; None before the first one."""
         self.model: ModelFile | None = None
         """The loaded model; None if none is loaded."""
         self.checkpoint_bytes = 0
@@ -283,6 +285,7 @@ class Loading(QObject):
                 info.flash_attention,
                 info.elsewhere,
             )
+            self.last_loaded = self.loaded
         self.loaded_changed.emit(self.loaded)
 
     def _on_loaded(self, event: Loaded) -> None:
@@ -336,7 +339,7 @@ class Loading(QObject):
 
     def forget_lost(self) -> None:
         """Drop the model that `reload` would load again, because another file replaces it."""
-        self._held, self._has_crashed = None, False
+        self._held, self._has_crashed, self.last_loaded = None, False, None
         self._set_lost(None)
 
     def _set_lost(self, order: LoadOrder | None) -> None:

@@ -28,11 +28,18 @@ class OpenModel(QObject):
     changed = Signal()
     """Emitted when `held` has changed."""
     status_changed = Signal(ModelStatus)
+    parked_changed = Signal(bool)
     planned_changed = Signal()
     """Emitted when `planned_context` has changed."""
 
     def __init__(
-        self, number: int, calibrator: Calibrator, clock: Callable[[], float], parent: QObject | None = None
+        self,
+        number: int,
+        calibrator: Calibrator,
+        clock: Callable[[], float],
+        parent: QObject | None = None,
+        *,
+        keep_alive_s: float = UNTIL_UNLOADED_S,
     ) -> None:
         super().__init__(parent)
         self.number = number
@@ -47,13 +54,15 @@ class OpenModel(QObject):
         """Device memory that it holds; None if it is neither loaded nor being loaded."""
         self.is_of_program = False
         """Whether it was opened for a client of the API server. Then requests set its idle time."""
-        self._keep_alive_s = UNTIL_UNLOADED_S
+        self._keep_alive_s = self._default_keep_alive_s = keep_alive_s
         self._clock = clock
         self._phase = Phase.STOPPED
         self.status = ModelStatus()
         self._edit: Edit | None = None
         """Its present edit, or the last one before another model became current; None before the first."""
         self._waits = ""
+        self.is_parked = False
+        """Whether it was unloaded to give its memory back, and the next question loads it again."""
         self.loading.phase_changed.connect(self._on_changed)
         self.loading.loaded_changed.connect(self._on_changed)
         self.loading.held_changed.connect(self._on_changed)
@@ -79,9 +88,17 @@ class OpenModel(QObject):
         self.file, self.key, self.edit_state, self._edit = file, key, None, None
         if self.is_of_program:
             self.is_of_program = False
-            self._keep_alive_s = UNTIL_UNLOADED_S
+            self._keep_alive_s = self._default_keep_alive_s
         self.loading.forget_lost()
+        self.set_parked(False)
         self._refresh_status()
+
+    def set_parked(self, parked: bool) -> None:
+        """Set whether the next question loads the model again; a load sets it back."""
+        if parked != self.is_parked:
+            self.is_parked = parked
+            self._refresh_status()
+            self.parked_changed.emit(parked)
 
     def show_edit(self, edit: Edit | None) -> None:
         """Store the present edit, and update the status, which says whether the loaded layout differs from it."""
@@ -121,14 +138,23 @@ class OpenModel(QObject):
         if self.held is not None:
             self._set_held(self.held.kept_alive(keep_alive_s, self._clock()))
 
+    def set_default_keep_alive(self, keep_alive_s: float) -> None:
+        """Set the idle time of the preferences, in seconds. A model that has it follows; others keep their own."""
+        follows = self._keep_alive_s == self._default_keep_alive_s and not self.is_of_program
+        self._default_keep_alive_s = keep_alive_s
+        if follows:
+            self.keep_alive(keep_alive_s)
+
     def _on_changed(self) -> None:
+        if self.loading.phase is Phase.READY:
+            self.set_parked(False)
         self._set_held(self._held_now())
         self._refresh_status()
 
     def _refresh_status(self) -> None:
         loading, edit = self.loading, self._edit
         is_edited = loading.loaded is not None and edit is not None and loading.loaded.differs_from(edit)
-        status = ModelStatus(self.name, loading.phase, is_edited, self._waits, loading.fault)
+        status = ModelStatus(self.name, loading.phase, is_edited, self._waits, loading.fault, self.is_parked)
         if status != self.status:
             self.status = status
             self.status_changed.emit(status)

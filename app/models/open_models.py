@@ -12,7 +12,7 @@ from PySide6.QtCore import QObject, QTimer, Signal
 from app.models.open_model import OpenModel
 from app.rig.calibrator import Calibrator
 from engine.model.gguf.model_file import FileIdentity, ModelFile
-from engine.planning.fit.loaded_models import HeldModel, expired, next_expiry_s
+from engine.planning.fit.loaded_models import UNTIL_UNLOADED_S, HeldModel, expired, next_expiry_s
 from engine.runtime.session.status import Phase
 
 _LONGEST_WAIT_MS = 3_600_000
@@ -29,11 +29,17 @@ class OpenModels(QObject):
     expired = Signal(object)  # OpenModel: it was unloaded after its idle time
 
     def __init__(
-        self, calibrator: Calibrator, *, clock: Callable[[], float] = time.monotonic, parent: QObject | None = None
+        self,
+        calibrator: Calibrator,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        keep_alive_s: float = UNTIL_UNLOADED_S,
+        parent: QObject | None = None,
     ) -> None:
         super().__init__(parent)
         self._calibrator = calibrator
         self._clock = clock
+        self._keep_alive_s = keep_alive_s
         self._timer = QTimer(self)
         self._timer.setSingleShot(True)
         self._timer.timeout.connect(self.unload_expired)
@@ -94,6 +100,12 @@ class OpenModels(QObject):
                 self.expired.emit(model)
         self._wait_for_next()
 
+    def set_keep_alive(self, keep_alive_s: float) -> None:
+        """Set the idle time in seconds after which models are unloaded unless the user chose another for a model."""
+        self._keep_alive_s = keep_alive_s
+        for model in self._all:
+            model.set_default_keep_alive(keep_alive_s)
+
     def close(self) -> None:
         """End the children of all models in parallel, within a bounded time."""
         self._timer.stop()
@@ -108,7 +120,7 @@ class OpenModels(QObject):
             thread.join()
 
     def _add(self) -> OpenModel:
-        model = OpenModel(len(self._all), self._calibrator, self._clock, self)
+        model = OpenModel(len(self._all), self._calibrator, self._clock, self, keep_alive_s=self._keep_alive_s)
         model.changed.connect(self._on_changed)
         self._all.append(model)
         self.added.emit(model)

@@ -1,4 +1,4 @@
-"""Side files (projectors and LoRA adapters) in the window: read in the background, part of the edit, and stored."""
+"""Projectors, LoRA adapters and drafts in the window: read in the background, part of the edit, and stored."""
 
 from __future__ import annotations
 
@@ -18,10 +18,14 @@ from engine.base.errors import EngineError
 from engine.base.language import tr
 from engine.model.gguf.model_file import FileIdentity, ModelFile, identify
 from engine.model.gguf.reader import read_model
+from engine.planning.layout.layout import single_device
+from engine.planning.layout.layout_file import DraftEntry, decode_draft, encode_draft
+from engine.planning.memory.drafts import Draft, draft_file, draft_of_file, read_draft
 from engine.planning.memory.side_files import Adapter, Projector, SideFiles, read_adapter, read_projector
+from engine.planning.settings.table import DRAFTED_TOKENS
 from widgets.controls.settings_dialog import AdapterScale
 
-_Found = TypeVar("_Found", Projector, Adapter)
+_Found = TypeVar("_Found", Projector, Adapter, Draft)
 
 
 class SideFileController(QObject):
@@ -84,6 +88,63 @@ class SideFileController(QObject):
             return replace(files, adapters=tuple(adapters))
 
         self._change(tr("change the scale of an adapter"), scale)
+
+    def choose_draft(self, path: Path) -> None:
+        """Read the draft model at `path` in the background, and make it the draft of the edit."""
+        model = self._document.model
+        if model is not None:
+            self._read(path, partial(read_draft, path, model, self._drafted_tokens), _with_draft)
+
+    def use_draft(self, entry: DraftEntry, folder: Path) -> None:
+        """Make the draft of a layout file in `folder` the draft of the edit; its model is read in the background."""
+        model = self._document.model
+        if model is None:
+            return
+        if entry.kind != "model":
+            self._change(tr("choose a draft"), lambda files: _with_draft(files, Draft(entry.kind, entry.n_tokens)))
+            return
+
+        def read() -> Draft:
+            found = draft_of_file(entry, model, folder)
+            assert found is not None  # The entry names a model.
+            return found
+
+        self._read(Path(entry.model), read, _with_draft)
+
+    def draft_by_ngrams(self) -> None:
+        """Draft tokens by repeats of the text itself, without a draft model."""
+        draft = Draft("ngram", self._drafted_tokens)
+        self._change(tr("choose a draft"), lambda files: _with_draft(files, draft))
+
+    def remove_draft(self) -> None:
+        """Remove the draft from the edit."""
+        self._change(tr("remove the draft"), lambda files: replace(files, draft=None))
+
+    def place_draft(self, device: str) -> None:
+        """Set the device of the draft model. If `device` is empty, the load decides."""
+
+        def place(files: SideFiles) -> SideFiles:
+            draft = files.draft
+            if draft is None or draft.model is None:
+                return files
+            layout = single_device(draft.model.n_layers, device) if device else None
+            return replace(files, draft=replace(draft, layout=layout))
+
+        self._change(tr("place the draft"), place)
+
+    def set_drafted_tokens(self, n_tokens: int) -> None:
+        """Set the most tokens that are drafted for one step."""
+
+        def change(files: SideFiles) -> SideFiles:
+            return files if files.draft is None else _with_draft(files, replace(files.draft, n_tokens=n_tokens))
+
+        self._change(tr("change the drafted tokens"), change)
+
+    @property
+    def _drafted_tokens(self) -> int:
+        edit = self._document.edit
+        draft = None if edit is None else edit.side_files.draft
+        return DRAFTED_TOKENS if draft is None else draft.n_tokens
 
     def _read(self, path: Path, read: Callable[[], _Found], put: Callable[[SideFiles, _Found], SideFiles]) -> None:
         model = self._document.model
@@ -157,13 +218,23 @@ def read_kept(kept: KeptSideFiles, model: ModelFile) -> tuple[SideFiles, tuple[E
             problems.append(error)
         else:
             files = replace(files, adapters=(*files.adapters, found))
+    if kept.draft:
+        try:
+            files = replace(files, draft=draft_of_file(decode_draft(kept.draft), model, model.paths[0].parent))
+        except EngineError as error:
+            problems.append(error)
     return files, tuple(problems)
 
 
+def _with_draft(files: SideFiles, draft: Draft) -> SideFiles:
+    return replace(files, draft=draft)
+
+
 def _kept(files: SideFiles) -> KeptSideFiles:
-    projector = files.projector
+    projector, draft = files.projector, draft_file(files.draft)
     return KeptSideFiles(
         projector="" if projector is None else str(projector.path),
         device=None if projector is None else projector.device,
         adapters=tuple(KeptAdapter(str(each.path), each.scale) for each in files.adapters),
+        draft="" if draft is None else encode_draft(draft),
     )

@@ -88,6 +88,14 @@ class SpeedRepository(QObject):
         """Return the known speeds of the devices of `rig`. Blocks, since it asks drivers: not for the GUI thread."""
         return known_speeds(rig, self.book)
 
+    def answered_per_second(self, path: Path, edit: Edit) -> float | None:
+        """Return the tokens per second of the last answer with `edit`, None if there is none. For any thread.
+
+        `path`: path of the model's first file.
+        """
+        answer = self._answered.get((path, edit))
+        return None if answer is None else answer.tokens_per_second
+
     def measure(self) -> None:
         """Measure the speeds of the rig's devices in the background, and show the results on the status line."""
         rig, book = self._live.rig, self.book

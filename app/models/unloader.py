@@ -33,6 +33,16 @@ class Unloader(QObject):
         """Unload the current model, and show a notice."""
         self.unload(self._models.current)
 
+    def park_current(self) -> None:
+        """Park the current model."""
+        self.park(self._models.current)
+
+    def park(self, model: OpenModel) -> None:
+        """Unload `model` so that the next question loads it again. Its KV state is saved first, as at each unload."""
+        if model.loading.unload():
+            model.set_parked(True)
+            self._notices.say(tr("Parked {name}. The next question loads it again.", name=model.name))
+
     def unload(self, model: OpenModel) -> None:
         """Unload `model`, and show a notice if it was loaded."""
         if model.loading.unload():
@@ -67,4 +77,5 @@ class Unloader(QObject):
             self._lab.stop()
 
     def _on_expired(self, model: OpenModel) -> None:
+        model.set_parked(True)
         self._notices.say(tr("Unloaded {name} after its idle time", name=model.name))

@@ -132,7 +132,7 @@ class LiveMemory:
         if from_file:
             gone = {model.key for model in leaving}
             staying = [model for model in self._models if model.key not in gone]
-            return rig_beside(with_less_free(rig, _held_bytes(staying)), staying)
+            return rig_beside(with_less_free(rig, _with_shared(rig, _held_bytes(staying))), staying)
         return rig_beside(self._before_loads(rig, leaving), self._models, leaving, {CPU_ID: self._seen_own_bytes})
 
     def _before_loads(self, rig: Rig, leaving: Sequence[HeldModel]) -> Rig:
@@ -156,7 +156,7 @@ class LiveMemory:
 
         `from_file`: whether the free memory in `rig` is from a rig file, which does not include our loaded models.
         """
-        return with_less_free(rig, _held_bytes(self._models)) if from_file else rig
+        return with_less_free(rig, _with_shared(rig, _held_bytes(self._models))) if from_file else rig
 
     def _with_engine_reading(self, sample: Sample) -> Sample:
         reading = self._engine.get(sample.device)
@@ -186,6 +186,12 @@ def _held_bytes(models: Sequence[HeldModel]) -> Counter[str]:
     for model in models:
         held.update(model.held_bytes)
     return held
+
+
+def _with_shared(rig: Rig, held_bytes: Counter[str]) -> Counter[str]:
+    """Return `held_bytes` by device id, with what devices with unified memory hold added to the host's."""
+    shared_bytes = sum(held_bytes[device.id] for device in rig.devices if device.unified)
+    return held_bytes + Counter({CPU_ID: shared_bytes})
 
 
 def _without_memory_of(rig: Rig, endpoints: Collection[str]) -> Rig:

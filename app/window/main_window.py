@@ -20,6 +20,7 @@ from widgets.devices.device_strip import DeviceStrip
 from widgets.layout_editor.editor import LayoutEditor
 from widgets.library.load_question import LoadQuestion, LoadQuestionBar
 from widgets.library.model_panel import ModelPanel
+from widgets.library.room_offer import RoomOfferBar
 
 MENUS = {
     "File": tr("&File"),
@@ -88,6 +89,7 @@ class MainWindow(QMainWindow):
         self.editor = LayoutEditor()
         self.model_panel = ModelPanel()
         self.load_question = LoadQuestionBar()
+        self.room_offer = RoomOfferBar()
         self.chat_view = ChatView()
         self.chats = self.chat_view.panes
         self.reports = QStackedWidget()
@@ -114,6 +116,7 @@ class MainWindow(QMainWindow):
         column.setSpacing(8)
         column.addWidget(self.device_strip)
         column.addWidget(self.load_question)
+        column.addWidget(self.room_offer)
         column.addWidget(self.editor, stretch=1)
         column.addWidget(self.share_editor)
         self.pages.addWidget(desk)

@@ -6,13 +6,14 @@ and applies it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from PySide6.QtCore import Qt
-from PySide6.QtGui import QAction
+from PySide6.QtGui import QAction, QShowEvent
 from PySide6.QtWidgets import QCheckBox, QFormLayout, QGridLayout, QHBoxLayout, QPushButton, QWidget
 
 from app.language import LANGUAGE_NAMES
+from app.models.open_models import OpenModels
 from app.settings import Settings
 from app.theme import THEME_NAMES, ZOOM_STEPS, Theme
 from app.window.actions import Actions
@@ -24,6 +25,8 @@ from widgets.common.dialog import Dialog
 from widgets.common.inputs import ComboBox, SpinBox
 from widgets.common.roles import plain_label
 from widgets.common.tool_tips import plain_tool_tip
+from widgets.library.load_question import LoadAnswer
+from widgets.library.loaded_models import KEEP_ALIVES
 
 WIDTH_PX = 460
 _LOADING = tr("Loading")
@@ -32,6 +35,12 @@ _SWITCHES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (_LOADING, ("step_back", "reload_lost")),
     (tr("Library"), ("count_projectors",)),
     (tr("Chat"), ("drop_oldest_turns", "ask_when_full")),
+)
+_IDLE_MODELS = tr("Idle models in the way")
+_IDLE_CHOICES: tuple[tuple[LoadAnswer | None, str], ...] = (
+    (None, tr("Ask")),
+    (LoadAnswer.UNLOAD, tr("Unload idle ones")),
+    (LoadAnswer.BESIDE, tr("Plan around them")),
 )
 _BUTTONS = ("ask_unload", "saved_kv_states")
 """Names of actions that are shown as buttons: they show a question or open a dialog."""
@@ -44,7 +53,14 @@ def _words(action: QAction) -> str:
 class PreferencesDialog(Dialog):
     """A dialog for appearance, start, loading and chat. Each change applies at once."""
 
-    def __init__(self, actions: Actions, theme: Theme, settings: Settings, parent: QWidget | None = None) -> None:
+    def __init__(
+        self,
+        actions: Actions,
+        theme: Theme,
+        settings: Settings,
+        set_idle_time: Callable[[float], None],
+        parent: QWidget | None = None,
+    ) -> None:
         super().__init__(tr("Preferences"), parent)
         self._actions, self._theme, self._settings = actions, theme, settings
         self.theme_box = self._choice(tr("Colours"), [f"theme_{name}" for name in THEME_NAMES])
@@ -64,6 +80,23 @@ class PreferencesDialog(Dialog):
         self.stall_box.setToolTip(plain_tool_tip(tr("A load or an answer without progress for so long is ended")))
         self.stall_box.setValue(int(settings.stall_limit_s or DEFAULT_STALL_TIMEOUT_S))
         self.stall_box.valueChanged.connect(self._on_stall_limit)
+        self.idle_models_box = ComboBox()
+        self.idle_models_box.setAccessibleName(_IDLE_MODELS)
+        self.idle_models_box.setToolTip(
+            plain_tool_tip(tr("What happens to idle models when another one does not fit wholly beside them"))
+        )
+        for answer, words in _IDLE_CHOICES:
+            self.idle_models_box.addItem(words, answer)
+        self.idle_models_box.activated.connect(self._on_idle_models)
+        self.idle_time_box = ComboBox()
+        self.idle_time_box.setAccessibleName(tr("Idle time"))
+        self.idle_time_box.setToolTip(
+            plain_tool_tip(tr("How long models stay loaded, unless another time is chosen for a model"))
+        )
+        for seconds, _, words in KEEP_ALIVES:
+            self.idle_time_box.addItem(words, seconds)
+        self.idle_time_box.activated.connect(lambda index: set_idle_time(KEEP_ALIVES[index][0]))
+        self._show_idle()
         self.switches = {name: self._switch(name) for _, names in _SWITCHES for name in names}
         self._lay_out()
         theme.palette_changed.connect(self._show_zoom)
@@ -83,6 +116,10 @@ class PreferencesDialog(Dialog):
         label = plain_label(tr("Stall limit"), "dim")
         label.setBuddy(self.stall_box)
         limits.addRow(label, self.stall_box)
+        for name, choices in ((_IDLE_MODELS, self.idle_models_box), (tr("Idle time"), self.idle_time_box)):
+            label = plain_label(name, "dim")
+            label.setBuddy(choices)
+            limits.addRow(label, choices)
         groups = QGridLayout()
         for title, names in _SWITCHES:
             groups.addWidget(plain_label(title, "strong"), groups.rowCount(), 0)
@@ -138,6 +175,21 @@ class PreferencesDialog(Dialog):
     def _on_stall_limit(self, seconds: int) -> None:
         self._settings.stall_limit_s = seconds
 
+    def _on_idle_models(self, index: int) -> None:
+        self._settings.without_room = _IDLE_CHOICES[index][0]
+
+    def _show_idle(self) -> None:
+        answers = [answer for answer, _ in _IDLE_CHOICES]
+        self.idle_models_box.setCurrentIndex(answers.index(self._settings.without_room))
+        times = [seconds for seconds, _, _ in KEEP_ALIVES]
+        idle_s = self._settings.idle_time_s
+        self.idle_time_box.setCurrentIndex(times.index(idle_s) if idle_s in times else 0)
+
+    def showEvent(self, event: QShowEvent) -> None:
+        """Show the answers that were stored meanwhile: a question before a load stores one too."""
+        self._show_idle()
+        super().showEvent(event)
+
     def _show_zoom(self) -> None:
         self.zoom_box.setCurrentIndex(self.zoom_box.findData(self._theme.zoom_percent))
 
@@ -145,5 +197,11 @@ class PreferencesDialog(Dialog):
 class PreferencesPresenter(OneDialog[PreferencesDialog]):
     """Opens the preferences dialog."""
 
-    def __init__(self, actions: Actions, theme: Theme, settings: Settings, window: QWidget) -> None:
-        super().__init__(lambda: PreferencesDialog(actions, theme, settings, window), lambda _dialog: None, window)
+    def __init__(self, actions: Actions, theme: Theme, settings: Settings, models: OpenModels, window: QWidget) -> None:
+        def set_idle_time(seconds: float) -> None:
+            settings.idle_time_s = seconds
+            models.set_keep_alive(seconds)
+
+        super().__init__(
+            lambda: PreferencesDialog(actions, theme, settings, set_idle_time, window), lambda _dialog: None, window
+        )

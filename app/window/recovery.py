@@ -20,7 +20,7 @@ from app.run_marks import EndedRun, OpenedModel, RunMarks
 from app.window import dialogs
 from engine.base.language import tr
 from engine.model.gguf.model_file import ModelFile
-from engine.planning.layout.layout_file import LayoutFile, encode_layout
+from engine.planning.layout.layout_file import encode_layout
 from engine.planning.plan.edit import Edit
 
 REPORT_FILTER = tr("Reports (*.txt);;All files (*)")
@@ -180,4 +180,4 @@ def _keep_quietly(marks: RunMarks, opened: Sequence[OpenedModel], restored: bool
 
 
 def _layout_text(file: ModelFile, edit: Edit) -> str:
-    return encode_layout(LayoutFile(model_name=file.name, layout=edit.layout, context=edit.context)).decode()
+    return encode_layout(edit.as_file(file.name)).decode()

@@ -25,6 +25,7 @@ from app.library.planner import ForecastPlanner
 from app.load.comparer import LayoutComparer
 from app.load.loader import Loader
 from app.load.prober import Prober
+from app.load.room_offers import RoomOffers
 from app.models.auto_layouts import AutoLayouts
 from app.models.document import LayoutDocument
 from app.models.held_memory import HeldMemory
@@ -34,6 +35,8 @@ from app.models.open_model import OpenModel
 from app.models.open_models import OpenModels
 from app.models.opener import ModelOpener
 from app.models.other_layouts import OtherLayouts
+from app.models.parking import ParkedModels
+from app.models.replanner import Replanner
 from app.models.side_files import SideFileController
 from app.models.speeds import SpeedRepository
 from app.models.unloader import Unloader
@@ -78,6 +81,7 @@ class Desk:
     side_files: SideFileController
     speeds: SpeedRepository
     unloader: Unloader
+    room_offers: RoomOffers
     other_layouts: OtherLayouts
     library: Library
     examiner: Examiner
@@ -116,6 +120,7 @@ class Desk:
         self.finder.close()
         # Before the models: memory that they give back would start a probe.
         self.prober.close()
+        self.room_offers.close()
         self.loader.close()
         # Before the rig: models on lab workers may still save their KV states.
         self.models.close()
@@ -136,7 +141,7 @@ def make_desk(
     rig = make_rig(background, notices, settings, parent)
     live = rig.live
     calibrator = Calibrator(live, background, parent=parent)
-    models = OpenModels(calibrator, clock=clock, parent=parent)
+    models = OpenModels(calibrator, clock=clock, keep_alive_s=settings.idle_time_s, parent=parent)
     # First among the slots of the document: the others read the status of the edited model.
     document.preview_changed.connect(lambda: models.current.show_edit(document.edit))
     headroom_monitor = HeadroomMonitor(live, parent)
@@ -152,6 +157,8 @@ def make_desk(
     examiner.learnt.connect(lambda learnt: speeds.learn(learnt.speeds))
     access = HubAccess(settings, notices)
     opener = ModelOpener(models, document, live, rig.lab, settings, background, notices, speeds, parent)
+    # Not a field of the desk: signals do all of it.
+    ParkedModels(models, opener, settings, parent or models)
     library = Library(LibraryCatalogue(library_path()), lambda: models.current, background, notices, parent)
     # Not a field of the desk: its parent, the library, keeps it alive, and signals do the rest.
     ForecastPlanner(library, models=models, live=live, auto_layouts=auto_layouts, speeds=speeds)
@@ -179,6 +186,8 @@ def make_desk(
         )
 
     layouts = Layouts(document, models, live, background, notices, speeds, parent)
+    # As the parked models: signals do all of it.
+    Replanner(document, models, live, layouts, opener, parent or models)
     desk = Desk(
         settings=settings,
         background=background,
@@ -198,6 +207,7 @@ def make_desk(
         side_files=SideFileController(document, background, settings, notices, parent),
         speeds=speeds,
         unloader=unloader,
+        room_offers=RoomOffers(document, models, live, loader, speeds, settings, background, notices, parent),
         other_layouts=OtherLayouts(document, models, unloader, live, notices, parent),
         library=library,
         examiner=examiner,

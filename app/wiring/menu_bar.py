@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from app.chats.transfer import ChatTransfer
+from app.library.named_layouts import NamedLayouts
 from app.theme import Theme
 from app.window.actions import Actions
 from app.window.arrangement import Arrangement, Arranger
@@ -19,7 +20,9 @@ from app.window.devices.packs_dialog import PacksPresenter
 from app.window.devices.rig_presenter import KeptWeightsPresenter
 from app.window.help import open_log, show_about, show_handbook, show_keys
 from app.window.layout.compare_presenter import ComparePresenter
+from app.window.layout.comparison_presenter import ComparisonPresenter
 from app.window.layout.exchange_presenter import ExportPresenter, ImportPresenter
+from app.window.layout.named_layouts_presenter import NamedLayoutsPresenter
 from app.window.library.library_presenter import LibraryPage
 from app.window.main_window import MainWindow
 from app.window.menus import (
@@ -85,6 +88,20 @@ def make_actions(
         desk.chat_controller.delete(models.current.conversation.chat.id)
 
     other_cards = OtherCardsPresenter(desk.document, desk.rig.live, desk.speeds, desk.rig.files, desk.background, main)
+    named = NamedLayouts(desk.document, desk.layouts, desk.library, notices, main)
+    comparison = ComparisonPresenter(
+        desk.document,
+        desk.rig.live,
+        models=models,
+        named=named,
+        auto_layouts=desk.auto_layouts,
+        speeds=desk.speeds,
+        comparer=desk.comparer,
+        files=desk.rig.files,
+        background=desk.background,
+        theme=theme,
+        window=main,
+    )
     palette = PalettePresenter(
         main,
         models=models,
@@ -108,6 +125,8 @@ def make_actions(
                 show_auto_layout,
                 main.editor.toggle_pin,
                 show_comparison=ComparePresenter(desk.document, desk.comparer, theme, main).show,
+                show_layouts=comparison.show,
+                show_named=NamedLayoutsPresenter(named, desk.document, main).show,
                 show_numbers=main.editor.toggle_numbers,
                 use_last=desk.last_layouts.use,
                 show_export=ExportPresenter(desk.document, desk.background, notices, main).show,
@@ -160,7 +179,7 @@ def make_actions(
             ),
         ),
     )
-    preferences = PreferencesPresenter(actions, theme, desk.settings, main)
+    preferences = PreferencesPresenter(actions, theme, desk.settings, models, main)
     serving = ServePresenter(desk.server, desk.settings, models, actions["serve_at_start"], main)
     # After all entries are in their menus: docks and recent models are inserted before some of them.
     main.complete_menus(before_demo=actions["open_demo"])

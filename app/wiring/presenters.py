@@ -288,6 +288,7 @@ def present_loads(main: MainWindow, desk: Desk, actions: Actions) -> None:
         desk.rig.live,
         opener=desk.opener,
         unloader=desk.unloader,
+        room_offers=desk.room_offers,
         actions=actions,
         main=main,
     )
@@ -299,6 +300,7 @@ def make_settings_presenter(main: MainWindow, desk: Desk) -> SettingsPresenter:
         desk.document,
         desk.models,
         desk.side_files,
+        desk.library,
         bar=main.settings_bar,
         settings=desk.settings,
         window=main,

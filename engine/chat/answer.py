@@ -52,6 +52,7 @@ from engine.runtime.protocol.messages import (
     ChatMessage,
     Counted,
     CountTokens,
+    DraftStatistics,
     Generate,
     TemplateInput,
     TokenChoice,
@@ -427,6 +428,7 @@ class AnswerRun:
         note = left_out_sentence() if self.message.cut is not None and not self._was_cut else ""
         # The child reports speeds; the message stores times, so that those of a continued answer can be added.
         timings = self._timings(
+            draft=event.draft,
             prompt_tokens=event.prompt_tokens,
             cached_tokens=event.cached_tokens,
             generated_tokens=event.generated_tokens,
@@ -503,12 +505,13 @@ class AnswerRun:
         if self._splitter.has_thought and self._thought_s is None:
             self._thought_s = self._clock()
 
-    def _timings(self, **counted: float | None) -> Timings:
+    def _timings(self, draft: DraftStatistics | None = None, **counted: float | None) -> Timings:
         """Return the model's token counts with the times measured here, added to those of the answer's earlier part."""
         thought_s = self._clock() if self.is_thinking else self._thought_s
         timings = Timings(
             first_token_seconds=_between(self._asked_s, self._first_s),
             thinking_seconds=None if self._had_thought else _between(self._first_s, thought_s),
+            draft=draft,
         )
         return msgspec.structs.replace(timings, **counted).after(self.message.timings)
 

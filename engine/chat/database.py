@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from functools import cache
@@ -82,21 +84,47 @@ def open_read_only(path: Path) -> sqlite3.Connection:
 
 
 def our_name() -> str:
-    """Return the id of this process for messages that it writes: process id and start time.
+    """Return the id of this process for messages that it writes: process id and start.
 
-    The start time is needed because process ids are reused.
+    The start is needed because process ids are reused.
     """
-    process = psutil.Process()
-    return f"{process.pid}:{process.create_time():.2f}"
+    return name_of(os.getpid())
+
+
+def name_of(pid: int) -> str:
+    """Return the id of the process `pid` for messages that it writes."""
+    return f"{pid}:{_start_of(pid)}"
 
 
 def is_alive(writer: str) -> bool:
-    """Return whether the process with this id (see `our_name`) still runs."""
-    pid, _, created = writer.partition(":")
+    """Return whether the process with this id (see `our_name`) still runs.
+
+    A confined child cannot see other processes. It takes them for running, because another open repairs the rest.
+    """
+    pid, _, start = writer.partition(":")
     try:
-        return f"{psutil.Process(int(pid)).create_time():.2f}" == created
-    except (psutil.Error, ValueError, OverflowError):
+        return _start_of(int(pid)) == start
+    except (PermissionError, psutil.AccessDenied):
+        return True
+    except (OSError, psutil.Error, ValueError, OverflowError):
         return False
+
+
+def _start_of(pid: int) -> str:
+    """Return the start of a process, as a text that stays the same when the clock is set."""
+    if not sys.platform.startswith("linux"):
+        return f"{psutil.Process(pid).create_time():.2f}"
+    # psutil's time is that of the boot and these ticks, and the former moves with the clock.
+    fields = Path("/proc", str(pid), "stat").read_bytes().rpartition(b")")[2].split()
+    return f"{fields[19].decode()}-{_boot()}"
+
+
+@cache
+def _boot() -> str:
+    """Return what tells this run of the system from others; empty if it cannot be read."""
+    with suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")[:8]
+    return ""
 
 
 def _open(path: Path) -> sqlite3.Connection:
@@ -116,8 +144,12 @@ def _open(path: Path) -> sqlite3.Connection:
 def _mend(connection: sqlite3.Connection) -> None:
     """Mark messages as interrupted that ended processes were writing, and join their pieces."""
     alive: Callable[[str], bool] = cache(is_alive)
-    open_messages = connection.execute("SELECT id, writer FROM message WHERE writer IS NOT NULL").fetchall()
-    left = [message for message, writer in open_messages if not alive(writer)]
+    # Pieces of a message that has no writer are of a process that was taken for ended before it was.
+    open_messages = connection.execute(
+        "SELECT id, writer FROM message WHERE writer IS NOT NULL UNION ALL SELECT id, writer FROM message"
+        " WHERE writer IS NULL AND state = 'interrupted' AND id IN (SELECT DISTINCT message FROM piece)"
+    ).fetchall()
+    left = [message for message, writer in open_messages if writer is None or not alive(writer)]
     if not left:
         return
     connection.execute("BEGIN IMMEDIATE")

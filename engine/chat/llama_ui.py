@@ -131,6 +131,8 @@ def _timings(timings: Timings) -> dict[str, float]:
         "prompt_ms": None if timings.prompt_seconds is None else 1000 * timings.prompt_seconds,
         "predicted_n": timings.generated_tokens,
         "predicted_ms": None if timings.generation_seconds is None else 1000 * timings.generation_seconds,
+        "draft_n": None if timings.draft is None else timings.draft.drafted_tokens,
+        "draft_n_accepted": None if timings.draft is None else timings.draft.accepted_tokens,
     }
     return {name: value for name, value in found.items() if value is not None}
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from engine.runtime.protocol.messages import TokenChoice, ToolCall
+from engine.runtime.protocol.messages import DraftStatistics, TokenChoice, ToolCall
 
 Role = Literal["system", "user", "assistant", "tool"]
 ROLES: tuple[Role, ...] = ("system", "user", "assistant", "tool")
@@ -38,6 +38,7 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     `cached_tokens`: prompt tokens that were in the KV cache.
     `thinking_tokens`: generated tokens of the thought.
     `first_token_seconds`: time from the request to the first token.
+    `draft`: counts and gain of the drafts of the last part of the answer; None if there were none.
     """
 
     prompt_tokens: int = 0
@@ -48,6 +49,7 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     first_token_seconds: float | None = None
     generation_seconds: float | None = None
     thinking_seconds: float | None = None
+    draft: DraftStatistics | None = None
 
     @property
     def prompt_tokens_per_second(self) -> float | None:
@@ -73,6 +75,7 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             first_token_seconds=self.first_token_seconds if first is None else first,
             generation_seconds=_together(earlier.generation_seconds, self.generation_seconds),
             thinking_seconds=_together(earlier.thinking_seconds, self.thinking_seconds),
+            draft=self.draft,
         )
 
 

@@ -1,7 +1,7 @@
 """A catalogue of cards by name, to add cards to a plan that are not in this machine ("what if I had another card?").
 
 Memory sizes are those that the makers publish. `engine/planning/speed/speeds.py` has the bandwidths by the same names;
-for the link to the host it assumes the usual one.
+for the link to the host it assumes the usual one. Computers with unified memory are in it too: each is planned for by itself.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from engine.base.errors import ArgumentError
 from engine.base.language import tr
 from engine.base.units import GIB
-from engine.devices.device import Device, Rig
+from engine.devices.device import Device, Rig, make_host
 
 MAX_ADDED = 16
 """Largest number of devices in one layout of llama.cpp (`GGML_SCHED_MAX_BACKENDS`, less the CPU)."""
@@ -21,11 +21,15 @@ MAX_ADDED = 16
 
 @dataclass(frozen=True, slots=True)
 class KnownCard:
-    """A card of the catalogue. `backend`: ggml backend that is used most with cards of its maker."""
+    """A card of the catalogue. `backend`: ggml backend that is used most with cards of its maker.
+
+    `unified`: whether it is a whole computer, whose memory the device shares with the host.
+    """
 
     name: str
     backend: str
     memory_gib: int
+    unified: bool = False
 
     @property
     def total_bytes(self) -> int:
@@ -52,9 +56,24 @@ _MEMORY_GIB: Mapping[str, Mapping[str, int]] = {
     },
     "Vulkan": {"Arc B580": 12, "Arc A770": 16, "Arc A750": 8},
 }  # fmt: skip
+_COMPUTERS_GIB: Mapping[str, Mapping[str, int]] = {
+    # Apple: support.apple.com/specs. DGX Spark: docs.nvidia.com/dgx/dgx-spark. Strix Halo is AMD's Ryzen AI Max.
+    "Metal": {
+        "M1 Max": 64, "M1 Ultra": 128, "M2 Max": 96, "M2 Ultra": 192, "M3 Max": 128, "M3 Ultra": 512, "M4": 32,
+        "M4 Pro": 64, "M4 Max": 128,
+    },
+    "CUDA": {"DGX Spark": 128},
+    "Vulkan": {"Strix Halo": 128},
+}  # fmt: skip
+"""Largest memory of computers with unified memory."""
 CARDS: tuple[KnownCard, ...] = tuple(
-    KnownCard(name, backend, memory_gib) for backend, cards in _MEMORY_GIB.items() for name, memory_gib in cards.items()
+    KnownCard(name, backend, memory_gib, unified)
+    for table, unified in ((_MEMORY_GIB, False), (_COMPUTERS_GIB, True))
+    for backend, cards in table.items()
+    for name, memory_gib in cards.items()
 )
+_METAL_SHARE = 0.75
+"""Usual part of a Mac's memory that Metal may use (`recommendedMaxWorkingSetSize`)."""
 _ID_PREFIXES = {"HIP": "ROCm"}
 """Prefix of device ids by backend, if it differs from the backend's name."""
 _SERIES = re.compile(r"^(rtx|gtx|rx|arc)")
@@ -87,10 +106,12 @@ def find_card(name: str) -> KnownCard:
 def with_cards(rig: Rig, asked: Sequence[str]) -> Rig:
     """Return `rig` with cards that the machine does not have, placed before the accelerators that belong to the CPU.
 
+    A computer with unified memory takes the place of the whole rig.
+
     `asked`: names in the catalogue; "2 x RTX 3090" adds two.
 
     Raises:
-        ArgumentError: a name is unknown, or there are too many cards.
+        ArgumentError: a name is unknown, there are too many cards, or others beside a whole computer.
     """
     added: list[Device] = []
     for text in asked:
@@ -99,6 +120,12 @@ def with_cards(rig: Rig, asked: Sequence[str]) -> Rig:
         card = find_card(name)
         if not 1 <= count <= MAX_ADDED - len(added):
             raise ArgumentError(tr("At most {most} cards can be added.", most=MAX_ADDED))
+        if card.unified:
+            if count > 1 or len(asked) > 1:
+                raise ArgumentError(
+                    tr("{card} is a whole computer with memory of its own; choose it alone.", card=card.name)
+                )
+            return _computer(card)
         for _ in range(count):
             added.append(_absent(card, Rig((*rig.devices, *added), rig.host)))
     cards = tuple(device for device in rig.devices if device.kind != "accel")
@@ -111,6 +138,20 @@ def _absent(card: KnownCard, rig: Rig) -> Device:
     return Device(
         f"{prefix}{number}", tr("{card} (not present)", card=card.name), card.backend, "gpu", card.total_bytes
     )
+
+
+def _computer(card: KnownCard) -> Rig:
+    """Return the rig of a computer of the catalogue: one device that shares all memory with the host."""
+    name, is_metal = tr("{card} (not present)", card=card.name), card.backend == "Metal"
+    device = Device(
+        f"{card.backend}0",
+        name,
+        card.backend,
+        "gpu" if is_metal else "igpu",
+        int(card.total_bytes * _METAL_SHARE) if is_metal else card.total_bytes,
+        unified=True,
+    )
+    return Rig((device,), make_host(name, card.total_bytes))
 
 
 def _key(name: str) -> str:

@@ -180,6 +180,8 @@ class Device:
     `remote`: what a paired machine reports about its device behind the RPC server; None: nothing.
     `computing`: needs beyond the forecast that were measured for models on this device.
     `nodes`: NUMA nodes of the host's processor; empty: only one, or unknown.
+    `unified`: whether its memory is the host's, as on Apple silicon; see `Rig.pool`.
+    `swap_bytes`: free swap space of the host; None: unknown, or not the host.
     """
 
     id: str
@@ -205,6 +207,8 @@ class Device:
     remote: RemoteFacts | None = None
     computing: tuple[ComputingNeed, ...] = ()
     nodes: tuple[NumaNode, ...] = ()
+    unified: bool = False
+    swap_bytes: int | None = None
 
     def fault(self, feature: Feature, of: str = "") -> Fault | None:
         """Return the fault because of which a feature is not used on this device; None: it is used.
@@ -238,6 +242,20 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryPool:
+    """The host's memory on a computer whose devices use it too, so that one byte counts once for all of them.
+
+    `ids`: ids of the host and of the devices with unified memory.
+    `available_bytes`: what is available of it. `limit_bytes`: the same without the largest margin of these devices;
+    negative if less is available.
+    """
+
+    ids: frozenset[str]
+    available_bytes: int
+    limit_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Rig:
     """All devices of a computer or a plan. `devices` excludes the host; `all_devices` has it at the end."""
 
@@ -251,6 +269,16 @@ class Rig:
     @property
     def ids(self) -> tuple[str, ...]:
         return tuple(device.id for device in self.all_devices)
+
+    @property
+    def pool(self) -> MemoryPool | None:
+        """The memory that the host shares with devices; None if each device has its own."""
+        members = [device for device in self.all_devices if device.unified or device.is_host]
+        if len(members) == 1:
+            return None
+        available_bytes = self.host.available_bytes
+        margin_bytes = max(device.margin_bytes for device in members)
+        return MemoryPool(frozenset(each.id for each in members), available_bytes, available_bytes - margin_bytes)
 
     def device(self, device_id: str) -> Device | None:
         """Return the device with this id, None if the rig has none."""
@@ -270,8 +298,15 @@ def routes_of(devices: Iterable[Device]) -> dict[str, str]:
     }
 
 
-def make_host(name: str, total_bytes: int, free_bytes: int | None = None, nodes: tuple[NumaNode, ...] = ()) -> Device:
-    """Return the device for the host's CPU and memory."""
+def make_host(
+    name: str,
+    total_bytes: int,
+    free_bytes: int | None = None,
+    *,
+    nodes: tuple[NumaNode, ...] = (),
+    swap_bytes: int | None = None,
+) -> Device:
+    """Return the device for the host's CPU and memory. `swap_bytes`: free swap space; None: unknown."""
     return Device(
         id=CPU_ID,
         name=name,
@@ -281,6 +316,7 @@ def make_host(name: str, total_bytes: int, free_bytes: int | None = None, nodes:
         free_bytes=free_bytes,
         capabilities=Capabilities(row_split=False, tensor_split=False),
         nodes=nodes if len(nodes) > 1 else (),
+        swap_bytes=swap_bytes,
     )
 
 
@@ -331,6 +367,15 @@ _LOOPBACK = re.compile(r"(127\.|localhost|\[::1\])")
 def is_on_this_machine(device: Device) -> bool:
     """Return whether `device` is an RPC worker on this machine, such as a lab worker."""
     return device.endpoint is not None and _LOOPBACK.match(device.endpoint) is not None
+
+
+LENT_NAME_SEPARATOR = " \N{MIDDLE DOT} "
+"""Text between the names of machine and device in the name of a lent device."""
+
+
+def machine_name(device: Device) -> str:
+    """Return the name of the machine that lends `device`."""
+    return device.name.partition(LENT_NAME_SEPARATOR)[0]
 
 
 def remote_margin_bytes(device: Device) -> int:

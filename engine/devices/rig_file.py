@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from engine.base.json_file import JsonObject, encode_document, parse_document, r
 from engine.base.language import tr
 from engine.base.numa import NumaNode, numbers_text
 from engine.base.processor import parse_list
+from engine.base.units import format_bytes
 from engine.devices.device import (
     CPU_ID,
     DEVICE_KINDS,
@@ -34,6 +36,8 @@ _BUFFER_KEYS = ("alignment_bytes", "host_alignment_bytes", "largest_tensor_bytes
 MAX_BACKEND_LENGTH = 60
 MAX_SPEED = 1e15
 MAX_NODE = 1023
+_SAME_SHARE = 0.02
+"""Relative difference of total memory up to which a device is the same: drivers differ in what they keep."""
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 
 
@@ -43,7 +47,11 @@ def parse_rig(data: bytes | str, *, source: str = "") -> Rig:
     Raises:
         RigError: one sentence with the place of the fault; it begins with `source`, the file's name.
     """
-    root = parse_document(data, what="rig", source=source, version=VERSION, fail=RigError)
+    return rig_of(parse_document(data, what="rig", source=source, version=VERSION, fail=RigError))
+
+
+def rig_of(root: JsonObject) -> Rig:
+    """Return the rig in a JSON object with the keys of a rig file; raises the error of that object."""
     root.allow("version", "devices", "host")
     items = root.nested_list("devices")
     devices = tuple(_parse_device(item) for item in items)
@@ -68,6 +76,7 @@ def rig_document(rig: Rig) -> dict[str, object]:
             "name": host.name,
             "total_bytes": host.total_bytes,
             "free_bytes": host.free_bytes,
+            **({"swap_bytes": host.swap_bytes} if host.swap_bytes else {}),
             **_fault_documents(host),
             **({"numa_nodes": [_node_document(node) for node in host.nodes]} if host.nodes else {}),
         },
@@ -77,6 +86,27 @@ def rig_document(rig: Rig) -> dict[str, object]:
 def encode_rig(rig: Rig) -> bytes:
     """Return the rig as the bytes of a rig file."""
     return encode_document(rig_document(rig))
+
+
+def rig_changes(made: Rig, now: Rig, used: Iterable[str]) -> tuple[str, ...]:
+    """Return what is different in rig `now` from rig `made`, for which something was made; a text for each device.
+
+    `used`: ids of the devices that count. Free memory does not count, and small differences of the total do not either.
+    """
+    found = []
+    for device_id in dict.fromkeys(used):
+        before, after = made.device(device_id), now.device(device_id)
+        if before is None or before.is_host:
+            continue
+        old = f"{device_id} ({before.name}, {format_bytes(before.total_bytes)})"
+        if after is None:
+            found.append(tr("{device} is not here", device=old))
+        elif (
+            before.name != after.name or abs(before.total_bytes - after.total_bytes) > _SAME_SHARE * before.total_bytes
+        ):
+            new = f"{after.name}, {format_bytes(after.total_bytes)}"
+            found.append(tr("{device} is now {new}", device=old, new=new))
+    return tuple(found)
 
 
 def write_rig(path: Path, rig: Rig) -> None:
@@ -89,7 +119,7 @@ def _parse_device(item: JsonObject) -> Device:
         "id", "name", "backend", "total_bytes", "free_bytes", "kind", "pci_bus_id", "endpoint", "endpoint_device",
         "cap_bytes", "margin_bytes", "alignment_bytes", "host_alignment_bytes",
         "largest_tensor_bytes", "largest_buffer_bytes", "mixes_streams", "capabilities", "faults", "fingerprint",
-        "remote",
+        "remote", "unified_memory",
     )  # fmt: skip
     device_id = _parse_id(item)
     backend = item.text("backend")
@@ -98,6 +128,9 @@ def _parse_device(item: JsonObject) -> Device:
     kind = item.maybe("kind", lambda key: item.choice(key, DEVICE_KINDS), "cpu" if backend == "CPU" else "gpu")
     # Accelerators such as BLAS work in the host's memory and report none of their own.
     total_bytes, free_bytes = _parse_memory(item, zero_allowed=kind == "accel")
+    unified = item.maybe("unified_memory", item.flag, False)
+    if unified and backend == "RPC":
+        item.refuse(tr("a worker's memory is not that of this host; leave the key out"), "unified_memory")
     return Device(
         id=device_id,
         name=item.maybe("name", lambda key: clean(item.text(key)), device_id),
@@ -123,6 +156,7 @@ def _parse_device(item: JsonObject) -> Device:
         findings=Findings(_parse_faults(item)),
         fingerprint=_parse_fingerprint(item, backend),
         remote=_parse_remote(item, backend),
+        unified=unified,
     )
 
 
@@ -278,10 +312,12 @@ def _check_different(item: JsonObject, device: Device, earlier: Device) -> None:
 
 
 def _parse_host(item: JsonObject) -> Device:
-    item.allow("name", "total_bytes", "free_bytes", "faults", "numa_nodes")
+    item.allow("name", "total_bytes", "free_bytes", "swap_bytes", "faults", "numa_nodes")
     total_bytes, free_bytes = _parse_memory(item, zero_allowed=False)
+    name = item.maybe("name", lambda key: clean(item.text(key)), CPU_ID)
     nodes = tuple(map(_parse_node, item.nested_list("numa_nodes"))) if "numa_nodes" in item.keys else ()
-    host = make_host(item.maybe("name", lambda key: clean(item.text(key)), CPU_ID), total_bytes, free_bytes, nodes)
+    swap_bytes = item.nullable("swap_bytes", item.size, None)
+    host = make_host(name, total_bytes, free_bytes, nodes=nodes, swap_bytes=swap_bytes)
     return replace(host, findings=Findings(_parse_faults(item)))
 
 
@@ -334,6 +370,7 @@ def _device_document(device: Device) -> dict[str, object]:
         # Older programs refuse keys that they do not know, so rare ones are only written if they are needed.
         **{key: size for key in _BUFFER_KEYS if (size := getattr(device.buffers, key)) is not None},
         **({} if device.buffers.mixes_streams else {"mixes_streams": False}),
+        **({"unified_memory": True} if device.unified else {}),
         "capabilities": {
             "row_split": device.capabilities.row_split,
             "tensor_split": device.capabilities.tensor_split,

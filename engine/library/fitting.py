@@ -93,7 +93,7 @@ def _read_from_disk(report: FitReport, rig: Rig) -> int:
     A model with such an excess loads, but reads from the disk for each token.
     """
     host = report.rows[-1]
-    return host.need_bytes + host.mapped_bytes + host.margin_bytes - rig.host.available_bytes
+    return host.mapped_bytes + host.shortfall_bytes
 
 
 def _shortfall(report: FitReport) -> str:

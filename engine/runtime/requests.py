@@ -6,6 +6,8 @@ import os
 from collections.abc import Collection
 from pathlib import Path
 
+import msgspec
+
 from engine.base.errors import ModelFileError
 from engine.base.language import tr
 from engine.base.pci import parse_pci_id
@@ -20,6 +22,7 @@ from engine.runtime.protocol.messages import (
     OFFLOAD_VARIABLE,
     AdapterFile,
     DeviceRef,
+    DraftSource,
     EarlyWeights,
     FileAccess,
     Load,
@@ -48,6 +51,7 @@ def load_request(plan: Plan, *, sequences: Path | None = None) -> Load:
     # Landlock lets the child open only these files, all parts of a split model included.
     beside = [each.path for each in side_files.adapters]
     beside += [side_files.projector.path] if side_files.projector is not None else []
+    beside += _draft_paths(plan)
     writable = () if sequences is None else (path_text(sequences),)
     return Load(
         early=early_weights(plan),
@@ -58,6 +62,7 @@ def load_request(plan: Plan, *, sequences: Path | None = None) -> Load:
         positions=_learned_positions(plan.model),
         adapters=tuple(AdapterFile(path_text(each.path), each.scale) for each in side_files.adapters),
         projector=None if side_files.projector is None else _projector_file(plan, side_files.projector),
+        draft=_draft_source(plan),
         access=FileAccess(readable=tuple(map(path_text, (*plan.model.paths, *beside))), writable=writable),
     )
 
@@ -89,6 +94,29 @@ def early_weights(plan: Plan) -> tuple[EarlyWeights, ...]:
     return tuple(EarlyWeights(device, tuple(spans)) for device, spans in found.items())
 
 
+def _draft_paths(plan: Plan) -> list[Path]:
+    """Return the files of the draft model; empty if there is none."""
+    return [] if plan.draft_plan is None else list(plan.draft_plan.model.paths)
+
+
+def _draft_source(plan: Plan) -> DraftSource | None:
+    draft, of_draft = plan.edit.side_files.draft, plan.draft_plan
+    if draft is None:
+        return None
+    if of_draft is None:
+        return DraftSource(kind=draft.kind, n_tokens=draft.n_tokens)
+    path = of_draft.model.paths[0]
+    if not path.exists():
+        raise ModelFileError(path, tr("the draft model is gone. Choose another one, or load without the draft"))
+    return DraftSource(
+        kind=draft.kind,
+        n_tokens=draft.n_tokens,
+        path=path_text(path),
+        parameters=of_draft.parameters,
+        context=of_draft.settings,
+    )
+
+
 def _learned_positions(model: ModelFile) -> int | None:
     """Return the number of learned position embeddings of the model; None if it has none, as with RoPE.
 
@@ -101,7 +129,7 @@ def _learned_positions(model: ModelFile) -> int | None:
 def probe_request(plan: Plan) -> Probe:
     """Return the request of a dry run, which is a load without memory (`no_alloc`). Raises as `load_request` does."""
     projector = plan.edit.side_files.projector
-    beside = () if projector is None else (projector.path,)
+    beside = (*(() if projector is None else (projector.path,)), *_draft_paths(plan))
     return Probe(
         path=path_text(plan.model.paths[0]),
         devices=device_refs(plan.rig),
@@ -110,6 +138,23 @@ def probe_request(plan: Plan) -> Probe:
         projector=None if projector is None else _projector_file(plan, projector),
         access=FileAccess(readable=tuple(map(path_text, (*plan.model.paths, *beside)))),
         memory_bytes=probe_memory_bytes(plan),
+    )
+
+
+def draft_probe_request(plan: Plan) -> Probe | None:
+    """Return the request of a dry run of the draft model alone; None if there is none. Raises as `load_request` does.
+
+    It needs the same files, devices and memory as `probe_request`, so the same child can do it.
+    """
+    of_draft = plan.draft_plan
+    if of_draft is None:
+        return None
+    return msgspec.structs.replace(
+        probe_request(plan),
+        path=path_text(of_draft.model.paths[0]),
+        parameters=of_draft.parameters,
+        context=of_draft.settings,
+        projector=None,
     )
 
 
@@ -135,6 +180,10 @@ def probe_memory_bytes(plan: Plan) -> int:
     projector = plan.edit.side_files.projector
     needed = _PROBE_BASE_BYTES + plan.model.n_vocab * _TOKEN_BYTES
     needed += sum(row.recurrent_bytes + row.output_bytes for row in plan.forecast)
+    if plan.draft_plan is not None:
+        # The child keeps nothing of a probe, but the allocator may not return it.
+        needed += _PROBE_BASE_BYTES + plan.draft_plan.model.n_vocab * _TOKEN_BYTES
+        needed += sum(row.recurrent_bytes + row.output_bytes for row in plan.draft_plan.forecast)
     needed += 0 if not plan.rig.devices else _DRIVER_BYTES
     # Its weights are allocated to try whether there is room, and freed before they are loaded.
     needed += 0 if projector is None else 2 * _projector_file(plan, projector).weights_bytes + _IMAGE_BYTES

@@ -50,6 +50,9 @@ MARGIN_PX = 8
 _NEXT_IS_TYPED = ("edit", "regenerate", "continue", "delete", "answer_now", "answer")
 
 
+PARKED = tr("The model is parked. The next question loads it again.")
+
+
 def chat_start(status: ModelStatus, last_model: str = "") -> ChatStart:
     """Return title, hint and button for the empty chat of a model that cannot answer yet.
 
@@ -66,6 +69,8 @@ def chat_start(status: ModelStatus, last_model: str = "") -> ChatStart:
         return ChatStart(name)
     if status.phase is Phase.STOPPING:
         return ChatStart(name, tr("One moment"))
+    if status.is_parked:
+        return ChatStart(name, PARKED, tr("Load"), PARKED)
     sentence = tr("{name} is not loaded.", name=name)
     return ChatStart(name, tr("It answers once it is loaded."), tr("Load"), sentence)
 
@@ -444,8 +449,14 @@ class ChatPane(QWidget):
     # ------------------------------------------------------------------ inside
 
     def _can_send(self) -> bool:
+        status = self._status
+        # A question to a parked model waits for its load.
+        is_parked = status.is_parked and status.phase is Phase.STOPPED and not status.waits
         return (
-            self._status.is_loaded and not self._context_full and not self._is_answering and not self._is_reading_files
+            (status.is_loaded or is_parked)
+            and not self._context_full
+            and not self._is_answering
+            and not self._is_reading_files
         )
 
     def _has_words(self) -> bool:

@@ -17,7 +17,7 @@ from engine.planning.plan.report import DeviceRow
 from widgets.common.painting import colour, mix, paint_hatch
 from widgets.common.palette import Palette
 
-PartRole = Literal["weights", "experts", "kv", "compute", "pipeline", "other"]
+PartRole = Literal["weights", "experts", "kv", "compute", "pipeline", "draft", "other"]
 """A part of a device's memory, which is also the name of its colour in `Palette`.
 
 Lanes, bars, legend and report use this name for the colour, so that one part has one colour everywhere.
@@ -92,6 +92,7 @@ def row_parts(row: DeviceRow, placed: PlacedWeights = UNKNOWN_WEIGHTS) -> tuple[
         BarPart("kv", tr("KV"), row.kv_cache_bytes + row.recurrent_bytes),
         BarPart("compute", tr("compute"), alone_bytes + row.output_bytes + row.overhead_bytes + row.answering_bytes),
         BarPart("pipeline", tr("pipeline"), row.pipeline_bytes),
+        BarPart("draft", tr("draft"), row.draft_bytes),
     )
     return tuple(part for part in parts if part.size_bytes > 0)
 
@@ -192,6 +193,7 @@ def bar_tooltip(row: DeviceRow, room: DeviceRow | None = None, placed: PlacedWei
             (tr("of that, copies for a pipeline"), row.pipeline_bytes),
             (tr("of that, for the projector's largest image"), row.projector_bytes),
             (tr("output buffer"), row.output_bytes),
+            (tr("draft model"), row.draft_bytes),
             (tr("overhead"), row.overhead_bytes),
             (tr("while answering"), row.answering_bytes),
             (tr("of that, as the context fills"), row.late_bytes),

@@ -27,6 +27,7 @@ class Palette:
     kv: str
     compute: str
     pipeline: str
+    draft: str
     other: str
     bad: str
     on_bad: str
@@ -57,6 +58,7 @@ DARK = Palette(
     kv="#37b6a4",
     compute="#b58cf0",
     pipeline="#e58fc2",
+    draft="#c8c25a",
     other="#6b7280",
     bad="#ff7373",
     on_bad="#2b0a0a",
@@ -78,6 +80,7 @@ LIGHT = Palette(
     kv="#156d5f",
     compute="#733cd7",
     pipeline="#c9559a",
+    draft="#8a8412",
     other="#828b9a",
     bad="#ba2424",
     on_bad="#ffffff",

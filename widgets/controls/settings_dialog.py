@@ -29,6 +29,7 @@ from widgets.common.inputs import ComboBox, DoubleSpinBox
 from widgets.common.roles import plain_label
 from widgets.common.tool_tips import plain_tool_tip
 from widgets.controls.decided import DecidedRows, decided_text
+from widgets.controls.draft_form import DraftForm
 from widgets.controls.setting_controls import SettingControl, make_control
 from widgets.controls.values import AdapterName, SideFileNames
 
@@ -153,7 +154,7 @@ class AdapterScale:
 
 
 class SideFileForm(QWidget):
-    """Form for projector and LoRA adapters.
+    """Form for projector, LoRA adapters and draft.
 
     It emits requests only; its owner opens the file dialogs and reads the files.
     """
@@ -168,6 +169,7 @@ class SideFileForm(QWidget):
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
+        self.draft = DraftForm()
         self._names = SideFileNames()
         self.projector_label = ElidedLabel(tr("none"), "")
         self.choose_button = _button(tr("Choose…"))
@@ -189,6 +191,7 @@ class SideFileForm(QWidget):
         column.addLayout(_line(tr("LoRA adapters"), self._none_label, self.add_button))
         column.addLayout(self._adapters)
         column.addWidget(self.adapters_line)
+        column.addWidget(self.draft)
         self.choose_button.clicked.connect(self.projector_requested)
         self.remove_button.clicked.connect(self.projector_removed)
         self.add_button.clicked.connect(self.adapter_requested)
@@ -203,7 +206,9 @@ class SideFileForm(QWidget):
         `devices`: ids of the devices that the projector can be on.
         `decisions`: decisions on projector and adapters by setting.
         """
-        for setting, line in (("projector", self.projector_line), ("adapters", self.adapters_line)):
+        self.draft.set_draft(names.draft, names.proposed_drafts, devices)
+        lines = (("projector", self.projector_line), ("adapters", self.adapters_line), ("draft", self.draft.line))
+        for setting, line in lines:
             decided = (decisions or {}).get(setting)
             line.setText("" if decided is None else decided_text(decided))
             line.setVisible(decided is not None)

@@ -24,16 +24,42 @@ class AdapterName:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftChoice:
+    """A draft as the form shows it.
+
+    path: file of the draft model; empty for n-gram and for no draft.
+    kind: "none", "ngram", "model" or "mtp".
+    device: device of the draft model; None if it is decided automatically, or is not one device.
+    """
+
+    kind: str = "none"
+    path: str = ""
+    n_tokens: int = 4
+    device: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ProposedDraft:
+    """A model of the library that may draft: path and name with size."""
+
+    path: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class SideFileNames:
     """Files that are loaded with the model.
 
     projector: path; empty for none.
     device: device of the projector; None if it is decided automatically.
+    proposed_drafts: models of the library that may draft, the smallest first.
     """
 
     projector: str = ""
     device: str | None = None
     adapters: tuple[AdapterName, ...] = ()
+    draft: DraftChoice = DraftChoice()
+    proposed_drafts: tuple[ProposedDraft, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ from widgets.devices.readings import (
     link_words,
     overhead_text,
     row_tool_tip,
+    shared_text,
     status_line,
 )
 
@@ -215,6 +216,8 @@ class DeviceCard(QFrame):
         # A cap above the total changes nothing.
         if self._device.cap_bytes is not None and self._device.cap_bytes < self._device.total_bytes:
             text += tr(" (cap {cap})", cap=format_bytes(self._device.cap_bytes))
+        if self._device.unified:
+            text += tr(" (shared)")
         self._total_label.setText(text)
 
     def _show_tool_tip(self) -> None:
@@ -224,6 +227,7 @@ class DeviceCard(QFrame):
             "" if self._row is None else row_tool_tip(self._row),
             holdings_text(self._device.holdings),
             overhead_text(self._device),
+            shared_text(self._device),
             margin_words(self._device),
             link_text(self._device, self._link),
             faults_text(self._device),

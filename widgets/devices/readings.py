@@ -70,6 +70,11 @@ def away_text(device: Device) -> str:
     return tr("Cannot be used now ({away}). It comes back by itself.", away=device.away)
 
 
+def shared_text(device: Device) -> str:
+    """Return a sentence on a device that uses the computer's memory; empty if it has its own."""
+    return tr("Its memory is that of the computer: what one uses is not free for the other.") if device.unified else ""
+
+
 def simulated_words(ids: Sequence[str]) -> str:
     """Return a sentence that explains the devices of a lab rig; empty if there are none."""
     if not ids:
@@ -115,6 +120,7 @@ def row_tool_tip(row: DeviceRow) -> str:
         (tr("compute"), row.compute_bytes),
         (tr("of that, for the projector's largest image"), row.projector_bytes),
         (tr("output"), row.output_bytes),
+        (tr("draft model"), row.draft_bytes),
         (tr("overhead"), row.overhead_bytes),
         (tr("while answering"), row.answering_bytes),
     )

@@ -18,7 +18,8 @@ from engine.base.language import tr
 from engine.base.units import format_bytes
 from engine.planning.layout.parts import embedding_device, part_words
 from engine.planning.plan.placement_check import difference_words
-from widgets.layout_editor.keyboard import BoundaryFocus, EmbeddingFocus, Focus, LayerFocus, OutputFocus
+from widgets.layout_editor.keyboard import BoundaryFocus, DraftFocus, EmbeddingFocus, Focus, LayerFocus, OutputFocus
+from widgets.layout_editor.machines import row_of
 from widgets.layout_editor.shown import Shown
 from widgets.layout_editor.texts import boundary_text, lane_sentence, parts_elsewhere
 
@@ -40,10 +41,11 @@ class Kind(StrEnum):
     OUTPUT = "output"
     BOUNDARY = "boundary"
     EMBEDDING = "embedding"
+    DRAFT = "draft"
 
 
 Place = tuple[Kind, int]
-"""Kind and index of a part: lane, layer, or i for the boundary after run i; 0 for output and embedding."""
+"""Kind and index of a part: lane, layer, or i for the boundary after run i; 0 for output, embedding and draft."""
 
 
 class EditorPart(QObject):
@@ -97,6 +99,8 @@ def place_of(focus: Focus) -> Place:
             return Kind.OUTPUT, 0
         case EmbeddingFocus():
             return Kind.EMBEDDING, 0
+        case DraftFocus():
+            return Kind.DRAFT, 0
 
 
 def children_of_view(shown: Shown | None) -> list[Place]:
@@ -108,13 +112,15 @@ def children_of_view(shown: Shown | None) -> list[Place]:
 
 
 def children_of_lane(shown: Shown, lane: int) -> list[Place]:
-    """Return the parts in a lane from left to right: embedding, layers and output, as far as the lane has them."""
+    """Return the parts in a lane from left to right: embedding, layers, output and draft, if they are there."""
     content = shown.contents[lane]
     # Only layers of the lane's own device: a layer whose experts an override puts here has one place in the tree.
     layers = [(Kind.LAYER, layer) for first, last in content.ranges for layer in range(first, last + 1)]
     if content.has_embedding and shown.preview.embedding_moves:
         layers.insert(0, (Kind.EMBEDDING, 0))
-    return layers + ([(Kind.OUTPUT, 0)] if content.has_output else [])
+    # A draft on several devices has one place in the tree: the first lane.
+    draft = [(Kind.DRAFT, 0)] if shown.draft_lane == lane else []
+    return layers + ([(Kind.OUTPUT, 0)] if content.has_output else []) + draft
 
 
 def is_shown(shown: Shown | None, place: Place) -> bool:
@@ -128,6 +134,7 @@ def is_shown(shown: Shown | None, place: Place) -> bool:
         Kind.OUTPUT: 1,
         Kind.BOUNDARY: len(shown.handles),
         Kind.EMBEDDING: 1 if shown.preview.embedding_moves else 0,
+        Kind.DRAFT: 0 if shown.preview.draft is None or shown.draft_lane is None else 1,
     }
     return index < counts[kind]
 
@@ -139,7 +146,7 @@ def name_of(shown: Shown, place: Place) -> str:
         case Kind.LANE, lane:
             rows = {row.id: row for row in preview.report.rows}
             content = shown.contents[lane]
-            return tr("Lane {lane}", lane=lane_sentence(content, rows.get(content.device.id)))
+            return tr("Lane {lane}", lane=lane_sentence(content, row_of(content, rows)))
         case Kind.LAYER, index:
             layer = preview.layers[index]
             size = format_bytes(layer.weights_bytes + layer.kv_bytes)
@@ -157,6 +164,13 @@ def name_of(shown: Shown, place: Place) -> str:
                 "embedding on {device}, {size}",
                 device=embedding_device(preview.layout),
                 size=format_bytes(preview.token_embedding_bytes),
+            )
+        case Kind.DRAFT, _ if preview.draft is not None:
+            return tr(
+                "draft model {name} on {devices}, {size}",
+                name=preview.draft.name,
+                devices=", ".join(preview.draft.devices),
+                size=format_bytes(preview.draft.size_bytes),
             )
         case Kind.BOUNDARY, index:
             return tr("boundary {boundary}", boundary=boundary_text(preview.layout, index))
@@ -177,6 +191,8 @@ def rect_of(shown: Shown, place: Place) -> QRectF:
             return shown.block_rect(shown.lane_of_layer(layer), layer, layer)
         case Kind.EMBEDDING, _:
             return shown.embedding_rect()
+        case Kind.DRAFT, _:
+            return shown.draft_rect(shown.draft_lane or 0)
         case Kind.BOUNDARY, index:
             handle = shown.handles[index]
             return QRectF(handle.x - _HANDLE_REACH, handle.top, 2 * _HANDLE_REACH, handle.bottom - handle.top)
@@ -188,6 +204,7 @@ _ROLES = {
     Kind.LAYER: QAccessible.Role.ListItem,
     Kind.OUTPUT: QAccessible.Role.ListItem,
     Kind.EMBEDDING: QAccessible.Role.ListItem,
+    Kind.DRAFT: QAccessible.Role.ListItem,
     Kind.BOUNDARY: QAccessible.Role.Splitter,
 }
 
@@ -314,6 +331,8 @@ class PartInterface(QAccessibleObject):
                 return QAccessible.queryAccessibleInterface(view.parts[Kind.LANE, lane])
             case Kind.EMBEDDING, _ if shown is not None:
                 return QAccessible.queryAccessibleInterface(view.parts[Kind.LANE, shown.embedding_lane])
+            case Kind.DRAFT, _ if shown is not None and shown.draft_lane is not None:
+                return QAccessible.queryAccessibleInterface(view.parts[Kind.LANE, shown.draft_lane])
         return QAccessible.queryAccessibleInterface(view)
 
     def childCount(self) -> int:

@@ -184,11 +184,12 @@ class LegendEntry:
     role: PartRole | None
 
 
-def legend_entries(*, experts: bool, pipeline: bool = False) -> tuple[LegendEntry, ...]:
+def legend_entries(*, experts: bool, pipeline: bool = False, draft: bool = False) -> tuple[LegendEntry, ...]:
     """Return the entries of the legend.
 
     experts: the model has experts.
     pipeline: devices hold copies for pipeline parallelism.
+    draft: a draft model is loaded too.
     """
     return (
         LegendEntry(tr("other programs"), "other"),
@@ -197,6 +198,7 @@ def legend_entries(*, experts: bool, pipeline: bool = False) -> tuple[LegendEntr
         LegendEntry(tr("KV cache"), "kv"),
         LegendEntry(tr("compute, output"), "compute"),
         *((LegendEntry(tr("copies for a pipeline"), "pipeline"),) if pipeline else ()),
+        *((LegendEntry(tr("draft model"), "draft"),) if draft else ()),
         LegendEntry(tr("limit (margin subtracted)"), None),
     )
 
@@ -213,9 +215,9 @@ class Legend(QWidget):
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
         self.setFixedHeight(_LEGEND_LINE)
 
-    def set_parts(self, *, experts: bool, pipeline: bool) -> None:
-        """Set whether the legend has entries for experts and for pipeline copies."""
-        entries = legend_entries(experts=experts, pipeline=pipeline)
+    def set_parts(self, *, experts: bool, pipeline: bool, draft: bool = False) -> None:
+        """Set whether the legend has entries for experts, for pipeline copies and for a draft model."""
+        entries = legend_entries(experts=experts, pipeline=pipeline, draft=draft)
         if entries != self._entries:
             self._entries = entries
             self._fit_height()

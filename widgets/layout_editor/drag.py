@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from engine.planning.layout.layout import Layout
-from engine.planning.layout.moves import BoundaryMove, EmbeddingMove, OutputMove, PartMove, RangeMove
+from engine.planning.layout.moves import BoundaryMove, DraftMove, EmbeddingMove, OutputMove, PartMove, RangeMove
 from engine.planning.layout.parts import MovablePart
 from widgets.layout_editor.geometry import Lanes, Track
 
-LaneMove = RangeMove | PartMove | OutputMove | EmbeddingMove
+LaneMove = RangeMove | PartMove | OutputMove | EmbeddingMove | DraftMove
 
 
 def boundary_limits(layout: Layout, index: int) -> tuple[int, int]:
@@ -53,9 +53,9 @@ class BoundaryDrag:
 
 @dataclass(slots=True)
 class LaneDrag:
-    """A drag of whole layers, a part of layers, the output or the token embedding to another lane.
+    """A drag of whole layers, a part of layers, the output, the token embedding or the draft to another lane.
 
-    `span`: the first and last layer; None for the output and the embedding.
+    `span`: the first and last layer; None for the output, the embedding and the draft.
     `lane`: the lane where the dragged object is now.
     `start`: the point where the button was pressed. `threshold`: pixels from there at which the drag begins.
     `devices`: the device of each lane; None if nothing can be dropped there.
@@ -68,7 +68,7 @@ class LaneDrag:
     devices: Sequence[str | None]
     threshold: float
     begun: bool = False
-    part: MovablePart | Literal["embedding"] | None = None
+    part: MovablePart | Literal["embedding", "draft"] | None = None
 
     def move_to(self, x: float, y: float, lanes: Lanes) -> LaneMove | None:
         """Return the move to the lane at `y`.
@@ -88,10 +88,12 @@ class LaneDrag:
             return None
         self.lane = lane
         if self.span is None:
+            if self.part == "draft":
+                return DraftMove(device)
             return EmbeddingMove(device) if self.part == "embedding" else OutputMove(device)
-        if self.part is None or self.part == "embedding":
-            return RangeMove(*self.span, device)
-        return PartMove(self.part, *self.span, device)
+        if self.part == "experts" or self.part == "dense":  # noqa: PLR1714 - mypy narrows by comparison only
+            return PartMove(self.part, *self.span, device)
+        return RangeMove(*self.span, device)
 
 
 @dataclass(slots=True)

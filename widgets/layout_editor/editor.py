@@ -148,6 +148,7 @@ class LayoutEditor(QFrame):
             self._legend.set_parts(
                 experts=any(layer.expert_bytes for layer in preview.layers),
                 pipeline=any(row.pipeline_bytes for row in preview.report.rows),
+                draft=preview.draft is not None,
             )
         self._notes.set_lines(() if preview is None else note_lines(preview))
         rules = set() if preview is None else {each.rule for each in preview.report.violations}

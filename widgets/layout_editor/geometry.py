@@ -12,6 +12,8 @@ _TRACK_PADDING = 3.0
 _END_GAP = 4.0
 _MIN_END_WIDTH = 7.0
 _MAX_END_SHARE = 0.07
+_DRAFT_WIDTH = 18.0
+_DRAFT_GAP = 6.0
 MIN_PITCH = 60.0
 MAX_PITCH = 104.0
 
@@ -76,6 +78,7 @@ class Track:
 
     `edges[i]`: left edge of layer i; `edges[-1]`: right edge of the last layer.
     `embedding`, `output`: left and right edge of these blocks.
+    `draft`: left and right edge of the block of a draft model; None if there is none.
     """
 
     left: float
@@ -83,6 +86,7 @@ class Track:
     edges: tuple[float, ...]
     embedding: Span
     output: Span
+    draft: Span | None = None
 
     @property
     def n_layers(self) -> int:
@@ -104,8 +108,16 @@ class Track:
         return right if abs(self.edges[right] - x) < abs(x - self.edges[left]) else left
 
 
-def make_track(sizes: Sequence[int], embedding_bytes: int, output_bytes: int, left: float, width: float) -> Track:
-    """Return the track with layers of `sizes` bytes between embedding and output, in whole pixels if there is room."""
+def make_track(
+    sizes: Sequence[int], embedding_bytes: int, output_bytes: int, left: float, width: float, *, draft: bool = False
+) -> Track:
+    """Return the track with layers of `sizes` bytes between embedding and output, in whole pixels if there is room.
+
+    `draft`: whether a block of a draft model comes after the output. It is not to scale, so that it can be read.
+    """
+    outer_width, draft_width = width, round(max(width * _MAX_END_SHARE / 2, _DRAFT_WIDTH))
+    if draft:
+        width -= draft_width + _DRAFT_GAP
     total = max(sum(sizes) + embedding_bytes + output_bytes, 1)
     # The ends are not to scale: a large vocabulary outweighs the layers of a small model (Gemma 3 270M: 170M of its
     # parameters are the token embedding), and only layers can be cut at boundaries.
@@ -120,12 +132,14 @@ def make_track(sizes: Sequence[int], embedding_bytes: int, output_bytes: int, le
     # Whole pixels look crisp, but where layers are narrow they would make a rhythm of thick and thin ones.
     if end - start >= 6 * len(sizes):
         edges = [float(round(edge)) for edge in edges]
+    right = left + outer_width
     return Track(
         left,
-        left + width,
+        right,
         tuple(edges),
         (left + _TRACK_PADDING, left + _TRACK_PADDING + embedding),
         (left + width - _TRACK_PADDING - output, left + width - _TRACK_PADDING),
+        (right - _TRACK_PADDING - draft_width, right - _TRACK_PADDING) if draft else None,
     )
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from PySide6.QtCore import QObject, Signal
 
-from engine.planning.layout.moves import BoundaryMove, EmbeddingMove, Move, OutputMove, PartMove, RangeMove
-from engine.planning.layout.parts import MOVABLE_PARTS, MovablePart, part_device
+from engine.planning.layout.moves import BoundaryMove, DraftMove, EmbeddingMove, Move, OutputMove, PartMove, RangeMove
+from engine.planning.layout.parts import MOVABLE_PARTS, MovablePart, embedding_device, part_device
 from widgets.layout_editor.drag import BoundaryDrag, Drag, LaneDrag, LaneMove, SelectDrag, boundary_limits
 from widgets.layout_editor.keyboard import (
     BoundaryFocus,
     Command,
+    DraftFocus,
     EmbeddingFocus,
     Focus,
     LayerFocus,
@@ -22,6 +23,8 @@ from widgets.layout_editor.keyboard import (
 )
 from widgets.layout_editor.placement import PinToggle
 from widgets.layout_editor.shown import (
+    BarTarget,
+    DraftTarget,
     EmbeddingTarget,
     EmptyTarget,
     HandleTarget,
@@ -46,6 +49,8 @@ class Interaction(QObject):
     move_cancelled = Signal()
     pin_toggled = Signal(PinToggle)
     selection_changed = Signal(Selection)
+    folds_toggled = Signal(tuple)
+    """Requests to fold or unfold machines. The argument has their keys (`MachineGroup.key`)."""
 
     def __init__(self, drag_distance: int, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -74,7 +79,8 @@ class Interaction(QObject):
             self.set_focus(None)
         else:
             focus = kept_focus(shown.preview.layout, self.focus)
-            self.set_focus(None if _has_no_handle(shown, focus) else focus)
+            gone = _has_no_handle(shown, focus) or (isinstance(focus, DraftFocus) and shown.draft_lane is None)
+            self.set_focus(None if gone else focus)
 
     def set_focus(self, focus: Focus | None) -> None:
         """Set the keyboard focus. Layers with the focus are the selection."""
@@ -112,6 +118,11 @@ class Interaction(QObject):
                 drag.part = "embedding"
                 self.drag = drag
                 self.set_focus(EmbeddingFocus())
+            case DraftTarget(lane):
+                drag = LaneDrag(None, lane, (x, y), shown.drop_devices(), self._threshold)
+                drag.part = "draft"
+                self.drag = drag
+                self.set_focus(DraftFocus())
             case LayerTarget(layer, lane) if apart and not extend:
                 self._press_part(shown, PartTarget(layer, lane, "dense"), (x, y), extend=extend)
             case PartTarget() as target:
@@ -122,6 +133,8 @@ class Interaction(QObject):
                 if not extend:
                     self.set_focus(None)
                 self.drag = SelectDrag(shown.track.layer_at(x), (x, y), self._threshold)
+            case BarTarget(lane) if (group := shown.contents[lane].group) is not None:
+                self.folds_toggled.emit((group.key,))
             case _:
                 self.set_focus(None)
 
@@ -213,7 +226,7 @@ class Interaction(QObject):
     # The context menu
 
     def focus_at(self, x: float, y: float) -> bool:
-        """Set the focus to the layer, output or embedding at a point, for its menu; return whether there is one.
+        """Set the focus to the layer, output, embedding or draft at a point, for its menu; return whether there is one.
 
         A selection that contains the layer stays.
         """
@@ -228,28 +241,32 @@ class Interaction(QObject):
                 self.set_focus(OutputFocus())
             case EmbeddingTarget():
                 self.set_focus(EmbeddingFocus())
+            case DraftTarget():
+                self.set_focus(DraftFocus())
             case _:
                 return False
         return True
 
     def destinations(self) -> tuple[str, ...]:
-        """Return the devices to which the focused layers, output or embedding can be moved."""
+        """Return the devices to which the focused layers, output, embedding or draft can be moved."""
         shown, focus = self._shown, self.focus
-        if shown is None or not isinstance(focus, LayerFocus | OutputFocus | EmbeddingFocus):
+        if shown is None or not isinstance(focus, LayerFocus | OutputFocus | EmbeddingFocus | DraftFocus):
             return ()
         layout = shown.preview.layout
         if isinstance(focus, OutputFocus):
             here = {layout.output_device}
         elif isinstance(focus, EmbeddingFocus):
-            here = {shown.contents[shown.embedding_lane].device.id}
+            here = {embedding_device(layout)}
+        elif isinstance(focus, DraftFocus):
+            here = set() if shown.preview.draft is None else set(shown.preview.draft.devices)
         else:
             first, last = focus.span
             here = {layout.device_of(layer) for layer in range(first, last + 1)}
         # A selection over several devices can also be moved to one of these.
-        return tuple(device for device in shown.drop_devices() if device is not None and here != {device})
+        return tuple(device for device in shown.destinations() if here != {device})
 
     def move_to(self, device: str) -> None:
-        """Move the focused layers, output or embedding to a device, as one finished move."""
+        """Move the focused layers, output, embedding or draft to a device, as one finished move."""
         move = _move_of(self.focus, device)
         if move is not None:
             self._send(move)
@@ -262,7 +279,7 @@ class Interaction(QObject):
             return ()
         layout, (first, last) = shown.preview.layout, focus.span
         here = {part_device(layout, name, layer) for name in MOVABLE_PARTS[part] for layer in range(first, last + 1)}
-        return tuple(device for device in shown.drop_devices() if device is not None and here != {device})
+        return tuple(device for device in shown.destinations() if here != {device})
 
     def move_part_to(self, part: MovablePart, device: str) -> None:
         """Move a part of the focused layers to a device, as one finished move."""
@@ -277,10 +294,11 @@ class Interaction(QObject):
         if self._shown is None or self.drag is not None:
             return False
         preview = self._shown.preview
-        stop = next_stop(preview.layout, self.focus, step, embedding=preview.embedding_moves)
+        moves, draft = preview.embedding_moves, preview.draft is not None
+        stop = next_stop(preview.layout, self.focus, step, embedding=moves, draft=draft)
         # In modes tensor and row the runs have no boundaries that could be moved.
         while _has_no_handle(self._shown, stop):
-            stop = next_stop(preview.layout, stop, step, embedding=preview.embedding_moves)
+            stop = next_stop(preview.layout, stop, step, embedding=moves, draft=draft)
         if stop is not None:
             self.set_focus(stop)
         return stop is not None
@@ -289,6 +307,8 @@ class Interaction(QObject):
         """Return whether `command` would have an effect now."""
         if command is Command.CLEAR:
             return self.drag is not None or self.focus is not None
+        if command in (Command.FOLD, Command.FOLD_ALL):
+            return self.drag is None and bool(self._folds(command))
         if command is Command.PIN:
             return self.drag is None and isinstance(self.focus, LayerFocus | OutputFocus)
         if command in (Command.PIN_EXPERTS, Command.EXPERTS_UP, Command.EXPERTS_DOWN):
@@ -313,10 +333,9 @@ class Interaction(QObject):
                 step = -1 if command in (Command.PREVIOUS_LAYER, Command.EXTEND_LEFT) else 1
                 extend = command in (Command.EXTEND_LEFT, Command.EXTEND_RIGHT)
                 self.set_focus(next_layer(layout, self.focus, step, extend=extend))
-            case Command.FIRST_LAYER:
-                self.set_focus(LayerFocus(0, 0))
-            case Command.LAST_LAYER:
-                self.set_focus(LayerFocus(layout.n_layers - 1, layout.n_layers - 1))
+            case Command.FIRST_LAYER | Command.LAST_LAYER:
+                layer = 0 if command is Command.FIRST_LAYER else layout.n_layers - 1
+                self.set_focus(LayerFocus(layer, layer))
             case Command.SELECT_RUN:
                 if isinstance(self.focus, LayerFocus):
                     run = layout.runs[run_of(layout, self.focus.layer)]
@@ -328,8 +347,38 @@ class Interaction(QObject):
                 self.pin_toggled.emit(PinToggle(self.selection.layers, part))
             case Command.EXPERTS_UP | Command.EXPERTS_DOWN if self.wants(command):
                 self._step_experts(shown, -1 if command is Command.EXPERTS_UP else 1)
+            case Command.FOLD | Command.FOLD_ALL if self.wants(command):
+                self.folds_toggled.emit(self._folds(command))
             case Command.LANE_UP | Command.LANE_DOWN:
                 self._step_lane(shown, -1 if command is Command.LANE_UP else 1)
+
+    def _folds(self, command: Command) -> tuple[str, ...]:
+        """Return the machines that the command folds or unfolds.
+
+        `FOLD` is about the machine of the focused part. `FOLD_ALL` folds all that are unfolded; if none is, it unfolds
+        all.
+        """
+        shown, focus = self._shown, self.focus
+        if shown is None:
+            return ()
+        if command is Command.FOLD_ALL:
+            groups = [content.group for content in shown.contents if content.group is not None]
+            unfolded = [group.key for group in groups if not group.is_folded]
+            return tuple(unfolded or (group.key for group in groups))
+        layout = shown.preview.layout
+        match focus:
+            case LayerFocus(layer):
+                device = layout.device_of(layer)
+            case BoundaryFocus(index):
+                device = layout.runs[index + 1].device
+            case OutputFocus():
+                device = layout.output_device
+            case EmbeddingFocus():
+                device = embedding_device(layout)
+            case _:
+                return ()
+        group = shown.group_of(device)
+        return () if group is None else (group.key,)
 
     def _step_boundary(self, shown: Shown, step: int) -> None:
         if isinstance(self.focus, BoundaryFocus):
@@ -354,6 +403,8 @@ class Interaction(QObject):
             lane = shown.lane_of[shown.preview.layout.output_device]
         elif isinstance(focus, EmbeddingFocus):
             lane = shown.embedding_lane
+        elif isinstance(focus, DraftFocus) and shown.draft_lane is not None:
+            lane = shown.draft_lane
         else:
             return
         device = _next_device(shown, lane, step)
@@ -383,4 +434,6 @@ def _move_of(focus: Focus | None, device: str) -> Move | None:
             return OutputMove(device)
         case EmbeddingFocus():
             return EmbeddingMove(device)
+        case DraftFocus():
+            return DraftMove(device)
     return None

@@ -33,19 +33,23 @@ class Command(StrEnum):
     PIN = "pin"
     PIN_EXPERTS = "pin experts"
     CLEAR = "clear"
+    FOLD = "fold"
+    FOLD_ALL = "fold all"
 
 
 KEYS: dict[str, str] = {
-    tr("Tab, Shift+Tab"): tr("next or previous boundary, then the output and the embedding"),
+    tr("Tab, Shift+Tab"): tr("next or previous boundary, then the output, the embedding and the draft"),
     tr("Left, Right"): tr("previous or next layer"),
     tr("Home, End"): tr("first or last layer"),
     tr("Shift+Left, Shift+Right"): tr("select more or fewer layers"),
     tr("Space"): tr("select the whole group that contains the layer"),
     tr("Ctrl+Left, Ctrl+Right (or Alt)"): tr("move the boundary by one layer"),
-    tr("Ctrl+Up, Ctrl+Down (or Alt)"): tr("move the selected layers, or the output, to the next device"),
+    tr("Ctrl+Up, Ctrl+Down (or Alt)"): tr("move the selected layers, the output or the draft to the next device"),
     tr("Ctrl+Shift+Up, Ctrl+Shift+Down"): tr("move the experts of the selected layers to the next device"),
     tr("Shift+P"): tr("pin or unpin the experts of the selected layers"),
     tr("P"): tr("pin or unpin the selected layers, or the output: automatic layouts leave them there"),
+    tr("F"): tr("fold or unfold the devices of the machine that has the focus, in a rig of many lanes"),
+    tr("Shift+F"): tr("fold all machines, or unfold all"),
     tr("Escape"): tr("cancel a drag; clear the selection"),
 }
 """Keys and their effects, for the help text."""
@@ -59,11 +63,13 @@ _PLAIN = {
     _Key.Key_Space: Command.SELECT_RUN,
     _Key.Key_P: Command.PIN,
     _Key.Key_Escape: Command.CLEAR,
+    _Key.Key_F: Command.FOLD,
 }
 _SHIFT = {
     _Key.Key_Left: Command.EXTEND_LEFT,
     _Key.Key_Right: Command.EXTEND_RIGHT,
     _Key.Key_P: Command.PIN_EXPERTS,
+    _Key.Key_F: Command.FOLD_ALL,
 }
 _MOVE_EXPERTS = {_Key.Key_Up: Command.EXPERTS_UP, _Key.Key_Down: Command.EXPERTS_DOWN}
 _MOVE = {
@@ -117,7 +123,12 @@ class EmbeddingFocus:
     """Keyboard focus on the token embedding."""
 
 
-Focus = BoundaryFocus | LayerFocus | OutputFocus | EmbeddingFocus
+@dataclass(frozen=True, slots=True)
+class DraftFocus:
+    """Keyboard focus on the draft model."""
+
+
+Focus = BoundaryFocus | LayerFocus | OutputFocus | EmbeddingFocus | DraftFocus
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,14 +146,17 @@ def run_of(layout: Layout, layer: int) -> int:
     return next(index for index, run in enumerate(layout.runs) if run.first <= layer <= run.last)
 
 
-def next_stop(layout: Layout, focus: Focus | None, step: int, *, embedding: bool = False) -> Focus | None:
+def next_stop(
+    layout: Layout, focus: Focus | None, step: int, *, embedding: bool = False, draft: bool = False
+) -> Focus | None:
     """Return the next (`step` 1) or previous (-1) Tab stop: the boundaries, then the output; None past the ends.
 
-    `embedding`: the token embedding can be moved, and is the last stop.
+    `embedding`: the token embedding can be moved, and is a stop after the output.
+    `draft`: there is a draft model, which is the last stop.
     """
     # Layers are no stops of the Tab key: a model has up to hundreds, and the arrow keys go through them.
     stops: list[Focus] = [BoundaryFocus(index) for index in range(len(layout.runs) - 1)]
-    stops += [OutputFocus(), EmbeddingFocus()] if embedding else [OutputFocus()]
+    stops += [OutputFocus(), *([EmbeddingFocus()] if embedding else []), *([DraftFocus()] if draft else [])]
     if isinstance(focus, LayerFocus):
         # A layer lies between two boundaries: run i between boundaries i - 1 and i.
         index = run_of(layout, focus.layer) + (0 if step > 0 else -1)
@@ -164,7 +178,7 @@ def next_layer(layout: Layout, focus: Focus | None, step: int, *, extend: bool) 
         # The boundary is between two layers: an arrow key chooses the one on its side.
         layer = run.last if step < 0 else run.last + 1
     else:
-        layer = last if isinstance(focus, OutputFocus) else 0
+        layer = last if isinstance(focus, OutputFocus | DraftFocus) else 0
     return LayerFocus(layer, layer)
 
 

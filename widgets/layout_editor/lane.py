@@ -224,7 +224,8 @@ class LaneItem(QGraphicsItem):
         top = (place.lanes.pitch - 3 * _LINE) / 2
         id_name = palette.text if content.device.present else palette.bad
         time = time_beside(content.device.id, values.time, fonts, width)
-        id_text = elide(content.device.id, fonts.bold, width)
+        sign = "" if content.group is None else "▸ " if content.group.is_folded else "▾ "
+        id_text = elide(sign + content.device.id, fonts.bold, width)
         self._text(painter, QRectF(0, top, width, _LINE), id_text, fonts.bold, id_name)
         self._text(painter, QRectF(0, top, width, _LINE), time, fonts.small, palette.dim, right=True)
         name = elide(content.device.name, fonts.small, width)
@@ -246,12 +247,13 @@ class LaneItem(QGraphicsItem):
         for shown, (left, right), name, word in (
             (content.has_embedding, track.embedding, palette.weights, tr("embed")),
             (content.has_output, track.output, palette.compute, tr("output")),
+            (content.has_draft, track.draft or track.output, palette.draft, tr("draft")),
         ):
             if shown:
                 self._paint_end(painter, QRectF(left, top + 3, right - left, height - 6), name, word)
 
     def _paint_end(self, painter: QPainter, rect: QRectF, name: str, word: str) -> None:
-        """Paint the block of the token embedding or the output, with its name turned by 90 degrees if it fits."""
+        """Paint the block of embedding, output or draft, with its name turned by 90 degrees if it fits."""
         painter.setPen(Qt.PenStyle.NoPen)
         painter.setBrush(colour(name))
         painter.drawRoundedRect(rect, 2, 2)

@@ -19,10 +19,11 @@ from widgets.common.palette import DARK, Palette
 from widgets.common.text import Fonts, text_width
 from widgets.layout_editor.drag import BoundaryDrag, Drag, LaneDrag
 from widgets.layout_editor.geometry import HandlePlace, Lanes, Track
-from widgets.layout_editor.keyboard import EmbeddingFocus, Focus, LayerFocus, OutputFocus
+from widgets.layout_editor.keyboard import DraftFocus, EmbeddingFocus, Focus, LayerFocus, OutputFocus
 from widgets.layout_editor.placement import NO_PINS, Pins
 from widgets.layout_editor.shown import (
     BarTarget,
+    DraftTarget,
     EmbeddingTarget,
     EmptyTarget,
     HandleTarget,
@@ -35,6 +36,7 @@ from widgets.layout_editor.shown import (
 from widgets.layout_editor.texts import (
     boundary_cost,
     boundary_text,
+    draft_tooltip,
     embedding_tooltip,
     layer_tooltip,
     layers_text,
@@ -270,6 +272,8 @@ def marks_of(
             ring = shown.output_rect()
         elif isinstance(focus, EmbeddingFocus):
             ring = shown.embedding_rect()
+        elif isinstance(focus, DraftFocus) and shown.draft_lane is not None:
+            ring = shown.draft_rect(shown.draft_lane)
         elif isinstance(focus, LayerFocus):
             ring = shown.block_rect(shown.lane_of_layer(focus.layer), focus.layer, focus.layer)
     return Marks(
@@ -304,6 +308,8 @@ def _hovered_rect(shown: Shown, hover: Target | None) -> QRectF | None:
         return shown.part_rect(hover.lane, hover.part, hover.layer)
     if isinstance(hover, EmbeddingTarget):
         return shown.embedding_rect()
+    if isinstance(hover, DraftTarget):
+        return shown.draft_rect(hover.lane)
     return shown.output_rect() if isinstance(hover, OutputTarget) else None
 
 
@@ -323,8 +329,8 @@ def pill_text(drag: Drag | None) -> str:
         return "  |  ".join(texts)
     if isinstance(drag, LaneDrag) and drag.begun:
         if drag.span is None:
-            what = tr("embedding") if drag.part == "embedding" else tr("output")
-        elif drag.part is None:
+            what = {"embedding": tr("embedding"), "draft": tr("draft")}.get(drag.part or "", tr("output"))
+        elif drag.part is None or drag.part in ("embedding", "draft"):
             what = layers_text(*drag.span)
         else:
             what = tr("{part} of {layers}", part=part_words(drag.part), layers=layers_text(*drag.span))
@@ -338,7 +344,7 @@ def cursor_of(drag: Drag | None, hover: Target | None) -> Qt.CursorShape:
         return Qt.CursorShape.SplitHCursor
     if isinstance(drag, LaneDrag):
         return Qt.CursorShape.ClosedHandCursor
-    if drag is None and isinstance(hover, LayerTarget | PartTarget | OutputTarget | EmbeddingTarget):
+    if drag is None and isinstance(hover, LayerTarget | PartTarget | OutputTarget | EmbeddingTarget | DraftTarget):
         return Qt.CursorShape.OpenHandCursor
     return Qt.CursorShape.ArrowCursor
 
@@ -373,8 +379,8 @@ def _numbers_of(shown: Shown, target: Target | None) -> str:
     preview = shown.preview
     match target:
         case HandleTarget(index):
-            lines = tr("{boundary}\nDrag to move the boundary.", boundary=boundary_text(preview.layout, index))
-            return "\n".join(filter(None, (lines, boundary_cost(preview, index))))
+            words = tr("{boundary}\nDrag to move the boundary.", boundary=boundary_text(preview.layout, index))
+            return "\n".join(filter(None, (words, boundary_cost(preview, index))))
         case OutputTarget():
             return output_tooltip(preview)
         case LayerTarget(layer, _) | EmptyTarget(_, int(layer), _):
@@ -383,10 +389,14 @@ def _numbers_of(shown: Shown, target: Target | None) -> str:
             return part_tooltip(preview, layer, part)
         case EmbeddingTarget() | EmptyTarget(_, _, True):
             return embedding_tooltip(preview)
+        case DraftTarget():
+            return draft_tooltip(preview)
         case BarTarget(lane):
             values = shown.values[lane]
             numbers = "" if values.row is None else bar_tooltip(values.row, values.room, values.placed)
-            return "\n".join(filter(None, (values.content.device.name, numbers, holdings_text(values.holdings))))
+            fold = "" if values.content.group is None else tr("Click, or press F on its layers, to fold or unfold.")
+            lines = (values.content.device.name, numbers, holdings_text(values.holdings), fold)
+            return "\n".join(filter(None, lines))
     return ""
 
 

@@ -42,6 +42,22 @@ class LaneDevice:
 
 
 @dataclass(frozen=True, slots=True)
+class MachineGroup:
+    """The group of lanes of one machine; its head is a lane with this value.
+
+    key: fingerprint of the machine's certificate.
+    devices: ids of its devices.
+    roomiest: id of the device that gets layers that are dropped on a folded machine; None if none has room.
+    is_folded: whether the lanes of its devices are hidden.
+    """
+
+    key: str
+    devices: tuple[str, ...]
+    roomiest: str | None
+    is_folded: bool
+
+
+@dataclass(frozen=True, slots=True)
 class LaneContent:
     """Content of the track of one lane.
 
@@ -50,6 +66,8 @@ class LaneContent:
     ghosts: for each strip, the layers of the device of which an override places this part on another device.
     slices: in split modes tensor and row, the slices of layers, drawn instead of `blocks`.
     share: the device's mean share of a split layer; None if the device takes no part in the split.
+    group: the machine whose head this lane is; None for the lane of a device.
+    has_draft: layers of the draft model are on the device.
     """
 
     device: LaneDevice
@@ -60,16 +78,22 @@ class LaneContent:
     has_output: bool
     slices: SliceBlocks = ()
     share: float | None = None
+    group: MachineGroup | None = None
+    has_draft: bool = False
 
     @property
     def is_empty(self) -> bool:
-        return not (self.ranges or self.blocks or self.has_output)
+        return not (self.ranges or self.blocks or self.has_output or self.has_draft)
 
 
-def lane_devices(rig: Rig, layout: Layout) -> tuple[LaneDevice, ...]:
-    """Return the devices of the lanes: those of the rig with the host last, then those that only the layout names."""
+def lane_devices(rig: Rig, layout: Layout, further: Sequence[str] = ()) -> tuple[LaneDevice, ...]:
+    """Return the devices of the lanes: those of the rig with the host last, then those that only the layout names.
+
+    `further`: ids of devices besides those of the layout.
+    """
     known = set(rig.ids)
     named = [run.device for run in layout.runs] + [layout.output_device] + [item.device for item in layout.overrides]
+    named += further
     missing = [device_id for device_id in dict.fromkeys(named) if device_id not in known]
     return (
         *(LaneDevice(device.id, _lane_name(device), state=_state_words(device)) for device in rig.all_devices),
@@ -161,8 +185,9 @@ def lane_contents(preview: Preview) -> tuple[LaneContent, ...]:
             # llama.cpp keeps the input layer on the CPU (`dev_input` in llama-model.cpp), unless an override moves it.
             has_embedding=device.id == embedding,
             has_output=device.id == layout.output_device,
+            has_draft=preview.draft is not None and device.id in preview.draft.devices,
         )
-        for device in lane_devices(preview.rig, layout)
+        for device in lane_devices(preview.rig, layout, () if preview.draft is None else preview.draft.devices)
     )
 
 

@@ -17,9 +17,10 @@ from widgets.layout_editor.geometry import (
     make_track,
 )
 from widgets.layout_editor.lane import LaneItem, LanePlace, LaneValues
+from widgets.layout_editor.machines import row_of, with_groups
 from widgets.layout_editor.marks import HandleItem, Marks, OverlayItem, PillItem, handle_places
 from widgets.layout_editor.placement import LaneContent, lane_contents, placed_weights
-from widgets.layout_editor.shown import Shown
+from widgets.layout_editor.shown import Shown, lanes_of
 from widgets.layout_editor.texts import LOADED, lane_speed_text, loaded_words
 
 
@@ -40,20 +41,28 @@ class EditorScene(QGraphicsScene):
         # Few items that all move in place: an index would cost more than it saves.
         self.setItemIndexMethod(QGraphicsScene.ItemIndexMethod.NoIndex)
 
-    def show_preview(self, preview: Preview, loaded: LoadedLayout | None, width: float, view_height: float) -> Shown:
+    def show_preview(
+        self,
+        preview: Preview,
+        loaded: LoadedLayout | None,
+        width: float,
+        view_height: float,
+        unfolded: frozenset[str] = frozenset(),
+    ) -> Shown:
         """Show `preview` in lanes that are `width` pixels wide, and return it with its geometry.
+
+        `unfolded`: machines whose devices have lanes, as for `with_groups`.
 
         The lanes fill `view_height` pixels as far as the limits of a lane's height allow.
         """
-        contents = lane_contents(preview)
+        contents = with_groups(lane_contents(preview), preview.rig, unfolded)
         experts = any(layer.expert_bytes for layer in preview.layers)
         lanes = make_lanes(len(contents), view_height, experts=experts)
         places = columns(width)
         track = self._track_of(preview, places)
         state = loaded_words(preview, loaded)
         values = _lane_values(preview, loaded if state is LOADED else None, contents)
-        lane_of = {content.device.id: lane for lane, content in enumerate(contents)}
-        handles = handle_places(preview.layout, lane_of, track, lanes)
+        handles = handle_places(preview.layout, lanes_of(contents), track, lanes)
         elsewhere = loaded.elsewhere if loaded is not None and state is LOADED else ()
         self.shown = Shown(preview, state, contents, places, lanes, track, handles, values, elsewhere)
         self._place_lanes(values, LanePlace(places, lanes, track, width))
@@ -85,6 +94,7 @@ class EditorScene(QGraphicsScene):
             preview.output_weights_bytes,
             places.track_left,
             places.track_width,
+            draft=preview.draft is not None,
         )
 
     def _place_lanes(self, values: tuple[LaneValues, ...], place: LanePlace) -> None:
@@ -122,6 +132,14 @@ def _lane_values(
     values = []
     for content in contents:
         key = content.device.id
+        if content.group is not None:
+            room, loaded_row, expected = (row_of(content, each) for each in (rows, measured, forecast))
+            held = tuple(each for name in content.group.devices for each in holdings.get(name, ()))
+            has_both = loaded_row is not None and expected is not None
+            values.append(
+                LaneValues(content, loaded_row if has_both else room, expected if has_both else None, room, held)
+            )
+            continue
         room, held = rows.get(key), holdings.get(key, ())
         time = "" if preview.speed is None else lane_speed_text(preview.speed.on(key))
         placed = placed_weights(preview, content, room)

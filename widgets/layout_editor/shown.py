@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from PySide6.QtCore import QRectF
@@ -12,7 +13,7 @@ from engine.planning.plan.placement_check import PlaceDifference
 from engine.planning.plan.preview import Preview
 from widgets.layout_editor.geometry import Columns, HandlePlace, Lanes, Track, handle_at
 from widgets.layout_editor.lane import LaneValues, strip_of
-from widgets.layout_editor.placement import LaneContent, StripKey
+from widgets.layout_editor.placement import LaneContent, MachineGroup, StripKey
 from widgets.layout_editor.texts import LoadedWords
 
 
@@ -54,6 +55,13 @@ class EmbeddingTarget:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftTarget:
+    """Pointer target: the block of the draft model in `lane`."""
+
+    lane: int
+
+
+@dataclass(frozen=True, slots=True)
 class EmptyTarget:
     """Pointer target: a point in the track of `lane` where nothing can be dragged.
 
@@ -74,7 +82,26 @@ class BarTarget:
     lane: int
 
 
-Target = HandleTarget | LayerTarget | PartTarget | OutputTarget | EmbeddingTarget | EmptyTarget | BarTarget
+Target = (
+    HandleTarget | LayerTarget | PartTarget | OutputTarget | EmbeddingTarget | DraftTarget | EmptyTarget | BarTarget
+)
+
+
+def lanes_of(contents: Sequence[LaneContent]) -> dict[str, int]:
+    """Return the index of the lane of each device; for the devices of a folded machine that of its head."""
+    found: dict[str, int] = {}
+    for lane, content in enumerate(contents):
+        if content.group is None:
+            found[content.device.id] = lane
+        elif content.group.is_folded:
+            found |= dict.fromkeys(content.group.devices, lane)
+    return found
+
+
+def _drop_device(content: LaneContent) -> str | None:
+    if content.group is not None:
+        return content.group.roomiest if content.group.is_folded else None
+    return content.device.id if content.device.present else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +124,7 @@ class Shown:
 
     @property
     def lane_of(self) -> dict[str, int]:
-        return {content.device.id: lane for lane, content in enumerate(self.contents)}
+        return lanes_of(self.contents)
 
     def run_at(self, layer: int) -> Run:
         """Return the run that holds `layer`."""
@@ -108,8 +135,26 @@ class Shown:
         return self.lane_of[self.run_at(layer).device]
 
     def drop_devices(self) -> tuple[str | None, ...]:
-        """Return the device of each lane; None for a lane that accepts no layers, because the rig lacks its device."""
-        return tuple(content.device.id if content.device.present else None for content in self.contents)
+        """Return the device that gets what is dropped on each lane; None for a lane that accepts no layers.
+
+        Such a lane's device is not in the rig, or the lane is the head of a machine whose devices are shown.
+        """
+        return tuple(map(_drop_device, self.contents))
+
+    def destinations(self) -> tuple[str, ...]:
+        """Return all devices that accept layers, those of folded machines too, from top to bottom."""
+        found: list[str] = []
+        for content in self.contents:
+            if content.group is not None:
+                found += content.group.devices if content.group.is_folded else ()
+            elif content.device.present:
+                found.append(content.device.id)
+        return tuple(found)
+
+    def group_of(self, device: str) -> MachineGroup | None:
+        """Return the group of the machine that lends a device; None if it is in none."""
+        groups = (content.group for content in self.contents)
+        return next((group for group in groups if group is not None and device in group.devices), None)
 
     def block_rect(self, lane: int, first: int, last: int) -> QRectF:
         """Return the rectangle of layers `first` to `last` in `lane`, in scene coordinates."""
@@ -172,6 +217,16 @@ class Shown:
         lane = self.lane_of[self.preview.layout.output_device]
         return QRectF(left, self.lanes.track_top(lane) + 3, right - left, self.lanes.track_height - 6)
 
+    @property
+    def draft_lane(self) -> int | None:
+        """Index of the first lane that holds the draft model; None if there is none."""
+        return next((lane for lane, content in enumerate(self.contents) if content.has_draft), None)
+
+    def draft_rect(self, lane: int) -> QRectF:
+        """Return the rectangle of the draft model's block in `lane`, in scene coordinates; empty without a draft."""
+        left, right = self.track.draft or (0.0, 0.0)
+        return QRectF(left, self.lanes.track_top(lane) + 3, right - left, self.lanes.track_height - 6)
+
     def target_at(self, x: float, y: float) -> Target | None:
         """Return the part of the editor at a point of the scene; None outside of all lanes."""
         # Handles come first: they overlap the layers at both sides.
@@ -187,6 +242,8 @@ class Shown:
         if not self.track.left <= x <= self.track.right:
             return BarTarget(lane)
         content = self.contents[lane]
+        if content.has_draft and self.draft_rect(lane).adjusted(-2, 0, 2, 0).contains(x, y):
+            return DraftTarget(lane)
         if self.track.edges[0] <= x < self.track.edges[-1]:
             layer = self.track.layer_at(x)
             part = self._part_at(layer, lane, y - self.lanes.track_top(lane))

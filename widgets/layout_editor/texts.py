@@ -24,12 +24,14 @@ from engine.planning.speed.prediction import (
 from widgets.common.memory_bar import available_bytes, bar_of_row, room_text, shortfall_within
 from widgets.layout_editor.keyboard import (
     BoundaryFocus,
+    DraftFocus,
     EmbeddingFocus,
     Focus,
     LayerFocus,
     OutputFocus,
     Selection,
 )
+from widgets.layout_editor.machines import row_of
 from widgets.layout_editor.placement import LaneContent, unknown_patterns
 
 
@@ -76,6 +78,17 @@ def ranges_text(ranges: Iterable[tuple[int, int]]) -> str:
 
 def lane_texts(content: LaneContent) -> tuple[str, ...]:
     """Return texts for the content of a lane, the longest first, so that a label can show the first that fits."""
+    if content.group is not None and not content.group.is_folded:
+        return (tr("devices below"),)
+    if not content.has_draft:
+        return _layer_texts(content)
+    if not (content.ranges or content.blocks or content.has_output or content.share is not None):
+        return tr("draft model only"), tr("draft only")
+    texts = _layer_texts(content)
+    return (*(tr("{layers} + draft", layers=text) for text in texts), *texts)
+
+
+def _layer_texts(content: LaneContent) -> tuple[str, ...]:
     if content.share is not None:
         percent = f"{100 * content.share:.1f}"
         return tr("{percent} % of the layers", percent=percent), tr("{percent} %", percent=percent)
@@ -214,6 +227,21 @@ def embedding_tooltip(preview: Preview) -> str:
     )
 
 
+def draft_tooltip(preview: Preview) -> str:
+    """Return the tooltip of the draft model: its file, its devices and its bytes; empty if there is none."""
+    draft = preview.draft
+    if draft is None:
+        return ""
+    return tr(
+        "draft model {name} on {devices}\nweights, KV cache and buffers: {size}\nIt drafts up to {count} tokens, which "
+        "the model checks in one step.\nDrag it to another lane to move it.",
+        name=draft.name,
+        devices=", ".join(draft.devices),
+        size=format_bytes(draft.size_bytes),
+        count=draft.n_tokens,
+    )
+
+
 def boundary_text(layout: Layout, index: int) -> str:
     """Return the runs on both sides of a boundary as text, such as "CUDA0 0–18 | CUDA1 19–31"."""
     left, right = layout.runs[index], layout.runs[index + 1]
@@ -221,8 +249,9 @@ def boundary_text(layout: Layout, index: int) -> str:
     return f"{left.device} {left_text} | {right.device} {right_text}"
 
 
-def focus_text(layout: Layout, focus: Focus | None) -> str:
-    """Return the focused boundary, layers, output or embedding as text; empty if there is no focus."""
+def focus_text(preview: Preview, focus: Focus | None) -> str:
+    """Return the focused boundary, layers, output, embedding or draft as text; empty if there is no focus."""
+    layout = preview.layout
     match focus:
         case BoundaryFocus(index):
             return tr("boundary {boundary}", boundary=boundary_text(layout, index))
@@ -232,6 +261,8 @@ def focus_text(layout: Layout, focus: Focus | None) -> str:
             return tr("output on {output_device}", output_device=layout.output_device)
         case EmbeddingFocus():
             return tr("embedding on {device}", device=embedding_device(layout))
+        case DraftFocus() if preview.draft is not None:
+            return tr("draft on {device}", device=", ".join(preview.draft.devices))
     return ""
 
 
@@ -321,8 +352,11 @@ def accessible_summary(preview: Preview, lanes: Sequence[LaneContent], state: Lo
             value=state.text,
         )
     ]
-    sentences += [lane_sentence(content, rows.get(content.device.id)) for content in lanes]
+    sentences += [lane_sentence(content, row_of(content, rows)) for content in lanes]
     sentences.append(tr("Output on {output_device}.", output_device=preview.layout.output_device))
+    if preview.draft is not None:
+        devices = ", ".join(preview.draft.devices)
+        sentences.append(tr("Draft model {name} on {devices}.", name=preview.draft.name, devices=devices))
     sentences += [text for text, _ in note_lines(preview)]
     return " ".join(sentences)
 

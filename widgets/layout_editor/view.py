@@ -34,7 +34,9 @@ from widgets.layout_editor.interaction import Interaction
 from widgets.layout_editor.keyboard import (
     BoundaryFocus,
     Command,
+    DraftFocus,
     EmbeddingFocus,
+    Focus,
     LayerFocus,
     OutputFocus,
     command_of,
@@ -64,6 +66,10 @@ def _same_ground(before: Preview, after: Preview) -> bool:
     )
 
 
+def _has_menu(focus: Focus | None) -> bool:
+    return isinstance(focus, LayerFocus | OutputFocus | EmbeddingFocus | DraftFocus)
+
+
 class EditorView(QGraphicsView):
     """Graphics view of a preview. Its `interaction` emits the moves and the selection."""
 
@@ -80,8 +86,10 @@ class EditorView(QGraphicsView):
         keep_left_to_right(self)
         self.setScene(self._scene)
         self.interaction = Interaction(QApplication.startDragDistance(), self)
+        self.interaction.folds_toggled.connect(self._toggle_folds)
         self._loaded: LoadedLayout | None = None
         self._pins = NO_PINS
+        self._unfolded: frozenset[str] = frozenset()
         self.expert_actions: dict[str, QAction] = {}
         """Actions of the open menu that move the experts of all layers, by the key in `EXPERT_TITLES`."""
         self._pointer = QPoint()
@@ -161,8 +169,13 @@ class EditorView(QGraphicsView):
         size = self.viewport().size()
         # The memory bars are at the right end and would touch the scroll bar.
         width = size.width() - (_SCROLL_BAR_GAP if self.verticalScrollBar().isVisible() else 0)
-        shown = self._scene.show_preview(preview, self._loaded, width / zoom(), size.height() / zoom())
+        shown = self._scene.show_preview(preview, self._loaded, width / zoom(), size.height() / zoom(), self._unfolded)
         self._ruler.set_track(shown.track, self._scene.palette_used)
+
+    def _toggle_folds(self, machines: tuple[str, ...]) -> None:
+        self._unfolded ^= frozenset(machines)
+        self._show_again()
+        self._show_focus()
 
     def _show_again(self) -> None:
         if self._scene.shown is not None:
@@ -183,7 +196,7 @@ class EditorView(QGraphicsView):
         self._scene.set_pill(pill_text(state.drag), self.mapToScene(self._pointer), visible)
         # The viewport covers the view, so its cursor is the one that is shown.
         self.viewport().setCursor(cursor_of(state.drag, state.hover))
-        name = f"{_NAME}, {focus_text(shown.preview.layout, state.focus)}" if state.focus is not None else _NAME
+        name = f"{_NAME}, {focus_text(shown.preview, state.focus)}" if state.focus is not None else _NAME
         if name != self.accessibleName():
             # Screen readers say a name that changes while the widget has the keyboard.
             self.setAccessibleName(name)
@@ -239,7 +252,7 @@ class EditorView(QGraphicsView):
         """Show the menu of the part under the pointer; the menu key shows the menu of the focused part."""
         state = self.interaction
         if event.reason() is QContextMenuEvent.Reason.Keyboard:
-            has_target = isinstance(state.focus, LayerFocus | OutputFocus | EmbeddingFocus) and state.drag is None
+            has_target = _has_menu(state.focus) and state.drag is None
         else:
             point = self.mapToScene(event.pos())
             has_target = state.focus_at(point.x(), point.y())
@@ -254,7 +267,7 @@ class EditorView(QGraphicsView):
         """Return the menu of the focused layers, output or embedding. The caller shows it."""
         shown, state = self._scene.shown, self.interaction
         assert shown is not None
-        words = focus_text(shown.preview.layout, state.focus)
+        words = focus_text(shown.preview, state.focus)
         menu = QMenu(self)
         # Not `addSection`: our style sheet draws its line and not its text.
         heading = menu.addAction((words[:1].upper() + words[1:]).replace("&", "&&"))
@@ -265,7 +278,7 @@ class EditorView(QGraphicsView):
             # A single "&" in an action's text would make the next letter its mnemonic.
             places.addAction(device.replace("&", "&&"), partial(state.move_to, device))
         places.setEnabled(not places.isEmpty())
-        if isinstance(state.focus, EmbeddingFocus):
+        if isinstance(state.focus, EmbeddingFocus | DraftFocus):
             return menu
         if isinstance(state.focus, LayerFocus):
             self._add_parts(menu, shown)

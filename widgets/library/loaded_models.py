@@ -42,7 +42,7 @@ class LoadedEntry:
     `number`: number of the model in this window.
     `state`: text such as "idle for 3 min".
     `end_text`: label of the button that unloads the model or cancels its load.
-    `may_end`: whether that button is enabled.
+    `may_end`: whether that button is enabled. `may_park`: whether the model can be parked now.
     """
 
     number: int
@@ -54,6 +54,7 @@ class LoadedEntry:
     end_text: str = tr("Unload")
     may_end: bool = True
     tool_tip: str = ""
+    may_park: bool = False
 
     @property
     def keep_word(self) -> str:
@@ -73,6 +74,7 @@ class LoadedRow(QPushButton):
 
     end_requested = Signal(int)
     keep_alive_chosen = Signal(KeepAliveChoice)
+    park_requested = Signal(int)
 
     def __init__(self, entry: LoadedEntry, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -121,6 +123,11 @@ class LoadedRow(QPushButton):
             # The default argument keeps the seconds of this round of the loop.
             action.triggered.connect(lambda _checked=False, chosen=seconds: self._choose(chosen))
             group.addAction(action)
+        menu.addSeparator()
+        park = menu.addAction(tr("Park Now"))
+        park.setStatusTip(tr("Unload the model and save its KV state; the next question loads it again"))
+        park.setEnabled(self._entry.may_park)
+        park.triggered.connect(lambda: self.park_requested.emit(self._entry.number))
         return menu
 
     def sizeHint(self) -> QSize:
@@ -174,6 +181,7 @@ class LoadedList(QWidget):
     chosen = Signal(int)  # an entry's number
     end_requested = Signal(int)
     keep_alive_chosen = Signal(KeepAliveChoice)
+    park_requested = Signal(int)
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -233,6 +241,7 @@ class LoadedList(QWidget):
         row.clicked.connect(lambda: self.chosen.emit(entry.number))
         row.end_requested.connect(self.end_requested)
         row.keep_alive_chosen.connect(self.keep_alive_chosen)
+        row.park_requested.connect(self.park_requested)
         return row
 
     def _fit_height(self) -> None:

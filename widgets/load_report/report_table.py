@@ -35,11 +35,12 @@ ALL_COLUMNS = (
     Column(tr("State"), lambda row: row.recurrent_bytes, "kv"),
     Column(tr("Compute"), lambda row: row.compute_bytes, "compute"),
     Column(tr("Output"), lambda row: row.output_bytes, "compute"),
+    Column(tr("Draft"), lambda row: row.draft_bytes, "draft"),
     Column(tr("Overhead"), lambda row: row.overhead_bytes + row.answering_bytes, "other"),
     Column(tr("Total"), lambda row: row.need_bytes),
 )
 # Compared by translated titles: the language does not change while the process runs.
-OPTIONAL_TITLES = frozenset({tr("Mapped"), tr("State"), tr("Overhead")})
+OPTIONAL_TITLES = frozenset({tr("Mapped"), tr("State"), tr("Draft"), tr("Overhead")})
 DIFFERENCE_TITLE = tr("Difference")
 
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 
 import msgspec
-from PySide6.QtCore import QObject, QUrl
+from PySide6.QtCore import QObject, QTimer, QUrl
 from PySide6.QtGui import QDesktopServices
 from PySide6.QtWidgets import QWidget
 
@@ -82,6 +82,8 @@ class ChatPresenter(QObject):
         self._pace = ReadingPace()
         self._logged = ""
         """The last logged message about a chat template that cannot be used."""
+        self._asks_when_loaded = False
+        """Whether the text in the input is a question that waits until the parked model is loaded."""
         self._before_delete: MessageTree | None = None
         """The messages before a deletion, for Undo; None if there is no deletion that can be undone."""
         self._after_delete = MessageTree()
@@ -91,6 +93,11 @@ class ChatPresenter(QObject):
         loading.bridge.reading.connect(self._on_reading)
         loading.bridge.token.connect(self._on_token)
         loading.bridge.snapshot.connect(self._on_snapshot)
+        loading.ended.connect(lambda _event: QTimer.singleShot(0, self, self._forget_waiting))
+        # The question before the load was answered with Cancel, unless a load begins now.
+        loader.question_changed.connect(
+            lambda question: None if question is not None else QTimer.singleShot(0, self, self._forget_waiting)
+        )
         conversation.shown_changed.connect(self._show_messages)
         conversation.chat_changed.connect(self._show_chat)
         conversation.message_changed.connect(self._show_message)
@@ -206,6 +213,10 @@ class ChatPresenter(QObject):
         pane, file = self._pane, self._model.file
         pane.set_status(status)
         self._count_unloaded()
+        if status.phase is Phase.READY and self._asks_when_loaded:
+            self._asks_when_loaded = False
+            # Later, when everybody knows the loaded model.
+            QTimer.singleShot(0, self, self._ask_now)
         # The next context may be longer.
         if status.phase is Phase.LOADING:
             pane.set_context_full(False)
@@ -322,6 +333,25 @@ class ChatPresenter(QObject):
             self._pane.show_remark("")  # it was about the prompt before
             # Taken only for a question that can be asked: a refused one keeps its files.
             self._conversation.send(text, self._files.attacher.take())
+        elif self._model.is_parked:
+            # The text stays in the input until the model is loaded, so that a load that fails does not lose it.
+            self._pane.show_draft(text)
+            self._show_answering()
+            self._asks_when_loaded = True
+            self._on_start()
+
+    def _ask_now(self) -> None:
+        """Send the question for which a parked model was loaded."""
+        text = self._pane.prompt_edit.toPlainText().strip()
+        if (text or self._files.attacher.files) and self._conversation.can_ask:
+            self._pane.show_draft("")
+            self._on_draft("")
+            self._on_send(text)
+
+    def _forget_waiting(self) -> None:
+        """Leave a question in the input if the load for it does not begin or has failed."""
+        if not self._model.status.is_loading:
+            self._asks_when_loaded = False
 
     def _on_start(self) -> None:
         """Load the model of this chat, or open a model if the chat has none."""

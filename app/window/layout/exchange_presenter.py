@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
 
@@ -22,6 +22,8 @@ from engine.model.gguf.model_file import ModelFile
 from engine.planning.exchange.exported import Exported
 from engine.planning.exchange.exporting import Target, export_plan
 from engine.planning.exchange.importing import MAX_TEXT, Imported, arrange, model_names, read_foreign
+from engine.planning.memory.drafts import Draft, draft_of_file
+from engine.planning.plan.edit import Edit
 from widgets.controls.exchange_dialogs import ExportLayoutDialog, ImportLayoutDialog
 
 TITLES: dict[Target, str] = {
@@ -98,11 +100,13 @@ class _Read:
     """The result of reading a text. `names`: names of the models in a configuration, empty if it has one.
 
     `found`: the layout, or None if there is an error. `fault`: the error for people.
+    `draft`: the draft that the text names; None if it names none, or if its model cannot draft.
     """
 
     names: tuple[str, ...]
     found: Imported | None
     fault: str = ""
+    draft: Draft | None = None
 
 
 class ImportPresenter(OneDialog[ImportLayoutDialog]):
@@ -118,7 +122,7 @@ class ImportPresenter(OneDialog[ImportLayoutDialog]):
         self._notices = notices
         self._window = window
         self._reading = background.latest()
-        self._found: tuple[ModelFile, Imported] | None = None
+        self._found: tuple[ModelFile, _Read, Imported] | None = None
         self._kept_text = ""
         """A text that could not be used, which the dialog shows when it opens again."""
         self._read_for: ModelFile | None = None
@@ -185,7 +189,7 @@ class ImportPresenter(OneDialog[ImportLayoutDialog]):
         if read.found is None:
             dialog.show_fault(read.fault)
             return
-        self._found = model, read.found
+        self._found = model, read, read.found
         layout = read.found.layout
         runs = ", ".join(f"{run.device} {run.length}" for run in layout.runs)
         dialog.show_result(
@@ -196,13 +200,16 @@ class ImportPresenter(OneDialog[ImportLayoutDialog]):
     def _use(self) -> None:
         if self._found is None:
             return
-        model, found = self._found
+        model, read, found = self._found
         if self._document.model is not model:
             self._notices.tell(LayoutError(tr("Another model is shown now. Switch back to {model}.", model=model.name)))
             self._kept_text = "" if self.dialog is None else self.dialog.text
             self.open()
             return
-        self._document.set_edit(found.layout, found.context, tr("import layout"))
+        edit = self._document.edit
+        if edit is not None:
+            files = edit.side_files if read.draft is None else replace(edit.side_files, draft=read.draft)
+            self._document.replace(Edit(found.layout, found.context, files), tr("import layout"))
 
 
 def _read_text(text: str, name: str | None, model: ModelFile, rig: Rig) -> _Read:
@@ -210,9 +217,14 @@ def _read_text(text: str, name: str | None, model: ModelFile, rig: Rig) -> _Read
     try:
         names = model_names(text)
         chosen = name if name in names else next(iter(names), None)
-        return _Read(names, arrange(read_foreign(text, name=chosen), model, rig))
+        found = arrange(read_foreign(text, name=chosen), model, rig)
     except EngineError as error:
         return _Read(names, None, f"{capitalised(error.summary())}.")
+    try:
+        return _Read(names, found, draft=draft_of_file(found.draft, model, model.paths[0].parent))
+    except EngineError as error:
+        note = tr("The draft is left out: {reason}.", reason=error.summary())
+        return _Read(names, replace(found, notes=(*found.notes, note)))
 
 
 def _side_file_notes(found: Imported) -> tuple[str, ...]:

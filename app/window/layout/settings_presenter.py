@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from PySide6.QtWidgets import QWidget
 
+from app.library.library import Library
 from app.models.document import LayoutDocument
 from app.models.open_models import OpenModels
 from app.models.side_files import SideFileController
@@ -13,14 +15,18 @@ from app.settings import Settings
 from app.window import dialogs
 from app.window.dialogs import OneDialog
 from engine.base.language import tr
+from engine.base.units import format_bytes
 from engine.devices.device import Rig
+from engine.library.drafts import draft_candidates
+from engine.model.gguf.model_file import ModelFile
+from engine.planning.memory.drafts import Draft
 from engine.planning.memory.side_files import SideFiles
 from engine.planning.plan.decisions.attention import refused_cache_types
 from engine.planning.plan.preview import LoadedLayout, Preview
 from widgets.controls.decided import value_text
 from widgets.controls.settings_bar import SettingsBar
 from widgets.controls.settings_dialog import SettingsDialog
-from widgets.controls.values import AdapterName, SideFileNames
+from widgets.controls.values import AdapterName, DraftChoice, ProposedDraft, SideFileNames
 
 
 class SettingsPresenter(OneDialog[SettingsDialog]):
@@ -31,6 +37,7 @@ class SettingsPresenter(OneDialog[SettingsDialog]):
         document: LayoutDocument,
         models: OpenModels,
         side_files: SideFileController,
+        library: Library,
         *,
         bar: SettingsBar,
         settings: Settings,
@@ -40,6 +47,7 @@ class SettingsPresenter(OneDialog[SettingsDialog]):
         self._document = document
         self._models = models
         self._side_files = side_files
+        self._library = library
         self._window = window
         self._settings = settings
         bar.all_settings_requested.connect(self.show)
@@ -48,8 +56,12 @@ class SettingsPresenter(OneDialog[SettingsDialog]):
         document.preview_changed.connect(self._on_preview_changed)
         models.current_changed.connect(self.refresh)
         models.changed.connect(self.refresh)
+        library.contents_changed.connect(lambda _contents: self.refresh())
 
     def _make_dialog(self) -> SettingsDialog:
+        # Models of the library are proposed as drafts.
+        if not self._library.is_awake:
+            self._library.wake()
         dialog, files = SettingsDialog(self._window), self._side_files
         dialog.context_changed.connect(self._document.set_context)
         form = dialog.side_files
@@ -59,6 +71,12 @@ class SettingsPresenter(OneDialog[SettingsDialog]):
         form.adapter_requested.connect(self._ask_adapter)
         form.adapter_removed.connect(files.remove_adapter)
         form.adapter_scaled.connect(files.scale_adapter)
+        form.draft.removed.connect(files.remove_draft)
+        form.draft.ngram_chosen.connect(files.draft_by_ngrams)
+        form.draft.file_chosen.connect(lambda path: files.choose_draft(Path(path)))
+        form.draft.file_requested.connect(self._ask_draft)
+        form.draft.device_chosen.connect(files.place_draft)
+        form.draft.tokens_chosen.connect(files.set_drafted_tokens)
         return dialog
 
     def _keep_details(self, shown: bool) -> None:
@@ -73,6 +91,18 @@ class SettingsPresenter(OneDialog[SettingsDialog]):
         path = dialogs.ask_open(self._window, tr("Add a LoRA adapter"), dialogs.MODEL_FILTER, self._folder())
         if path is not None:
             self._side_files.add_adapter(path)
+
+    def _ask_draft(self) -> None:
+        path = dialogs.ask_open(self._window, tr("Choose a draft model"), dialogs.MODEL_FILTER, self._folder())
+        if path is not None:
+            self._side_files.choose_draft(path)
+
+    def _proposed_drafts(self, model: ModelFile) -> tuple[ProposedDraft, ...]:
+        entries = [each.entry for each in self._library.contents.models]
+        return tuple(
+            ProposedDraft(str(each.path), f"{each.title}, {format_bytes(each.size_bytes)}")
+            for each in draft_candidates(model, entries)
+        )
 
     def _folder(self) -> Path | None:
         model = self._document.model
@@ -92,7 +122,8 @@ class SettingsPresenter(OneDialog[SettingsDialog]):
         if plan is None:
             return
         dialog.set_settings(plan.edit.context, plan.decisions, refused_cache_types(plan.model, plan.settings))
-        dialog.set_side_files(_names(plan.edit.side_files), _places(plan.rig), plan.decisions)
+        names = replace(_names(plan.edit.side_files), proposed_drafts=self._proposed_drafts(plan.model))
+        dialog.set_side_files(names, _places(plan.rig), plan.decisions)
         dialog.set_loaded(loaded_text(self._models.current.loading.loaded))
 
 
@@ -102,7 +133,16 @@ def _names(files: SideFiles) -> SideFileNames:
         projector="" if projector is None else str(projector.path),
         device=None if projector is None else projector.device,
         adapters=tuple(AdapterName(str(each.path), each.scale) for each in files.adapters),
+        draft=_draft_choice(files.draft),
     )
+
+
+def _draft_choice(draft: Draft | None) -> DraftChoice:
+    if draft is None:
+        return DraftChoice()
+    layout = draft.layout
+    device = layout.devices[0] if layout is not None and len(layout.devices) == 1 else None
+    return DraftChoice(draft.kind, "" if draft.path is None else str(draft.path), draft.n_tokens, device)
 
 
 def _places(rig: Rig) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import msgspec
 from PySide6.QtCore import QObject, Qt, Signal
 from PySide6.QtWidgets import QFileDialog, QMenu, QMessageBox, QSizePolicy, QWidget
 
@@ -16,7 +17,7 @@ from app.models.document import LayoutDocument
 from app.models.layouts import Layouts
 from app.models.opener import ModelOpener
 from app.rig.live_rig import LiveRig
-from app.settings import KeptSideFiles, Settings
+from app.settings import Settings
 from app.window.main_window import MainWindow
 from engine.base.language import tr
 from engine.base.units import format_bytes
@@ -177,7 +178,7 @@ class LibraryPresenter(QObject):
         if request.projector is not None:
             kept = self._settings.side_files(request.path)
             self._settings.keep_side_files(
-                request.path, KeptSideFiles(str(request.projector), kept.device, kept.adapters)
+                request.path, msgspec.structs.replace(kept, projector=str(request.projector))
             )
         self.page.hide()
         self._opener.open(request.path, opened=apply)
@@ -202,7 +203,7 @@ class LibraryPresenter(QObject):
         self._library.note(fingerprints_of(change.model.entry), **change.fields)
 
     def _keep_layout(self, name: str) -> None:
-        model, text, shown = self._document.model, self._layouts.text(), self._view.list_view.current
+        model, text, shown = self._document.model, self._layouts.text(with_rig=True), self._view.list_view.current
         if model is not None and text is not None and shown is not None:
             document = SavedDocument("layout", name, text)
             self._library.save_document(model.paths[0], document, fingerprints_of(shown.entry))

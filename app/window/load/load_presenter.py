@@ -6,6 +6,7 @@ from PySide6.QtCore import QObject
 
 from app.load.load_questions import idle_text
 from app.load.loader import Loader
+from app.load.room_offers import RoomOffers
 from app.models.layouts import Layouts
 from app.models.open_model import OpenModel
 from app.models.open_models import OpenModels
@@ -20,6 +21,7 @@ from app.window.actions import Actions
 from app.window.main_window import MainWindow
 from engine.base.language import tr
 from engine.base.units import format_bytes
+from engine.devices.telemetry.sample import Sample
 from engine.runtime.session.events import Cancelled, Crashed, Failed, Fallback, Loaded, OutOfMemory, Progress
 from engine.runtime.session.status import ModelStatus, Phase
 from widgets.library.loaded_models import KeepAliveChoice, LoadedEntry
@@ -41,6 +43,7 @@ class LoadPresenter(QObject):
         *,
         opener: ModelOpener,
         unloader: Unloader,
+        room_offers: RoomOffers,
         actions: Actions,
         main: MainWindow,
     ) -> None:
@@ -53,16 +56,22 @@ class LoadPresenter(QObject):
         bar.unload_requested.connect(unloader.unload_current)
         loader.question_changed.connect(main.show_question)
         main.load_question.answered.connect(loader.answer)
+        room_offers.offer_changed.connect(main.room_offer.set_offer)
+        main.room_offer.unload_requested.connect(room_offers.accept)
+        main.room_offer.load_requested.connect(room_offers.accept_and_load)
         models.current_changed.connect(self._show_current)
         models.added.connect(self._follow)
         for model in models.all:
             self._follow(model)
         models.changed.connect(self._show_entries)
         models.current_changed.connect(self._show_entries)
-        live.samples_arrived.connect(self._show_entries)
+        self._power_w: dict[str, float] = {}
+        """Power of each device that tells it, by id, from the last sample."""
+        live.samples_arrived.connect(self._on_samples)
         loaded_list.chosen.connect(lambda number: opener.show(self._model(number)))
         loaded_list.end_requested.connect(self._on_end)
         loaded_list.keep_alive_chosen.connect(self._on_keep_alive)
+        loaded_list.park_requested.connect(lambda number: unloader.park(self._model(number)))
         self._show_current()
 
     def _follow(self, model: OpenModel) -> None:
@@ -79,6 +88,7 @@ class LoadPresenter(QObject):
             load=status.can_load,
             cancel=status.is_loading,
             unload=status.is_loaded,
+            park=status.is_loaded,
             stop_answer=status.phase is Phase.ANSWERING,
         )
 
@@ -88,6 +98,18 @@ class LoadPresenter(QObject):
         entries = [self._entry(model) for model in self._models.all if model.held is not None]
         self._main.model_panel.loaded_list.set_entries(entries)
 
+    def _on_samples(self, samples: tuple[Sample, ...]) -> None:
+        self._power_w = {sample.device: sample.power_w for sample in samples if sample.power_w is not None}
+        self._show_entries()
+
+    def _power_text(self, model: OpenModel) -> str:
+        """Return what the devices of a model draw while it only waits; empty if none tells that, or it works."""
+        held = model.held
+        if held is None or held.is_busy:
+            return ""
+        power_w = [self._power_w[device] for device in held.held_bytes if device in self._power_w]
+        return tr(" · {power} W", power=f"{sum(power_w):.0f}") if power_w else ""
+
     def _entry(self, model: OpenModel) -> LoadedEntry:
         held, phase = model.held, model.loading.phase
         assert held is not None
@@ -96,6 +118,8 @@ class LoadPresenter(QObject):
         detail = f"{format_bytes(sum(held_bytes.values()))} · {', '.join(held_bytes)}" if held_bytes else "…"
         words = {Phase.LOADING: tr("loading"), Phase.STOPPING: tr("cancelling")}
         tool_tip = [held.name, *(f"{device}: {format_bytes(size_bytes)}" for device, size_bytes in held_bytes.items())]
+        if self._power_text(model):
+            tool_tip.append(tr("The watts are what its devices draw while it waits. Park gives its memory back."))
         if checkpoint_bytes:
             tool_tip.append(
                 tr("including context checkpoints of conversations: {size}", size=format_bytes(checkpoint_bytes))
@@ -104,12 +128,13 @@ class LoadPresenter(QObject):
             number=model.number,
             title=held.name,
             detail=detail,
-            state=words.get(phase) or idle_text(held, self._models.now_s()),
+            state=(words.get(phase) or idle_text(held, self._models.now_s())) + self._power_text(model),
             keep_alive_s=held.keep_alive_s,
             is_current=model is self._models.current,
             end_text=tr("Cancel") if model.loading.is_busy else tr("Unload"),
             may_end=phase is not Phase.STOPPING,
             tool_tip="\n".join(tool_tip),
+            may_park=model.status.is_loaded,
         )
 
     def _on_end(self, number: int) -> None:

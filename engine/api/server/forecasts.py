@@ -16,7 +16,7 @@ from engine.base.errors import EngineError
 from engine.devices.device import Rig
 from engine.planning.fit.loaded_models import rig_beside
 from engine.planning.fit.room import find_room
-from engine.planning.layout.layout_file import LayoutFile, encode_layout
+from engine.planning.layout.layout_file import encode_layout
 from engine.planning.plan.report import DeviceRow
 
 FRESH_S = 300.0
@@ -132,7 +132,7 @@ class Forecasts:
         now_s = self._clock()
         try:
             plan = self._pool.parts.plan(entry, rig).plan
-            layout = encode_layout(LayoutFile(plan.model.name, plan.edit.layout, plan.edit.context))
+            layout = encode_layout(plan.edit.as_file(plan.model.name))
             fault = plan.violations[0].message if plan.violations else ""
             return _Planned(now_s, plan.forecast, layout, fault)
         except EngineError as error:

@@ -37,7 +37,7 @@ from engine.planning.fit.loaded_models import (
     rig_beside,
 )
 from engine.planning.fit.room import Room, find_room
-from engine.planning.layout.layout_file import LayoutFile, encode_layout
+from engine.planning.layout.layout_file import encode_layout
 from engine.planning.plan.preview import LoadedLayout
 from engine.runtime.session.driver import SessionUpdate
 from engine.runtime.session.events import Crashed, Failed, Loaded, LoadEnding, OutOfMemory
@@ -566,7 +566,7 @@ class ModelPool:
                 "n_ctx": info.n_ctx,
                 "n_ctx_seq": info.n_ctx_seq,
                 "parallel": info.slots,
-                "layout": msgspec.Raw(encode_layout(LayoutFile(plan.model.name, plan.edit.layout, plan.edit.context))),
+                "layout": msgspec.Raw(encode_layout(plan.edit.as_file(plan.model.name))),
                 "devices": info.measured,
                 "forecast": info.forecast,
                 "unload_in_s": None if expires_s is None else max(0.0, expires_s - time.monotonic()),

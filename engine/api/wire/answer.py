@@ -13,7 +13,7 @@ from engine.api.wire.errors import ApiError
 from engine.api.wire.question import Profile, Question, call_reader
 from engine.chat.thinking import Delta, Splitter
 from engine.chat.tool_calls import CallDelta
-from engine.runtime.protocol.messages import TokenChoice
+from engine.runtime.protocol.messages import DraftStatistics, TokenChoice
 from engine.runtime.session.events import Done, Reading, Token
 
 NO_CHANCE = -9999.0
@@ -199,7 +199,15 @@ def timings_of(done: Done) -> dict[str, object]:
         "predicted_n": done.generated_tokens,
         "predicted_ms": _milliseconds(done.generated_tokens, done.generation_tokens_per_second),
         "predicted_per_second": done.generation_tokens_per_second,
+        **_draft_counts(done.draft),
     }
+
+
+def _draft_counts(draft: DraftStatistics | None) -> dict[str, object]:
+    # llama-server has both fields only if tokens were drafted.
+    if draft is None or not draft.drafted_tokens:
+        return {}
+    return {"draft_n": draft.drafted_tokens, "draft_n_accepted": draft.accepted_tokens}
 
 
 def _milliseconds(tokens: int, per_second: float) -> float:

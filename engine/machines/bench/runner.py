@@ -39,7 +39,7 @@ from engine.machines.bench.results import (
     with_comparisons,
 )
 from engine.machines.bench.statistics import is_warm, turn_order
-from engine.planning.layout.layout_file import LayoutFile, layout_document
+from engine.planning.layout.layout_file import layout_document
 from engine.planning.plan.plan import Plan
 from engine.runtime.session.events import Loaded
 
@@ -309,7 +309,7 @@ class Bench:
 
     def _add(self, candidate: Candidate, against: str) -> _Trial:
         plan = candidate.plan
-        document = layout_document(LayoutFile(plan.model.name, plan.edit.layout, plan.edit.context))
+        document = layout_document(plan.edit.as_file(plan.model.name))
         measured = Measured(
             name=candidate.name,
             layout=document,

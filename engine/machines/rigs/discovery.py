@@ -25,7 +25,7 @@ from engine.base.units import MIB
 from engine.devices.device import BufferFacts, Capabilities, Device, Rig, make_host, remote_margin_bytes
 from engine.devices.endpoint import Greeting, GreetingStatus, greet_all, parse_endpoint
 from engine.devices.hiding_variables import find_hiding
-from engine.devices.host_memory import read_host_memory
+from engine.devices.host_memory import read_free_swap, read_host_memory
 from engine.devices.telemetry.cards import read_card_facts, read_drivers, with_display_margins
 from engine.machines.rigs.check_results import read_check_results
 from engine.machines.rigs.cuda_cards import list_all_devices
@@ -46,7 +46,9 @@ def host_device() -> Device:
     Fast; starts no child process on Linux.
     """
     memory = read_host_memory()
-    return make_host(processor_name(), memory.total_bytes, memory.free_bytes, read_nodes())
+    return make_host(
+        processor_name(), memory.total_bytes, memory.free_bytes, nodes=read_nodes(), swap_bytes=read_free_swap()
+    )
 
 
 def processor_name() -> str:
@@ -296,6 +298,8 @@ def _local_device(found: GgmlDevice) -> Device:
             mixes_streams=found.mixes_streams,
         ),
         capabilities=Capabilities(row_split=found.row_split, tensor_split=found.tensor_split),
+        # ggml says "igpu" of APUs and of CUDA devices with `cudaDevAttrIntegrated`. Metal says "gpu" of all devices.
+        unified=found.kind == "igpu" or found.backend in ("Metal", "MTL"),
     )
 
 

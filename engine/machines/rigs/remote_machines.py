@@ -10,7 +10,16 @@ from pathlib import Path
 from engine.base.errors import EngineError
 from engine.base.language import tr
 from engine.base.units import MIB
-from engine.devices.device import BufferFacts, Device, RemoteFacts, Rig, remote_margin_bytes, routes_of
+from engine.devices.device import (
+    LENT_NAME_SEPARATOR,
+    BufferFacts,
+    Device,
+    RemoteFacts,
+    Rig,
+    machine_name,
+    remote_margin_bytes,
+    routes_of,
+)
 from engine.devices.endpoint import GreetingStatus, parse_lent_endpoint
 from engine.machines.rigs.check_results import read_check_results
 from engine.machines.rigs.discovery import Peer, discover, find_peer
@@ -119,18 +128,14 @@ def machine_of(device: Device) -> Machine | None:
     if device.endpoint is None or device.fingerprint is None:
         return None
     place, _ = parse_lent_endpoint(device.endpoint)
-    return Machine(place, device.fingerprint, device.name.partition(SEPARATOR)[0])
-
-
-SEPARATOR = " \N{MIDDLE DOT} "
-"""Text between the names of machine and device in the name of a lent device."""
+    return Machine(place, device.fingerprint, machine_name(device))
 
 
 def device_of(offered: OfferedDevice, machine: Machine) -> Device:
     """Return the device of the rig that describes an offered device. The address of its tunnel is not set."""
     device = Device(
         id=_device_id(machine.name, offered.name),
-        name=SEPARATOR.join(filter(None, (machine.name, offered.description or offered.name))),
+        name=LENT_NAME_SEPARATOR.join(filter(None, (machine.name, offered.description or offered.name))),
         backend="RPC",
         # As ggml reports RPC devices of every kind.
         kind="gpu",

@@ -162,6 +162,11 @@ async def _ask(endpoint: str, stream: Stream, question: Ask, kind: type[_Answer]
 
 
 def _refusal(endpoint: str, entrance: Entrance) -> TunnelError:
+    # Our own name as that of the user would send people looking for a second computer. After a break of the network the
+    # other end holds the session until the system there gives the connection up.
+    if entrance.admission is Admission.BUSY and entrance.is_yours:
+        words = "still holds a session of this computer; try again in some seconds, or end what uses it here"
+        return TunnelError(endpoint, GreetingStatus.BUSY, words)
     if entrance.admission is Admission.BUSY and (user := show(" ".join(entrance.user.split()), MAX_NAME)):
         words = f"is used by {user} now; wait until it is free, or use what else that machine lends"
         return TunnelError(endpoint, GreetingStatus.BUSY, words)

@@ -326,7 +326,9 @@ class Listener:
             async with asyncio.timeout(BUSY_S):
                 await place.lock.acquire()
         except TimeoutError:
-            await tell(Entrance(Admission.BUSY, "" if place.use is None else place.use.client))
+            use = place.use
+            is_yours = use is not None and use.fingerprint == client.fingerprint
+            await tell(Entrance(Admission.BUSY, "" if use is None else use.client, is_yours))
             return
         try:
             try:

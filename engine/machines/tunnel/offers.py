@@ -51,10 +51,12 @@ class Entrance(msgspec.Struct, frozen=True):
     """The answer to an `Ask` for a session. If `admission` is `OPEN`, the session begins right after it.
 
     `user`: name of the machine that uses the device, empty if none does.
+    `is_yours`: whether that is the machine that asks; False also from an older release.
     """
 
     admission: Admission
     user: str = ""
+    is_yours: bool = False
 
 
 class OfferedSpeed(msgspec.Struct, frozen=True, kw_only=True):

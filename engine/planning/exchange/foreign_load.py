@@ -11,7 +11,7 @@ import msgspec
 from engine.base.language import tr
 from engine.model.gguf.quoting import clean, quote
 from engine.planning.layout.layout import SplitMode
-from engine.planning.settings.context_settings import AUTO_CONTEXT, ContextSettings
+from engine.planning.settings.context_settings import AUTO_CONTEXT, ContextSettings, KvType
 from engine.planning.settings.kinds import WholeNumber
 from engine.planning.settings.table import SETTINGS
 
@@ -34,6 +34,26 @@ class ForeignOverride:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ForeignDraft:
+    """The options of a draft.
+
+    `types`: types of speculative decoding as llama.cpp names them; empty if none is named.
+    `model`: path of the draft model; empty if there is none.
+    `n_tokens`: most drafted tokens; None for the default.
+    `n_gpu_layers`, `devices`: as of `ForeignLoad`, for the draft model.
+    `type_k`, `type_v`: types of its KV cache.
+    """
+
+    types: tuple[str, ...] = ()
+    model: str = ""
+    n_tokens: int | None = None
+    n_gpu_layers: int | None = None
+    devices: tuple[str, ...] | None = None
+    type_k: KvType = "f16"
+    type_v: KvType = "f16"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignLoad:
     """The options of a load in a command or file of another program.
 
@@ -47,6 +67,7 @@ class ForeignLoad:
     `projector`: path of the projector file; empty if there is none.
     `projector_device`: llama.cpp's name of its device; "none" for the CPU, empty if the program decides.
     `adapters`: (path, scale) of each LoRA adapter.
+    `draft`: options of speculative decoding; None if there are none.
     `notes`: sentences for the user on what was left out.
     """
 
@@ -63,6 +84,7 @@ class ForeignLoad:
     projector: str = ""
     projector_device: str = ""
     adapters: tuple[tuple[str, float], ...] = ()
+    draft: ForeignDraft | None = None
     context: ContextSettings = _OPEN
     notes: tuple[str, ...] = ()
 

@@ -7,25 +7,37 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from pathlib import Path
 from typing import Literal, get_args
 
 import msgspec
 
-from engine.base.errors import LayoutError
+from engine.base.errors import EngineError, LayoutError
 from engine.base.language import tr
 from engine.devices.device import CPU_ID, Rig, find_id_fault
 from engine.model.gguf.model_file import ModelFile
 from engine.model.gguf.quoting import clean, quote
+from engine.model.gguf.reader import read_model
 from engine.planning.exchange.device_names import DeviceNames
-from engine.planning.exchange.foreign_load import ForeignLoad, ForeignOverride
+from engine.planning.exchange.foreign_load import ForeignDraft, ForeignLoad, ForeignOverride
 from engine.planning.exchange.llama_swap import choose_command, swap_commands
 from engine.planning.exchange.ollama import looks_like_modelfile, read_modelfile
-from engine.planning.exchange.server_options import read_command
+from engine.planning.exchange.server_options import NO_DRAFT, kind_of_draft, read_command
 from engine.planning.layout.engine_parameters import float32
-from engine.planning.layout.layout import Layout, Override, Run, make_layout, merge_runs
+from engine.planning.layout.layout import (
+    Layout,
+    Override,
+    Run,
+    make_layout,
+    merge_runs,
+    single_device,
+    split_evenly,
+)
+from engine.planning.layout.layout_file import FOLLOWING, DraftEntry
 from engine.planning.layout.patterns import OVERRIDE_PARTS, part_pattern
 from engine.planning.layout.split_modes import count_unlisted_layers
 from engine.planning.settings.context_settings import ContextSettings
+from engine.planning.settings.table import DRAFTED_TOKENS
 
 MAX_TEXT = 1 << 18
 """Most characters of a command or file. A longer text is something else, such as a model."""
@@ -41,6 +53,7 @@ class Imported:
 
     `projector`, `adapters`: paths as written; the files have not been read. The scale follows each adapter's path.
     `projector_device`: device id; None if it is chosen automatically.
+    `draft`: what proposes tokens, as in a layout file; None if nothing does.
     `notes`: sentences for the user on what was left out or assumed.
     """
 
@@ -49,6 +62,7 @@ class Imported:
     projector: str = ""
     projector_device: str | None = None
     adapters: tuple[tuple[str, float], ...] = ()
+    draft: DraftEntry | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -117,6 +131,7 @@ class _Arranger:
         load = self._load
         layout = self._with_overrides(self._layout())
         device = self._projector_device()
+        draft = self._draft()
         if self._missing:
             self.notes.append(
                 tr(
@@ -125,7 +140,7 @@ class _Arranger:
                 )
             )
         context = msgspec.structs.replace(load.context, pipeline="off") if load.stops_pipeline else load.context
-        return Imported(layout, context, load.projector, device, load.adapters, tuple(self.notes))
+        return Imported(layout, context, load.projector, device, load.adapters, draft, tuple(self.notes))
 
     # ------------------------------------------------------------------ layers
 
@@ -250,6 +265,44 @@ class _Arranger:
         if not name or not self._load.projector:
             return None
         return CPU_ID if name == "none" else self._device(name) or None
+
+    # ------------------------------------------------------------------ draft
+
+    def _draft(self) -> DraftEntry | None:
+        asked = self._load.draft
+        if asked is None or NO_DRAFT in asked.types:
+            return None
+        kinds = [kind for each in asked.types if (kind := kind_of_draft(each)) is not None]
+        # A draft model alone is used without a type, as by llama-server.
+        kind = kinds[0] if kinds else "model"
+        tokens = DRAFTED_TOKENS if asked.n_tokens is None else asked.n_tokens
+        if kind != "model" or not asked.model:
+            return DraftEntry(kind, n_tokens=tokens) if kind != "model" else None
+        context = msgspec.structs.replace(FOLLOWING, type_k=asked.type_k, type_v=asked.type_v)
+        return DraftEntry("model", asked.model, tokens, self._draft_layout(asked), context)
+
+    def _draft_layout(self, asked: ForeignDraft) -> Layout | None:
+        """Return the layout of a draft model; None if the program decides, or its number of layers is unknown."""
+        if asked.n_gpu_layers is None and asked.devices is None:
+            return None
+        path = Path(asked.model).expanduser()
+        try:
+            n_layers = read_model(path).n_layers
+        except (EngineError, RuntimeError):
+            self.notes.append(
+                tr("{name} cannot be read, so the device of the draft is left open.", name=clean(path.name))
+            )
+            return None
+        names = self._load.devices if asked.devices is None else asked.devices
+        local = tuple(device.id for device in self._rig.devices if device.kind != "accel")
+        devices = local if names is None else tuple(filter(None, map(self._device, names)))
+        wanted = n_layers + 1 if asked.n_gpu_layers is None else asked.n_gpu_layers
+        # As `load_tensors`: the last layers are on devices, the output layer counts as one.
+        leading = max(0, n_layers + 1 - wanted) if devices else n_layers
+        if leading >= n_layers:
+            return single_device(n_layers, CPU_ID)
+        on_devices = split_evenly(n_layers - leading, devices[: n_layers - leading]).assignment()
+        return make_layout(n_layers, [CPU_ID] * leading + list(on_devices))
 
     # ------------------------------------------------------------------ overrides
 

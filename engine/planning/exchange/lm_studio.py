@@ -67,6 +67,8 @@ def _notes(plan: Plan, offloaded: int, positions: int) -> Iterator[str]:
         yield tr("Load mode direct_io cannot be said to LM Studio; the file is read without mmap.")
     for adapter in plan.edit.side_files.adapters:
         yield tr("{file} is left out: LM Studio loads no adapters.", file=adapter.path.name)
+    if plan.edit.side_files.draft is not None:
+        yield tr("The draft is left out: choose it in LM Studio, under Speculative Decoding.")
     if plan.edit.side_files.projector is not None:
         yield tr(
             "{file}: LM Studio takes a projector from the folder of the model.",

@@ -71,6 +71,8 @@ def _file_notes(plan: Plan) -> Iterator[str]:
                 scale=number_text(adapter.scale),
                 file=adapter.path.name,
             )
+    if plan.edit.side_files.draft is not None:
+        yield tr("The draft is left out: a Modelfile cannot say it.")
     if len(plan.model.paths) > 1:
         yield tr("The model has {count} files; ollama needs them merged into one.", count=len(plan.model.paths))
 

@@ -60,11 +60,17 @@ def server_command(plan: Plan) -> ServerCommand:
     words = placement_words(plan)
     projector = plan.resolved.projector_device if plan.edit.side_files.projector is not None else CPU_ID
     devices = (*words.devices, *(each.device for each in words.overrides if isinstance(each, TensorOverride)))
-    used = tuple(dict.fromkeys((*devices, projector)))
+    used = tuple(dict.fromkeys((*devices, projector, *plan.draft_devices)))
     names = DeviceNames(plan.rig, used_servers(plan.rig, used))
     side_words, side_notes = _side_files(plan, names)
-    groups = (("-m", str(plan.model.paths[0])), *_placement(words, names), *_settings(plan), *side_words)
-    notes = (*words.notes, *side_notes, *_setting_notes(plan), *device_notes(plan, used))
+    groups = (
+        ("-m", str(plan.model.paths[0])),
+        *_placement(words, names),
+        *_settings(plan),
+        *side_words,
+        *_draft(plan, names),
+    )
+    notes = (*words.notes, *side_notes, *_draft_notes(plan), *_setting_notes(plan), *device_notes(plan, used))
     batch = plan.settings.offload_batch
     return ServerCommand(
         groups, ((MIN_BATCH_VARIABLE, str(batch)),) if batch != OFFLOAD_MIN_BATCH else (), (*notes, *_split(words))
@@ -139,6 +145,36 @@ def _side_files(plan: Plan, names: DeviceNames) -> tuple[list[tuple[str, ...]], 
         else:
             words.append(("--lora-scaled", csv_field(f"{path}:{number_text(adapter.scale)}")))
     return words, notes
+
+
+def _draft(plan: Plan, names: DeviceNames) -> Iterator[tuple[str, ...]]:
+    draft, placed = plan.edit.side_files.draft, plan.resolved.draft
+    if draft is None:
+        return
+    if draft.kind == "ngram":
+        yield "--spec-type", "ngram-simple"
+        yield "--spec-ngram-simple-size-m", str(draft.n_tokens)
+        return
+    if draft.model is None or placed is None:
+        return
+    cards = [device for device in placed.devices if device != CPU_ID]
+    n_gpu_layers = sum(run.length for run in placed.layout.runs if run.device != CPU_ID)
+    yield "--spec-type", "draft-simple"
+    yield "-md", str(draft.path)
+    yield "--spec-draft-n-max", str(draft.n_tokens)
+    yield "-devd", ",".join(map(names.device, cards)) or "none"
+    # The output layer counts as one.
+    yield "-ngld", str(n_gpu_layers + 1 if cards else 0)
+    yield "-ctkd", placed.context.type_k
+    yield "-ctvd", placed.context.type_v
+
+
+def _draft_notes(plan: Plan) -> Iterator[str]:
+    draft, placed = plan.edit.side_files.draft, plan.resolved.draft
+    if draft is not None and draft.kind == "ngram":
+        yield tr("llama-server looks for repeats in another way, so it drafts other tokens.")
+    if placed is not None and len(placed.devices) > 1:
+        yield tr("llama-server divides the layers of the draft model by free memory.")
 
 
 def csv_field(text: str) -> str:

@@ -12,11 +12,14 @@ import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import PurePath
+from typing import Any
 
 from engine.base.errors import LayoutError
 from engine.base.language import tr
 from engine.model.gguf.quoting import clean
 from engine.planning.exchange.foreign_load import (
+    MAX_NUMBER,
+    ForeignDraft,
     ForeignLoad,
     ForeignOptions,
     ForeignOverride,
@@ -26,6 +29,9 @@ from engine.planning.exchange.foreign_load import (
 from engine.planning.exchange.server_command import LOAD_MODE_WORDS, MIN_BATCH_VARIABLE
 from engine.planning.layout.engine_parameters import MATCHES_NO_TENSOR, MAX_DEVICES
 from engine.planning.layout.layout import SPLIT_MODES
+from engine.planning.layout.layout_file import DraftKind
+from engine.planning.settings.context_settings import KV_TYPES
+from engine.planning.settings.table import MOST_DRAFTED
 
 MAX_WORDS = 4096
 MAX_OVERRIDES = 256
@@ -168,7 +174,10 @@ class _Reader:
             )
         if self._drafts:
             options.notes.append(
-                tr("{names}: speculative decoding is not part of a layout, left out.", names=", ".join(self._drafts))
+                tr(
+                    "{names}: this part of speculative decoding is not supported, left out.",
+                    names=", ".join(self._drafts),
+                )
             )
         if self._others:
             options.notes.append(tr("Not part of a layout, left out: {names}.", names=", ".join(self._others)))
@@ -297,6 +306,43 @@ class _Reader:
         else:
             self.options.context["load_mode"] = ours
 
+    def draft_model(self, _name: str, value: str) -> None:
+        self._draft(model=value)
+
+    def draft_types(self, name: str, value: str) -> None:
+        found = tuple(each.strip() for each in value.split(","))
+        unknown = [each for each in found if kind_of_draft(each) is None and each != NO_DRAFT]
+        if unknown:
+            self._drafts.append(clean(f"{name} {','.join(unknown)}"))
+        self._draft(types=tuple(each for each in found if each not in unknown))
+
+    def draft_tokens(self, name: str, value: str) -> None:
+        number = whole_number(value)
+        if number is None or number < 1:
+            self.options.refuse(name, value)
+        else:
+            self._draft(n_tokens=min(number, MOST_DRAFTED))
+
+    def draft_layers(self, name: str, value: str) -> None:
+        number = {"auto": MAX_NUMBER, "all": MAX_NUMBER}.get(value, whole_number(value))
+        if number is None:
+            self.options.refuse(name, value)
+        else:
+            self._draft(n_gpu_layers=MAX_NUMBER if number < 0 else number)
+
+    def draft_devices(self, _name: str, value: str) -> None:
+        self._draft(devices=() if value == "none" else tuple(filter(None, value.split(","))))
+
+    def draft_cache(self, key: str, name: str, value: str) -> None:
+        if value in KV_TYPES:
+            self._draft(**{key: value})
+        else:
+            self.options.refuse(name, value)
+
+    def _draft(self, **change: Any) -> None:
+        load = self.options.load
+        self.options.load = replace(load, draft=replace(load.draft or ForeignDraft(), **change))
+
     def fit(self, _name: str, _value: str) -> None:
         """Ignore option `--fit`. It only changes options that were not given, and each of these has its own note."""
 
@@ -346,6 +392,18 @@ class _Reader:
         )
 
 
+NO_DRAFT = "none"
+"""llama.cpp's name of the type "no speculative decoding"."""
+
+
+def kind_of_draft(name: str) -> DraftKind | None:
+    """Return our kind for llama.cpp's name of a type of speculative decoding; None if it is not supported."""
+    if name.startswith("ngram"):
+        return "ngram"
+    kinds: dict[str, DraftKind] = {"draft-simple": "model", "draft": "model", "draft-mtp": "mtp", "mtp": "mtp"}
+    return kinds.get(name)
+
+
 def _is_value(word: str) -> bool:
     return not word.startswith("-") or _NUMBER.match(word) is not None or word == "-"
 
@@ -371,6 +429,10 @@ def _count(key: str) -> _Value:
 
 def _choice(key: str) -> _Value:
     return lambda reader, name, value: reader.options.take_choice(key, name, value)
+
+
+def _draft_cache(key: str) -> _Value:
+    return lambda reader, name, value: reader.draft_cache(key, name, value)
 
 
 def _threads(key: str) -> _Value:
@@ -412,6 +474,14 @@ _VALUES = _by_name(
         ("-fit", "--fit"): _Reader.fit,
         ("-mm", "--mmproj"): _Reader.projector,
         ("-mmdev", "--mmproj-device"): _Reader.projector_device,
+        ("-md", "--model-draft", "--spec-draft-model"): _Reader.draft_model,
+        ("--spec-type",): _Reader.draft_types,
+        ("--draft", "--draft-n", "--draft-max", "--spec-draft-n-max"): _Reader.draft_tokens,
+        ("--spec-ngram-simple-size-m", "--spec-ngram-size-m"): _Reader.draft_tokens,
+        ("-ngld", "--gpu-layers-draft", "--n-gpu-layers-draft", "--spec-draft-ngl"): _Reader.draft_layers,
+        ("-devd", "--device-draft", "--spec-draft-device"): _Reader.draft_devices,
+        ("-ctkd", "--cache-type-k-draft", "--spec-draft-type-k"): _draft_cache("type_k"),
+        ("-ctvd", "--cache-type-v-draft", "--spec-draft-type-v"): _draft_cache("type_v"),
         ("--lora",): _Reader.adapter,
         ("--lora-scaled",): _Reader.scaled_adapter,
     }

@@ -13,7 +13,7 @@ from math import inf
 from engine.devices.device import CPU_ID, Device, Holding, Rig
 from engine.model.gguf.model_file import FileIdentity
 from engine.planning.plan.preview import LoadedLayout
-from engine.planning.plan.report import DeviceRow
+from engine.planning.plan.report import DeviceRow, missing_bytes
 
 UNTIL_UNLOADED_S = inf
 AFTER_THE_ANSWER_S = 0.0
@@ -98,7 +98,7 @@ def choose_victims(
 
     `is_enough`: returns whether there is enough memory after the given models were unloaded.
     """
-    ordered = sorted(models, key=_eviction_order)
+    ordered = sorted(models, key=eviction_order)
     idle = [model for model in ordered if not model.is_busy]
     busy = [model for model in ordered if model.is_busy]
     if not is_enough(ordered):
@@ -124,7 +124,8 @@ def _fewest(
     return next((choice for choice in choices if is_enough((*choice, *also))), tuple(models))
 
 
-def _eviction_order(model: HeldModel) -> tuple[float, float, str]:
+def eviction_order(model: HeldModel) -> tuple[float, float, str]:
+    """Return the sort key by which idle models are unloaded first: the shortest idle time, then the longest idle."""
     # The name comes last, so that equal models are always unloaded in the same order.
     return (model.keep_alive_s, inf if model.idle_since_s is None else model.idle_since_s, model.name)
 
@@ -171,18 +172,25 @@ def rig_beside(
 
     def beside(device: Device) -> Device:
         returned_bytes = sum(model.held_bytes.get(device.id, 0) for model in leaving)
-        return _device_beside(device, staying, min(returned_bytes, seen.get(device.id, returned_bytes)))
+        returned_bytes = min(returned_bytes, seen.get(device.id, returned_bytes))
+        if not device.is_host:
+            return _device_beside(device, staying, returned_bytes)
+        # The driver does not count buffers of a device with unified memory as memory of our processes.
+        shared = [each.id for each in rig.devices if each.unified]
+        returned_bytes += sum(model.held_bytes.get(name, 0) for model in leaving for name in shared)
+        taken_bytes = sum(model.held_bytes.get(name, 0) for model in staying for name in shared)
+        return _device_beside(device, staying, returned_bytes, taken_bytes)
 
     return Rig(tuple(map(beside, rig.devices)), beside(rig.host))
 
 
-def _device_beside(device: Device, staying: _Others, returned_bytes: int) -> Device:
+def _device_beside(device: Device, staying: _Others, returned_bytes: int, taken_bytes: int = 0) -> Device:
     holdings = tuple(
         Holding(model.name, model.held_bytes.get(device.id, 0), model.key)
         for model in staying
         if model.held_bytes.get(device.id, 0) or device.endpoint in model.endpoints
     )
-    staying_bytes = sum(holding.size_bytes for holding in holdings)
+    staying_bytes = sum(holding.size_bytes for holding in holdings) + taken_bytes
     limit_bytes = device.total_bytes if device.cap_bytes is None else min(device.total_bytes, device.cap_bytes)
     free_bytes = device.free_bytes
     if free_bytes is not None:
@@ -198,12 +206,7 @@ def _device_beside(device: Device, staying: _Others, returned_bytes: int) -> Dev
 
 def rows_fit(rows: Iterable[DeviceRow], rig: Rig) -> bool:
     """Return whether each device of `rig` has its row's need and margin available. A row without needs always fits."""
-    devices = {device.id: device for device in rig.all_devices}
-    return all(
-        row.need_bytes + devices[row.id].margin_bytes <= devices[row.id].available_bytes
-        for row in rows
-        if row.need_bytes and row.id in devices
-    )
+    return not missing_bytes(rows, rig)
 
 
 RECOVERED_SHARE = 0.75

@@ -12,11 +12,11 @@ from math import inf
 
 from engine.planning.fit.strategies.constraints import Watch
 from engine.planning.layout.layout import Layout
-from engine.planning.memory.estimate import DeviceMemory, MemoryEstimate
+from engine.planning.memory.estimate import DeviceMemory
 from engine.planning.memory.side_files import SideFiles
-from engine.planning.plan.decisions.resolve import estimate_beside
+from engine.planning.plan.decisions.resolve import Beside, estimate_beside
 from engine.planning.plan.plan import Plan
-from engine.planning.plan.report import device_needs, shortfalls
+from engine.planning.plan.report import device_needs, pooled_bytes, shortfalls
 
 
 class Needs:
@@ -68,23 +68,23 @@ class Needs:
             if self._watch is not None:
                 self._watch.step()
             if self._as_asked:
-                estimate = self.estimate_as_asked(layout, self._plan.edit.side_files)[0]
+                estimate = self.estimate_as_asked(layout, self._plan.edit.side_files).estimate
             else:
                 estimate = self.plan(layout).resolved.estimate
             found = self._known[layout] = device_needs(estimate, self._plan.learned_rig)
         return found
 
-    def estimate_as_asked(self, layout: Layout, side_files: SideFiles) -> tuple[MemoryEstimate, str]:
-        """Return the memory estimate of `layout` with `side_files`, and the device id of the projector.
+    def estimate_as_asked(self, layout: Layout, side_files: SideFiles) -> Beside:
+        """Return the memory estimate of `layout` with `side_files`, and the devices of these.
 
         Settings are used as the user set them.
         """
         memory, rig, context = self._plan.memory, self._plan.rig, self._plan.edit.context
-        return estimate_beside(memory, rig, layout, context, side_files, memory.estimate(layout, context, rig))
+        return estimate_beside(memory, rig, layout, context, side_files)
 
     def short(self, layout: Layout) -> dict[str, int]:
         """Return the bytes by which `layout` exceeds the limit, by id of the devices where it does."""
-        return shortfalls(self.of(layout), self.limits)
+        return shortfalls(self.of(layout), self.limits, self._plan.rig.pool)
 
     def is_short(self, layout: Layout, devices: Collection[str]) -> bool:
         """Return whether `layout` exceeds the limit of at least one of these devices."""
@@ -93,14 +93,20 @@ class Needs:
         if self._as_asked and layout not in self._known:
             plan = self._plan
             least = plan.memory.estimate(layout, plan.edit.context, plan.rig, with_compute=False)
-            if not shortfalls(device_needs(least, plan.learned_rig), self.limits).keys().isdisjoint(devices):
+            needs = device_needs(least, plan.learned_rig)
+            if not shortfalls(needs, self.limits, plan.rig.pool).keys().isdisjoint(devices):
                 return True
         return not self.short(layout).keys().isdisjoint(devices)
 
     def room(self, layout: Layout) -> dict[str, int]:
         """Return the bytes that `layout` leaves of each limit, by device id; negative if it exceeds the limit."""
         needs = self.of(layout)
-        return {name: limit - needs[name].need_bytes for name, limit in self.limits.items()}
+        room = {name: limit - needs[name].need_bytes for name, limit in self.limits.items()}
+        pool = self._plan.rig.pool
+        if pool is not None:
+            left_bytes = pool.limit_bytes - pooled_bytes(needs, pool)
+            room.update({name: min(size, left_bytes) for name, size in room.items() if name in pool.ids})
+        return room
 
 
 def first_number(low: int, high: int, holds: Callable[[int], bool]) -> int:

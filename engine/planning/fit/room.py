@@ -1,13 +1,16 @@
-"""Check whether a model fits beside the loaded models, and the choice of the models to unload if it does not."""
+"""Whether a model fits beside the loaded models, and which of them to unload so that it fits, or fits wholly."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
-from engine.devices.device import Rig
-from engine.planning.fit.loaded_models import HeldModel, choose_victims, rows_fit
-from engine.planning.plan.report import DeviceRow
+from engine.devices.device import CPU_ID, Rig
+from engine.planning.fit.loaded_models import HeldModel, choose_victims, eviction_order, rows_fit
+from engine.planning.layout.layout import Layout
+from engine.planning.plan.plan import Plan
+from engine.planning.plan.report import DeviceRow, missing_bytes
 
 _Leaving = Sequence[HeldModel]
 
@@ -41,23 +44,78 @@ def find_room(rows: Sequence[DeviceRow], others: Sequence[HeldModel], rig_withou
     if rows_fit(rows, beside):
         return Room()
     victims = choose_victims(others, lambda leaving: rows_fit(rows, rig_without(leaving)))
-    short = _short(rows, beside)
+    short = tuple(missing_bytes(rows, beside).items())
     # A forecast may be wrong, so people may still load: they see what would have to go.
     if victims is None:
         ids = {device for device, _ in short}
         endpoints = {device.endpoint for device in beside.devices if device.id in ids}
         victims = tuple(model for model in others if ids & model.held_bytes.keys() or endpoints & model.endpoints)
-    still_short = _short(rows, rig_without(victims))
+    still_short = tuple(missing_bytes(rows, rig_without(victims)).items())
     used = {row.id for row in rows if row.need_bytes}
     workers = tuple(each.id for each in beside.devices if each.is_rpc and each.holdings and each.id in used)
     return Room(victims, short, still_short, workers)
 
 
-def _short(rows: Sequence[DeviceRow], rig: Rig) -> tuple[tuple[str, int], ...]:
-    devices = {device.id: device for device in rig.all_devices}
-    short = [
-        (row.id, row.need_bytes + devices[row.id].margin_bytes - devices[row.id].available_bytes)
-        for row in rows
-        if row.need_bytes and row.id in devices
-    ]
-    return tuple((device, missing_bytes) for device, missing_bytes in short if missing_bytes > 0)
+MAX_CHOICES = 16
+"""Largest number of choices of models to unload that are tried for one layout. Each is a search."""
+
+
+@dataclass(frozen=True, slots=True)
+class WholeWithout:
+    """A layout with the whole model on devices, which is possible if idle models are unloaded.
+
+    `victims`: these models. `plan`: the layout, on the rig without them.
+    """
+
+    victims: tuple[HeldModel, ...]
+    plan: Plan
+
+
+def is_whole(plan: Plan) -> bool:
+    """Return whether the plan fits with all layers and all their weights on devices other than the CPU."""
+    layout = plan.edit.layout
+    moved = any(override.device == CPU_ID for override in layout.overrides)
+    return CPU_ID not in layout.devices and not moved and plan.report.fits
+
+
+def choices_to_unload(
+    others: Sequence[HeldModel], rig_without: Callable[[_Leaving], Rig]
+) -> tuple[tuple[tuple[HeldModel, ...], Rig], ...]:
+    """Return choices of idle models to unload with the rig after that: few models first, at most `MAX_CHOICES`.
+
+    Models that hold memory of no device are left out.
+    """
+    idle = sorted(
+        (model for model in others if not model.is_busy and any(name != CPU_ID for name in model.held_bytes)),
+        key=eviction_order,
+    )
+    choices = [choice for count in range(1, len(idle) + 1) for choice in combinations(idle, count)]
+    # All together stay a choice however many there are.
+    kept = choices[: MAX_CHOICES - 1] + choices[MAX_CHOICES - 1 :][-1:]
+    return tuple((choice, rig_without(choice)) for choice in kept)
+
+
+def find_whole(
+    plan: Plan, choices: Sequence[tuple[tuple[HeldModel, ...], Rig]], find_layout: Callable[[Plan], Layout]
+) -> WholeWithout | None:
+    """Return the first choice without which the whole model fits on devices; None if none helps. Blocks.
+
+    `find_layout`: returns a good layout for the model, settings and rig of a plan.
+    """
+    if not choices:
+        return None
+    # If it does not help that all are gone, less does not either.
+    *fewer, most = choices
+    last = _whole(plan.on(most[1]), find_layout)
+    if last is None:
+        return None
+    for victims, rig in fewer:
+        found = _whole(plan.on(rig), find_layout)
+        if found is not None:
+            return WholeWithout(victims, found)
+    return WholeWithout(most[0], last)
+
+
+def _whole(plan: Plan, find_layout: Callable[[Plan], Layout]) -> Plan | None:
+    found = plan.with_layout(find_layout(plan))
+    return found if is_whole(found) else None

@@ -6,11 +6,15 @@ import re
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Literal, get_args
+
+import msgspec
 
 from engine.base.errors import LayoutError
 from engine.base.json_file import JsonObject, encode_document, parse_document, read_file, write_file
 from engine.base.language import tr
-from engine.devices.device import find_id_fault
+from engine.devices.device import Rig, find_id_fault
+from engine.devices.rig_file import rig_document, rig_of
 from engine.planning.layout.layout import (
     MAX_LAYERS,
     SPLIT_MODES,
@@ -23,12 +27,34 @@ from engine.planning.layout.layout import (
     range_text,
 )
 from engine.planning.layout.patterns import OVERRIDE_PARTS
-from engine.planning.settings.context_settings import ContextSettings
-from engine.planning.settings.table import context_document, parse_context
+from engine.planning.settings.context_settings import AUTO_CONTEXT, ContextSettings
+from engine.planning.settings.table import DRAFTED_TOKENS, MOST_DRAFTED, context_document, parse_context
 
 VERSION = 1
 
 _LAYERS = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?", re.ASCII)
+
+
+DraftKind = Literal["ngram", "model", "mtp"]
+DRAFT_KINDS: tuple[DraftKind, ...] = get_args(DraftKind)
+DRAFT_SETTINGS = ("n_ctx", "type_k", "type_v", "flash_attn", "offload_kqv", "swa_full")
+"""Keys of `context` that a draft model has for itself; the others are those of the main model."""
+FOLLOWING = ContextSettings(n_ctx=AUTO_CONTEXT)
+"""Settings of a draft model with a context as long as that of the main model."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftEntry:
+    """The `draft` of a layout file. `model`: path or file name; empty for kinds without a draft model.
+
+    The other fields are as of `Draft` (`engine/planning/memory/drafts.py`).
+    """
+
+    kind: DraftKind
+    model: str = ""
+    n_tokens: int = DRAFTED_TOKENS
+    layout: Layout | None = None
+    context: ContextSettings = FOLLOWING
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +62,15 @@ class LayoutFile:
     """The content of a layout file.
 
     `model_name` is information for people only: the layout fits any model with the same number of layers.
+    `draft`: what proposes tokens; None if the file names nothing.
+    `rig`: the devices for which the layout was made; None if the file does not have them.
     """
 
     model_name: str
     layout: Layout
     context: ContextSettings
+    draft: DraftEntry | None = None
+    rig: Rig | None = None
 
 
 def parse_layout(data: bytes | str, *, source: str = "", n_layers: int | None = None) -> LayoutFile:
@@ -77,6 +107,18 @@ def layout_document(file: LayoutFile) -> dict[str, object]:
     document: dict[str, object] = {
         "version": VERSION,
         "model": {"name": file.model_name, "layers": layout.n_layers},
+        **_places_document(layout),
+        "context": context_document(file.context),
+    }
+    if file.draft is not None:
+        document["draft"] = _draft_document(file.draft)
+    if file.rig is not None:
+        document["rig"] = rig_document(file.rig)
+    return document
+
+
+def _places_document(layout: Layout) -> dict[str, object]:
+    document: dict[str, object] = {
         "split_mode": layout.split_mode,
         "runs": [{"device": run.device, "layers": range_text(run.first, run.last)} for run in layout.runs],
         "output": layout.output_device,
@@ -86,7 +128,18 @@ def layout_document(file: LayoutFile) -> dict[str, object]:
     if layout.main_device is not None:
         document["main_device"] = layout.main_device
     document["overrides"] = [_override_document(override) for override in layout.overrides]
-    document["context"] = context_document(file.context)
+    return document
+
+
+def _draft_document(draft: DraftEntry) -> dict[str, object]:
+    document: dict[str, object] = {"kind": draft.kind, "tokens": draft.n_tokens}
+    if draft.model:
+        document["model"] = draft.model
+    if draft.layout is not None:
+        document["layout"] = _places_document(draft.layout)
+    if draft.context != FOLLOWING:
+        written = context_document(draft.context)
+        document["context"] = {key: written[key] for key in DRAFT_SETTINGS if key in written}
     return document
 
 
@@ -107,9 +160,7 @@ def _parse_model(root: JsonObject, key: str) -> tuple[str, int | None]:
 
 
 def _parse_root(root: JsonObject, n_layers: int | None) -> LayoutFile:
-    root.allow(
-        "version", "model", "split_mode", "runs", "output", "tensor_split", "main_device", "overrides", "context"
-    )
+    root.allow("version", "model", *_PLACES, "context", "draft", "rig")
     name, layers_in_file = root.maybe("model", partial(_parse_model, root), ("", None))
     if n_layers is not None and layers_in_file not in (None, n_layers):
         root.refuse(
@@ -120,15 +171,62 @@ def _parse_root(root: JsonObject, n_layers: int | None) -> LayoutFile:
             ),
             "model.layers",
         )
+    layout = _parse_places(root, n_layers or layers_in_file)
+    context = parse_context(root.nested("context")) if "context" in root.keys else ContextSettings()
+    draft = root.nullable("draft", partial(_parse_draft, root), None)
+    rig = rig_of(root.nested("rig")) if "rig" in root.keys else None
+    return LayoutFile(name, layout, context, draft, rig)
+
+
+_PLACES = ("split_mode", "runs", "output", "tensor_split", "main_device", "overrides")
+
+
+def encode_draft(draft: DraftEntry) -> str:
+    """Return a draft as JSON text, with the keys that it has in a layout file."""
+    return encode_document({"version": VERSION, "draft": _draft_document(draft)}).decode()
+
+
+def decode_draft(text: str) -> DraftEntry:
+    """Return the draft in a text of `encode_draft`. Raises `LayoutError` for any other text."""
+    root = parse_document(text, what="draft", source="", version=VERSION, fail=LayoutError)
+    return _parse_draft(root, "draft")
+
+
+def _parse_draft(root: JsonObject, key: str) -> DraftEntry:
+    item = root.nested(key)
+    item.allow("kind", "model", "tokens", "layout", "context")
+    kind: DraftKind = item.choice("kind", DRAFT_KINDS)
+    if kind != "model":
+        for each in ("model", "layout", "context"):
+            if each in item.keys:
+                item.refuse(tr("only a draft of the kind {kind} has it", kind="model"), each)
+    context = FOLLOWING
+    if "context" in item.keys:
+        settings = item.nested("context")
+        settings.allow(*DRAFT_SETTINGS)
+        context = parse_context(settings)
+        if "n_ctx" not in settings.keys:
+            context = msgspec.structs.replace(context, n_ctx=AUTO_CONTEXT)
+    layout = None
+    if "layout" in item.keys:
+        places = item.nested("layout")
+        places.allow(*_PLACES)
+        layout = _parse_places(places, None)
+    tokens = item.maybe("tokens", lambda each: item.integer(each, 1, MOST_DRAFTED), DRAFTED_TOKENS)
+    return DraftEntry(kind, item.text("model") if kind == "model" else "", tokens, layout, context)
+
+
+def _parse_places(root: JsonObject, n_layers: int | None) -> Layout:
+    """Return the layout in a JSON object. `n_layers`: layers of the model; None: those of its runs."""
     runs = tuple(_parse_run(item) for item in root.nested_list("runs"))
     # Files written by hand may have no `model`: then the model's own layer count is used, else that of the runs.
-    n_layers = n_layers or layers_in_file or (runs[-1].last + 1 if runs else 1)
+    n_layers = n_layers or (runs[-1].last + 1 if runs else 1)
     # Checked before runs are merged, so that an error names a run by its number in the file.
     check_cover(n_layers, runs)
     mode: SplitMode = root.maybe("split_mode", lambda key: root.choice(key, SPLIT_MODES), "layer")
     if mode in ("layer", "none") and "tensor_split" in root.keys:
         root.refuse(tr("shares belong to split modes tensor and row, not to {mode}", mode=mode), "tensor_split")
-    layout = Layout(
+    return Layout(
         n_layers=n_layers,
         runs=merge_runs(runs),
         output_device=root.maybe("output", partial(_device, root), runs[-1].device),
@@ -137,8 +235,6 @@ def _parse_root(root: JsonObject, n_layers: int | None) -> LayoutFile:
         main_device=root.nullable("main_device", partial(_device, root), None),
         overrides=root.maybe("overrides", lambda key: tuple(map(_parse_override, root.nested_list(key))), ()),
     )
-    context = parse_context(root.nested("context")) if "context" in root.keys else ContextSettings()
-    return LayoutFile(name, layout, context)
 
 
 def _parse_run(item: JsonObject) -> Run:

@@ -112,6 +112,22 @@ class EmbeddingMove(Move):
 
 
 @dataclass(frozen=True, slots=True)
+class DraftMove(Move):
+    """Puts the draft model on `device`. It has a layout of its own, so that of the main model stays as it is."""
+
+    device: str
+
+    @property
+    def text(self) -> str:
+        """Text of the change in the undo menu."""
+        return tr("move the draft")
+
+    def apply(self, layout: Layout) -> Layout:
+        """Return `layout`; `Edit.after` moves the draft."""
+        return layout
+
+
+@dataclass(frozen=True, slots=True)
 class SharesMove(Move):
     """Sets the device shares of mode tensor or row to `shares`: (device id, per cent), in the order of the devices."""
 

@@ -94,14 +94,18 @@ class CudaPools:
         self._attention: dict[bool, list[tuple[int, int]]] = {}
         self._sliced: tuple[MemberTables, list[list[int]]] | None = None
 
-    def of(self, placement: Placement, members: MemberTables | None = None, *, flash: bool) -> dict[str, Answering]:
+    def of(
+        self, placement: Placement, members: MemberTables | None = None, *, flash: bool, n_outputs: int = 0
+    ) -> dict[str, Answering]:
         """Return the bytes that devices allocate while they answer, by device id.
 
         Devices with unknown pools are left out.
 
         `members`: slices of weights in split mode tensor; None in other modes.
         `flash`: whether flash attention is used.
+        `n_outputs`: most output rows of a batch; at least the number of sequences is used.
         """
+        n_outputs = max(n_outputs, self._shape.n_sequences)
         found: dict[str, Answering] = {}
         for device in dict.fromkeys(placement.entries):
             traits = placement.traits.get(device)
@@ -116,8 +120,8 @@ class CudaPools:
             if any(self._hyper.recurrent[layer] for layer in layers):
                 fixed_bytes = max(fixed_bytes, self._state_bytes)
             if is_last and self._output is not None:
-                # Only the last token of each sequence has an output.
-                fixed_bytes = max(fixed_bytes, self._product_bytes(self._output, self._shape.n_sequences))
+                # The last token of each sequence has an output, and each drafted token.
+                fixed_bytes = max(fixed_bytes, self._product_bytes(self._output, n_outputs))
             soon_bytes, full_bytes = self._soon_and_full(layers, flash=flash)
             n_pools = placement.entries.count(device)
             pool_bytes = n_pools * pad(max(fixed_bytes, full_bytes), _POOL_STEP)

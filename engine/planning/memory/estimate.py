@@ -47,6 +47,7 @@ class DeviceMemory:
     `answering_bytes`: memory that the backend allocates while it answers, with a full context; 0 if unknown.
     `late_bytes`: part of `answering_bytes` that is allocated after the load, while the context fills.
     `projector_bytes`: part of `compute_bytes` in which the projector computes the largest image; 0 if unknown.
+    `draft_bytes`: weights, state and buffers of a draft model; they are in none of the other numbers.
     """
 
     weights_bytes: int = 0
@@ -60,6 +61,7 @@ class DeviceMemory:
     answering_bytes: int = 0
     late_bytes: int = 0
     projector_bytes: int = 0
+    draft_bytes: int = 0
 
     @property
     def need_bytes(self) -> int:
@@ -72,6 +74,7 @@ class DeviceMemory:
             + self.output_bytes
             + self.overhead_bytes
             + self.answering_bytes
+            + self.draft_bytes
         )
 
 

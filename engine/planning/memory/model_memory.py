@@ -96,6 +96,7 @@ class ModelMemory:
         self._last: tuple[ContextSettings, ContextMemory] | None = None
         self._tables: dict[tuple[object, ...], ContextMemory] = {}
         self._last_members: tuple[tuple[tuple[float, ...], tuple[SizeRule, ...]], MemberTables] | None = None
+        self._beside: ModelMemory | None = None
         try:
             self._state = read_state(model)
         except MissingNumberError as error:
@@ -155,6 +156,12 @@ class ModelMemory:
         self._last = (context, tables)
         return tables
 
+    def of_draft(self, model: ModelFile) -> ModelMemory:
+        """Return the tables of a draft model, which belong to the same thread as these; the latest are cached."""
+        if self._beside is None or self._beside.model is not model:
+            self._beside = ModelMemory(model, FEW_TABLES)
+        return self._beside
+
     def _refusal(self, layout: Layout, rig: Rig) -> str | None:
         """Return a sentence on why nothing can be computed for `layout`; None if something can."""
         n_layers = self.model.n_layers
@@ -171,11 +178,12 @@ class ModelMemory:
         return None
 
     def estimate(
-        self, layout: Layout, context: ContextSettings, rig: Rig, *, with_compute: bool = True
+        self, layout: Layout, context: ContextSettings, rig: Rig, *, with_compute: bool = True, n_drafted: int = 0
     ) -> MemoryEstimate:
         """Return the memory of `layout` on every device of `rig`.
 
         `with_compute`: whether compute buffers are computed; without them the estimate is much faster.
+        `n_drafted`: most tokens that are drafted for one step; a batch has an output row for each of them.
         """
         refusal = self._refusal(layout, rig)
         if refusal is not None:
@@ -194,7 +202,12 @@ class ModelMemory:
         compute: Mapping[str, Size] = {}
         if tables is not None and tables.compute is not None and with_compute:
             compute = self._forecast(lambda forecast: forecast.device_sizes(placement), tables.compute) or {}
-        answering = {} if tables is None else self._answering(tables, placement, members, with_compute=bool(compute))
+        n_outputs = tables.n_outputs(n_drafted) if tables else 0
+        answering = (
+            {}
+            if tables is None
+            else self._answering(tables, placement, members, with_compute=bool(compute), n_outputs=n_outputs)
+        )
         return MemoryEstimate(
             devices={
                 device_id: DeviceMemory(
@@ -204,7 +217,7 @@ class ModelMemory:
                     kv_cache_bytes=kv.get(device_id, 0),
                     recurrent_bytes=recurrent.get(device_id, 0),
                     compute_bytes=compute[device_id].size_bytes if device_id in compute else 0,
-                    output_bytes=tables.output_buffer_bytes if tables and device_id == CPU_ID else 0,
+                    output_bytes=tables.output_bytes(n_outputs) if tables and device_id == CPU_ID else 0,
                     overhead_bytes=placement.traits[device_id].overhead_bytes if device_id in placement.entries else 0,
                     pipeline_bytes=compute[device_id].pipeline_bytes if device_id in compute else 0,
                     answering_bytes=answering[device_id].total_bytes if device_id in answering else 0,
@@ -218,7 +231,13 @@ class ModelMemory:
         )
 
     def _answering(
-        self, tables: ContextMemory, placement: Placement, members: MemberTables | None, *, with_compute: bool
+        self,
+        tables: ContextMemory,
+        placement: Placement,
+        members: MemberTables | None,
+        *,
+        with_compute: bool,
+        n_outputs: int,
     ) -> dict[str, Answering]:
         """Return the bytes that devices allocate while they answer, by device id.
 
@@ -229,7 +248,7 @@ class ModelMemory:
         if flash and with_compute and tables.compute is not None:
             flash = self._forecast(lambda forecast: forecast.uses_flash_attention(placement), tables.compute)
         try:
-            found = tables.pools(self.model).of(placement, members, flash=flash is not False)
+            found = tables.pools(self.model).of(placement, members, flash=flash is not False, n_outputs=n_outputs)
         except UNFORESEEN:
             _log.info("the arithmetic cannot tell the pools of %s", quote(self.model.name), exc_info=True)
             return {}
@@ -314,8 +333,8 @@ class ContextMemory:
         """KV cache and recurrent state of each layer together, in bytes on the host, for display."""
         self.shape = shape = context_shape(context, hyper.n_ctx_train, causal=hyper.causal)
         # Logits are F32, one row for each sequence. T5 keeps the encoder's output beside them.
-        n_outputs = hyper.n_vocab + (hyper.n_embd if architecture.keeps_encoded else 0)
-        n_floats = n_outputs * shape.n_sequences
+        self._output_width = hyper.n_vocab + (hyper.n_embd if architecture.keeps_encoded else 0)
+        n_floats = self._output_width * shape.n_sequences
         if hyper.pooled_width:
             longest = min(shape.n_ubatch, shape.n_cells, hyper.n_ctx_train)
             n_tokens = min(shape.n_ubatch, shape.n_sequences * longest)
@@ -332,6 +351,17 @@ class ContextMemory:
             from engine.planning.memory.compute_graph.forecast import ComputeForecast
 
             self.compute = ComputeForecast(graphs, context)
+
+    def n_outputs(self, n_drafted: int) -> int:
+        """Return the most output rows of a generation batch, in which each sequence has `n_drafted` drafted tokens."""
+        return max(self.shape.n_sequences, min(self.shape.n_batch, self.shape.n_sequences * (n_drafted + 1)))
+
+    def output_bytes(self, n_outputs: int) -> int:
+        """Return the bytes of the output buffer for batches with up to `n_outputs` rows.
+
+        It grows at the first batch that has more rows than sequences (`llama_context::output_reserve`).
+        """
+        return max(self.output_buffer_bytes, self._output_width * n_outputs * _LOGIT_BYTES)
 
     @property
     def flash_attention(self) -> str:

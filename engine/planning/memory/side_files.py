@@ -1,4 +1,4 @@
-"""Files that are loaded with a model, and their memory: projectors for images and audio (mmproj), and LoRA adapters."""
+"""What is loaded with a model, and its memory: projectors for images and audio (mmproj), LoRA adapters, and drafts."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from engine.model.gguf.header import FileHeader, read_header
 from engine.model.gguf.model_file import ModelFile, TensorInfo
 from engine.model.gguf.quoting import clean, quote
 from engine.planning.memory.backends import HOST_RULE, SizeRule
+from engine.planning.memory.drafts import Draft
 from engine.planning.memory.estimate import DeviceMemory, MemoryEstimate
 from engine.planning.memory.placement import Placement
 from engine.planning.memory.tensors import tensor_bytes, usable_rules
@@ -86,13 +87,14 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True)
 class SideFiles:
-    """Files that are loaded with a model: at most one projector, and any number of LoRA adapters."""
+    """What is loaded with a model: at most one projector, any number of LoRA adapters, and at most one draft."""
 
     projector: Projector | None = None
     adapters: tuple[Adapter, ...] = ()
+    draft: Draft | None = None
 
     def __bool__(self) -> bool:
-        return self.projector is not None or bool(self.adapters)
+        return self.projector is not None or bool(self.adapters) or self.draft is not None
 
 
 NO_SIDE_FILES = SideFiles()

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from engine.base.language import tr
+from engine.base.units import format_bytes
 from engine.devices.device import CPU_ID, Rig
 from engine.model.architectures.registry import architecture_rules
 from engine.model.gguf.model_file import ModelFile
 from engine.planning.layout.engine_parameters import entries, split_members, used_devices
 from engine.planning.layout.layout import Layout
 from engine.planning.memory.backends import backend_traits
+from engine.planning.memory.drafts import Draft
 from engine.planning.memory.side_files import SideFiles
 from engine.planning.plan.decisions.context_length import trained_length
 from engine.planning.settings.context_settings import ContextSettings
@@ -52,6 +54,45 @@ def advice(layout: Layout, model: ModelFile, rig: Rig, context: ContextSettings)
     )
 
 
+def swap_advice(need_bytes: int, margin_bytes: int, free_bytes: int, swap_bytes: int | None) -> Iterator[Advice]:
+    """Yield advice on host memory that is missing: whether swap space would take it, or is too small as well.
+
+    Rules: `swap_used`, `beyond_swap`. `need_bytes`: what the plan needs of the host's memory; `margin_bytes`: what must
+    stay free; `free_bytes`, `swap_bytes`: what is available; swap None if unknown.
+    """
+    short_bytes = need_bytes + margin_bytes - free_bytes
+    if not need_bytes or short_bytes <= 0 or swap_bytes is None:
+        return
+    remedy = tr("Move layers to other devices, or choose a shorter context or a smaller model.")
+    need, free, swap = (format_bytes(size) for size in (need_bytes, free_bytes, swap_bytes))
+    if short_bytes > swap_bytes:
+        yield Advice(
+            "beyond_swap",
+            tr(
+                "The model needs more of this computer's memory ({need}) than is available ({available}: {free} of "
+                "memory and {swap} of swap).",
+                need=need,
+                available=format_bytes(free_bytes + swap_bytes),
+                free=free,
+                swap=swap,
+            ),
+            remedy,
+        )
+        return
+    yield Advice(
+        "swap_used",
+        tr(
+            "{short} would be in swap ({swap} are free there): the model needs {need} of this computer's memory, and "
+            "{free} are free. Answers would be very slow.",
+            short=format_bytes(short_bytes),
+            swap=swap,
+            need=need,
+            free=free,
+        ),
+        remedy,
+    )
+
+
 def side_file_advice(side_files: SideFiles, layout: Layout, context: ContextSettings) -> Iterator[Advice]:
     """Yield disadvantages of LoRA adapters and image limits with this layout and settings.
 
@@ -73,6 +114,42 @@ def side_file_advice(side_files: SideFiles, layout: Layout, context: ContextSett
             "image_limit_unused",
             tr("The limits for images have no effect: the model has no projector that reads images."),
             tr("Choose a projector, or leave the largest and the smallest image open."),
+        )
+
+
+_LARGE_DRAFT = 2
+"""A draft model of half the size of the main model hardly gains: each drafted token costs half of one that is sure."""
+
+
+def draft_advice(draft: Draft | None, devices: Sequence[str], model: ModelFile, layout: Layout) -> Iterator[Advice]:
+    """Yield disadvantages of a draft model on these devices.
+
+    Rules: `draft_larger`, `draft_large`, `draft_on_cpu`.
+    """
+    if draft is None or draft.model is None:
+        return
+    name, main = (each.name or each.paths[0].name for each in (draft.model, model))
+    if draft.model.size_bytes > model.size_bytes:
+        yield Advice(
+            "draft_larger",
+            tr("The draft model {draft} is larger than {model}, so it makes answers slower.", draft=name, model=main),
+            tr("Choose a smaller draft model, or load without the draft."),
+        )
+    elif draft.model.size_bytes * _LARGE_DRAFT > model.size_bytes:
+        yield Advice(
+            "draft_large",
+            tr(
+                "The draft model {draft} is more than half as large as {model}, so it hardly gains.",
+                draft=name,
+                model=main,
+            ),
+            tr("Choose a smaller draft model."),
+        )
+    if CPU_ID in devices and any(device != CPU_ID for device in layout.devices):
+        yield Advice(
+            "draft_on_cpu",
+            tr("The draft model is on the CPU, which may be slower than the model itself on its devices."),
+            tr("Move the draft to a card with room, choose a smaller draft model, or load without the draft."),
         )
 
 

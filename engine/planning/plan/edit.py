@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from engine.planning.layout.layout import Layout
+from engine.devices.device import Rig
+from engine.planning.layout.layout import Layout, single_device
+from engine.planning.layout.layout_file import LayoutFile
+from engine.planning.layout.moves import DraftMove, Move
+from engine.planning.memory.drafts import draft_file
 from engine.planning.memory.side_files import NO_SIDE_FILES, SideFiles
 from engine.planning.settings.context_settings import ContextSettings
 
@@ -19,3 +23,20 @@ class Edit:
     layout: Layout
     context: ContextSettings
     side_files: SideFiles = NO_SIDE_FILES
+
+    def after(self, move: Move) -> Edit:
+        """Return the edit with `move` made. Raises `LayoutError` as of `Move.apply`."""
+        draft = self.side_files.draft
+        if not isinstance(move, DraftMove):
+            return replace(self, layout=move.apply(self.layout))
+        if draft is None or draft.model is None:
+            return self
+        moved = replace(draft, layout=single_device(draft.model.n_layers, move.device))
+        return replace(self, side_files=replace(self.side_files, draft=moved))
+
+    def as_file(self, model_name: str, rig: Rig | None = None) -> LayoutFile:
+        """Return the edit as a layout file, which has no projector and no adapters.
+
+        `rig`: the devices for which the layout was made; None leaves them out of the file.
+        """
+        return LayoutFile(model_name, self.layout, self.context, draft_file(self.side_files.draft), rig)

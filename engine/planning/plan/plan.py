@@ -27,11 +27,12 @@ from engine.planning.layout.rules import violations
 from engine.planning.layout.split_modes import count_unlisted_layers
 from engine.planning.memory.backends import backend_traits
 from engine.planning.memory.model_memory import FEW_TABLES, MOST_TABLES, ModelMemory
-from engine.planning.plan.advice import Advice, advice, side_file_advice
+from engine.planning.plan.advice import Advice, advice, draft_advice, side_file_advice, swap_advice
 from engine.planning.plan.decisions.decision import Decision
+from engine.planning.plan.decisions.drafts import draft_violations
 from engine.planning.plan.decisions.side_files import side_file_violations
 from engine.planning.plan.edit import Edit
-from engine.planning.plan.report import DeviceRow, FitReport, check_fit, device_needs, make_row
+from engine.planning.plan.report import DeviceRow, FitReport, check_fit, device_needs, make_row, sharing
 from engine.planning.settings.context_settings import AUTO_CONTEXT, ContextSettings
 from engine.planning.settings.table import memory_part
 
@@ -147,6 +148,7 @@ class Plan:
         return (
             *violations(edit.layout, self.model, self.rig, self.settings),
             *side_file_violations(edit.side_files, edit.layout, self.rig, self.settings),
+            *draft_violations(edit.side_files.draft, self.resolved.draft, self.model, self.rig, self.settings),
         )
 
     @cached_property
@@ -156,6 +158,7 @@ class Plan:
         found = (
             *advice(edit.layout, self.model, self.rig, self.settings),
             *side_file_advice(edit.side_files, edit.layout, self.settings),
+            *draft_advice(edit.side_files.draft, self.draft_devices, self.model, edit.layout),
         )
         if self._has_room_for_output:
             return found
@@ -184,14 +187,24 @@ class Plan:
             context=self.settings,
         )
         if self.probed is None:
-            return report
+            return self._with_swap_advice(report)
         told = {row.id: row for row in self.probed}
         # Probed rows are made again, because free memory and margins may have changed since the probe.
         rows = tuple(
             make_row(device, told[device.id].memory, told[device.id].grade) if device.id in told else row
             for device, row in zip(self.rig.all_devices, report.rows, strict=True)
         )
-        return replace(report, rows=rows, probe_only=None)
+        return self._with_swap_advice(replace(report, rows=sharing(rows, self.rig), probe_only=None))
+
+    def _with_swap_advice(self, report: FitReport) -> FitReport:
+        """Return `report` with advice if the host's memory is too small, so that swap space would be used."""
+        host, row, pool = self.rig.host, report.rows[-1], self.rig.pool
+        need_bytes, margin_bytes = row.need_bytes, host.margin_bytes
+        if pool is not None:
+            need_bytes = sum(each.need_bytes for each in report.rows if each.id in pool.ids)
+            margin_bytes = pool.available_bytes - pool.limit_bytes
+        found = swap_advice(need_bytes, margin_bytes, host.available_bytes, host.swap_bytes)
+        return replace(report, advice=(*report.advice, *found))
 
     @property
     def forecast(self) -> tuple[DeviceRow, ...]:
@@ -217,6 +230,22 @@ class Plan:
         extra_buffers = self.rig.host.fault("extra_buffers") is None
         return msgspec.structs.replace(told, overrides=found_overrides(layout, names), extra_buffers=extra_buffers)
 
+    @property
+    def draft_devices(self) -> tuple[str, ...]:
+        """Ids of the devices of the draft model; empty if there is none."""
+        return () if self.resolved.draft is None else self.resolved.draft.devices
+
+    @cached_property
+    def draft_plan(self) -> Plan | None:
+        """The plan of the draft model alone, with the devices and settings that the load uses; None if there is none.
+
+        It has its own forecast, rules and llama.cpp parameters.
+        """
+        placed, draft = self.resolved.draft, self.edit.side_files.draft
+        if placed is None or draft is None or draft.model is None:
+            return None
+        return Plan(self.memory.of_draft(draft.model), self.rig, Edit(placed.layout, placed.context))
+
     @cached_property
     def key(self) -> Hashable | None:
         """Everything that the result of a probe depends on: size and mtime of files, parameters, settings, devices.
@@ -239,6 +268,7 @@ class Plan:
             devices,
             self.edit.side_files,
             self.resolved.projector_device,
+            self.draft_devices,
         )
 
     @property
@@ -267,15 +297,15 @@ class Plan:
 
     @property
     def devices_in_use(self) -> tuple[Device, ...]:
-        """The devices that a load of this plan opens: those of the layout and of the projector, without the host."""
-        used = set(used_devices(self.edit.layout))
+        """The devices that a load of this plan opens: of the layout, the projector and the draft, without the host."""
+        used = {*used_devices(self.edit.layout), *self.draft_devices}
         if self.edit.side_files.projector is not None:
             # The projector may be on a device without layers.
             used.add(self.resolved.projector_device)
         return tuple(device for device in self.rig.devices if device.id in used)
 
 
-_UNPROBED = ("resolved", "learned_rig", "violations", "advice", "parameters", "key")
+_UNPROBED = ("resolved", "learned_rig", "violations", "advice", "parameters", "draft_plan", "key")
 """Names of cached properties that do not depend on `probed`; `with_probed` copies them."""
 
 

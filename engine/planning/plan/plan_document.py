@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import msgspec
 
 from engine.base.units import format_bytes
 from engine.planning.layout.layout import range_text
 from engine.planning.layout.layout_file import LayoutFile, layout_document
+from engine.planning.memory.drafts import Draft
 from engine.planning.plan.advice import Advice
 from engine.planning.plan.plan import Plan
 from engine.planning.plan.report import DeviceRow, FitReport
@@ -42,11 +44,13 @@ def plan_document(
     """
     report = plan.report
     document: dict[str, object] = {
-        "layout": layout_document(LayoutFile(plan.model.name, plan.edit.layout, _planned(plan))),
+        "layout": layout_document(_planned_file(plan)),
         "devices": [msgspec.to_builtins(row) for row in report.rows],
         "fits": report.fits,
         "violations": [msgspec.to_builtins(violation) for violation in report.violations],
     }
+    if plan.edit.side_files.draft is not None:
+        document["draft"] = _draft_document(plan, plan.edit.side_files.draft)
     document["decisions"] = [msgspec.to_builtins(each) for each in report.decisions]
     notes = _notes(report)
     if notes:
@@ -59,6 +63,15 @@ def plan_document(
         document["sending"] = [
             {"id": each.id, "size_bytes": each.size_bytes, "seconds": round(each.seconds, 3)} for each in sent
         ]
+    return document
+
+
+def _draft_document(plan: Plan, draft: Draft) -> dict[str, object]:
+    """Return the draft as JSON; for a draft model with its forecast, in which nothing else is counted."""
+    document: dict[str, object] = {"kind": draft.kind, "tokens": draft.n_tokens}
+    if plan.draft_plan is not None:
+        document["model"] = str(draft.path)
+        document["devices"] = [msgspec.to_builtins(row) for row in plan.draft_plan.forecast if row.need_bytes]
     return document
 
 
@@ -126,7 +139,7 @@ def plan_text(
         f"  {'output':>9}  {layout.output_device}",
         *([] if explanation is None else ["", explanation]),
         "",
-        *_table([_HEADINGS, *(_cells(row) for row in report.rows)]),
+        *_table(_with_drafts(report.rows)),
     ]
     mapped_bytes = sum(row.mapped_bytes for row in report.rows)
     if mapped_bytes:
@@ -179,6 +192,10 @@ def _notes(report: FitReport) -> tuple[Advice, ...]:
     return (Advice("incomplete_forecast", message, remedy), *report.advice)
 
 
+def _planned_file(plan: Plan) -> LayoutFile:
+    return replace(plan.edit.as_file(plan.model.name), context=_planned(plan))
+
+
 def _planned(plan: Plan) -> ContextSettings:
     """Return the settings as the user left them, but with the decided context length.
 
@@ -194,6 +211,18 @@ def _decision_lines(report: FitReport) -> list[str]:
 
 def _value_text(value: str | int | bool) -> str:
     return ("on" if value else "off") if isinstance(value, bool) else str(value)
+
+
+_DRAFT_COLUMN = 5
+
+
+def _with_drafts(rows: Sequence[DeviceRow]) -> list[tuple[str, ...]]:
+    """Return headings and rows of the table, with a column for a draft model if there is one."""
+    found: list[tuple[str, ...]] = [_HEADINGS, *(_cells(row) for row in rows)]
+    if not any(row.draft_bytes for row in rows):
+        return found
+    column = ("draft", *(format_bytes(row.draft_bytes) for row in rows))
+    return [(*cells[:_DRAFT_COLUMN], cell, *cells[_DRAFT_COLUMN:]) for cells, cell in zip(found, column, strict=True)]
 
 
 def _cells(row: DeviceRow) -> tuple[str, ...]:

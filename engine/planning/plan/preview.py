@@ -46,6 +46,20 @@ class LayerBytes:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftBlock:
+    """The draft model as the layout editor draws it.
+
+    `name`: file name. `devices`: ids of its devices. `n_tokens`: most tokens that are drafted for one step.
+    `size_bytes`: its weights, KV cache and buffers on all devices; mapped weights are not included.
+    """
+
+    name: str
+    devices: tuple[str, ...]
+    n_tokens: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Preview:
     """The numbers that the window draws for an edit on a rig.
 
@@ -58,6 +72,7 @@ class Preview:
     `embedding_moves`: whether the token embedding can be put on a device; it cannot if it is the output layer too.
     `slices`: parts of each layer on the devices of modes tensor and row; None in other modes.
     `hops`: seconds for passing a token's data from device to device; None if unknown.
+    `draft`: the draft model; None if there is none.
     """
 
     model_name: str
@@ -73,6 +88,7 @@ class Preview:
     embedding_moves: bool = False
     slices: Slices | None = None
     hops: HopCosts | None = None
+    draft: DraftBlock | None = None
 
     @property
     def layout(self) -> Layout:
@@ -222,7 +238,16 @@ def make_preview(
         embedding_moves=tables.embedding_moves,
         slices=tables.slices(plan),
         hops=hop_costs(tables.work, plan.rig, speeds),
+        draft=_draft_block(plan),
     )
+
+
+def _draft_block(plan: Plan) -> DraftBlock | None:
+    draft = plan.edit.side_files.draft
+    if draft is None or draft.path is None:
+        return None
+    size_bytes = sum(row.draft_bytes for row in plan.report.rows)
+    return DraftBlock(draft.path.name, plan.draft_devices, draft.n_tokens, size_bytes)
 
 
 def _anchored_speed(work: Work, plan: Plan, speeds: Speeds, answered: LastAnswer | None) -> SpeedForecast | None:

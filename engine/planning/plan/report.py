@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 import msgspec
 
-from engine.devices.device import Device, Rig
+from engine.devices.device import Device, MemoryPool, Rig
 from engine.planning.layout.layout import Violation
 from engine.planning.memory.estimate import DeviceMemory, Grade, MemoryEstimate
 from engine.planning.plan.advice import Advice
@@ -22,8 +22,10 @@ class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
     """Memory of one device in bytes, with the keys of section Row in docs/contract.md.
 
     `pipeline_bytes` and `projector_bytes` are parts of `compute_bytes`; `late_bytes` is a part of `answering_bytes`.
+    `draft_bytes`: weights, state and buffers of a draft model, which are in none of the other numbers.
     `free_bytes`: None if unknown.
-    `shortfall_bytes`: missing bytes; negative if the device has memory to spare.
+    `shortfall_bytes`: missing bytes; negative if the device has memory to spare. On devices that share the host's
+    memory it is at least what all of them lack together.
     """
 
     id: str
@@ -36,6 +38,7 @@ class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
     projector_bytes: int = 0
     answering_bytes: int = 0
     late_bytes: int = 0
+    draft_bytes: int = 0
     output_bytes: int
     overhead_bytes: int
     need_bytes: int
@@ -72,7 +75,10 @@ class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def buffer_bytes(self) -> int:
-        """Bytes of llama.cpp's buffers: the need less overhead and less memory that is allocated while answering."""
+        """Bytes of llama.cpp's buffers: the need less overhead and less memory that is allocated while answering.
+
+        Those of a draft model are included.
+        """
         return self.need_bytes - self.overhead_bytes - self.answering_bytes
 
 
@@ -121,14 +127,54 @@ def make_row(device: Device, memory: DeviceMemory, grade: Grade) -> DeviceRow:
         answering_bytes=memory.answering_bytes,
         late_bytes=memory.late_bytes,
         projector_bytes=memory.projector_bytes,
+        draft_bytes=memory.draft_bytes,
     )
 
 
 def check_fit(estimate: MemoryEstimate, rig: Rig, violations: Sequence[Violation] = ()) -> FitReport:
     """Return the report of `estimate`, compared with the free memory of the rig's devices."""
     needs = device_needs(estimate, rig)
-    rows = tuple(make_row(device, needs[device.id], estimate.grade) for device in rig.all_devices)
+    rows = sharing(tuple(make_row(device, needs[device.id], estimate.grade) for device in rig.all_devices), rig)
     return FitReport(rows=rows, violations=tuple(violations), probe_only=estimate.probe_only)
+
+
+def sharing(rows: tuple[DeviceRow, ...], rig: Rig) -> tuple[DeviceRow, ...]:
+    """Return `rows` with the memory that devices share with the host counted once; unchanged if no device does.
+
+    What one of them needs is not free for the others. Each lacks at least what all of them lack together.
+    """
+    pool = rig.pool
+    if pool is None:
+        return rows
+    need_bytes = sum(row.need_bytes for row in rows if row.id in pool.ids)
+
+    def share(row: DeviceRow) -> DeviceRow:
+        free_bytes = row.total_bytes if row.free_bytes is None else row.free_bytes
+        left_bytes = max(0, pool.available_bytes - (need_bytes - row.need_bytes))
+        return msgspec.structs.replace(
+            row,
+            free_bytes=min(free_bytes, left_bytes),
+            shortfall_bytes=max(row.shortfall_bytes, need_bytes - pool.limit_bytes),
+        )
+
+    return tuple(share(row) if row.id in pool.ids else row for row in rows)
+
+
+def missing_bytes(rows: Iterable[DeviceRow], rig: Rig) -> dict[str, int]:
+    """Return the bytes that the needs of `rows` lack on the devices of `rig`, by device id.
+
+    Rows without needs and of other devices are left out; margins stay free.
+    """
+    devices, rows = {device.id: device for device in rig.all_devices}, [row for row in rows if row.need_bytes]
+    short = {
+        row.id: row.need_bytes + devices[row.id].margin_bytes - devices[row.id].available_bytes
+        for row in rows
+        if row.id in devices
+    }
+    if rig.pool is not None:
+        lacking_bytes = sum(row.need_bytes for row in rows if row.id in rig.pool.ids) - rig.pool.limit_bytes
+        short.update({name: max(size, lacking_bytes) for name, size in short.items() if name in rig.pool.ids})
+    return {name: size for name, size in short.items() if size > 0}
 
 
 def device_needs(estimate: MemoryEstimate, rig: Rig) -> dict[str, DeviceMemory]:
@@ -158,11 +204,21 @@ def usable_bytes(rig: Rig) -> dict[str, int]:
     return {device.id: max(0, device.available_bytes - device.margin_bytes) for device in rig.all_devices}
 
 
-def shortfalls(needs: Mapping[str, DeviceMemory], limits: Mapping[str, int]) -> dict[str, int]:
+def shortfalls(
+    needs: Mapping[str, DeviceMemory], limits: Mapping[str, int], pool: MemoryPool | None = None
+) -> dict[str, int]:
     """Return the missing bytes of each device whose need is above its limit, by device id.
 
-    A device that holds nothing is never included.
+    A device that holds nothing is never included. `pool`: memory that devices share with the host; None if none does.
     """
     # A device may have less than nothing available, because of its margin. It is short only if it is used.
     short = {name: needs[name].need_bytes - limit for name, limit in limits.items() if needs[name].need_bytes}
+    if pool is not None:
+        lacking_bytes = pooled_bytes(needs, pool) - pool.limit_bytes
+        short.update({name: max(size, lacking_bytes) for name, size in short.items() if name in pool.ids})
     return {name: size for name, size in short.items() if size > 0}
+
+
+def pooled_bytes(needs: Mapping[str, DeviceMemory], pool: MemoryPool) -> int:
+    """Return the bytes that the devices of `pool` need together."""
+    return sum(needs[name].need_bytes for name in pool.ids if name in needs)

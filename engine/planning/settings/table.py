@@ -28,6 +28,10 @@ MAX_TOKENS = (1 << 31) - 1
 """Largest `llama_context_params.n_ctx`, because llama.cpp's positions are int32 (`llama_pos`)."""
 MAX_SEQUENCES = 256
 """Largest `n_seq_max`: `LLAMA_MAX_SEQ` in llama-cparams.h."""
+DRAFTED_TOKENS = 4
+"""Default number of tokens that are drafted for one step of speculative decoding."""
+MOST_DRAFTED = 64
+"""Most tokens that can be drafted for one step."""
 MAX_IMAGE_TOKENS = 65_536
 """Upper limit of image tokens, far above that of any projector.
 

@@ -97,6 +97,7 @@ KNOWN_BANDWIDTHS: Mapping[str, int] = {
     "RX 9070 XT": 640, "RX 9070": 640, "MI300X": 5300, "MI210": 1638, "MI100": 1228, "MI50": 1024,
     "Arc B580": 456, "Arc A770": 560, "Arc A750": 512,
     "M1 Ultra": 800, "M1 Max": 400, "M1 Pro": 200, "M1": 68, "M2 Ultra": 800, "M2 Max": 400, "M2 Pro": 200, "M2": 100,
+    "DGX Spark": 273, "GB10": 273, "Strix Halo": 256, "Radeon 8060S": 256,
     "M3 Ultra": 819, "M3 Max": 400, "M3 Pro": 150, "M3": 100, "M4 Max": 546, "M4 Pro": 273, "M4": 120,
 }  # fmt: skip
 """Published memory bandwidth in GB/s, by a part of the device's name; the longest matching name counts."""

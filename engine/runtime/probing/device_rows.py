@@ -20,7 +20,11 @@ _SUMS = (
     "compute_bytes",
     "output_bytes",
     "projector_bytes",
+    "draft_bytes",
 )
+
+
+_DRAFT = _SUMS.index("draft_bytes")
 
 
 def rows_from_parts(
@@ -44,7 +48,11 @@ def rows_from_parts(
                 whole_compute_bytes = (whole_compute_bytes or 0) + part.compute_bytes
             continue
         # Mapped weights of the CPU are page cache, which the system can drop. A mapping that a GPU reads (Metal) stays.
-        row[1 if part.mapped and part.device == CPU_ID else 0] += part.weights_bytes
+        is_mapped = part.mapped and part.device == CPU_ID
+        row[1 if is_mapped else _DRAFT if part.draft else 0] += part.weights_bytes
+        if part.draft:
+            row[_DRAFT] += part.kv_cache_bytes + part.recurrent_bytes + part.compute_bytes + part.output_bytes
+            continue
         row[2] += part.kv_cache_bytes
         row[3] += part.recurrent_bytes
         row[4] += part.compute_bytes
@@ -99,6 +107,7 @@ def _member_row(row: DeviceRow, rig: Rig, memory: DeviceMemory, compute_bytes: i
             overhead_bytes=0,
             answering_bytes=0,
             late_bytes=0,
+            draft_bytes=row.draft_bytes,
         ),
         Grade.ESTIMATED,
     )

@@ -27,7 +27,7 @@ from engine.planning.plan.report import DeviceRow, check_fit, make_row
 from engine.runtime.probing.device_rows import member_estimate, rows_from_parts, with_copies
 from engine.runtime.process.questions import Questions, SpareChild, error_with_endpoints, raise_if_cancelled
 from engine.runtime.protocol.messages import DeviceRef, FileAccess, Probe, Probed
-from engine.runtime.requests import environment, probe_request
+from engine.runtime.requests import draft_probe_request, environment, probe_request
 
 DEFAULT_TIMEOUT_S = 60.0
 ENDPOINTS_TIMEOUT_S = 8.0
@@ -89,23 +89,28 @@ class Probes:
         return found
 
     def _ask(self, plan: Plan) -> tuple[DeviceRow, ...]:
-        request = probe_request(plan)
+        request, of_draft = probe_request(plan), draft_probe_request(plan)
         endpoints = plan.used_endpoints
         # A worker serves one client at a time: one that our child is connected to would answer that it is busy.
         self._greet({each: devices for each, devices in endpoints.items() if each not in self._held}, plan.routes)
         timeout_s = ENDPOINTS_TIMEOUT_S if endpoints else None
         try:
             child = self._started(environment(plan), request)
-            answer = child.ask(request, Probed, cancel=self._cancel, timeout_s=timeout_s, about=plan.mark)
+            answer, drafted = (
+                None if each is None else child.ask(each, Probed, cancel=self._cancel, timeout_s=timeout_s, about=mark)
+                for each, mark in ((request, plan.mark), (of_draft, f"draft of {plan.mark}"))
+            )
         except EngineError as error:
             # The state of the child is unknown after an error; the next probe starts another one.
             self._end()
             raise error_with_endpoints(error, endpoints, plan.routes) from None
         # The child keeps its connections to RPC servers until it ends.
         self._held |= endpoints.keys()
-        members = member_estimate(plan, answer.parts)
-        rows = rows_from_parts(answer.parts, plan.rig, Grade.PROBED, members)
-        return _completed(plan, with_copies(rows, plan.rig, plan.resolved.model_estimate.devices))
+        assert answer is not None  # Only the second request may be missing.
+        rows = _rows(plan, answer)
+        if drafted is None or plan.draft_plan is None:
+            return rows
+        return tuple(map(_with_draft, plan.rig.all_devices, rows, _rows(plan.draft_plan, drafted)))
 
     def _greet(self, endpoints: Mapping[str, Sequence[Device]], routes: Mapping[str, str]) -> None:
         greetings = greet_all(tuple(endpoints), routes=routes, cancel=self._cancel)
@@ -146,6 +151,18 @@ def probe(
         return probes.probed(plan)
 
 
+def _rows(plan: Plan, answer: Probed) -> tuple[DeviceRow, ...]:
+    """Return the rows of `plan` from what a dry load of its model reported."""
+    members = member_estimate(plan, answer.parts)
+    rows = rows_from_parts(answer.parts, plan.rig, Grade.PROBED, members)
+    return _completed(plan, with_copies(rows, plan.rig, plan.resolved.model_estimate.devices))
+
+
+def _with_draft(device: Device, row: DeviceRow, of_draft: DeviceRow) -> DeviceRow:
+    """Return `row` with the draft model's bytes as its own dry load reported them."""
+    return make_row(device, replace(row.memory, draft_bytes=of_draft.buffer_bytes), row.grade)
+
+
 def _completed(plan: Plan, rows: tuple[DeviceRow, ...]) -> tuple[DeviceRow, ...]:
     """Return the rows of a dry load (`no_alloc`) completed with figures of the arithmetic that such a load cannot give.
 
@@ -166,7 +183,7 @@ def _completed(plan: Plan, rows: tuple[DeviceRow, ...]) -> tuple[DeviceRow, ...]
         report_defect(plan, alone.rows, completed)
     if not plan.edit.side_files:
         return completed
-    # A dry load has no adapters and no projector; the size of their weights follows from their headers.
+    # A dry load has no adapters, projector and draft; the size of their weights follows from their headers.
     whole = check_fit(resolved.estimate, plan.learned_rig)
     return tuple(map(_with_side_files, plan.rig.all_devices, whole.rows, alone.rows, completed))
 
@@ -194,11 +211,20 @@ def _with_compute(device: Device, estimated: DeviceRow, row: DeviceRow) -> Devic
     return make_row(device, memory, row.grade)
 
 
+_BESIDE = (
+    "weights_bytes",
+    "mapped_bytes",
+    "output_bytes",
+    "overhead_bytes",
+    "answering_bytes",
+    "late_bytes",
+    "draft_bytes",
+)
+"""Numbers of a row that side files change."""
+
+
 def _with_side_files(device: Device, whole: DeviceRow, alone: DeviceRow, row: DeviceRow) -> DeviceRow:
-    more = {
-        name: getattr(row, name) + getattr(whole, name) - getattr(alone, name)
-        for name in ("weights_bytes", "overhead_bytes")
-    }
+    more = {name: getattr(row, name) + getattr(whole, name) - getattr(alone, name) for name in _BESIDE}
     return make_row(device, replace(row.memory, **more), row.grade)
 
 

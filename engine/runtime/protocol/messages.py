@@ -139,8 +139,8 @@ class DraftSource(msgspec.Struct, frozen=True, kw_only=True):
 
     `kind`: "ngram" (repeats of the sequence itself), "model" (a draft model), or "mtp" (the model's own MTP heads).
     `n_tokens`: most tokens that are drafted for one step.
-    `path`, `parameters`, `context`: file, placement and settings of a draft model or of the MTP context; the devices are
-    those of the load.
+    `path`, `parameters`, `context`: file, placement and settings of a draft model or of the MTP context. The devices
+    are those of the load.
     """
 
     kind: DraftKind
@@ -575,6 +575,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     `device`: our device id.
     `buffer_type`: ggml's name, or `PROJECTOR`.
     `mapped`: whether the weights are mapped pages of the file.
+    `draft`: whether it is memory of the draft model, not of the model itself.
     """
 
     device: str
@@ -585,6 +586,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     compute_bytes: int = 0
     output_bytes: int = 0
     mapped: bool = False
+    draft: bool = False
 
 
 class Probed(Message, frozen=True, tag="probed", kw_only=True):
@@ -607,11 +609,13 @@ class StageProgress(Message, frozen=True, tag="stage_progress", kw_only=True):
 
     `fraction`: done part of the stage, 0 to 1; None if unknown.
     `device`: device being filled; None if unknown.
+    `draft`: whether the draft model is loaded, which begins when the model itself is ready.
     """
 
     stage: LoadStage
     fraction: float | None = None
     device: str | None = None
+    draft: bool = False
 
 
 class SentWeights(msgspec.Struct, frozen=True, kw_only=True):
@@ -657,6 +661,7 @@ class AllocationFailure(Message, frozen=True, tag="allocation_failure", kw_only=
     `free_bytes`: free memory of the device at that moment; None if it does not report it.
     `parts`: bytes that had been allocated before, in each buffer type.
     `text`: llama.cpp's own message.
+    `draft`: whether it was the draft model that needed the memory.
     `request`: None for a load.
     """
 
@@ -667,6 +672,7 @@ class AllocationFailure(Message, frozen=True, tag="allocation_failure", kw_only=
     free_bytes: int | None
     parts: tuple[Part, ...]
     text: str
+    draft: bool = False
     request: int | None = None
 
 
@@ -749,6 +755,46 @@ class Shifted(Answer, frozen=True, tag="shifted", kw_only=True):
     dropped_tokens: int
 
 
+DraftPause = Literal["", "slower", "state", "context", "failed"]
+"""Why tokens are no longer drafted for an answer.
+
+Empty: they are.
+`slower`: drafts made the answer slower.
+`state`: recurrent state cannot be rolled back, and is too large to be copied at every step.
+`context`: the sequence is longer than the context of the draft model.
+`failed`: the draft model could not compute.
+"""
+
+
+class DraftStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """Speculative decoding of one answer.
+
+    `drafted_tokens`, `accepted_tokens`: tokens that were drafted, and those of them that the model sampled too.
+    `steps`: batches that continued the answer; each gave one token more than it had accepted ones.
+    `gain`: how many times as fast as without drafts the answer was, over the steps that were timed; None if too few
+    were. Seconds of steps with drafts are compared with those of steps without, of the same number of answers at the
+    same time (`engine.runtime.child.generate.draft_gain`).
+    `paused`: why no more tokens were drafted.
+    """
+
+    kind: DraftKind
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    steps: int = 0
+    gain: float | None = None
+    paused: DraftPause = ""
+
+    @property
+    def acceptance(self) -> float | None:
+        """Share of the drafted tokens that were accepted, 0 to 1; None if none was drafted."""
+        return self.accepted_tokens / self.drafted_tokens if self.drafted_tokens else None
+
+    @property
+    def tokens_per_step(self) -> float | None:
+        """Mean number of tokens of a step; None if there was no step."""
+        return (self.steps + self.accepted_tokens) / self.steps if self.steps else None
+
+
 class Generated(FinalMessage, frozen=True, tag="generated", kw_only=True):
     """End of a generation.
 
@@ -763,6 +809,7 @@ class Generated(FinalMessage, frozen=True, tag="generated", kw_only=True):
     `replaced_for_log`: the same without text from the template, which may quote the conversation.
     `checkpoint_bytes`: host memory taken by the checkpoints of all sequences.
     `dropped_tokens`: tokens that context shifts removed during the answer.
+    `draft`: speculative decoding of the answer; None if the load has no draft.
     """
 
     prompt_tokens: int
@@ -778,6 +825,7 @@ class Generated(FinalMessage, frozen=True, tag="generated", kw_only=True):
     replaced_for_log: str = ""
     checkpoint_bytes: int = 0
     dropped_tokens: int = 0
+    draft: DraftStatistics | None = None
 
 
 class Embedded(FinalMessage, frozen=True, tag="embedded", kw_only=True):

@@ -15,7 +15,7 @@ from engine.base.units import format_bytes
 from engine.devices.holder import MemoryHolder
 from engine.planning.plan.placement_check import PlaceDifference
 from engine.planning.plan.report import DeviceRow
-from engine.runtime.protocol.messages import FinalMessage, StopReason, TokenChoice
+from engine.runtime.protocol.messages import DraftStatistics, FinalMessage, StopReason, TokenChoice
 
 Stage = Literal["header", "fit", "send", "allocate", "read", "context", "warm_up"]
 STAGE_WORDS: Mapping[Stage, str] = {
@@ -183,6 +183,7 @@ class Done(Event, frozen=True, kw_only=True, tag="done"):
     `replaced`: why the model's chat template was not used, as a sentence; empty if it was used.
     `replaced_for_log`: the same without quotations from the conversation. JSON output leaves it out.
     `dropped_tokens`: tokens that context shifts removed during the answer.
+    `draft`: counts and gain of its drafts; None if the load has none.
     """
 
     prompt_tokens: int
@@ -196,6 +197,7 @@ class Done(Event, frozen=True, kw_only=True, tag="done"):
     replaced_for_log: str = ""
     stop_text: str = ""
     dropped_tokens: int = 0
+    draft: DraftStatistics | None = None
     request: int | None = None
 
 

@@ -71,6 +71,8 @@ def out_of_memory_event(rig: Rig, message: AllocationFailure, *, answering: Answ
     placed = _placed_bytes(message.parts)
     free_bytes = _free_bytes(rig.device(message.device), message.free_bytes, placed.get(message.device, 0))
     where = _GENERATING if answering else tr("while {stage_words}", stage_words=STAGE_WORDS[message.stage])
+    if message.draft:
+        where = tr("{where}, for the draft model", where=where)
     free = "" if free_bytes is None else tr(", {free} free", free=format_bytes(free_bytes))
     before = ", ".join(f"{device} {format_bytes(size_bytes)}" for device, size_bytes in placed.items() if size_bytes)
     return OutOfMemory(
@@ -112,6 +114,7 @@ def done_event(message: Generated) -> Done:
         cached_tokens=message.cached_tokens,
         checkpoint_bytes=message.checkpoint_bytes,
         dropped_tokens=message.dropped_tokens,
+        draft=message.draft,
     )
 
 

@@ -37,21 +37,26 @@ _STAGES: tuple[Stage, ...] = tuple(STAGE_WORDS)
 
 @dataclass(frozen=True, slots=True)
 class LoadProgress:
-    """Progress of a load. `fraction`: done part of the stage, 0 to 1; None if unknown."""
+    """Progress of a load. `fraction`: done part of the stage, 0 to 1; None if unknown.
+
+    `draft`: whether the draft model is loaded, which goes through the stages again.
+    """
 
     stage: Stage = "header"
     fraction: float | None = None
+    draft: bool = False
 
     def after(self, message: StageProgress) -> LoadProgress | None:
         """Return the progress after a message of the child; None if the message is about an earlier stage."""
-        if _STAGES.index(message.stage) < _STAGES.index(self.stage):
+        reached, told = (self.draft, self.stage), (message.draft, message.stage)
+        if (told[0], _STAGES.index(told[1])) < (reached[0], _STAGES.index(reached[1])):
             return None
         # A message without a fraction keeps the last one of the same stage; a fraction never falls.
-        before = self.fraction if message.stage == self.stage else None
+        before = self.fraction if told == reached else None
         if message.fraction is None:
-            return LoadProgress(message.stage, before)
+            return LoadProgress(message.stage, before, message.draft)
         fraction = min(1.0, max(0.0, message.fraction))
-        return LoadProgress(message.stage, fraction if before is None else max(fraction, before))
+        return LoadProgress(message.stage, fraction if before is None else max(fraction, before), message.draft)
 
     def event(self, device: str | None = None) -> Progress:
         """Return the progress as an event. `device`: id of the device that is being filled; None if unknown."""

@@ -44,6 +44,7 @@ class ModelStatus:
     `is_edited`: the layout or the settings being edited differ from those that are loaded.
     `waits`: what a load waits for before it begins, as a sentence; empty if none waits.
     `fault`: why the model is gone, if it can be loaded again as it was.
+    `is_parked`: it was unloaded to give memory back, and the next question loads it again.
     """
 
     name: str = ""
@@ -51,6 +52,7 @@ class ModelStatus:
     is_edited: bool = False
     waits: str = ""
     fault: Fault = ""
+    is_parked: bool = False
 
     @property
     def is_loading(self) -> bool:

@@ -37,10 +37,12 @@ from widgets.chat.token_dialogs import ChoicesDialog, PromptDialog
 from widgets.common.elided_label import ElidedLabel
 from widgets.common.palette import DARK
 from widgets.controls.exchange_dialogs import ExportLayoutDialog, ImportLayoutDialog
+from widgets.controls.named_layouts_dialog import NamedLayoutsDialog
 from widgets.controls.settings_bar import ModelButton
 from widgets.devices.device_details import DeviceDetails
 from widgets.devices.limits import LimitsDialog
 from widgets.devices.other_cards import OtherCardsDialog
+from widgets.layout_editor.comparison_dialog import ComparisonDialog
 from widgets.serve.request_table import RequestRow
 from widgets.serve.serve_pane import ServePane
 
@@ -51,6 +53,7 @@ MADE: dict[str, Callable[[WindowParts], QDialog]] = {
     "BugDialog": lambda window: BugDialog("Traceback", window.main),
     "ChoicesDialog": lambda window: ChoicesDialog(window.main),
     "CompareDialog": lambda window: CompareDialog(window.main),
+    "ComparisonDialog": lambda window: ComparisonDialog(window.main),
     "DeviceDetails": lambda window: DeviceDetails(make_gpu("CUDA0", 12), DARK, window.main),
     "DoctorDialog": lambda window: DoctorDialog(window.main, window.desk.examiner),
     "ExportLayoutDialog": lambda window: ExportLayoutDialog([("python", "Python")], window.main),
@@ -58,6 +61,7 @@ MADE: dict[str, Callable[[WindowParts], QDialog]] = {
     "SavedKvStatesDialog": lambda window: SavedKvStatesDialog(window.main),
     "LendDialog": lambda window: LendDialog(window.main, window.desk.rig.lender, window.desk.rig.live),
     "LimitsDialog": lambda window: LimitsDialog(make_gpu("CUDA0", 12), window.main),
+    "NamedLayoutsDialog": lambda window: NamedLayoutsDialog(window.main),
     "NearbyDialog": lambda window: NearbyDialog(window.main, window.desk.rig.peers),
     "OtherCardsDialog": lambda window: OtherCardsDialog(("RTX 3090",), ("fits",), window.main),
     "PacksDialog": lambda window: PacksDialog(window.main, window.desk.rig.packs),

@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 
 import msgspec
-import psutil
 import pytest
 from pytestqt.qtbot import QtBot
 
@@ -14,6 +13,7 @@ from app.run_marks import VERSION, EndedRun, RunMark, RunMarks
 from app.window.preferences import PreferencesDialog
 from app.wiring import WindowParts
 from engine.base.errors import RigError
+from engine.chat.database import name_of
 from engine.devices.device import Rig
 from engine.runtime.session.load_order import LoadOrder
 from tests.support.models import write_tiny_llama
@@ -199,8 +199,7 @@ def test_a_second_window_does_not_load_the_last_model(
     seen = looked(marks, monkeypatch)
     (tmp_path / "runs").mkdir()
     # The parent of this process stands for another window.
-    parent = psutil.Process(os.getppid())
-    mark = RunMark(VERSION, f"{parent.pid}:{parent.create_time():.2f}")
+    mark = RunMark(VERSION, name_of(os.getppid()))
     (tmp_path / "runs" / "1.json").write_bytes(msgspec.json.encode(mark))
     again.desk.rig.live.end_search()
     again.follow_run(marks)

@@ -12,9 +12,12 @@ import pytest
 
 from engine.base.errors import ChatError
 from engine.chat import imports
+from engine.chat.conversation import Conversation
 from engine.chat.exports import as_json
 from engine.chat.importer import import_file
+from engine.chat.message import Message
 from engine.chat.store import ChatStore
+from engine.chat.tree import MessageTree, tree_of
 from engine.runtime.process import decoders
 from tests.support.kept_conversation import CHAT, DATA, kept_tree
 
@@ -55,6 +58,22 @@ def test_nothing_is_parsed_in_this_process(tmp_path: Path, monkeypatch: pytest.M
     assert [chat.title for chat in import_file(database, path)] == [str(number) for number in range(300)]
     with closing(ChatStore(database)) as store:
         assert len(store.conversations()) == 300
+
+
+def test_an_answer_that_is_being_written_stays_open(tmp_path: Path) -> None:
+    """The import runs in a confined process, which took all other processes for ended: text was lost with a kill."""
+    path, database = tmp_path / "one.json", tmp_path / "chats.sqlite3"
+    path.write_bytes(as_json([(CHAT, kept_tree())], {}))
+    question = Message(id="q", role="user", content="Why?")
+    answer = Message(id="a", role="assistant", parent="q", content="", state="writing")
+    with closing(ChatStore(database)) as store:
+        store.save(Conversation(id="c"))
+        store.apply("c", MessageTree(), tree_of([question, answer], "a"))
+        store.append("a", content="some ").result()
+        import_file(database, path)
+        store.append("a", content="words").result()
+        found = store.tree("c").path[-1]
+        assert (found.content, found.state) == ("some words", "writing")
 
 
 def test_a_process_that_does_not_answer_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import sqlite3
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 
 from engine.base.errors import ChatError
 from engine.chat.conversation import Conversation
+from engine.chat.database import is_alive, our_name
 from engine.chat.message import Attachment, Message, Timings
 from engine.chat.schema import SCRIPTS, VERSION, version_of
 from engine.chat.store import ChatStore
@@ -102,6 +105,32 @@ def test_calls_that_an_ended_process_was_writing_are_kept(store: ChatStore, dama
     assert (found.content, found.state) == ("I look", "interrupted")
     whole = (ToolCall("id1", "look", '{"x":1}'), ToolCall("id2", "see", "{}"))
     assert found.calls == (() if damaged else whole)
+
+
+def test_pieces_after_a_mistaken_end_are_joined(store: ChatStore) -> None:
+    tree = begin(store, talk()[0])
+    answer = Message(id="a", role="assistant", parent="q1", content="", state="writing")
+    store.apply("c", tree, add(tree, answer))
+    store.append("a", content="some ").result(DEADLINE_S)
+    with closing(sqlite3.connect(store.path)) as connection:
+        connection.execute("UPDATE message SET writer = NULL, state = 'interrupted' WHERE writer IS NOT NULL")
+        connection.commit()
+    store.append("a", content="words").result(DEADLINE_S)
+    store.close()
+    with closing(ChatStore(store.path)) as again:
+        found = again.tree("c").path[-1]
+        assert (found.content, found.state) == ("some words", "interrupted")
+        assert [hit.message for hit in again.search("some words")] == ["a"]
+
+
+def test_a_process_is_alive_after_the_clock_was_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """psutil derives the start of a process from the clock of the system."""
+    name = our_name()
+    before_s = psutil.Process().create_time()
+    monkeypatch.setattr(psutil.Process, "create_time", lambda _process: before_s + 3600)
+    assert is_alive(name) is sys.platform.startswith("linux")
+    assert not is_alive(name + "0")
+    assert not is_alive("0:0.00")
 
 
 def test_taking_away_is_undone_in_place(store: ChatStore) -> None:

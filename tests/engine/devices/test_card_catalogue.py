@@ -6,8 +6,8 @@ import pytest
 
 from engine.base.errors import ArgumentError
 from engine.base.units import GIB
-from engine.devices.device import Device, Rig, find_id_fault, make_host
 from engine.devices.card_catalogue import CARDS, KnownCard, find_card, with_cards
+from engine.devices.device import Device, Rig, find_id_fault, make_host
 from engine.planning.speed.speeds import KNOWN_BANDWIDTHS, NO_MEASUREMENTS, bandwidth, source
 
 HERE = Rig(
@@ -68,3 +68,17 @@ def test_each_card_has_a_published_bandwidth(card: KnownCard) -> None:
     (device,) = with_cards(Rig((), HERE.host), [card.name]).devices
     assert source(device, NO_MEASUREMENTS) == "card"
     assert bandwidth(device) == KNOWN_BANDWIDTHS[card.name] * 1e9
+
+
+def test_a_computer_with_unified_memory_takes_the_place_of_the_rig() -> None:
+    rig = with_cards(HERE, ["m4 max"])
+    assert rig.ids == ("Metal0", "CPU")
+    assert (rig.devices[0].total_bytes, rig.host.total_bytes) == (96 * GIB, 128 * GIB)
+    assert rig.pool is not None
+    assert with_cards(HERE, ["DGX Spark"]).devices[0].kind == "igpu"
+
+
+@pytest.mark.parametrize("asked", [["2 x M4 Max"], ["M4 Max", "RTX 3090"], ["RTX 3090", "Strix Halo"]])
+def test_a_whole_computer_is_chosen_alone(asked: list[str]) -> None:
+    with pytest.raises(ArgumentError, match="is a whole computer"):
+        with_cards(HERE, asked)

@@ -191,3 +191,21 @@ def test_a_machine_that_was_paired_is_kept_with_its_fingerprint() -> None:
 def test_what_is_no_fingerprint_is_told(devices: list[object], words: str) -> None:
     with pytest.raises(RigError, match=words):
         parse(*devices)
+
+
+def test_unified_memory_and_swap_are_kept_where_they_are_known() -> None:
+    metal = {"id": "Metal0", "backend": "Metal", "total_bytes": "48GiB", "unified_memory": True}
+    rig = parse(metal, CUDA, host={"total_bytes": "64GiB", "swap_bytes": "8GiB"})
+    assert [device.unified for device in rig.devices] == [True, False]
+    assert rig.pool is not None
+    assert rig.pool.ids == {"Metal0", "CPU"}
+    assert rig.host.swap_bytes == 8 * GIB
+    assert parse_rig(encode_rig(rig)) == rig
+    plain = encode_rig(parse(CUDA))
+    assert b"unified" not in plain
+    assert b"swap" not in plain
+
+
+def test_a_worker_has_no_unified_memory() -> None:
+    with pytest.raises(RigError, match="a worker's memory is not that of this host"):
+        parse({**RPC, "unified_memory": True})

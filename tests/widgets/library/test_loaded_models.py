@@ -77,11 +77,23 @@ def test_unload_is_no_click_on_the_row(loaded: LoadedList, qtbot: QtBot) -> None
 def test_the_menu_offers_every_keep_alive(loaded: LoadedList, qtbot: QtBot) -> None:
     _, second = loaded.rows()
     menu = second.keep_menu()
-    assert [action.text() for action in menu.actions()] == [words for _, _, words in KEEP_ALIVES]
-    assert [action.isChecked() for action in menu.actions()] == [False, False, False, True, False]
+    times = menu.actions()[: len(KEEP_ALIVES)]
+    assert [action.text() for action in times] == [words for _, _, words in KEEP_ALIVES]
+    assert [action.isChecked() for action in times] == [False, False, False, True, False]
     with qtbot.waitSignal(loaded.keep_alive_chosen) as chosen:
         menu.actions()[0].trigger()
     assert chosen.args == [KeepAliveChoice(3, inf)]
+
+
+def test_a_model_that_answers_or_waits_can_be_parked(loaded: LoadedList, qtbot: QtBot) -> None:
+    loaded.set_entries((ADA, replace(BOB, may_park=True)))
+    first, second = loaded.rows()
+    assert not first.keep_menu().actions()[-1].isEnabled()
+    park = second.keep_menu().actions()[-1]
+    assert park.text() == "Park Now"
+    with qtbot.waitSignal(loaded.park_requested) as parked:
+        park.trigger()
+    assert parked.args == [3]
 
 
 def test_rows_stay_while_their_model_does(loaded: LoadedList) -> None:

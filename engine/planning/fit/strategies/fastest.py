@@ -32,7 +32,7 @@ from engine.planning.fit.strategies.fewest import fewest_candidates
 from engine.planning.fit.strategies.filling import fill, whole_layouts
 from engine.planning.fit.strategies.priority import priority_candidates
 from engine.planning.fit.strategies.proportional import proportional_candidates
-from engine.planning.fit.strategies.workbench import Workbench, rank
+from engine.planning.fit.strategies.workbench import SLOW_LINK, Workbench, rank
 from engine.planning.layout.layout import Layout
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.memory.side_files import NO_SIDE_FILES, SideFiles
@@ -158,9 +158,12 @@ def _layouts(bench: Workbench, speeds: Speeds) -> Iterator[Layout]:
     """
     whole = {} if bench.constraints.split else dict(whole_layouts(bench))
     yield from whole.values()
-    by_speed = sorted(bench.devices, key=lambda device: bandwidth(device, speeds))
+    # Devices are filled from the last one on. A slow link costs a token more than slow memory.
+    by_speed = sorted(bench.devices, key=lambda device: (bench.rank_of(device) < SLOW_LINK, bandwidth(device, speeds)))
     # Sharing a model between devices costs hops. It pays only if a device that cannot hold the model reads faster.
-    if by_speed and any(bandwidth(device, speeds) >= bandwidth(by_speed[-1], speeds) for device in whole):
+    # Over a slow link it costs more than several hops elsewhere.
+    near = [device for device in whole if bench.rank_of(device) < SLOW_LINK or bench.rank_of(by_speed[-1]) == SLOW_LINK]
+    if by_speed and any(bandwidth(device, speeds) >= bandwidth(by_speed[-1], speeds) for device in near):
         return
     is_one_speed = len({_speed_of(device, speeds) for device in bench.devices}) == 1
     # Quick and promising ones come first: the search for an initial layout may end after any of them.

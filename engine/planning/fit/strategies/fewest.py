@@ -22,7 +22,7 @@ from engine.planning.fit.strategies.choosing import (
 )
 from engine.planning.fit.strategies.constraints import NO_CONSTRAINTS, AutoLayout, Constraints
 from engine.planning.fit.strategies.filling import fill, whole_layouts
-from engine.planning.fit.strategies.workbench import Workbench, rank
+from engine.planning.fit.strategies.workbench import Workbench
 from engine.planning.layout.layout import Layout
 from engine.planning.memory.backends import backend_traits
 from engine.planning.memory.model_memory import ModelMemory
@@ -83,7 +83,7 @@ def capacity_layout(bench: Workbench, *, spread: bool) -> Layout | None:
     sizes = [layer.weights_bytes + (layer.kv_bytes if bench.context.offload_kqv else 0) for layer in bench.layers]
     free = {device_id: bench.usable[device_id] - cost for device_id, cost in fixed.items()}
     for _ in range(_CORRECTIONS):
-        places = [Place(device.id, max(0, free[device.id]), rank(device)) for device in bench.devices]
+        places = [Place(device.id, max(0, free[device.id]), bench.rank_of(device)) for device in bench.devices]
         layout = _layout_of(bench, place_layers((*sizes, output_bytes), places, spread=spread))
         short = bench.shortfalls(layout)
         if not short:

@@ -22,9 +22,17 @@ from engine.planning.plan.plan import Plan
 from engine.planning.plan.preview import PreviewTables, make_preview
 from engine.planning.plan.report import FitReport
 from engine.planning.settings.context_settings import ContextSettings
+from engine.planning.speed.speeds import Speeds
 
 _UNKNOWN_RESERVE = 5
 """A fifth of a device's memory stays free if KV cache or compute buffers cannot be computed without a probe."""
+SLOW_LINK = 3
+"""Rank of a remote device over a slow link (`reach_rank`)."""
+SLOW_HOP_S = 5e-3
+"""Seconds of a hop from which a link is used last: a token crosses it once in each direction, whatever is computed
+there. 100 Mbit/s and links to other places are beyond, wired gigabit and good wireless networks are not."""
+_HOP_BYTES = 1 << 16
+"""A token's activations of a large model: 16,384 values of 4 bytes."""
 _PREFERRED_BACKENDS = ("CUDA", "HIP", "ROCm")
 
 
@@ -35,16 +43,31 @@ def rank(device: Device) -> int:
     return 0 if device.kind == "gpu" else 1
 
 
+def reach_rank(device: Device, speeds: Speeds) -> int:
+    """Return `rank`, or `SLOW_LINK` for a remote device whose measured link takes at least `SLOW_HOP_S` for a hop."""
+    if not device.is_rpc or device.id not in speeds.links:
+        return rank(device)
+    measured = speeds.links[device.id]
+    return SLOW_LINK if measured.latency_s + _HOP_BYTES / measured.bytes_per_second >= SLOW_HOP_S else rank(device)
+
+
 def _usable_bytes(memory: ModelMemory, rig: Rig) -> dict[str, int]:
     """Return the usable bytes of each device except the host, by device id: available memory less the margin.
 
     At least as much stays free as `warning_bytes` asks for, so that a layout of this program causes no memory warning.
-    If the forecast is incomplete, a fifth of each device stays free for the unknown parts.
+    If the forecast is incomplete, a fifth of each device stays free for the unknown parts. A device that shares the
+    host's memory gets nothing of a model that is larger than all of it: its buffers cannot be paged out, so weights of
+    the CPU's part would be read from the disk again for each token, and the system may lock up.
     """
     usable = {
         device.id: max(0, device.available_bytes - max(device.margin_bytes, warning_bytes(device)))
         for device in rig.devices
     }
+    pool = rig.pool
+    if pool is not None:
+        is_too_large = memory.model.size_bytes > rig.host.total_bytes
+        shared_bytes = 0 if is_too_large else max(0, pool.limit_bytes)
+        usable.update({name: min(size, shared_bytes) for name, size in usable.items() if name in pool.ids})
     if memory.probe_only is None:
         return usable
     return {device_id: size - size // _UNKNOWN_RESERVE for device_id, size in usable.items()}
@@ -53,7 +76,7 @@ def _usable_bytes(memory: ModelMemory, rig: Rig) -> dict[str, int]:
 class Workbench:
     """A model with settings on a rig, with everything that strategies need to try layouts.
 
-    `devices`: devices that may hold layers; local cards first, larger before smaller.
+    `devices`: devices that may hold layers; local cards first, those over slow links last, larger before smaller.
     `usable`: bytes that a layout may use, by id of each device except the host.
     `layers`: bytes of each layer.
     `pinned`: device id of each pinned layer.
@@ -79,7 +102,7 @@ class Workbench:
         self.output = constraints.output if constraints.output in rig.ids else None
         accelerators = sum(device.kind == "accel" for device in rig.devices)
         found = [device for device in _distinct(rig.devices) if self._may_hold(device)]
-        found.sort(key=lambda device: (rank(device), -self.usable[device.id]))
+        found.sort(key=lambda device: (self.rank_of(device), -self.usable[device.id]))
         # llama.cpp also makes a backend for each accelerator (BLAS), and all backends count against the limit of the
         # scheduler.
         self.devices: tuple[Device, ...] = tuple(found[: MAX_ENTRIES - accelerators])
@@ -96,6 +119,10 @@ class Workbench:
         return self.usable[device.id] > 0 and device.id not in self.constraints.off
 
     # ------------------------------------------------------------------ orders
+
+    def rank_of(self, device: Device) -> int:
+        """Return the rank by which devices are chosen; see `reach_rank`."""
+        return reach_rank(device, self.constraints.speeds)
 
     def in_layer_order(self, devices: Iterable[Device]) -> list[str]:
         """Return device ids in the order of their layers: remote devices first, local cards (with the output) last."""
@@ -125,7 +152,7 @@ class Workbench:
 
     def left_bytes(self, layout: Layout, device_id: str) -> int:
         """Return the usable bytes that `layout` leaves on a device other than the host; negative if it exceeds them."""
-        return self.usable.get(device_id, 0) - self.need(layout)[device_id].need_bytes
+        return self._needs.room(layout).get(device_id, -self.need(layout)[device_id].need_bytes)
 
     def is_short(self, device_ids: Collection[str], layout: Layout, left_free: Mapping[str, int] | None = None) -> bool:
         """Return whether `layout` exceeds the usable bytes of at least one of these devices.
@@ -147,8 +174,8 @@ class Workbench:
         """Return the side files with the projector's device fixed to the one chosen while no layers are on devices."""
         if side_files.projector is None:
             return side_files
-        _, device_id = Needs(on_host, {}, as_asked=True).estimate_as_asked(on_host.edit.layout, side_files)
-        return replace(side_files, projector=replace(side_files.projector, device=device_id))
+        found = Needs(on_host, {}, as_asked=True).estimate_as_asked(on_host.edit.layout, side_files)
+        return replace(side_files, projector=replace(side_files.projector, device=found.projector_device))
 
     def report(self, layout: Layout) -> FitReport:
         """Return the memory forecast of `layout`, with the rules that it breaks."""

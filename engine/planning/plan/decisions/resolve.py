@@ -9,6 +9,7 @@ import msgspec
 
 from engine.devices.device import CPU_ID, Rig
 from engine.planning.layout.layout import Layout
+from engine.planning.memory.drafts import drafted_tokens, with_draft_memory
 from engine.planning.memory.estimate import MemoryEstimate
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.memory.placement import place
@@ -16,6 +17,7 @@ from engine.planning.memory.side_files import NO_SIDE_FILES, SideFiles, side_fil
 from engine.planning.plan.decisions.attention import decide_cache_types, decide_flash_attention, usable_flash_attention
 from engine.planning.plan.decisions.context_length import context_lengths, decide_context
 from engine.planning.plan.decisions.decision import Decision
+from engine.planning.plan.decisions.drafts import PlacedDraft, decide_draft, place_draft
 from engine.planning.plan.decisions.load_mode import ModeChoice, decide_load_mode, load_modes
 from engine.planning.plan.decisions.op_offload import decide_op_offload, offload_choices
 from engine.planning.plan.decisions.pipeline import decide_pipeline, pipeline_choices
@@ -32,9 +34,10 @@ class Resolved:
     `context`: settings of the load; only flash attention may still be "auto", because llama.cpp checks the devices
     itself.
     `decisions`: settings with their reasons for the user.
-    `estimate`: memory with side files (projector and LoRA adapters).
+    `estimate`: memory with side files (projector, LoRA adapters and draft model).
     `model_estimate`: memory of the model alone.
     `projector_device`: device id of the projector; the CPU if there is no projector.
+    `draft`: the draft model on its devices; None if there is none.
     """
 
     context: ContextSettings
@@ -42,6 +45,7 @@ class Resolved:
     estimate: MemoryEstimate
     model_estimate: MemoryEstimate
     projector_device: str = CPU_ID
+    draft: PlacedDraft | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +53,13 @@ class _Tried:
     """One combination of settings with its memory forecast.
 
     `mode`: load mode with its reason.
-    `estimate`: memory with side files; `model_estimate`: memory without them.
-    `projector_device`: device id of the projector.
+    `beside`: memory with and without side files, and their devices.
     `short`: ids of the devices without enough memory.
     """
 
     context: ContextSettings
     mode: ModeChoice
-    estimate: MemoryEstimate
-    model_estimate: MemoryEstimate
-    projector_device: str
+    beside: Beside
     short: frozenset[str]
 
 
@@ -87,30 +88,45 @@ def resolve(
         decide_load_mode(asked.load_mode, tried.mode),
         *decide_threads(asked, facts),
         *decide_op_offload(rig, layout, asked.op_offload, used),
-        decide_pipeline(layout, asked, used, tried.estimate),
-        *decide_side_files(side_files, rig, tried.projector_device),
+        decide_pipeline(layout, asked, used, tried.beside.estimate),
+        *decide_side_files(side_files, rig, tried.beside.projector_device),
+        *decide_draft(side_files.draft, tried.beside.draft),
     )
-    return Resolved(used, decisions, tried.estimate, tried.model_estimate, tried.projector_device)
+    beside = tried.beside
+    return Resolved(used, decisions, beside.estimate, beside.alone, beside.projector_device, beside.draft)
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """Memory of a layout with side files. `alone`: without them. The other fields are as of `Resolved`."""
+
+    estimate: MemoryEstimate
+    alone: MemoryEstimate
+    projector_device: str = CPU_ID
+    draft: PlacedDraft | None = None
 
 
 def estimate_beside(
-    memory: ModelMemory,
-    rig: Rig,
-    layout: Layout,
-    context: ContextSettings,
-    side_files: SideFiles,
-    alone: MemoryEstimate,
-) -> tuple[MemoryEstimate, str]:
-    """Return the memory estimate with side files (projector, LoRA adapters), and the device id of the projector.
+    memory: ModelMemory, rig: Rig, layout: Layout, context: ContextSettings, side_files: SideFiles
+) -> Beside:
+    """Return the memory estimate of a layout with side files (projector, LoRA adapters, draft).
 
-    `alone`: estimate without side files; returned unchanged if there are none, or if the layout is for another model.
+    Side files are left out if the layout is for another model.
     """
+    alone = memory.estimate(layout, context, rig)
     # A layout of another model has no estimate that anything could be added to.
     if not side_files or layout.n_layers != memory.model.n_layers:
-        return alone, CPU_ID
-    device_id = projector_device(side_files.projector, rig, device_needs(alone, rig))
+        return Beside(alone, alone)
+    n_drafted, estimate = drafted_tokens(side_files.draft), alone
+    if n_drafted:
+        estimate = memory.estimate(layout, context, rig, n_drafted=n_drafted)
+    device_id = projector_device(side_files.projector, rig, device_needs(estimate, rig))
     placement = place(layout, rig, context)
-    return with_side_files(alone, side_file_bytes(side_files, placement, rig, device_id), placement), device_id
+    estimate = with_side_files(estimate, side_file_bytes(side_files, placement, rig, device_id), placement)
+    draft = place_draft(side_files.draft, memory, rig, context, device_needs(estimate, rig))
+    if draft is not None:
+        estimate = with_draft_memory(estimate, draft.estimate)
+    return Beside(estimate, alone, device_id, draft)
 
 
 def _first_fitting(trials: _Trials) -> _Tried:
@@ -165,7 +181,6 @@ class _Trials:
                 break  # Op offload takes memory of devices only; turning it off does not help the host.
 
     def _try(self, context: ContextSettings, mode: ModeChoice) -> _Tried:
-        alone = self.memory.estimate(self.layout, context, self.rig)
-        estimate, device_id = estimate_beside(self.memory, self.rig, self.layout, context, self.side_files, alone)
-        short = frozenset(shortfalls(device_needs(estimate, self.rig), usable_bytes(self.rig)))
-        return _Tried(context, mode, estimate, alone, device_id, short)
+        beside = estimate_beside(self.memory, self.rig, self.layout, context, self.side_files)
+        short = frozenset(shortfalls(device_needs(beside.estimate, self.rig), usable_bytes(self.rig), self.rig.pool))
+        return _Tried(context, mode, beside, short)

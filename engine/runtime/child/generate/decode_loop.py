@@ -1,8 +1,8 @@
 """The decode loop: computes all requests to a loaded model in common batches.
 
-Each batch has one token of every running answer, and as many tokens of prompts as `PromptBudget` allows. Requests
-beyond the free slots wait in the order of their arrival. If a failed batch damaged a sequence, its tokens are computed
-again.
+Each batch has one token of every running answer, perhaps with drafted ones after it (`Drafting`), and as many tokens of
+prompts as `PromptBudget` allows. Requests beyond the free slots wait in the order of their arrival. If a failed batch
+damaged a sequence, its tokens are computed again.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+from engine.runtime.child.generate.checkpoints import Checkpoint
+from engine.runtime.child.generate.drafting import Drafting, Step
 from engine.runtime.child.generate.slots import Slot, Slots
 from engine.runtime.child.generate.tasks import SequenceTask, StandaloneTask, Task
 from engine.runtime.child.handlers import begin
@@ -58,8 +60,11 @@ class _Share(NamedTuple):
     """The part of a batch that belongs to one task.
 
     `begin`, `end`: indices into the task's tokens.
-    `place`: index of the part's last token in the batch, for its logits.
+    `place`: index of the part's last token in the batch, for its logits. Drafted tokens follow it.
     `cells`: KV cells that the tokens take.
+    `drafts`: drafted tokens.
+    `copy`: state of the slot before the batch, if rejected drafts cannot be removed in another way.
+    `is_answer`: whether the task was answering before the batch.
     """
 
     task: SequenceTask
@@ -68,6 +73,9 @@ class _Share(NamedTuple):
     end: int
     place: int
     cells: int
+    drafts: Sequence[int] = ()
+    copy: Checkpoint | None = None
+    is_answer: bool = False
 
 
 class DecodeLoop:
@@ -94,6 +102,7 @@ class DecodeLoop:
         self._standalone: deque[StandaloneTask] = deque()
         self._first_reader = 0
         self._crowded = False
+        self._drafting = None if loaded.draft is None else Drafting(loaded, loaded.draft, self._slots, stop)
 
     @property
     def busy(self) -> bool:
@@ -194,8 +203,9 @@ class DecodeLoop:
     # ------------------------------------------------------------------ batches
 
     def _compute(self) -> None:
-        shares = self._fill()
         self._loaded.log.begin_computation(self._free.note)
+        drafting_since = time.perf_counter()
+        shares = self._fill()
         started = time.perf_counter()
         self._stop.begin_computing([share.task.id for share in shares])
         try:
@@ -208,29 +218,42 @@ class DecodeLoop:
                 prompt_tokens = sum(share.end - share.begin for share in shares if share.end - share.begin > 1)
                 self._prompt_budget.note(prompt_tokens, time.perf_counter() - started)
             self._go_on(shares)
+            if self._drafting is not None:
+                steps = [Step(each.task, each.is_answer, each.end - each.begin, len(each.drafts)) for each in shares]
+                self._drafting.note(steps, time.perf_counter() - drafting_since)
+        elif status == NO_SLOT and self._drafting is not None and any(share.drafts for share in shares):
+            # Nothing was computed. Without drafts there may be room.
+            self._drafting.skip_once()
         elif status == NO_SLOT:
             self._make_room(shares)
         else:
             self._recover(shares, status)
 
     def _fill(self) -> list[_Share]:
-        """Fill the batch with a token of each answer and parts of the prompts; return the share of each task."""
+        """Fill the batch with a token of each answer, drafts, and parts of the prompts; return each task's share."""
         batch = self._batch
         batch.clear()
         counts = self._counts()
+        drafts: Sequence[Sequence[int]] = [()] * len(counts)
+        if self._drafting is not None:
+            drafts = self._drafting.drafts(self._running, counts, batch.size - sum(counts))
         shares = []
-        for task, count in zip(self._running, counts, strict=True):
+        for task, count, drafted in zip(self._running, counts, drafts, strict=True):
             slot = task.slot
             if slot is None or not count:
                 continue
             tokens, held = task.tokens, len(slot.tokens)
             end = held + count
+            copy = None
             # The usual case, one token of an answer, without slices.
-            if count == 1 and end == len(tokens):
+            if count == 1 and end == len(tokens) and not drafted:
                 place = batch.add(tokens[held], held, slot.number)
             else:
-                place = batch.extend(tokens[held:end], held, slot.number, outputs=int(end == len(tokens)))
-            shares.append(_Share(task, slot, held, end, place, count))
+                if drafted:
+                    copy = self._slots.copy_state(slot)
+                outputs = len(drafted) + (end == len(tokens))
+                place = batch.extend([*tokens[held:end], *drafted], held, slot.number, outputs=outputs) - len(drafted)
+            shares.append(_Share(task, slot, held, end, place, count, drafted, copy, task.is_answering))
         return shares
 
     def _counts(self) -> list[int]:
@@ -261,18 +284,21 @@ class DecodeLoop:
         """Add the tokens of a computed batch to the slots, sample, and send all resulting messages together."""
         answers: list[Message] = []
         ended: list[SequenceTask] = []
-        for task, slot, begun, end, place, cells in shares:
+        for share in shares:
+            task, slot, begun, end = share.task, share.slot, share.begin, share.end
             if end == begun + 1:
                 slot.tokens.append(task.tokens[begun])
             else:
                 slot.tokens += task.tokens[begun:end]
             # llama.cpp has made pending copies between streams with this batch.
             slot.copy_pending = False
-            self._slots.checkpoint_if_due(slot, task.tokens, task.checkpoint_positions)
-            told = task.read(cells)
+            # Not as long as the state is that of drafts too.
+            if not share.drafts:
+                self._slots.checkpoint_if_due(slot, task.tokens, task.checkpoint_positions)
+            told = task.read(share.cells)
             if told is not None:
                 answers.append(told)
-            if end == len(task.tokens) and not task.take_logits(place, answers):
+            if end == len(task.tokens) and not self._sample(share, answers):
                 ended.append(task)
         for task in ended:
             self._leave(task)
@@ -280,6 +306,29 @@ class DecodeLoop:
         # One write to the pipe for all messages of the batch.
         if answers:
             self._tell(*answers)
+
+    def _sample(self, share: _Share, answers: list[Message]) -> bool:
+        """Sample the next token of a task, and one more for each drafted token that was sampled; then drop the others.
+
+        Return whether the task continues.
+        """
+        task, slot, drafts = share.task, share.slot, share.drafts
+        if task.draft is not None and share.is_answer:
+            task.draft.begin_step(len(drafts))
+        goes_on = task.take_logits(share.place, answers)
+        if not drafts or task.draft is None:
+            return goes_on
+        accepted = 0
+        while goes_on and accepted < len(drafts) and task.tokens[-1] == drafts[accepted]:
+            # Before the next token is sampled: its messages count the cells that the answer has so far.
+            slot.tokens.append(drafts[accepted])
+            task.draft.accept()
+            accepted += 1
+            goes_on = task.take_logits(share.place + accepted, answers)
+        if accepted < len(drafts):
+            self._slots.roll_back(slot, share.copy)
+        self._slots.checkpoint_if_due(slot, task.tokens, task.checkpoint_positions)
+        return goes_on
 
     def _make_room(self, shares: Sequence[_Share]) -> None:
         """Make room after llama_decode found no KV slot (status 1): empty unused slots.

@@ -304,7 +304,7 @@ def refusal(loaded: LoadedContext, header: SequenceHeader) -> str | None:
 
 
 def _most_bytes(loaded: LoadedContext, tokens: int) -> int:
-    cache_bytes = sum(part.kv_cache_bytes + part.recurrent_bytes for part in loaded.parts())
+    cache_bytes = sum(part.kv_cache_bytes + part.recurrent_bytes for part in loaded.parts() if not part.draft)
     return cache_bytes + tokens * _CELL_BYTES + _SLACK_BYTES
 
 

@@ -11,6 +11,8 @@ from engine.runtime.child.load.loaded_context import LoadedContext
 
 MIN_COPIED_TOKENS = 16
 """Fewest tokens whose computation the copy of a prefix must save. A copy between streams moves a whole KV cache."""
+MOST_COPIED_BYTES = 64 << 20
+"""Largest recurrent state of a sequence that is copied at every step, so that rejected drafts can be undone."""
 
 
 @dataclass(eq=False, slots=True)
@@ -154,6 +156,36 @@ class Slots:
         if not low.llama_memory_seq_rm(memory, slot.number, len(slot.tokens), -1):
             self.empty(slot)
 
+    # ------------------------------------------------------------------ drafts
+
+    def can_roll_back(self, slot: Slot) -> bool:
+        """Return whether rejected drafts can be removed from a slot, if need be by a copy of its state."""
+        if not self._whole_only:
+            return True
+        return self._taker.size_bytes(slot.number) <= min(MOST_COPIED_BYTES, self._taker.most_bytes)
+
+    def copy_state(self, slot: Slot) -> Checkpoint | None:
+        """Return a copy of a slot's state, to which `roll_back` can return; None if none is needed, or it failed."""
+        if not self._whole_only:
+            return None
+        return self._taker.take(slot.number, len(slot.tokens), self._taker.size_bytes(slot.number))
+
+    def roll_back(self, slot: Slot, copy: Checkpoint | None) -> None:
+        """Remove rejected drafts, which come after the tokens of a slot.
+
+        If that is not possible, the slot is set back to `copy` or to an earlier checkpoint, or emptied. Its request
+        computes the tokens again that the slot has lost.
+        """
+        low, memory, held = self._loaded.engine.low, self._loaded.memory, len(slot.tokens)
+        can_cut = not self._whole_only and self._holds_window(slot, held)
+        if can_cut and low.llama_memory_seq_rm(memory, slot.number, held, -1):
+            return
+        kept = [each for each in (*slot.checkpoints, *([] if copy is None else [copy])) if each.tokens <= held]
+        if kept and self._taker.restore(slot.number, kept[-1]):
+            slot.hold(slot.tokens[: kept[-1].tokens])
+        else:
+            self.empty(slot)
+
     def restore_checkpoints(self) -> None:
         """Set every slot back to its last checkpoint, or empty it, after a failed batch with recurrent state."""
         for slot in self.all:
@@ -164,11 +196,16 @@ class Slots:
                 self.empty(slot)
 
     def reconcile(self, slot: Slot, wanted: Sequence[int]) -> None:
-        """Set the slot's tokens, after a failed or aborted batch, to the part of `wanted` that llama.cpp still has."""
+        """Set the slot's tokens, after a failed or aborted batch, to the part of `wanted` that llama.cpp still has.
+
+        The last token of `wanted` is computed again in any case, because its logits were not used. Drafts go too.
+        """
         memory = self._loaded.memory
         held = int(self._loaded.engine.low.llama_memory_seq_pos_max(memory, slot.number)) + 1
-        slot.hold(wanted[:held])
+        slot.hold(wanted[: min(held, len(wanted) - 1)])
         slot.copy_pending = False
+        if held > len(slot.tokens):
+            self.drop_end(slot)
 
     # ------------------------------------------------------------------ checkpoints
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+from engine.runtime.child.generate.draft_gain import AnswerDraft
 from engine.runtime.child.generate.media_reader import MediaReader
 from engine.runtime.child.generate.slots import Slot, Slots
 from engine.runtime.child.load.media import MediaPart
@@ -42,6 +43,7 @@ class SequenceTask(Task, ABC):
     `media`: computes the images and sounds among the tokens.
     `checkpoint_positions`: numbers of tokens after which a checkpoint is worth its memory; empty if none is needed.
     `slot`: slot of the task; None while it waits for one.
+    `draft`: counts the drafts of the task; None if nothing is drafted for it.
     """
 
     def __init__(
@@ -52,6 +54,17 @@ class SequenceTask(Task, ABC):
         self.media = media
         self.checkpoint_positions = checkpoint_positions
         self.slot: Slot | None = None
+        self.draft: AnswerDraft | None = None
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether the prompt has been computed, so that each batch continues an answer."""
+        return False
+
+    @property
+    def draftable(self) -> int:
+        """Largest number of tokens that may be drafted now; 0 or less if none may be."""
+        return 0
 
     @property
     def missing(self) -> int:

@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Sequence
 
+from engine.runtime.child.generate.draft_gain import AnswerDraft
 from engine.runtime.child.generate.media_reader import MediaReader
 from engine.runtime.child.generate.prompt import NOT_REPLACED, Replaced, read_prompt, with_answer_start
 from engine.runtime.child.generate.sampling import ChoiceReader, SamplerChain, settings_of
@@ -97,11 +98,25 @@ class Generation(SequenceTask):
         self._cached = self._evaluated = self._generated = 0
         self._started: float | None = None
         self._begun: float | None = None
+        if loaded.draft is not None:
+            self.draft = AnswerDraft(loaded.draft.kind)
 
     def begin(self) -> None:
         if self._started is None and self.slot is not None:
             self._started = time.perf_counter()
             self._cached = self._cells(self.slot.tokens)
+
+    @property
+    def is_answering(self) -> bool:
+        return self._begun is not None
+
+    @property
+    def draftable(self) -> int:
+        if self._begun is None:
+            return 0
+        # A draft of n tokens gives up to n + 1, and takes n KV cells besides that of the last token.
+        left = math.inf if self._most is None else self._most - self._generated - 1
+        return int(min(left, self._room - len(self.tokens)))
 
     @property
     def reading(self) -> Reading:
@@ -159,6 +174,8 @@ class Generation(SequenceTask):
         if not dropped:
             return False
         del self.tokens[self._kept : self._kept + dropped]
+        if self.draft is not None:
+            self.draft.forget()
         self._dropped += dropped
         answers.append(Shifted(request=self.id, kept_tokens=self._kept, dropped_tokens=dropped))
         return True
@@ -202,4 +219,5 @@ class Generation(SequenceTask):
             replaced_for_log=self._replaced.for_log,
             checkpoint_bytes=self._slots.checkpoint_bytes,
             dropped_tokens=self._dropped,
+            draft=None if self.draft is None else self.draft.statistics,
         )

@@ -20,7 +20,7 @@ from engine.runtime.child.native.bindings import Bindings
 from engine.runtime.child.native.breakdown import BufferBytes, logged_parts, measured_parts
 from engine.runtime.child.native.devices import ResolvedDevices
 from engine.runtime.child.native.log import EngineLog, FreeMemory, allocation_failure, decode_failure
-from engine.runtime.protocol.messages import AllocationFailure, Failure, Part
+from engine.runtime.protocol.messages import AllocationFailure, DraftSource, Failure, Part
 
 DECODED, NO_SLOT, ABORTED = 0, 1, 2
 FLOAT_BYTES = 4
@@ -50,6 +50,12 @@ class LoadedContext:
     """Turns images and sounds into embeddings; None if no projector is loaded."""
     name: str = "this model"
     """Name of the model's file, for messages to the user."""
+    draft: DraftSource | None = None
+    """What drafts tokens; None if nothing does."""
+    draft_model: LoadedContext | None = None
+    """The loaded draft model; None if there is none."""
+    draft_parts: tuple[Part, ...] = ()
+    """Memory of the draft model."""
     _special_tokens: SpecialTokens | None = None
 
     @property
@@ -124,6 +130,15 @@ class LoadedContext:
         return min(int(self.engine.low.llama_n_ubatch(self.context)), self.n_sequences * self.longest_text)
 
     @property
+    def output_rows(self) -> int:
+        """Number of rows of logits that the output buffer holds: one for each sequence, and one for each drafted token.
+
+        A batch has no more.
+        """
+        rows = self.n_sequences * (1 if self.draft is None else self.draft.n_tokens + 1)
+        return max(self.n_sequences, min(rows, self.batch_tokens))
+
+    @property
     def has_recurrent_state(self) -> bool:
         """Whether the model has recurrent state, which cannot be cut to fewer tokens."""
         low = self.engine.low
@@ -169,15 +184,16 @@ class LoadedContext:
         `sizes`: bytes by buffer type address, used instead of llama.cpp's breakdown.
         """
         facts = self.log.facts
-        output_bytes = output_buffer_bytes(self.vocabulary_size + self._encoded_width, self.settings)
+        output_bytes = output_buffer_bytes(self.vocabulary_size + self._encoded_width, self.output_rows)
         if self.embedded_tokens:
             output_bytes = max(output_bytes, self.embeddings_bytes(self.embedded_tokens))
+        if self.embedded_tokens or self.output_rows > self.n_sequences:
             facts.grow_output(output_bytes)
         sizes = sizes or breakdown.context_bytes(self.engine, self.context)
         side_files = () if self.side_files is None else self.side_files.parts
         if sizes is None:
-            return (*logged_parts(self.devices, facts, None, output_bytes), *side_files)
-        return (*measured_parts(self.devices, sizes, facts, output_bytes), *side_files)
+            return (*logged_parts(self.devices, facts, None, output_bytes), *side_files, *self.draft_parts)
+        return (*measured_parts(self.devices, sizes, facts, output_bytes), *side_files, *self.draft_parts)
 
     @property
     def _encoded_width(self) -> int:
@@ -192,16 +208,18 @@ class LoadedContext:
         return FLOAT_BYTES * tokens * (self.vocabulary_size + width)
 
     def free(self) -> None:
-        """Free projector, context and model. The model is freed last, because the other two use it."""
+        """Free draft model, projector, context and model. The model is freed last, because the other two use it."""
+        if self.draft_model is not None:
+            self.draft_model.free()
         if self.side_files is not None:
             self.side_files.free()
         self.engine.low.llama_free(self.context)
         self.engine.low.llama_model_free(self.model)
 
 
-def output_buffer_bytes(vocabulary_size: int, settings: ContextSettings) -> int:
-    """Return the bytes that llama.cpp reserves for logits: a row of float32 for each sequence."""
-    return FLOAT_BYTES * vocabulary_size * max(1, settings.n_seq_max)
+def output_buffer_bytes(vocabulary_size: int, rows: int) -> int:
+    """Return the bytes that llama.cpp reserves for logits: `rows` rows of float32, at first one for each sequence."""
+    return FLOAT_BYTES * vocabulary_size * rows
 
 
 _INT_BYTES = ctypes.sizeof(ctypes.c_int32)

@@ -1,8 +1,8 @@
 """Loads a model: allocate and read the weights, load side files, make the context, warm up.
 
-`ModelLoader` carries out a `Load` and reports exactly how it ended. `ModelParameters` and `context_struct` translate
-our settings to llama.cpp's structs. Every field is written, because the defaults of llama.cpp and of the binding differ
-from ours. Probes use the same two.
+`ModelLoader` carries out a `Load` and reports exactly how it ended; another `ModelLoader` then loads the draft model.
+`ModelParameters` and `context_struct` translate our settings to llama.cpp's structs. Every field is written, because
+the defaults of llama.cpp and of the binding differ from ours. Probes use the same two.
 """
 
 from __future__ import annotations
@@ -12,9 +12,19 @@ import os
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from engine.base.processor import default_threads
 from engine.planning.layout.engine_parameters import MATCHES_NO_TENSOR, EngineParameters, TensorOverride
 from engine.planning.settings.context_settings import ContextSettings
+from engine.runtime.child.load.draft_model import (
+    check_source,
+    check_vocabulary,
+    draft_load,
+    failure_of_draft,
+    of_draft,
+    without_rope,
+)
 from engine.runtime.child.load.early_weights import Links, send_early
 from engine.runtime.child.load.loaded_context import LoadedContext, output_buffer_bytes
 from engine.runtime.child.load.media import Media
@@ -179,16 +189,29 @@ PLAIN_HOST_BUFFER = "CPU"
 
 
 class ModelLoader:
-    """Carries out one `Load`, from the request to the loaded context. For the main thread."""
+    """Carries out one `Load`, from the request to the loaded context. For the main thread.
 
-    def __init__(self, engine: Bindings, log: EngineLog, stop: StopFlag, reporter: StageReporter, load: Load) -> None:
+    `target`: the loaded model if this load is that of its draft model; else None.
+    """
+
+    def __init__(
+        self,
+        engine: Bindings,
+        log: EngineLog,
+        stop: StopFlag,
+        reporter: StageReporter,
+        load: Load,
+        target: LoadedContext | None = None,
+    ) -> None:
         self._engine = engine
         self._log = log
         self._stop = stop
         self._reporter = reporter
         self._load = load
+        self._target = target
         log.begin()
-        self._devices = resolve_devices(engine, load.devices, wanted_devices(load))
+        # All devices of both models at once: the log names devices of either.
+        self._devices = resolve_devices(engine, load.devices, wanted_devices(load)) if not target else target.devices
         log.devices = self._devices
         self._free = FreeMemory(self._devices)
         log.on_failed = self._free.note
@@ -204,8 +227,18 @@ class ModelLoader:
         Raises:
             RequestError: with `AllocationFailure`, `Failure` or `Stopped`. Nothing stays allocated.
         """
+        check_source(self._load.draft)
         with self._members:
-            return self._run()
+            loaded, message = self._run()
+        request = draft_load(self._load) if loaded.draft is not None else None
+        if request is None:
+            return loaded, message
+        try:
+            self._load_draft(loaded, request)
+        except RequestError:
+            loaded.free()
+            raise
+        return loaded, msgspec.structs.replace(message, parts=(*message.parts, *loaded.draft_parts))
 
     def _run(self) -> tuple[LoadedContext, LoadedModel]:
         check_file(self._load.path)
@@ -218,6 +251,8 @@ class ModelLoader:
             self._sent = links.sent()
         side_files: LoadedSideFiles | None = None
         try:
+            if self._target is not None:
+                check_vocabulary(self._engine.low, self._target.model, model, Path(self._load.path).name)
             side_files = self._load_side_files(model)
             context = self._make_context(model, side_files)
         except RequestError:
@@ -226,10 +261,12 @@ class ModelLoader:
             self._engine.low.llama_model_free(model)
             raise
         load = self._load
+        positions = load.positions if self._target is None else without_rope(self._engine.low, model)
         loaded = LoadedContext(
-            self._engine, self._log, self._devices, load.context, model, context, side_files, load.positions
+            self._engine, self._log, self._devices, load.context, model, context, side_files, positions
         )
         loaded.name = Path(load.path).name
+        loaded.draft = load.draft if loaded.makes_text else None
         side_files.adapters.apply(context)
         if side_files.projector is not None:
             loaded.media = Media(side_files.projector, int(self._engine.low.llama_model_n_embd_inp(model)))
@@ -239,6 +276,23 @@ class ModelLoader:
             loaded.free()
             raise
         return loaded, self._describe(loaded)
+
+    def _load_draft(self, loaded: LoadedContext, request: Load) -> None:
+        """Load the draft model in addition to the model itself.
+
+        Raises:
+            RequestError: as `run`. The model itself stays allocated.
+        """
+        placed, facts = loaded.parts(), self._log.facts
+        self._reporter.begin_draft(lambda message: failure_of_draft(message, placed).message)
+        try:
+            draft, message = ModelLoader(self._engine, self._log, self._stop, self._reporter, request, loaded).run()
+        except RequestError as end:
+            raise failure_of_draft(end.message, placed) from None
+        finally:
+            # The facts of the model itself are needed for its parts, as long as it is loaded.
+            self._log.facts = facts
+        loaded.draft_model, loaded.draft_parts = draft, of_draft(message.parts)
 
     def _read_model(self) -> int:
         parameters = ModelParameters(self._engine, self._load.parameters, self._devices, self._load.context, dry=False)
@@ -357,7 +411,8 @@ class ModelLoader:
 
     def _placed_before_context(self, model: int) -> tuple[Part, ...]:
         vocabulary = self._engine.low.llama_model_get_vocab(model)
-        output_bytes = output_buffer_bytes(self._engine.low.llama_vocab_n_tokens(vocabulary), self._load.context)
+        rows = max(1, self._load.context.n_seq_max)
+        output_bytes = output_buffer_bytes(self._engine.low.llama_vocab_n_tokens(vocabulary), rows)
         weights = breakdown.model_bytes(self._engine, model)
         return logged_parts(self._devices, self._log.facts, weights, output_bytes)
 
@@ -377,7 +432,10 @@ def dry_weights(engine: Bindings, devices: ResolvedDevices, load: Load) -> dict[
 def wanted_devices(request: Load | Probe) -> tuple[str, ...]:
     """Return the ids of all devices that a request uses."""
     projector = () if request.projector is None else (request.projector.device,)
-    return (*request.parameters.devices, *(override.device for override in request.parameters.overrides), *projector)
+    draft = draft_load(request) if isinstance(request, Load) else None
+    further = () if draft is None else wanted_devices(draft)
+    overrides = (override.device for override in request.parameters.overrides)
+    return (*request.parameters.devices, *overrides, *projector, *further)
 
 
 def check_file(path: str) -> None:

@@ -39,6 +39,8 @@ class StageReporter:
         self._lock = threading.Lock()
         self._latest = StageProgress(stage="allocate")
         self._sent_at = 0.0
+        self._is_draft = False
+        self._as_draft: Callable[[Message], Message] = lambda message: message
         self._ticks = WorkHeartbeat(self._repeat, tick_seconds=tick_seconds)
 
     @property
@@ -53,6 +55,10 @@ class StageReporter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._ticks.__exit__(kind, error, trace)
+
+    def begin_draft(self, as_draft: Callable[[Message], Message]) -> None:
+        """Begin the load of the draft model. `as_draft`: marks a final message as one about the draft model."""
+        self._is_draft, self._as_draft = True, as_draft
 
     def enter(self, stage: LoadStage, fraction: float | None = None) -> None:
         """Begin a stage of the load, and send it."""
@@ -73,13 +79,13 @@ class StageReporter:
     def send_final(self, message: Message) -> None:
         """Send the final message of the load, from a callback of a native call that will not return."""
         with self._lock:
-            self._say(message)
+            self._say(self._as_draft(message))
 
     def _send(self, progress: StageProgress) -> None:
         with self._lock:
-            self._latest = progress
+            self._latest = msgspec.structs.replace(progress, draft=True) if self._is_draft else progress
             self._sent_at = time.monotonic()
-            self._say(progress)
+            self._say(self._latest)
 
     def _repeat(self) -> None:
         if time.monotonic() - self._sent_at >= self._tick_seconds / 2:
@@ -116,20 +122,34 @@ class WarmUp:
             loaded.log.on_failed = self._end_unmade
         if loaded.embeddable_tokens:
             self._reserve_embeddings(loaded.embeddable_tokens)
+        if loaded.output_rows > loaded.n_sequences:
+            self._reserve_rows(loaded.output_rows, loaded.context_tokens)
         if loaded.makes_text:
             self._compute(largest)
         loaded.log.on_failed = self._free.note
         self._check_stop()
 
     def _reserve_embeddings(self, tokens: int) -> None:
-        """Make llama.cpp allocate the output buffer for embeddings, by a batch of texts that is aborted at once."""
+        """Make llama.cpp allocate the output buffer for embeddings of `tokens` tokens."""
         loaded, low = self._loaded, self._loaded.engine.low
-        batch, longest = Batch(loaded.engine, tokens), loaded.longest_text
-        for sequence, begin in enumerate(range(0, tokens, longest)):
-            length = min(longest, tokens - begin)
+        low.llama_set_embeddings(loaded.context, True)
+        try:
+            self._reserve_rows(tokens, loaded.longest_text)
+        finally:
+            low.llama_set_embeddings(loaded.context, False)
+        loaded.embedded_tokens = tokens
+
+    def _reserve_rows(self, rows: int, longest: int) -> None:
+        """Make llama.cpp allocate the output buffer for `rows` rows, by a batch that is aborted at once.
+
+        `longest`: most tokens of a sequence in that batch.
+        """
+        loaded = self._loaded
+        batch = Batch(loaded.engine, rows)
+        for sequence, begin in enumerate(range(0, rows, longest)):
+            length = min(longest, rows - begin)
             batch.extend([self._token()] * length, 0, sequence, outputs=length)
         self._check_stop()
-        low.llama_set_embeddings(loaded.context, True)
         # The abort is intended, and its log lines would look like a failure.
         loaded.log.is_mute = True
         try:
@@ -137,12 +157,10 @@ class WarmUp:
                 status = loaded.compute(batch.struct)
         finally:
             loaded.log.is_mute = False
-            low.llama_set_embeddings(loaded.context, False)
         loaded.clear()
         if status not in (DECODED, ABORTED):
             self._raise_failure(status)
         loaded.log.facts.errors.clear()
-        loaded.embedded_tokens = tokens
         self._check_stop()
 
     def _compute(self, largest: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
+from typing import Literal
 
 import psutil
 import pytest
@@ -108,6 +109,20 @@ def test_a_card_that_two_packs_list_is_there_once(order: int) -> None:
         for name, backend, slot in cards[::order]
     ]
     assert sorted(device.id for device in devices_of(found)) == ["CUDA0", "Vulkan1", "Vulkan2"]
+
+
+@pytest.mark.parametrize(
+    ("backend", "kind", "unified"),
+    [("Metal", "gpu", True), ("CUDA", "igpu", True), ("Vulkan", "igpu", True), ("CUDA", "gpu", False)],
+)
+def test_integrated_devices_and_metal_share_the_hosts_memory(
+    backend: str, kind: Literal["gpu", "igpu"], unified: bool
+) -> None:
+    listed = GgmlDevice(
+        name="D0", description="device", backend=backend, kind=kind, free_bytes=GIB, total_bytes=2 * GIB
+    )
+    (device,) = devices_of([listed])
+    assert device.unified is unified
 
 
 def test_endpoints_that_do_not_answer() -> None:

@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-import queue
 import sys
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
-from engine.base.units import MIB
 from engine.devices.device import Rig, routes_of
 from engine.devices.endpoint import GreetingStatus, greet, greet_all
-from engine.machines.rigs.discovery import host_device
 from engine.machines.rigs.lab import LabRig
-from engine.machines.rigs.remote_machines import Machine, RemoteMachines
-from engine.machines.rigs.secure_serving import Lending, Lent, SecureAddress, serve_secure
 from engine.machines.rigs.speeds import measure_speeds
-from engine.machines.tunnel.calling import pair_with
-from engine.machines.tunnel.listener import Use
-from engine.machines.tunnel.pairing import OpenCode
-from engine.machines.tunnel.pairings import Pairing
-from engine.machines.tunnel.tunnels import Tunnels
 from engine.model.gguf.model_file import ModelFile
 from engine.model.gguf.reader import read_model
 from engine.planning.layout.layout import Layout, Run
@@ -33,71 +21,15 @@ from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.probing.probe import probe
 from engine.runtime.protocol.messages import Generate
 from engine.runtime.session.events import Done, Failed, Loaded, Token
+from tests.support.lending import CAP_BYTES, Served, reached
 from tests.support.models import write_tiny_llama
 from tests.support.orders import order_of, plan_of
 from tests.support.patience import DEADLINE_S
 from tests.support.session_log import SessionLog
-from tests.support.tunnels import Home
 
-CAP_BYTES = 64 * MIB
 N_LAYERS = 4
 CONTEXT = ContextSettings(n_ctx=2048, n_batch=64, n_ubatch=64, threads=1, threads_batch=1)
 LAYOUT = Layout(N_LAYERS, (Run("CPU", 0, 1), Run("attic-CPU", 2, N_LAYERS - 1)), "attic-CPU")
-
-
-class Served:
-    """A machine that serves from the start of its context until `stop`, or the end of that."""
-
-    def __init__(self, folder: Path, lendings: Sequence[Lending] | None = None) -> None:
-        self.home, self.code, self.paired = Home(folder), OpenCode(), list[Pairing]()
-        self._until = threading.Event()
-        self._told: queue.SimpleQueue[Lent] = queue.SimpleQueue()
-        self.uses: tuple[Use, ...] = ()
-        self._lendings = lendings
-        self._thread = threading.Thread(target=self._serve)
-
-    def __enter__(self) -> Served:
-        self._thread.start()
-        self.serving = self._told.get(timeout=DEADLINE_S)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    @property
-    def endpoint(self) -> str:
-        return f"127.0.0.1:{self.serving.port}"
-
-    def stop(self) -> None:
-        """End worker and listener, and wait for that."""
-        self._until.set()
-        self._thread.join(DEADLINE_S)
-
-    def _take_uses(self, uses: tuple[Use, ...]) -> None:
-        self.uses = uses
-
-    def _serve(self) -> None:
-        serve_secure(
-            SecureAddress("127.0.0.1", 0, "attic", self.home.identity, self.home.book, self.code),
-            self._lendings or (Lending(host_device(), CAP_BYTES),),
-            kept=None,
-            until=self._until,
-            on_serving=self._told.put,
-            on_paired=self.paired.append,
-            on_use=self._take_uses,
-        )
-
-
-@contextmanager
-def reached(served: Served, folder: Path) -> Iterator[Rig]:
-    """This machine with the worker of the other one, behind a tunnel."""
-    laptop = Home(folder)
-    pairing = pair_with(served.endpoint, served.code.renew(), laptop.identity, "laptop", DEADLINE_S)
-    laptop.book.add(pairing)
-    with Tunnels(laptop.folder / "identity.pem", laptop.book) as tunnels:
-        machines = RemoteMachines(laptop.folder / "identity.pem", laptop.book, tunnels, folder / "checks.json")
-        found = machines.find(Machine(pairing.endpoint, pairing.fingerprint, pairing.name))
-        yield Rig(found.devices, host_device())
 
 
 @pytest.fixture(scope="module")

@@ -126,6 +126,20 @@ def test_one_session_at_a_time_and_the_next_is_told(served: Attic, laptop: Home)
     session.close()
 
 
+def test_a_session_of_our_own_is_not_told_as_that_of_another_computer(
+    served: Attic, laptop: Home, tmp_path: Path
+) -> None:
+    garden = Home(tmp_path / "garden")
+    served.pair(laptop)
+    served.pair(garden, "garden")
+    session = served.open(laptop, "CPU")
+    with pytest.raises(TunnelError, match="still holds a session of this computer; try again"):
+        served.open(laptop, "CPU")
+    with pytest.raises(TunnelError, match="is used by laptop now; wait until it is free"):
+        served.open(garden, "CPU")
+    session.close()
+
+
 def test_a_worker_that_is_gone_is_told(laptop: Home, tmp_path: Path) -> None:
     def nobody() -> socket.socket:
         raise ConnectionRefusedError

@@ -40,6 +40,7 @@ ROW_KEYS = {
     "projector_bytes",
     "answering_bytes",
     "late_bytes",
+    "draft_bytes",
 }
 
 

@@ -219,6 +219,8 @@ class GraphContext:
         self._factors: dict[str, Tensor] = {}
         self._inputs: dict[str, Tensor] = {}
         self._weights: dict[object, Tensor] = {}
+        self.weight_names: dict[Tensor, str] = {}
+        """Full name of each weight in the graph."""
         self._given: GraphInputs | None = None
         self._layer: Placed | None = None
         self._mixer: Mixer | None = None
@@ -289,7 +291,9 @@ class GraphContext:
         return self._new_weight(facts, buft, facts.ne)
 
     def _new_weight(self, facts: WeightFacts, buft: str, ne: Sequence[int]) -> Tensor:
-        return self.graph.weight(self._select_buft(facts, buft), ne, facts.n_bytes, facts.padding_bytes)
+        found = self.graph.weight(self._select_buft(facts, buft), ne, facts.n_bytes, facts.padding_bytes)
+        self.weight_names[found] = facts.name
+        return found
 
     def raw_norm(self, source: Tensor, *, layer_norm: bool = False) -> Tensor:
         """Return `source` normalised, not multiplied by weights."""

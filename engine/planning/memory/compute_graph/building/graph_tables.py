@@ -6,7 +6,8 @@ Layers with equal graphs are of one kind, and one section of a graph represents 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
@@ -34,6 +35,7 @@ from engine.planning.memory.compute_graph.building.layer import (
     variant_weight_bufts,
     weight_bufts,
 )
+from engine.planning.memory.compute_graph.ggml.graph import Tensor
 from engine.planning.memory.compute_graph.ggml.scheduler import HOST
 from engine.planning.memory.compute_graph.ggml.sections import (
     ON_CPU,
@@ -256,6 +258,51 @@ A drag over devices that lack kernels for different weights needs one for each s
 """
 
 
+class _WholeGraph:
+    """Sections of the whole graph of one model, for any overrides of weights in blocks.
+
+    Such overrides change only the buffer types of weights. A section in which the same weights are moved to the same
+    places is the same object in all graphs, so that the steps that are cached for it are found.
+
+    `sections`: those without overrides.
+    `names`: full name of each weight in them.
+    """
+
+    def __init__(self, sections: tuple[Section, ...], names: Mapping[Tensor, str]) -> None:
+        self._sections = sections
+        self._names = tuple(
+            tuple((number, names[tensor]) for number, tensor in enumerate(section.tensors) if tensor in names)
+            for section in sections
+        )
+        self._variants: dict[tuple[int, tuple[tuple[int, str], ...]], Section] = {}
+
+    def with_moved(self, moved: Mapping[str, str]) -> tuple[Section, ...]:
+        """Return the sections with weights in other buffer types. `moved`: the buffer type by full name."""
+        return tuple(
+            self._variant(number, tuple([(index, moved[name]) for index, name in names if name in moved]))
+            for number, names in enumerate(self._names)
+        )
+
+    def _variant(self, number: int, bufts: tuple[tuple[int, str], ...]) -> Section:
+        if not bufts:
+            return self._sections[number]
+        found = self._variants.get((number, bufts))
+        if found is None:
+            tensors = list(self._sections[number].tensors)
+            for index, buft in bufts:
+                tensors[index] = copy(tensors[index])
+                tensors[index].buft = buft
+            found = replace(self._sections[number], tensors=tuple(tensors))
+            if len(self._variants) >= _MOST_VARIANTS:
+                self._variants.clear()
+            self._variants[number, bufts] = found
+        return found
+
+
+_MOST_VARIANTS = 4096
+"""Most sections with moved weights that are cached."""
+
+
 class SectionMaker:
     """Builds sections of a graph and caches them. A section is the part of the graph that belongs to some layers.
 
@@ -277,6 +324,7 @@ class SectionMaker:
         self._op_offload = op_offload
         self._known: dict[SectionName, Section] = {}
         self._parts: dict[tuple[tuple[TensorOverride, ...], tuple[int, ...]], tuple[Section, ...]] = {}
+        self._whole_graphs: dict[tuple[int, ...], _WholeGraph] = {}
 
     def sizes_matter(self, buft: str, kernel_class: int) -> Sizes:
         """Return the weights whose size matters if a layer is on a device with this buffer type and kernel class."""
@@ -343,10 +391,27 @@ class SectionMaker:
         if found is None:
             if len(self._parts) >= _MOST_GRAPHS:
                 self._parts.clear()
-            found = self._parts[overrides, kernel_classes] = self._partition(overrides, kernel_classes)
+            found = self._parts[overrides, kernel_classes] = self._make_parts(overrides, kernel_classes)
         return found
 
-    def _partition(self, overrides: tuple[TensorOverride, ...], kernel_classes: tuple[int, ...]) -> tuple[Section, ...]:
+    def _make_parts(
+        self, overrides: tuple[TensorOverride, ...], kernel_classes: tuple[int, ...]
+    ) -> tuple[Section, ...]:
+        moved = self.tables.moved(overrides)
+        if any(facts.name in moved for facts in self.tables.outer.values()):
+            # A graph has the RoPE factors once for each buffer type, so that moving them changes more than their place.
+            return self._partition(overrides, kernel_classes)[0]
+        graph = self._whole_graphs.get(kernel_classes)
+        if graph is None:
+            if len(self._whole_graphs) >= _MOST_GRAPHS:
+                self._whole_graphs.clear()
+            graph = self._whole_graphs[kernel_classes] = _WholeGraph(*self._partition((), kernel_classes))
+        return graph.with_moved(moved)
+
+    def _partition(
+        self, overrides: tuple[TensorOverride, ...], kernel_classes: tuple[int, ...]
+    ) -> tuple[tuple[Section, ...], Mapping[Tensor, str]]:
+        """Build the whole graph; return its sections, and the full names of the weights in them."""
         tables = self.tables
         bufts = [buft_at(place, kernel_class) for place, kernel_class in enumerate(kernel_classes)]
         unsupported = {
@@ -373,7 +438,7 @@ class SectionMaker:
             passed=lambda _: starts.append((len(ctx.graph.nodes), len(ctx.graph.leafs))),
         )
         # The first start is left out: the embeddings and layer 0 are one section.
-        return partition_graph(ctx.graph, starts[1:], ctx.common)
+        return partition_graph(ctx.graph, starts[1:], ctx.common), ctx.weight_names
 
     def _context(self, select_buft: SelectBuft) -> GraphContext:
         tables = self.tables

@@ -35,7 +35,7 @@ from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan
 from engine.planning.plan.preview import make_report, plan_speed
 from engine.planning.settings.context_settings import AUTO_CONTEXT, ContextSettings
-from engine.planning.speed.speeds import NO_MEASUREMENTS
+from engine.planning.speed.speeds import NO_MEASUREMENTS, Link, Speeds
 from engine.planning.speed.work import Work
 from tests.support.models import write_header_only
 from tests.support.previews import make_gpu, make_rig
@@ -638,3 +638,22 @@ def test_a_layout_says_what_a_slow_link_costs() -> None:
     assert "The link to RPC0 costs" in answer.explanation
     near = make_rig(make_gpu("CUDA0", 4), remote(0, 4, host="127.0.0.1"), host_gib=8)
     assert "The link" not in found("fastest", "dense 8B", near).explanation
+
+
+@pytest.mark.parametrize("strategy", ["fewest", "experts", "fastest"])
+@pytest.mark.parametrize("model", ["dense 8B", "dense 70B"])
+def test_a_slow_link_is_used_last(strategy: str, model: str) -> None:
+    """The machine over the slow link has more memory and is named first."""
+    near_gib = 12 if model == "dense 8B" else 60
+    sizes = {"far-CUDA0": 2 * near_gib * GIB, "near-CUDA0": near_gib * GIB, "near-CUDA1": near_gib * GIB}
+    devices = tuple(
+        Device(name, name, "RPC", "gpu", size, size, endpoint=f"192.0.2.{1 + name.startswith('far')}:50052/{name}")
+        for name, size in sizes.items()
+    )
+    rig = Rig(devices, make_host("host", 64 * GIB, 64 * GIB))
+    links = {name: Link(30e-3, 1e7) if name.startswith("far") else Link(3e-4, 1.2e8) for name in sizes}
+    memory = memory_of(model)
+    near = auto_layout(strategy, memory, rig, CONTEXT, Constraints(speeds=Speeds(links=links)))
+    assert near.fits
+    assert "far-CUDA0" not in near.layout.devices
+    assert "far-CUDA0" in auto_layout(strategy, memory, rig, CONTEXT).layout.devices

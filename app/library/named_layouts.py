@@ -1,0 +1,179 @@
+"""The named layouts of the current model: saved, renamed, duplicated, deleted, imported and exported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from PySide6.QtCore import QObject, Signal
+
+from app.library.library import Library
+from app.models.document import LayoutDocument
+from app.models.layouts import Layouts
+from app.notices import Notices
+from engine.base.errors import EngineError, LayoutError
+from engine.base.files import write_whole
+from engine.base.language import tr
+from engine.library.fit import layout_key
+from engine.library.notes import SavedDocument
+from engine.model.gguf.model_file import ModelFile
+from engine.planning.layout.layout import Layout
+from engine.planning.layout.layout_file import LayoutFile, parse_layout, read_layout
+
+_Change = Callable[[Path], object]
+
+
+def free_name(name: str, taken: Iterable[str]) -> str:
+    """Return `name`, with a number if it is among `taken`."""
+    known = set(taken)
+    numbered = (name if number == 1 else f"{name} {number}" for number in range(1, len(known) + 2))
+    return next(each for each in numbered if each not in known)
+
+
+class NamedLayouts(QObject):
+    """The named layouts of the current model. Calls return at once; `changed` is emitted with the new list.
+
+    They are stored in the index of the library by the model file, together with the devices for which they were made.
+    """
+
+    changed = Signal()
+
+    def __init__(
+        self,
+        document: LayoutDocument,
+        layouts: Layouts,
+        library: Library,
+        notices: Notices,
+        parent: QObject | None = None,
+    ) -> None:
+        super().__init__(parent)
+        self._document, self._layouts, self._library, self._notices = document, layouts, library, notices
+        self._model: ModelFile | None = None
+        self.documents: tuple[SavedDocument, ...] = ()
+        """The named layouts of the current model, by name."""
+        self.deleted: SavedDocument | None = None
+        """The layout of the current model that was deleted last, which `restore` brings back."""
+
+    def refresh(self) -> None:
+        """Read the named layouts of the current model; `changed` is emitted."""
+        model = self._document.model
+        if model is not self._model:
+            self._model, self.documents, self.deleted = model, (), None
+        if model is None:
+            self.changed.emit()
+            return
+        self._run(tr("Finding layouts"), lambda _path: None)
+
+    def save(self, name: str) -> None:
+        """Save the edited layout with its devices as `name`. An existing one of this name is replaced."""
+        text = self._layouts.text(with_rig=True)
+        if text is not None:
+            self._run(tr("Saving a layout"), self._save(SavedDocument("layout", name, text)))
+
+    def use(self, document: SavedDocument) -> None:
+        """Replace the edited layout by a named one, as one step of undo."""
+        self._layouts.use(document.name, document.text)
+
+    def duplicate(self, document: SavedDocument) -> None:
+        """Save a copy of a named layout under a free name."""
+        self._run(tr("Saving a layout"), self._save(replace(document, name=self._free(document.name))))
+
+    def rename(self, document: SavedDocument, name: str) -> None:
+        """Give a named layout another name. A name that another one has gets a number."""
+        if name == document.name:
+            return
+        catalogue, fresh = self._library.catalogue, replace(document, name=self._free(name))
+
+        def change(path: Path) -> None:
+            # Saved first: if that fails, the layout is still there under its old name.
+            catalogue.save_document(path, fresh)
+            catalogue.forget_document_of(path, document)
+
+        self._run(tr("Saving a layout"), change)
+
+    def delete(self, document: SavedDocument) -> None:
+        """Delete a named layout. `restore` brings it back until the next one is deleted."""
+        self.deleted = document
+        catalogue = self._library.catalogue
+        self._run(tr("Removing a layout"), lambda path: catalogue.forget_document_of(path, document))
+
+    def restore(self) -> None:
+        """Save the layout that was deleted last again."""
+        document, self.deleted = self.deleted, None
+        if document is not None:
+            self._run(tr("Saving a layout"), self._save(replace(document, name=self._free(document.name))))
+
+    def import_file(self, file: Path) -> None:
+        """Save the layout file `file` as a named layout; its name is that of the file."""
+        model = self._document.model
+        if model is None:
+            return
+        name, catalogue = self._free(file.stem), self._library.catalogue
+
+        def change(path: Path) -> None:
+            read_layout(file, n_layers=model.n_layers)
+            catalogue.save_document(path, SavedDocument("layout", name, file.read_text(encoding="utf-8")))
+
+        self._run(tr("Reading {name}", name=file.name), change)
+
+    def export_file(self, document: SavedDocument, file: Path) -> None:
+        """Write a named layout to the layout file `file`, with the devices for which it was made."""
+
+        def write() -> None:
+            try:
+                write_whole(file, document.text.encode())
+            except OSError as error:
+                reason = error.strerror or str(error)
+                raise LayoutError(
+                    tr("{path} cannot be written ({reason}); choose another place.", path=file, reason=reason)
+                ) from None
+
+        self._library.run(
+            tr("Saving {name}", name=file.name),
+            write,
+            lambda _none: self._notices.say(tr("Saved {name}", name=file.name)),
+        )
+
+    def noted_speed(self, path: Path, layout: Layout) -> float | None:
+        """Return the tokens per second that an earlier window noted for `layout` of the model file `path`. Blocks."""
+        try:
+            notes = self._library.catalogue.notes_of(path)
+        except EngineError:
+            return None
+        return notes.measured if notes.is_measured_on(layout_key(layout)) else None
+
+    def content(self, document: SavedDocument) -> LayoutFile | None:
+        """Return the content of a named layout; None if it is damaged or for another number of layers."""
+        model = self._document.model
+        try:
+            return parse_layout(document.text, n_layers=None if model is None else model.n_layers)
+        except EngineError:
+            return None
+
+    def _free(self, name: str) -> str:
+        return free_name(name, (each.name for each in self.documents))
+
+    def _save(self, document: SavedDocument) -> _Change:
+        return partial(self._library.catalogue.save_document, document=document)
+
+    def _run(self, what: str, change: _Change) -> None:
+        """Call `change` with the path of the current model in the background, then read its named layouts again."""
+        model = self._document.model
+        if model is None:
+            return
+        path = model.paths[0].absolute()
+
+        def work() -> tuple[SavedDocument, ...]:
+            change(path)
+            return self._library.catalogue.documents_of(path)
+
+        def show(documents: tuple[SavedDocument, ...]) -> None:
+            # Another model may be current by now.
+            if self._document.model is model:
+                self._model = model
+                self.documents = tuple(each for each in documents if each.kind == "layout")
+                self.changed.emit()
+
+        self._library.run(what, work, show)

@@ -1,0 +1,187 @@
+"""The offer to unload idle models so that the current model fits wholly on devices."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from PySide6.QtCore import QObject, QTimer, Signal
+
+from app.background import Background, Task
+from app.load.loader import Loader
+from app.models.document import LayoutDocument
+from app.models.open_models import OpenModels
+from app.models.speeds import SpeedRepository
+from app.notices import Notices
+from app.rig.live_rig import LiveRig
+from app.settings import Settings
+from engine.base.language import tr, tr_count
+from engine.devices.device import CPU_ID
+from engine.model.gguf.model_file import FileIdentity
+from engine.planning.fit.loaded_models import HeldModel
+from engine.planning.fit.room import WholeWithout, choices_to_unload, find_whole, is_whole
+from engine.planning.layout.layout import Layout
+from engine.planning.plan.edit import Edit
+from engine.planning.plan.plan import Plan
+from engine.runtime.session.status import Phase
+from widgets.library.load_question import LoadAnswer
+from widgets.library.room_offer import RoomOffer
+
+SETTLE_MS = 400
+"""Milliseconds without a change of layout, devices or loaded models before the search begins."""
+
+
+class RoomOffers(QObject):
+    """Finds out whether the current model would fit wholly on devices if idle models were unloaded, and does it.
+
+    The preference for idle models (`Settings.without_room`) decides: with "ask" the offer is shown, with "unload" it is
+    shown and each load accepts it, with "plan around them" there is none. Unloaded models are parked: their next
+    question loads them again, with their saved KV state.
+    """
+
+    offer_changed = Signal(object)  # RoomOffer | None
+
+    def __init__(
+        self,
+        document: LayoutDocument,
+        models: OpenModels,
+        live: LiveRig,
+        loader: Loader,
+        speeds: SpeedRepository,
+        settings: Settings,
+        background: Background,
+        notices: Notices,
+        parent: QObject | None = None,
+    ) -> None:
+        super().__init__(parent)
+        self._document, self._models, self._live = document, models, live
+        self._loader, self._speeds, self._settings, self._notices = loader, speeds, settings, notices
+        self._searching = background.latest()
+        self._asked: tuple[object, ...] | None = None
+        """Model, edit, loaded models and devices of the last search; None if there was none."""
+        self._found: WholeWithout | None = None
+        self._edit: Edit | None = None
+        self._timer = QTimer(self)
+        self._timer.setSingleShot(True)
+        self._timer.setInterval(SETTLE_MS)
+        self._timer.timeout.connect(self._search)
+        document.preview_changed.connect(self._on_changed)
+        models.changed.connect(self._on_changed)
+        models.current_changed.connect(self._on_changed)
+        loader.load_asked.connect(self._on_load_asked)
+
+    def accept(self) -> None:
+        """Unload the models of the offer, and use the layout that has the current model wholly on devices."""
+        found, edit = self._found, self._edit
+        self._forget()
+        if found is None or edit is None or self._document.edit != edit:
+            return
+        for victim in found.victims:
+            model = self._models.find(victim.key)
+            if model is not None and model.loading.unload():
+                model.set_parked(True)
+        made = replace(edit, layout=found.plan.edit.layout)
+        if self._document.is_untouched:
+            self._document.restart(self._live.rig, made)
+        else:
+            self._document.replace(made, tr("use the memory of idle models"))
+        names = ", ".join(victim.name for victim in found.victims)
+        self._notices.say(tr("Parked {names}; its next question loads it again.", names=names))
+
+    def accept_and_load(self) -> None:
+        """Accept the offer, then load the current model."""
+        self.accept()
+        self._loader.load()
+
+    def close(self) -> None:
+        """Stop looking for offers; called before the window closes."""
+        self._timer.stop()
+        self._searching.cancel()
+
+    def _on_load_asked(self) -> None:
+        if self._settings.without_room is LoadAnswer.UNLOAD:
+            self.accept()
+
+    def _on_changed(self) -> None:
+        if self._found is not None and not self._is_current:
+            self._forget()
+        self._timer.start()
+
+    @property
+    def _is_current(self) -> bool:
+        """Whether the offer is for the edit that is shown, and its models are still loaded and idle."""
+        found = self._found
+        if found is None or self._document.edit != self._edit:
+            return False
+        idle = {held.key for held in self._models.held if not held.is_busy}
+        return all(victim.key in idle for victim in found.victims)
+
+    def _forget(self) -> None:
+        self._searching.cancel()
+        self._asked = None
+        if self._found is not None:
+            self._found = self._edit = None
+            self.offer_changed.emit(None)
+
+    def _others(self) -> list[HeldModel]:
+        """Return the loaded models that an offer may unload; empty if none is to be made now."""
+        current, plan, document = self._models.current, self._document.plan, self._document
+        if plan is None or current.loading.phase is not Phase.STOPPED or self._models.loading is not None:
+            return []
+        if document.is_dragging or document.is_behind or not document.has_first_layout:
+            return []
+        if self._settings.without_room is LoadAnswer.BESIDE or is_whole(plan) or not plan.rig.devices:
+            return []
+        return [held for held in self._models.held if held.key != current.key]
+
+    def _search(self) -> None:
+        plan, others = self._document.plan, self._others()
+        choices = choices_to_unload(others, self._live.rig_without) if others else ()
+        if plan is None or not choices:
+            self._forget()
+            return
+        asked = (self._models.current.key, plan.edit, _known(others), tuple(rig.ids for _, rig in choices))
+        if asked == self._asked:
+            return
+        self._asked = asked
+        own, speeds_of = plan.with_own_tables(), self._speeds.known_speeds
+
+        def find_layout(on: Plan) -> Layout:
+            # Imported here: the searches need much that the window's start can do without.
+            from engine.planning.fit.strategies.fastest import initial_layout
+
+            return initial_layout(on.memory, on.rig, on.edit.context, on.edit.side_files, speeds_of(on.rig))
+
+        def work(_task: Task[None]) -> WholeWithout | None:
+            return find_whole(own, choices, find_layout)
+
+        def show(found: WholeWithout | None) -> None:
+            if asked != self._asked or self._document.edit != plan.edit:
+                return
+            self._found, self._edit = found, plan.edit
+            self.offer_changed.emit(None if found is None else offer_of(found))
+
+        self._searching.run("Looking for room", work, show, lambda _error: None, quiet=True)
+
+
+def _known(others: list[HeldModel]) -> tuple[tuple[FileIdentity, bool], ...]:
+    return tuple((held.key, held.is_busy) for held in others)
+
+
+def offer_of(found: WholeWithout) -> RoomOffer:
+    """Return the texts of the offer to unload models."""
+    devices = ", ".join(name for name in found.plan.edit.layout.devices if name != CPU_ID)
+    names = [victim.name for victim in found.victims]
+    whom = names[0] if len(names) == 1 else tr("{count} models", count=len(names))
+    text = tr_count(
+        "Fits wholly on {devices} if {names} is unloaded.",
+        "Fits wholly on {devices} if {names} are unloaded.",
+        len(names),
+        devices=devices,
+        names=tr(" and ").join(filter(None, (", ".join(names[:-1]), names[-1]))),
+    )
+    return RoomOffer(
+        text=text,
+        unload_text=tr("Unload {whom}", whom=whom),
+        load_text=tr("Unload and Load"),
+        tool_tip=tr("KV states are saved, and the next question loads an unloaded model again."),
+    )

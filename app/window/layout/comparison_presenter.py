@@ -1,0 +1,337 @@
+"""The presenter of Layout > Compare Layouts: it finds the layouts of both sides, and takes one into the editor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from PySide6.QtWidgets import QWidget
+
+from app.background import Background, Task
+from app.library.named_layouts import NamedLayouts
+from app.load.comparer import LayoutComparer
+from app.models.auto_layouts import STRATEGY_WORDS, AutoLayouts
+from app.models.document import LayoutDocument
+from app.models.open_models import OpenModels
+from app.models.speeds import SpeedRepository
+from app.rig.device_search import RigFiles
+from app.rig.live_rig import LiveRig
+from app.theme import Theme
+from app.window import dialogs
+from app.window.dialogs import OneDialog
+from engine.base.cancellation import CancelToken
+from engine.base.errors import EngineError, LayoutError
+from engine.base.language import tr
+from engine.devices.device import Rig
+from engine.devices.rig_file import read_rig
+from engine.machines.bench.results import BenchResults, layout_of
+from engine.model.gguf.model_file import ModelFile
+from engine.planning.fit.strategies.fastest import initial_layout
+from engine.planning.layout.layout_file import LayoutFile, parse_layout, read_layout
+from engine.planning.plan.comparison import Side, compare_plans, side_of
+from engine.planning.plan.edit import Edit
+from engine.planning.plan.plan import Plan
+from engine.planning.plan.preview import Preview, PreviewTables, make_preview
+from engine.planning.speed.speeds import Speeds
+from widgets.layout_editor.comparison_dialog import ComparisonDialog, ShownSide, SideOption
+
+_FILE, _RIG = "choose a file", "choose a rig"
+"""Keys of the options that open a file dialog."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """The layout of one side, with its forecast. `is_other_rig`: whether it is for devices of a rig file."""
+
+    title: str
+    plan: Plan
+    preview: Preview
+    side: Side
+    is_other_rig: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Base:
+    """The current plan and the objects that a background thread needs to find another one.
+
+    `find`: finds the layout by a strategy; it blocks.
+    """
+
+    plan: Plan
+    rig: Rig
+    speeds_of: Callable[[Rig], Speeds]
+    find: Callable[[str, Plan, CancelToken], Edit]
+
+    def with_file(self, file: LayoutFile) -> Plan:
+        return Plan(self.plan.memory, self.rig, Edit(file.layout, file.context, self.plan.edit.side_files))
+
+
+class ComparisonPresenter(OneDialog[ComparisonDialog]):
+    """Fills the comparison of two layouts of the current model. Each side is found in the background."""
+
+    def __init__(
+        self,
+        document: LayoutDocument,
+        live: LiveRig,
+        *,
+        models: OpenModels,
+        named: NamedLayouts,
+        auto_layouts: AutoLayouts,
+        speeds: SpeedRepository,
+        comparer: LayoutComparer,
+        files: RigFiles,
+        background: Background,
+        theme: Theme,
+        window: QWidget,
+    ) -> None:
+        super().__init__(self._make_dialog, lambda _dialog: self._begin(), window)
+        self._document, self._live, self._models, self._named = document, live, models, named
+        self._auto_layouts, self._speeds, self._files, self._theme = auto_layouts, speeds, files, theme
+        self._window = window
+        self._finding = (background.latest(), background.latest())
+        self._keys = ["current", ""]
+        self._found: list[_Found | None] = [None, None]
+        self._asked: list[tuple[object, ...]] = [(), ()]
+        """What each side was found for; a side is found again if this changes."""
+        self._chosen_files: list[tuple[str, Path]] = []
+        """Keys and paths of the layout files and rig files that the user has chosen."""
+        self._model: ModelFile | None = None
+        self._results: BenchResults | None = None
+        comparer.finished.connect(self._take_results)
+        document.preview_changed.connect(lambda _preview: self._follow())
+        named.changed.connect(self._show_options)
+
+    def _make_dialog(self) -> ComparisonDialog:
+        dialog = ComparisonDialog(self._window)
+        dialog.apply_palette(self._theme.palette)
+        self._theme.palette_changed.connect(dialog.apply_palette)
+        dialog.chosen.connect(self._choose)
+        dialog.take_requested.connect(self._take)
+        return dialog
+
+    def _begin(self) -> None:
+        self._named.refresh()
+        self._follow_model()
+        self._show_options()
+        self._find_all()
+
+    def _take_results(self, results: BenchResults) -> None:
+        self._results = results
+
+    # ------------------------------------------------------------------ what can be chosen
+
+    def _options(self) -> list[SideOption]:
+        if self._document.model is None:
+            return []
+        options = [SideOption("current", tr("current layout"))]
+        if self._models.current.loading.last_loaded is not None:
+            options.append(SideOption("loaded", tr("last load")))
+        options += [SideOption(f"named:{each.name}", each.name) for each in self._named.documents]
+        options += [
+            SideOption(f"auto:{words.name}", tr("Auto Layout: {title}", title=words.title.replace("&", "")))
+            for words in STRATEGY_WORDS
+        ]
+        options += [SideOption(key, path.stem) for key, path in self._chosen_files]
+        options.append(SideOption(_FILE, tr("Layout file…")))
+        options.append(SideOption(_RIG, tr("Another rig…")))
+        return options
+
+    def _show_options(self) -> None:
+        if self.dialog is not None:
+            options = self._options()
+            known = {option.key for option in options}
+            # A layout that was renamed or deleted is not a choice any more.
+            self._keys = [key if key in known else "current" for key in self._keys]
+            self.dialog.set_options(options, (self._keys[0], self._keys[1]))
+
+    def _first_other(self) -> str:
+        """Return the key of the layout with which the current one is compared first."""
+        loaded, edit = self._models.current.loading.last_loaded, self._document.edit
+        if loaded is not None and edit is not None and loaded.edit != edit:
+            return "loaded"
+        return f"auto:{self._auto_layouts.wishes.strategy}"
+
+    def _choose(self, side: int, key: str) -> None:
+        if key not in (_FILE, _RIG):
+            self._use(side, key)
+            return
+        dialog = self.dialog
+        if dialog is None:
+            return
+        is_rig = key == _RIG
+        title = tr("Compare with another rig") if is_rig else tr("Compare with a layout")
+        path = dialogs.ask_open(dialog, title, dialogs.RIG_FILTER if is_rig else dialogs.LAYOUT_FILTER)
+        if path is None:
+            self._show_options()
+            return
+        chosen = f"{'rig' if is_rig else 'file'}:{path}"
+        if chosen not in (known for known, _ in self._chosen_files):
+            self._chosen_files.append((chosen, path))
+        self._use(side, chosen)
+
+    def _use(self, side: int, key: str) -> None:
+        self._keys[side] = key
+        self._show_options()
+        self._asked[side] = ()
+        self._find_all()
+
+    # ------------------------------------------------------------------ finding
+
+    def _follow_model(self) -> None:
+        model = self._document.model
+        if model is not self._model:
+            # Layout files are for a number of layers, and named layouts for a model.
+            self._model, self._results = model, None
+            self._chosen_files = [(key, path) for key, path in self._chosen_files if key.startswith("rig:")]
+            self._keys = ["current", self._first_other()]
+            self._found, self._asked = [None, None], [(), ()]
+            self._named.refresh()
+            self._show_options()
+
+    def _follow(self) -> None:
+        if self.dialog is not None and self.dialog.isVisible() and not self._document.is_dragging:
+            self._follow_model()
+            self._find_all()
+
+    def _find_all(self) -> None:
+        # The plan of the present edit may still be computed.
+        self._document.when_forecast(lambda: [self._find(side) for side in (0, 1)])
+        if self._document.model is None and self.dialog is not None:
+            for side in (0, 1):
+                self._finding[side].cancel()
+                self.dialog.show_side(side, None)
+                self.dialog.say(side, tr("No model is open.") if side == 0 else "")
+
+    def _find(self, side: int) -> None:
+        dialog, plan = self.dialog, self._document.plan
+        if dialog is None or plan is None:
+            return
+        key, rig = self._keys[side], self._live.rig
+        # Forecasts of other layouts follow devices, but not each change of free memory.
+        asked = (key, plan.model, plan.edit, rig) if key == "current" else (key, plan.model, plan.edit.context, rig.ids)
+        if asked == self._asked[side]:
+            return
+        self._asked[side] = asked
+        title = next((option.title for option in self._options() if option.key == key), key)
+        base = _Base(plan.with_own_tables(), rig, self._speeds.known_speeds, self._finder(plan.model))
+        make = self._maker(key)
+        measured_of = self._measured_of(plan.model)
+
+        def find(task: Task[None]) -> _Found:
+            found = make(base, task.token)
+            speeds = base.speeds_of(found.rig)
+            preview = make_preview(PreviewTables(found.memory), found, speeds)
+            measured = measured_of(found.edit)
+            return _Found(title, found, preview, side_of(found, speeds, measured), key.startswith("rig:"))
+
+        def show(found: _Found) -> None:
+            self._found[side] = found
+            self._show_side(side, found)
+
+        def failed(error: EngineError) -> None:
+            self._found[side] = None
+            if self.dialog is not None:
+                self.dialog.show_side(side, None)
+                self.dialog.say(side, error.summary(), bad=True)
+
+        dialog.say(side, tr("Computing…"))
+        self._finding[side].run(tr("Comparing layouts"), find, show, failed, quiet=True)
+
+    def _maker(self, key: str) -> Callable[[_Base, CancelToken], Plan]:
+        """Return a function that makes the plan of the layout with this key. It blocks."""
+        kind, _, name = key.partition(":")
+        n_layers = 0 if self._document.model is None else self._document.model.n_layers
+        loaded = self._models.current.loading.last_loaded
+        if kind == "loaded" and loaded is not None:
+            edit = loaded.edit
+            return lambda base, _token: Plan(base.plan.memory, base.rig, edit)
+        if kind == "named":
+            text = next((each.text for each in self._named.documents if each.name == name), "")
+            return lambda base, _token: base.with_file(parse_layout(text, source=name, n_layers=n_layers))
+        if kind == "auto":
+            return lambda base, token: base.plan.on(base.rig).with_edit(base.find(name, base.plan, token))
+        if kind == "file":
+            return lambda base, _token: base.with_file(read_layout(Path(name), n_layers=n_layers))
+        if kind == "rig":
+            return lambda base, _token: _on_other_rig(base, Path(name))
+        return lambda base, _token: base.plan
+
+    def _finder(self, model: ModelFile) -> Callable[[str, Plan, CancelToken], Edit]:
+        constraints, speeds_of = self._auto_layouts.constraints(model), self._speeds.known_speeds
+
+        def find(strategy: str, plan: Plan, token: CancelToken) -> Edit:
+            # Imported here: the strategies take time to import, and the window opens without them.
+            from engine.planning.fit.strategies.catalogue import auto_layout
+            from engine.planning.fit.strategies.constraints import Watch, check_constraints
+
+            edit = plan.edit
+            check_constraints(constraints, plan.rig, model.n_layers)
+            wanted = replace(
+                constraints, side_files=edit.side_files, speeds=speeds_of(plan.rig), watch=Watch(token, lambda _n: None)
+            )
+            found = auto_layout(strategy, plan.memory, plan.rig, edit.context, wanted)
+            return Edit(found.layout, found.context, edit.side_files)
+
+        return find
+
+    def _measured_of(self, model: ModelFile) -> Callable[[Edit], float | None]:
+        """Return a function that looks up the measured speed of an edit of `model`. It blocks."""
+        path, n_layers, results = model.paths[0], model.n_layers, self._results
+        answered, noted = self._speeds.answered_per_second, self._named.noted_speed
+
+        def measured(edit: Edit) -> float | None:
+            last = answered(path, edit)
+            if last is not None:
+                return last
+            benched = None if results is None else _benched(results, edit, n_layers)
+            return noted(path, edit.layout) if benched is None else benched
+
+        return measured
+
+    def _show_side(self, side: int, found: _Found) -> None:
+        dialog = self.dialog
+        if dialog is None:
+            return
+        dialog.show_side(side, ShownSide(found.preview, found.side))
+        words = tr("On the devices of the rig file.") if found.is_other_rig else ""
+        dialog.say(side, words)
+        one, other = self._found
+        if one is not None and other is not None and one.plan.model is other.plan.model:
+            dialog.show_differences(compare_plans(one.plan, other.plan))
+
+    # ------------------------------------------------------------------ taking
+
+    def _take(self, side: int) -> None:
+        """Replace the edited layout by that of a side, as one step of undo."""
+        found, dialog = self._found[side], self.dialog
+        if found is None or dialog is None:
+            return
+        if self._document.model is not found.plan.model:
+            dialog.say(side, tr("Another model is shown; its layout was not changed."), bad=True)
+            return
+        if found.is_other_rig:
+            self._files.imagine(found.plan.rig)
+        self._document.replace(found.plan.edit, tr("take {name}", name=found.title))
+        dialog.say(side, tr("The edited layout is now: {name}.", name=found.title))
+
+
+def _on_other_rig(base: _Base, path: Path) -> Plan:
+    """Return the plan of a good layout on the devices of a rig file."""
+    rig, edit = read_rig(path), base.plan.edit
+    if not rig.ids:
+        raise LayoutError(tr("{name} has no devices.", name=path.name))
+    layout = initial_layout(base.plan.memory, rig, edit.context, edit.side_files, base.speeds_of(rig))
+    return Plan(base.plan.memory, rig, replace(edit, layout=layout))
+
+
+def _benched(results: BenchResults, edit: Edit, n_layers: int) -> float | None:
+    """Return the measured tokens per second of a layout in results of Compare Speed; None if it was not measured."""
+    for measured in results.layouts:
+        try:
+            file = layout_of(measured, n_layers)
+        except LayoutError:
+            continue
+        if (file.layout, file.context) == (edit.layout, edit.context):
+            return measured.middle("generation", 0)
+    return None

@@ -1,0 +1,86 @@
+"""The presenter of Layout > Named Layouts: it fills the list of saved layouts, and carries out what is asked there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from PySide6.QtWidgets import QWidget
+
+from app.library.named_layouts import NamedLayouts
+from app.models.document import LayoutDocument
+from app.window import dialogs
+from app.window.dialogs import OneDialog
+from engine.base.language import tr
+from engine.library.notes import SavedDocument
+from widgets.controls.named_layouts_dialog import NamedLayoutRow, NamedLayoutsDialog
+
+
+class NamedLayoutsPresenter(OneDialog[NamedLayoutsDialog]):
+    """Fills the dialog of named layouts and carries out its commands. It follows the current model."""
+
+    def __init__(self, named: NamedLayouts, document: LayoutDocument, window: QWidget) -> None:
+        super().__init__(self._make_dialog, lambda _dialog: named.refresh(), window)
+        self._named, self._document, self._window = named, document, window
+        self._model = document.model
+        named.changed.connect(self._show)
+        document.preview_changed.connect(lambda _preview: self._follow_model())
+
+    def _make_dialog(self) -> NamedLayoutsDialog:
+        dialog, named = NamedLayoutsDialog(self._window), self._named
+        for signal, do in (
+            (dialog.use_requested, named.use),
+            (dialog.duplicate_requested, named.duplicate),
+            (dialog.delete_requested, named.delete),
+            (dialog.export_requested, self._export),
+        ):
+            signal.connect(self._with_document(do))
+        dialog.rename_requested.connect(
+            lambda row, name: self._with_document(lambda document: named.rename(document, name))(row)
+        )
+        dialog.save_requested.connect(named.save)
+        dialog.restore_requested.connect(named.restore)
+        dialog.import_requested.connect(self._import)
+        return dialog
+
+    def _with_document(self, do: Callable[[SavedDocument], None]) -> Callable[[int], None]:
+        """Return a slot that calls `do` with the layout in a row."""
+
+        def call(row: int) -> None:
+            if row < len(self._named.documents):
+                do(self._named.documents[row])
+
+        return call
+
+    def _follow_model(self) -> None:
+        if self._document.model is not self._model:
+            self._model = self._document.model
+            if self.dialog is not None and self.dialog.isVisible():
+                self._named.refresh()
+
+    def _show(self) -> None:
+        if self.dialog is not None:
+            rows = [self._row(each) for each in self._named.documents]
+            self.dialog.show_layouts(
+                rows, has_model=self._document.model is not None, can_restore=self._named.deleted is not None
+            )
+
+    def _row(self, document: SavedDocument) -> NamedLayoutRow:
+        file = self._named.content(document)
+        if file is None:
+            return NamedLayoutRow(document.name, tr("cannot be used with this model"), "")
+        runs = ", ".join(f"{run.device} {run.length}" for run in file.layout.runs)
+        made_for = "" if file.rig is None else ", ".join(device.name for device in file.rig.devices) or tr("CPU only")
+        return NamedLayoutRow(document.name, runs, made_for)
+
+    def _import(self) -> None:
+        if self.dialog is not None:
+            path = dialogs.ask_open(self.dialog, tr("Import a layout"), dialogs.LAYOUT_FILTER)
+            if path is not None:
+                self._named.import_file(path)
+
+    def _export(self, document: SavedDocument) -> None:
+        if self.dialog is not None:
+            name = "".join(letter if letter.isalnum() or letter in " -_." else "_" for letter in document.name)
+            path = dialogs.ask_save(self.dialog, tr("Export the layout"), dialogs.LAYOUT_FILTER, f"{name}.json")
+            if path is not None:
+                self._named.export_file(document, path)

@@ -1,0 +1,291 @@
+"""An hour at the window without a break: whether memory grows, and what rest costs.
+
+    python -m benchmarks.hour_of_use OUT.jsonl [--minutes 60] [--seed 1] [--seconds-of-rest 30]
+
+It loads, types questions, edits messages, moves layers, scans the library, opens conversations and unloads, one step
+every two seconds or so. Each minute it reads the resident memory of the window and of its children, as it is and once
+the allocator has given back what it holds unused. At the beginning, after each ten minutes and at the end it rests with
+a model loaded and with none: the time of the processor of every process, how often each of their threads woke, and the
+timers of Qt that fired. Exit code 1 where memory after ten minutes grew by more than 5 MB, where rest took 1 % of a
+core or more, or where something woke more than once a second. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+from PySide6.QtCore import QCoreApplication, QEvent, QEventLoop, QObject, QTimer
+from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QApplication
+
+from benchmarks._process_memory import give_back, used_bytes
+from benchmarks.soak import GROWTH_LIMIT_BYTES, Soak
+
+SETTLE_S = 600.0
+STEP_S = 2.0
+LONGEST_ANSWER_S = 6.0
+IDLE_SHARE = 0.01
+WAKES_PER_S = 1.2
+"""More is faster than 1 Hz; the rest is for a clock that is not in step with ours."""
+QUESTIONS = ("Tell me about layers", "And a longer one\nwith two lines", "Why is **that** so?", "`code`, and $x^2$")
+
+
+class Firings(QObject):
+    """Counts the events of timers by the object that gets them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        if event.type() is QEvent.Type.Timer:
+            parent = watched.parent()
+            self.counts[f"{type(watched).__name__} {watched.objectName()} of {type(parent).__name__}"] += 1
+        return False
+
+
+class Hour(Soak):
+    """Uses one window as a person does."""
+
+    def step(self) -> None:
+        """Do one thing, and wait until it has ended."""
+        self.done["rounds"] += 1
+        if not self._is("READY"):
+            self._load()
+        chance = self._numbers.random()
+        for share, act in (
+            (0.45, self._type_question),
+            (0.60, self._edit),
+            (0.68, self._edit_question),
+            (0.76, self._desk.library.scan),
+            (0.84, self._open_conversation),
+            (0.92, self._delete_chat),
+            (1.00, self._unload),
+        ):
+            if chance < share:
+                act()
+                break
+
+    def rest(self, seconds: float, loaded: bool) -> dict[str, Any]:
+        """Do nothing for a while; return what that cost."""
+        if loaded and not self._is("READY"):
+            self._load()
+        elif not loaded:
+            self._unload()
+        self._pump(10.0)
+        before, clock_s = _threads(), time.monotonic()
+        self._pump(seconds)
+        after, passed_s = _threads(), time.monotonic() - clock_s
+        shares: Counter[str] = Counter()
+        wakes = {}
+        for key, (role, used_s, woken) in after.items():
+            _, used_before_s, woken_before = before.get(key, (role, 0.0, 0))
+            shares[role] += used_s - used_before_s  # type: ignore[assignment]
+            if woken > woken_before:
+                wakes[f"{role}/{key[1]}"] = round((woken - woken_before) / passed_s, 2)
+        firings = Firings()
+        application = QCoreApplication.instance()
+        assert application is not None
+        application.installEventFilter(firings)
+        self._pump(seconds / 3)
+        application.removeEventFilter(firings)
+        return {
+            "loaded": loaded,
+            "share_of_core": {role: round(used_s / passed_s, 4) for role, used_s in shares.items()},
+            "wakes_per_s": dict(sorted(wakes.items(), key=lambda each: -each[1])[:12]),
+            "timers_per_s": {name: round(count / (seconds / 3), 2) for name, count in firings.counts.most_common(8)},
+        }
+
+    def sample(self) -> dict[str, Any]:
+        """Return the memory of the window and its children."""
+        process = psutil.Process()
+        resident_bytes = process.memory_info().rss
+        gc.collect()
+        give_back()
+        children: Counter[str] = Counter()
+        for each in process.children(recursive=True):
+            with suppress(psutil.Error):
+                children[_short(each)] += each.memory_info().rss
+        return {
+            "resident_bytes": resident_bytes,
+            "trimmed_bytes": process.memory_info().rss,
+            "used_bytes": used_bytes(),
+            "python_blocks": sys.getallocatedblocks(),
+            "descriptors": process.num_fds(),
+            "threads": process.num_threads(),
+            "children": dict(children),
+            "processor_s": round(sum(process.cpu_times()[:2]), 1),
+        }
+
+    def _type_question(self) -> None:
+        chat = self._window.views.current.chat
+        edit = chat.prompt_edit
+        edit.setFocus()
+        text = f"{self._numbers.choice(QUESTIONS)} {self.done['rounds']}"
+        for letter in text.replace("\n", " "):
+            QTest.keyClick(edit, letter)
+            self._pump(0.02)
+        self._desk.models.current.conversation.send(text)
+        edit.clear()
+        self._let_answer(2 * self._numbers.random() if self._numbers.random() < 0.5 else LONGEST_ANSWER_S)
+
+    def _edit_question(self) -> None:
+        chat = self._desk.models.current.conversation
+        asked = [each for each in chat.prompt_path if each.role == "user"]
+        if asked and not chat.is_answering and chat.can_ask:
+            chat.edit(self._numbers.choice(asked).id, f"edited {self.done['rounds']}")
+            self._let_answer(LONGEST_ANSWER_S)
+
+    def _let_answer(self, seconds: float) -> None:
+        """Wait until the answer has ended, and stop it after so many seconds."""
+        end_s = time.monotonic() + seconds
+        self._pump(0.5)
+        while self._is("ANSWERING") and time.monotonic() < end_s:
+            self._pump(0.1)
+        if self._is("ANSWERING"):
+            self._desk.loading.stop_answer()
+            self.done["stopped"] += 1
+        self._wait("the answer has ended", lambda: not self._is("ANSWERING"))
+        self.done["answers"] += 1
+
+    def _open_conversation(self) -> None:
+        chats = self._desk.archive.chats
+        if chats:
+            self._desk.chat_controller.open(self._numbers.choice(chats).id)
+        # People keep conversations; what is looked for is the rest.
+        for each in chats[6:]:
+            self._desk.chat_controller.delete(each.id)
+
+    def _pump(self, seconds: float) -> None:
+        """Let the window work in its own loop, which sleeps while nothing comes."""
+        loop = QEventLoop()
+        QTimer.singleShot(round(seconds * 1000), loop.quit)
+        loop.exec()
+        QCoreApplication.sendPostedEvents(None, QEvent.Type.DeferredDelete)
+
+
+def _short(process: psutil.Process) -> str:
+    words = process.cmdline()
+    return " ".join(Path(word).name[:40] for word in words[-2:])
+
+
+def _threads() -> dict[tuple[int, str], tuple[str, float, int]]:
+    """Return for each thread of the window and its children its role, its seconds of the processor, and its wakeups."""
+    found: dict[tuple[int, str], tuple[str, float, int]] = {}
+    me = psutil.Process()
+    tick = os.sysconf("SC_CLK_TCK")
+    for process in (me, *me.children(recursive=True)):
+        with suppress(psutil.Error, OSError):
+            role = "window" if process == me else f"{_short(process)} {process.pid}"
+            for task in Path(f"/proc/{process.pid}/task").iterdir():
+                status = (task / "status").read_text()
+                fields = (task / "stat").read_text().rpartition(")")[2].split()
+                name = status.split("\n", 1)[0].partition("\t")[2]
+                woken = int(status.partition("\nvoluntary_ctxt_switches:")[2].split(None, 1)[0])
+                found[process.pid, f"{name} {task.name}"] = (role, (int(fields[11]) + int(fields[12])) / tick, woken)
+    return found
+
+
+def verdict(samples: list[dict[str, Any]], rests: list[dict[str, Any]], settle_s: float) -> dict[str, Any]:
+    """Return by how much memory grew after the first ten minutes, what rest took at most, and what woke too often."""
+    settled = [each for each in samples if each["second"] >= settle_s] or samples[-1:]
+    growth_bytes = settled[-1]["trimmed_bytes"] - settled[0]["trimmed_bytes"]
+    shares = [sum(each["share_of_core"].values()) for each in rests]
+    often = {
+        name: wakes
+        for each in rests
+        for name, wakes in [*each["wakes_per_s"].items(), *each["timers_per_s"].items()]
+        if wakes > WAKES_PER_S
+    }
+    wrong = [f"memory grew by {growth_bytes} bytes"] if growth_bytes > GROWTH_LIMIT_BYTES else []
+    wrong += [f"rest took {max(shares):.2%} of a core"] if max(shares) >= IDLE_SHARE else []
+    wrong += [f"{name} wakes {wakes} times a second" for name, wakes in often.items()]
+    return {"growth_bytes": growth_bytes, "rest_share": round(max(shares), 4), "wrong": wrong}
+
+
+def run(out: Callable[[dict[str, Any]], None], minutes: float, seed: int, rest_s: float) -> int:
+    """Use a window for so long; return the exit code."""
+    with tempfile.TemporaryDirectory(prefix="layerdeck-hour-") as home:
+        os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
+        os.environ["HOME"] = home
+        for name in ("CONFIG", "CACHE", "DATA", "STATE"):
+            os.environ[f"XDG_{name}_HOME"] = f"{home}/{name.lower()}"
+
+        from app.allocator import freeze_window_objects, limit_malloc
+        from app.logs import start_logging
+        from app.paths import log_path
+        from app.settings import Settings
+        from app.theme import Theme
+        from app.wiring import make_window
+        from engine.model.demo.writer import write_demo_model
+
+        limit_malloc()
+        start_logging(log_path())
+        application = QApplication(sys.argv[:1])
+        window = make_window(Settings(), Theme(application, "dark"))
+        window.main.resize(1280, 800)
+        window.main.show()
+        window.start(files=[], rig=None)
+        freeze_window_objects()
+        models = Path(home) / "models"
+        models.mkdir()
+        for number in range(4):
+            write_demo_model(models / f"demo-{number}.gguf")
+        hour = Hour(application, window, models / "demo-0.gguf", log_path(), seed)
+        hour.begin()
+        begun_s = time.monotonic()
+        samples: list[dict[str, Any]] = []
+        rests: list[dict[str, Any]] = []
+        while (second := time.monotonic() - begun_s) < minutes * 60:
+            if len(rests) < 2 * (1 + second // SETTLE_S):
+                for loaded in (True, False):
+                    rests.append(hour.rest(rest_s, loaded))
+                    out({"second": round(second), **rests[-1]})
+            if second >= 60 * len(samples):
+                samples.append({"second": round(second), "steps": hour.done["rounds"], **hour.sample()})
+                out(samples[-1])
+            hour.step()
+            hour._pump(STEP_S)
+        rests += [hour.rest(rest_s, loaded) for loaded in (True, False)]
+        samples.append({"second": round(second), "steps": hour.done["rounds"], **hour.sample()})
+        for each in (*rests[-2:], samples[-1]):
+            out(each)
+        window.main.close()
+        found = verdict(samples, rests, min(SETTLE_S, minutes * 10))
+        left = [" ".join(each.cmdline()) for each in psutil.Process().children(recursive=True)]
+        found["wrong"] += [f"left behind: {each}" for each in left]
+        out({**found, **hour.done})
+        return 1 if found["wrong"] else 0
+
+
+def main() -> int:
+    """Read the command line and begin."""
+    parser = argparse.ArgumentParser(prog="hour_of_use", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seconds-of-rest", type=float, default=30.0)
+    given = parser.parse_args()
+
+    def write(line: dict[str, Any]) -> None:
+        with given.out.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        print(json.dumps(line), flush=True)
+
+    return run(write, given.minutes, given.seed, given.seconds_of_rest)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,303 @@
+"""Sixteen machines with four devices each, simulated on this one: what discovery, telemetry, layouts and editor cost.
+
+    python -m benchmarks.many_machines [--machines 16] [--delay-ms 0,1,20,100] [--mbit 1000]
+        [--parts layouts,network,editor]
+
+Workers answer ggml's hello and nothing else; listeners, pairing, tunnels and their child processes are the real ones.
+A relay in front of each machine adds `--delay-ms` in each direction and limits the rate. Processor seconds are those of
+the calling threads and of the tunnels' children, since each real machine runs its own listener. Layouts are
+those of Llama 3.1 405B (126 layers) over 64 devices of four sizes; their times are seconds of the thread. The last line
+is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import struct
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from engine.base.units import GIB, MIB
+from engine.devices.device import Device, Rig, make_host, with_free_ids
+from engine.devices.endpoint import greet_all
+from engine.machines.rigs.remote_machines import Machine, RemoteMachines, device_of
+from engine.machines.tunnel.offers import OfferedDevice, OfferedSpeed
+from engine.machines.tunnel.pairings import Pairing
+from engine.machines.tunnel.tunnels import Tunnels
+from engine.planning.fit.strategies.catalogue import STRATEGIES, find_strategy
+from engine.planning.fit.strategies.constraints import Constraints, Watch
+from engine.planning.memory.model_memory import ModelMemory
+from engine.planning.plan.edit import Edit
+from engine.planning.plan.plan import Plan
+from engine.planning.plan.preview import PreviewTables, make_preview
+from engine.planning.settings.context_settings import ContextSettings
+from engine.planning.speed.speeds import Link, Speeds
+from tests.support.faulty_relay import Relay
+from tests.support.rpc_peers import ANSWER, FACTS, HELLO_BYTES, answer_questions, receive
+from tests.support.truth import truth_model
+from tests.support.tunnels import Attic, Home, attic
+
+NAMES = ("CUDA0", "CUDA1", "CUDA2", "CPU")
+SIZES_GIB = (48, 24, 24, 16)
+CONTEXT = ContextSettings(n_ctx=8192)
+MODEL = "llama-3.1-405b"
+GOAL_S = 2.0
+WINDOW_EVERY_S = 10.0
+"""The window asks each machine so often (`app/rig/known_machines.py`)."""
+ROUNDS = 5
+
+
+@contextmanager
+def workers(count: int) -> Iterator[list[int]]:
+    """Yield the ports of `count` workers that answer hellos; each serves one client at a time."""
+    listening = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    facts = {**FACTS, 11: struct.pack("<QQ", 16 * GIB, 16 * GIB)}
+
+    def serve(server: socket.socket) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = server.accept()
+                with client, suppress(OSError):
+                    receive(client, HELLO_BYTES)
+                    client.sendall(ANSWER)
+                    answer_questions(client, facts)
+
+    for server in listening:
+        threading.Thread(target=serve, args=(server,), daemon=True).start()
+    try:
+        yield [server.getsockname()[1] for server in listening]
+    finally:
+        for server in listening:
+            with suppress(OSError):
+                server.shutdown(socket.SHUT_RDWR)
+            server.close()
+
+
+def reach(port: int) -> socket.socket:
+    """Return a connection to a worker."""
+    return socket.create_connection(("127.0.0.1", port))
+
+
+def offered(name: str, machine: int) -> OfferedDevice:
+    """Return the offer of a device; machines differ in speed."""
+    size_bytes = SIZES_GIB[NAMES.index(name)] * GIB
+    rate = (0.9e12, 0.6e12, 0.5e12, 0.05e12)[NAMES.index(name)] * (1 - machine / 40)
+    return OfferedDevice(
+        name=name,
+        kind="cpu" if name == "CPU" else "gpu",
+        total_bytes=size_bytes,
+        free_bytes=size_bytes,
+        description=f"device {name}",
+        backend="CPU" if name == "CPU" else "CUDA",
+        alignment_bytes=128,
+        overhead_bytes=300 * MIB,
+        speed=OfferedSpeed(read_bytes_per_second=rate, by_type={"Q4_K": rate * 0.7}, op_s=4e-6),
+    )
+
+
+def simulated_rig(n_machines: int) -> tuple[Rig, Speeds]:
+    """Return the rig of all devices with their speeds, without a network. Every fourth machine has a slow link."""
+    devices: list[Device] = []
+    links: dict[str, Link] = {}
+    for number in range(n_machines):
+        machine = Machine(f"192.0.2.{number + 1}:50052", f"{number:02x}" * 32, f"m{number:02}")
+        for name in NAMES:
+            device = device_of(offered(name, number), machine)
+            devices.append(device)
+            links[device.id] = Link(20e-3, 12.5e6) if number % 4 == 3 else Link(0.2e-3, 1.2e9)
+    rig = Rig(with_free_ids(devices, ["CPU"]), make_host("host", 64 * GIB, 64 * GIB))
+    told = {device.id: device.remote for device in rig.devices if device.remote is not None}
+    bandwidths = {name: facts.read_bytes_per_second or 0.0 for name, facts in told.items()}
+    return rig, Speeds(bandwidths, links, by_type={name: dict(facts.by_type) for name, facts in told.items()})
+
+
+def measure_layouts(n_machines: int) -> dict[str, Any]:
+    """Return seconds, tried layouts and devices of each strategy."""
+    rig, speeds = simulated_rig(n_machines)
+    found: dict[str, Any] = {}
+    for strategy in STRATEGIES:
+        memory, watch = ModelMemory(truth_model(MODEL)), Watch()
+        begun_s = time.thread_time()
+        result = find_strategy(strategy)(memory, rig, CONTEXT, Constraints(watch=watch, speeds=speeds))
+        seconds = time.thread_time() - begun_s
+        machines = {run.device.partition("-")[0] for run in result.layout.runs}
+        slow = sorted(name for name in machines if int(name[1:]) % 4 == 3) if result.fits else []
+        found[strategy] = {
+            "seconds": round(seconds, 2),
+            "tried": watch.n_tried,
+            "fits": result.fits,
+            "devices": len(result.layout.runs),
+            "machines": len(machines),
+            "slow_machines": len(slow),
+        }
+        print(f"  {strategy:14} {found[strategy]}", flush=True)
+    return found
+
+
+class Simulation:
+    """Machines with their listeners, a relay before each, and this computer that is paired with all."""
+
+    def __init__(self, folder: Path, n_machines: int, stack: ExitStack, *, delay_s: float, rate: float) -> None:
+        ports = stack.enter_context(workers(n_machines * len(NAMES)))
+        self.laptop = Home(folder / "laptop")
+        self.machines: list[Machine] = []
+        pairings: list[Pairing] = []
+        for number in range(n_machines):
+            mine = ports[number * len(NAMES) : (number + 1) * len(NAMES)]
+            callers = {name: partial(reach, port) for name, port in zip(NAMES, mine, strict=True)}
+            served: Attic = stack.enter_context(attic(folder / f"m{number}", callers))
+            relay = stack.enter_context(Relay(served.listener.port, delay_s=delay_s, bytes_per_second=rate))
+            pairing = served.pair(self.laptop)
+            pairings.append(pairing)
+            self.machines.append(Machine(relay.endpoint, pairing.fingerprint, f"m{number:02}"))
+        self.tunnels = stack.enter_context(Tunnels(self.laptop.folder / "identity.pem", self.laptop.book))
+        self.remote = RemoteMachines(
+            self.laptop.folder / "identity.pem", self.laptop.book, self.tunnels, folder / "checks.json"
+        )
+
+    def ask_all(self) -> list[tuple[float, float]]:
+        """Ask every machine what it lends, each in a thread, as the window does.
+
+        Return the seconds of each, and the processor seconds.
+        """
+
+        def one(machine: Machine) -> tuple[float, float]:
+            begun_s, used_s = time.monotonic(), time.thread_time()
+            self.remote.ask(machine, 10.0)
+            return time.monotonic() - begun_s, time.thread_time() - used_s
+
+        with ThreadPoolExecutor(len(self.machines)) as pool:
+            return list(pool.map(one, self.machines))
+
+
+def timed(act: Callable[[], Any]) -> tuple[Any, float, float]:
+    """Return what `act` returns, the seconds that it took, and the processor seconds of this thread."""
+    begun_s, used_s = time.monotonic(), time.thread_time()
+    found = act()
+    return found, time.monotonic() - begun_s, time.thread_time() - used_s
+
+
+def children_s() -> tuple[float, float, int]:
+    """Return processor seconds, resident MiB and number of the tunnels' processes."""
+    used, resident, count = 0.0, 0.0, 0
+    for each in psutil.Process().children():
+        with suppress(psutil.Error):
+            if "engine.machines.tunnel" in each.cmdline():
+                times = each.cpu_times()
+                used += times.user + times.system
+                resident += each.memory_info().rss / MIB
+                count += 1
+    return used, resident, count
+
+
+def measure_network(n_machines: int, delay_s: float, rate: float) -> dict[str, Any]:
+    """Return the costs of the network with one delay."""
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+        made, pairing_s, _ = timed(lambda: Simulation(Path(name), n_machines, stack, delay_s=delay_s, rate=rate))
+        _, first_s, _ = timed(made.ask_all)
+        cycles = [made.ask_all() for _ in range(ROUNDS)]
+        cpu_s = statistics.median(sum(used_s for _, used_s in cycle) for cycle in cycles)
+        waits_s = [wait_s for cycle in cycles for wait_s, _ in cycle]
+        hosts = make_host("host", 64 * GIB)
+        devices = [device_of(offered(name, 0), machine) for machine in made.machines for name in NAMES]
+        rig, open_s, _ = timed(lambda: made.tunnels.reach(Rig(tuple(devices), hosts)))
+        routes = {device.endpoint or "": device.via or "" for device in rig.devices}
+        before_s, _, _ = children_s()
+        greetings, greet_s, greet_cpu_s = timed(lambda: greet_all(list(routes), 10.0, routes=routes))
+        after_s, resident, count = children_s()
+        return {
+            "delay_ms": delay_s * 1e3,
+            "pairing_s": round(pairing_s, 2),
+            "offers_s": round(first_s, 2),
+            "offer_latency_s": round(statistics.median(waits_s), 3),
+            "offer_worst_s": round(max(waits_s), 3),
+            "telemetry_cpu_s": round(cpu_s, 3),
+            "telemetry_cpu_percent": round(100 * cpu_s / WINDOW_EVERY_S, 1),
+            "tunnels_open_s": round(open_s, 2),
+            "tunnel_processes": count,
+            "tunnel_mib": round(resident),
+            "hello_s": round(greet_s, 2),
+            "hello_cpu_s": round(greet_cpu_s, 2),
+            "hello_tunnel_cpu_s": round(after_s - before_s, 2),
+            "hellos_ok": sum(each.ok for each in greetings.values()),
+        }
+
+
+def measure_editor(n_machines: int) -> dict[str, Any]:
+    """Return milliseconds of the editor with all lanes: first show, a step of a drag, and lanes when folded."""
+    os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
+    from PySide6.QtWidgets import QApplication
+
+    from widgets.layout_editor.editor import LayoutEditor
+
+    application = QApplication.instance() or QApplication([])
+    rig, speeds = simulated_rig(n_machines)
+    memory = ModelMemory(truth_model(MODEL))
+    layout = find_strategy("proportional")(memory, rig, CONTEXT, Constraints(speeds=speeds)).layout
+    tables = PreviewTables(memory)
+    editor = LayoutEditor()
+    editor.resize(1280, 800)
+    editor.show()
+    found: dict[str, Any] = {}
+    preview, _, plan_s = timed(lambda: make_preview(tables, Plan(memory, rig, Edit(layout, CONTEXT))))
+
+    def show(shown: Any) -> None:
+        editor.set_preview(shown)
+        editor.view.viewport().repaint()
+        application.processEvents()
+
+    _, _, show_s = timed(lambda: show(preview))
+    steps = []
+    for count in range(1, 21):
+        moved = layout.move_boundary(len(layout.runs) // 2, layout.runs[len(layout.runs) // 2].first + (-1) ** count)
+        later = make_preview(tables, Plan(memory, rig, Edit(moved, CONTEXT)))
+        steps.append(timed(partial(show, later))[2])
+    assert editor.shown is not None
+    found["lanes"] = len(editor.shown.contents)
+    found["forecast_ms"] = round(plan_s * 1e3, 1)
+    found["show_ms"] = round(show_s * 1e3, 1)
+    found["step_ms"] = round(statistics.median(steps) * 1e3, 1)
+    editor.close()
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and print; 1 if a strategy takes longer than its goal."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.many_machines")
+    parser.add_argument("--machines", type=int, default=16)
+    parser.add_argument("--delay-ms", default="0,1,20,100", help="delays of each direction of the relays")
+    parser.add_argument("--mbit", type=float, default=1000.0, help="rate of each direction of a connection")
+    parser.add_argument("--parts", default="layouts,network,editor")
+    options = parser.parse_args(arguments)
+    result: dict[str, Any] = {"benchmark": "many_machines", "machines": options.machines}
+    parts = options.parts.split(",")
+    if "layouts" in parts:
+        result["layouts"] = measure_layouts(options.machines)
+    if "network" in parts:
+        result["network"] = []
+        for delay_ms in map(float, options.delay_ms.split(",")):
+            found = measure_network(options.machines, delay_ms / 1e3, options.mbit * 1e6 / 8)
+            print(f"  {found}", flush=True)
+            result["network"].append(found)
+    if "editor" in parts:
+        result["editor"] = measure_editor(options.machines)
+        print(f"  editor {result['editor']}", flush=True)
+    print(json.dumps(result))
+    return int(any(each["seconds"] > GOAL_S for each in result.get("layouts", {}).values()))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

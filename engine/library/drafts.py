@@ -1,0 +1,61 @@
+"""Draft models of the library: small models whose vocabulary is that of a model, by the facts of their headers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.library.entry import Copy, Entry
+from engine.library.facts import Facts
+from engine.model.gguf.model_file import TOKENIZER, ModelFile
+from engine.model.gguf.vocabulary import MOST_DIFFERENCE
+
+_LARGEST_SHARE = 2
+"""A draft model is proposed up to half the size of the main model; a larger one hardly gains."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftCandidate:
+    """A file of the library that may draft for a model. `title`: name of its model, with the quantisation."""
+
+    path: Path
+    title: str
+    size_bytes: int
+
+
+def draft_candidates(model: ModelFile, entries: Iterable[Entry]) -> tuple[DraftCandidate, ...]:
+    """Return the files of the library that may draft for `model`, the smallest first; one for each entry.
+
+    No file is read: tokenizer and number of tokens are compared. `read_draft` compares the tokens when one is chosen.
+    """
+    found: dict[Path, DraftCandidate] = {}
+    for entry in entries:
+        able = [each for each in _files_of(entry) if _may_draft(model, *each)]
+        # The smallest quantisation of a model drafts fastest.
+        for title, copy, _ in sorted(able, key=lambda each: each[1].size_bytes)[:1]:
+            found[copy.path] = DraftCandidate(copy.path, title, copy.size_bytes)
+    return tuple(sorted(found.values(), key=lambda each: (each.size_bytes, each.title)))
+
+
+def _files_of(entry: Entry) -> Iterator[tuple[str, Copy, Facts]]:
+    for each in entry.quantisations:
+        if each.facts is not None and not each.fault:
+            yield " ".join(filter(None, (entry.title, each.label))), each.copy, each.facts
+    for side in entry.side_files:
+        if side.role == "draft" and side.facts is not None and not side.facts.error and not side.file.is_missing:
+            yield side.file.path.name, Copy((side.file,)), side.facts
+
+
+def _may_draft(model: ModelFile, _title: str, copy: Copy, facts: Facts) -> bool:
+    pre = model.metadata.get("tokenizer.ggml.pre", "")
+    is_alike = facts.tokenizer == f"{model.metadata.get(TOKENIZER, '')} {pre}".strip()
+    return (
+        is_alike
+        and facts.n_vocab is not None
+        and abs(facts.n_vocab - model.n_vocab) <= MOST_DIFFERENCE
+        and facts.kind in ("model", "draft")
+        and "embeddings" not in facts.capabilities
+        and copy.path not in model.paths
+        and copy.size_bytes * _LARGEST_SHARE <= model.size_bytes
+    )

@@ -1,0 +1,101 @@
+"""Compares the vocabularies of two models: whether one may draft tokens for the other.
+
+Mirrors `common_speculative_are_compatible` in llama.cpp's common/speculative.cpp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from struct import Struct
+
+from engine.base.language import tr
+from engine.model.gguf.byte_source import open_source
+from engine.model.gguf.model_file import TOKENIZER, ModelFile
+from engine.model.gguf.quoting import quote
+
+TOKENS = "tokenizer.ggml.tokens"
+MOST_DIFFERENCE = 128
+"""Largest difference of the numbers of tokens (`SPEC_VOCAB_MAX_SIZE_DIFFERENCE`): padding at the end may differ."""
+FIRST_COMPARED = 5
+"""First token whose text is compared (`SPEC_VOCAB_CHECK_START_TOKEN_ID`): control tokens may have other names."""
+_LENGTH = Struct("<Q")
+_MAX_TOKEN_BYTES = 1 << 20
+_ADDED = (("bos", "add_bos_token", "bos_token_id"), ("eos", "add_eos_token", "eos_token_id"))
+_ADD_BOS = ("llama", "bert")
+"""Tokenizers that begin a text with BOS if the header does not say it (`llama_vocab::impl::load`)."""
+
+
+def head_fault(model: ModelFile, draft: ModelFile) -> str:
+    """Return how the vocabulary of `draft` differs from that of `model`, by their headers alone; empty: it does not.
+
+    It reads no file, so it is quick enough for a list of models.
+    """
+    mine, other = (each.metadata.get(TOKENIZER) for each in (model, draft))
+    if not model.has_vocabulary or not draft.has_vocabulary:
+        return tr("one of the two models has no vocabulary")
+    if mine != other:
+        return tr(
+            "its tokenizer is {other} and that of the model is {mine}", other=quote(str(other)), mine=quote(str(mine))
+        )
+    for name, add_key, id_key in _ADDED:
+        adds = [_adds(each, name, add_key) for each in (model, draft)]
+        ids = [each.metadata.get(f"tokenizer.ggml.{id_key}") for each in (model, draft)]
+        if adds[0] != adds[1] or (adds[0] and ids[0] != ids[1]):
+            return tr("it has another {name} token than the model", name=name.upper())
+    if abs(model.n_vocab - draft.n_vocab) > MOST_DIFFERENCE:
+        return tr(
+            "it has {other} tokens and the model {mine}; at most {most} may differ",
+            other=draft.n_vocab,
+            mine=model.n_vocab,
+            most=MOST_DIFFERENCE,
+        )
+    return ""
+
+
+def vocabulary_fault(model: ModelFile, draft: ModelFile) -> str:
+    """Return how the vocabulary of `draft` differs from that of `model`; empty if it may draft tokens for it. Blocks.
+
+    Raises:
+        ModelFileError: a file cannot be read any more.
+    """
+    fault = head_fault(model, draft)
+    if fault:
+        return fault
+    first = islice(zip(read_tokens(model), read_tokens(draft), strict=False), FIRST_COMPARED, None)
+    for number, (mine, other) in enumerate(first, FIRST_COMPARED):
+        if mine != other:
+            return tr(
+                "token {number} is {other}, and {mine} in the model",
+                number=number,
+                other=quote(other.decode("utf-8", "replace")),
+                mine=quote(mine.decode("utf-8", "replace")),
+            )
+    return ""
+
+
+def read_tokens(model: ModelFile) -> Iterator[bytes]:
+    """Yield the text of each token of `model`, in the order of their ids. Blocks.
+
+    Raises:
+        ModelFileError: the file cannot be read any more.
+    """
+    array = model.arrays.get(TOKENS)
+    if array is None:
+        return
+    with open_source(model.paths[array.file_index]) as source:
+        source.skip(array.offset, TOKENS)
+        for _ in range(array.count):
+            (length,) = source.take(_LENGTH, TOKENS)
+            if length > _MAX_TOKEN_BYTES:
+                raise source.error(f"has a token of {length} bytes; it is damaged")
+            yield source.take_bytes(length, TOKENS)
+
+
+def _adds(model: ModelFile, name: str, key: str) -> bool:
+    value = model.metadata.get(f"tokenizer.ggml.{key}")
+    if isinstance(value, bool):
+        return value
+    pre = str(model.metadata.get("tokenizer.ggml.pre", ""))
+    # Of the byte-pair tokenizers only those of Llama 3 and its relatives add BOS by themselves.
+    return name == "bos" and (model.metadata.get(TOKENIZER) in _ADD_BOS or pre in ("llama3", "llama-bpe", "falcon3"))

@@ -1,0 +1,341 @@
+"""One plan for several models that are loaded at the same time: a layout for each, or the model that has to give way.
+
+Each model has a process of its own, so what it needs on a device, the backend's overhead included, is added to what the
+others need there. The host's memory that devices share (`Rig.pool`) is counted once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from engine.base.errors import ArgumentError
+from engine.base.language import tr, tr_count
+from engine.devices.device import CPU_ID, Device, Rig
+from engine.planning.fit.room import is_whole
+from engine.planning.fit.strategies.catalogue import auto_layout
+from engine.planning.fit.strategies.constraints import NO_CONSTRAINTS, Constraints
+from engine.planning.layout.layout import single_device
+from engine.planning.memory.model_memory import ModelMemory
+from engine.planning.memory.side_files import NO_SIDE_FILES, SideFiles
+from engine.planning.plan.decisions.context_length import reads_whole_texts
+from engine.planning.plan.edit import Edit
+from engine.planning.plan.figures import Figures, figures_of
+from engine.planning.plan.plan import Plan
+from engine.planning.settings.context_settings import ContextSettings
+from engine.planning.speed.speeds import Speeds, bandwidth
+
+MAX_MODELS = 8
+"""Largest number of models in one plan. Each of them is a search for a layout, in several orders."""
+DEFAULT_STRATEGY = "fewest"
+_SMALL_PART = 8
+"""A model is small beside others if its file is at most an eighth of the largest one's."""
+_MUCH_PART = 8
+"""A model gains by another's absence if at least an eighth of its layers leaves the CPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A model that is to be loaded together with others.
+
+    `name`: differs from that of each other model of the plan.
+    """
+
+    name: str
+    memory: ModelMemory
+    context: ContextSettings
+    side_files: SideFiles = NO_SIDE_FILES
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A model with its layout. The rig of `plan` has the memory that the models loaded before it leave free."""
+
+    name: str
+    plan: Plan
+
+    @property
+    def fits(self) -> bool:
+        return self.plan.report.fits
+
+    @cached_property
+    def need_bytes(self) -> Mapping[str, int]:
+        """Bytes that the model needs, by id of the devices where it needs any."""
+        return {row.id: row.need_bytes for row in self.plan.forecast if row.need_bytes}
+
+    @property
+    def n_host_layers(self) -> int:
+        """Number of layers with weights on the CPU, by the layout or by an override of their experts."""
+        layout = self.plan.edit.layout
+        moved = any(override.device == CPU_ID for override in layout.overrides)
+        return layout.n_layers if moved else sum(run.length for run in layout.runs if run.device == CPU_ID)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the model fits and no layer is on the CPU."""
+        return is_whole(self.plan)
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """What a model gains if another one is left out: its figures beside that one, and without it."""
+
+    name: str
+    before: Figures
+    after: Figures
+
+
+@dataclass(frozen=True, slots=True)
+class GiveWay:
+    """The model that has to give way, and what the others gain."""
+
+    name: str
+    gains: tuple[Gain, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """Layouts for several models.
+
+    `placed`: the models in the order of loading; each is planned for the memory that the ones before it leave free.
+    `give_way`: the model to leave out; None if all fit wholly on devices, or if leaving one out helps no other.
+    """
+
+    rig: Rig
+    placed: tuple[Placed, ...]
+    give_way: GiveWay | None = None
+
+    @property
+    def fits(self) -> bool:
+        """Whether all models can be loaded at the same time."""
+        return all(each.fits for each in self.placed)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all models fit wholly on devices."""
+        return all(each.is_whole for each in self.placed)
+
+    def need_bytes(self, device_id: str) -> int:
+        """Return the bytes that all models need together on a device."""
+        return sum(each.need_bytes.get(device_id, 0) for each in self.placed)
+
+    def find(self, name: str) -> Placed:
+        return next(each for each in self.placed if each.name == name)
+
+
+def plan_together(
+    wanted: Sequence[Wanted],
+    rig: Rig,
+    speeds: Speeds,
+    *,
+    strategy: str = DEFAULT_STRATEGY,
+    constraints: Constraints = NO_CONSTRAINTS,
+) -> Together:
+    """Return layouts with which all models are loaded at the same time.
+
+    Several orders are tried, and the best result is taken: first that all fit, then that the most important ones are
+    wholly on devices. Small models and embedding models go where they cost least: on the slowest device that has room.
+
+    `wanted`: the most important model first.
+
+    Raises:
+        ArgumentError: no model, too many, two of one name, or an unknown strategy.
+        CancelledError: the search was cancelled by `constraints.watch`.
+    """
+    names = [each.name for each in wanted]
+    if not wanted or len(wanted) > MAX_MODELS:
+        raise ArgumentError(tr("Choose 1 to {most} models to plan together.", most=MAX_MODELS))
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ArgumentError(tr("{name} is chosen twice; models of one plan need different names.", name=twice))
+    planner = _Planner(rig, speeds, strategy, constraints)
+    best = planner.best(wanted)
+    return best if best.is_whole or len(wanted) == 1 else replace(best, give_way=planner.give_way(wanted, best))
+
+
+def small_models(wanted: Sequence[Wanted]) -> frozenset[str]:
+    """Return the names of the models that are embedding models, or small beside the largest one."""
+    largest_bytes = max(each.memory.model.size_bytes for each in wanted)
+    return frozenset(
+        each.name
+        for each in wanted
+        if len(wanted) > 1
+        and (reads_whole_texts(each.memory.model) or each.memory.model.size_bytes * _SMALL_PART <= largest_bytes)
+    )
+
+
+def together_sentence(found: Together) -> str:
+    """Return the result as sentences for people: whether all fit, and else which model has to give way."""
+    short = [each for each in found.placed if not each.fits]
+    if short:
+        text = tr("{names} would not fit beside the others.", names=", ".join(each.name for each in short))
+    elif found.is_whole:
+        text = tr_count(
+            "{count} model fits wholly on devices.", "All {count} models fit wholly on devices.", len(found.placed)
+        )
+    else:
+        parts = [
+            tr("{name} has {count} of {total} layers on the CPU", name=each.name, count=each.n_host_layers, total=total)
+            for each in found.placed
+            if each.n_host_layers and (total := each.plan.model.n_layers)
+        ]
+        text = tr("All models fit; {parts}.", parts=", ".join(parts))
+    return f"{text} {give_way_sentence(found.give_way)}" if found.give_way is not None else text
+
+
+def give_way_sentence(give_way: GiveWay) -> str:
+    """Return a sentence on the model that has to give way and what that gains."""
+    gains = "; ".join(map(_gain_words, give_way.gains))
+    return tr("{name} would have to give way: without it, {gains}.", name=give_way.name, gains=gains)
+
+
+def _gain_words(gain: Gain) -> str:
+    before, after = gain.before, gain.after
+    if not before.fits:
+        text = tr("{name} fits", name=gain.name)
+    elif after.n_host_layers:
+        text = tr(
+            "{name} has {after} instead of {before} layers on the CPU",
+            name=gain.name,
+            after=after.n_host_layers,
+            before=before.n_host_layers,
+        )
+    else:
+        text = tr("{name} fits wholly on devices", name=gain.name)
+    if not before.fits or before.speed is None or after.speed is None:
+        return text
+    return tr("{text} ({after} instead of {before})", text=text, after=after.speed.text(), before=before.speed.text())
+
+
+class _Planner:
+    """Plans models one after another on one rig."""
+
+    def __init__(self, rig: Rig, speeds: Speeds, strategy: str, constraints: Constraints) -> None:
+        self._rig, self._speeds, self._strategy, self._constraints = rig, speeds, strategy, constraints
+        self._placed: dict[tuple[str, Rig], Placed] = {}
+        """Each model on each rig that was left for it: orders begin alike, and a search takes most of the time."""
+
+    def best(self, wanted: Sequence[Wanted]) -> Together:
+        """Return the best result of all orders; the first of equal ones."""
+        small = small_models(wanted)
+        found: list[Together] = []
+        for order in _orders(wanted, small, self._rig):
+            found.append(self._in_order(order, small))
+            if found[-1].is_whole:
+                return found[-1]
+        return max(found, key=lambda each: _score(each, wanted, small))
+
+    def give_way(self, wanted: Sequence[Wanted], found: Together) -> GiveWay | None:
+        """Return the model without which the others are better off; None if there is none.
+
+        It is the least important one without which all others are wholly on devices, else the one that helps most.
+        """
+        best: tuple[tuple[int, int], GiveWay] | None = None
+        small = small_models(wanted)
+        # One order only: the searches without each of the models would take several times as long.
+        order = next(_orders(wanted, small, self._rig))
+        for left_out in reversed(wanted):
+            rest = [each for each in wanted if each is not left_out]
+            without = self._in_order([each for each in order if each is not left_out], small)
+            gains = tuple(self._gains(rest, found, without))
+            if not gains:
+                continue
+            give_way = GiveWay(left_out.name, gains)
+            if without.is_whole:
+                return give_way
+            worth = (
+                sum(each.is_whole or each.fits > found.find(each.name).fits for each in without.placed),
+                -sum(each.n_host_layers for each in without.placed),
+            )
+            if best is None or worth > best[0]:
+                best = worth, give_way
+        return None if best is None else best[1]
+
+    def _gains(self, rest: Sequence[Wanted], found: Together, without: Together) -> Iterator[Gain]:
+        for each in rest:
+            before, after = found.find(each.name), without.find(each.name)
+            fewer = before.n_host_layers - after.n_host_layers
+            is_much = fewer * _MUCH_PART >= after.plan.model.n_layers
+            if after.fits and (not before.fits or after.is_whole > before.is_whole or is_much):
+                yield Gain(each.name, figures_of(before.plan, self._speeds), figures_of(after.plan, self._speeds))
+
+    def _in_order(self, order: Sequence[Wanted], small: frozenset[str]) -> Together:
+        placed: list[Placed] = []
+        rig = self._rig
+        for each in order:
+            placed.append(self._place(each, rig, is_small=each.name in small))
+            rig = rig_after(rig, placed[-1].need_bytes)
+        return Together(self._rig, tuple(placed))
+
+    def _place(self, wanted: Wanted, rig: Rig, *, is_small: bool) -> Placed:
+        known = self._placed.get((wanted.name, rig))
+        if known is None:
+            known = self._placed[wanted.name, rig] = self._search(wanted, rig, is_small=is_small)
+        return known
+
+    def _search(self, wanted: Wanted, rig: Rig, *, is_small: bool) -> Placed:
+        for device in self._cheapest(rig) if is_small else ():
+            layout = single_device(wanted.memory.model.n_layers, device.id)
+            plan = Plan(wanted.memory, rig, Edit(layout, wanted.context, wanted.side_files))
+            if plan.report.fits:
+                return Placed(wanted.name, plan)
+        limits = replace(self._constraints, side_files=wanted.side_files, speeds=self._speeds)
+        found = auto_layout(self._strategy, wanted.memory, rig, wanted.context, limits)
+        return Placed(wanted.name, Plan(wanted.memory, rig, Edit(found.layout, found.context, wanted.side_files)))
+
+    def _cheapest(self, rig: Rig) -> list[Device]:
+        """Return the devices of `rig` that may hold layers, the slowest first; of equal ones the one with least room."""
+        off = self._constraints.off
+        devices = [each for each in rig.devices if each.kind != "accel" and each.id not in off]
+        # Of equal cards the fuller one first: another model may need the whole of the emptier one.
+        return sorted(devices, key=lambda each: (bandwidth(each, self._speeds), each.available_bytes))
+
+
+def _orders(wanted: Sequence[Wanted], small: frozenset[str], rig: Rig) -> Iterator[tuple[Wanted, ...]]:
+    """Yield the orders of planning.
+
+    Small models come last, where memory is left over, or first. A model that cannot be wholly on devices even alone
+    takes what the others leave, since it would cost them all and still be slow. The last order is by size alone.
+    """
+    room_bytes = sum(device.available_bytes for device in rig.devices if device.kind != "accel")
+    too_large = [each for each in wanted if each.memory.model.size_bytes > room_bytes]
+    main = [each for each in wanted if each.name not in small and each not in too_large]
+    rest = [each for each in wanted if each.name in small and each not in too_large]
+    by_size = sorted(main, key=lambda each: -each.memory.model.size_bytes)
+    orders = ((main, rest), (rest, main), (by_size, rest))
+    yield from dict.fromkeys((*first, *second, *too_large) for first, second in orders)
+
+
+def _score(found: Together, wanted: Sequence[Wanted], small: frozenset[str]) -> tuple[object, ...]:
+    """Return a value that is larger for a better result."""
+    by_name = {each.name: each for each in found.placed}
+    placed = [by_name[each.name] for each in wanted]
+    main = [each for each in placed if each.name not in small]
+    return (
+        sum(each.fits for each in placed),
+        [each.is_whole for each in main],
+        sum(each.is_whole for each in placed),
+        [-each.n_host_layers for each in main],
+    )
+
+
+def rig_after(rig: Rig, need_bytes: Mapping[str, int]) -> Rig:
+    """Return `rig` with the memory that is left after a model that needs `need_bytes` was loaded, by device id.
+
+    A worker that it uses has nothing left: it serves one client at a time.
+    """
+    endpoints = {device.endpoint for device in rig.devices if device.endpoint and device.id in need_bytes}
+    shared_bytes = sum(need_bytes.get(device.id, 0) for device in rig.devices if device.unified)
+
+    def after(device: Device) -> Device:
+        taken_bytes = need_bytes.get(device.id, 0) + (shared_bytes if device.is_host else 0)
+        if device.endpoint in endpoints:
+            return replace(device, free_bytes=0)
+        if not taken_bytes:
+            return device
+        free_bytes = device.total_bytes if device.free_bytes is None else device.free_bytes
+        cap_bytes = None if device.cap_bytes is None else max(0, device.cap_bytes - taken_bytes)
+        return replace(device, free_bytes=max(0, free_bytes - taken_bytes), cap_bytes=cap_bytes)
+
+    return Rig(tuple(map(after, rig.devices)), after(rig.host))

@@ -1,0 +1,160 @@
+"""`Draft`: what proposes tokens for speculative decoding, and the memory of its model beside that of the main model.
+
+A draft model is a second model in the same child process, with devices, cache types and a context of its own. The main
+model checks its tokens in one batch, which needs an output row for each of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import msgspec
+
+from engine.base.errors import ModelFileError
+from engine.base.language import tr
+from engine.model.gguf.model_file import FileIdentity, ModelFile, identify
+from engine.model.gguf.quoting import quote
+from engine.model.gguf.reader import read_model
+from engine.model.gguf.vocabulary import vocabulary_fault
+from engine.planning.layout.layout import Layout
+from engine.planning.layout.layout_file import DRAFT_SETTINGS, FOLLOWING, DraftEntry, DraftKind
+from engine.planning.memory.estimate import DeviceMemory, MemoryEstimate
+from engine.planning.settings.context_settings import AUTO_CONTEXT, ContextSettings
+from engine.planning.settings.table import DRAFTED_TOKENS
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What proposes tokens for speculative decoding.
+
+    `kind`: "ngram" (repeats of the text itself), "model" (a draft model) or "mtp" (MTP heads of the main model).
+    `n_tokens`: most tokens that are drafted for one step.
+    `model`: the draft model; None for other kinds. `files`: its identity, by which drafts are compared.
+    `layout`: devices of the draft model; None if the program chooses one device.
+    `context`: its own settings (`DRAFT_SETTINGS`). The context length is that of one request; `AUTO_CONTEXT`: as long
+    as that of the main model.
+    """
+
+    kind: DraftKind
+    n_tokens: int = DRAFTED_TOKENS
+    model: ModelFile | None = field(default=None, compare=False)
+    files: FileIdentity | None = None
+    layout: Layout | None = None
+    context: ContextSettings = FOLLOWING
+
+    @property
+    def path(self) -> Path | None:
+        """Path of the draft model; None for other kinds."""
+        return None if self.model is None else self.model.paths[0]
+
+
+def read_draft(path: Path, model: ModelFile, n_tokens: int = DRAFTED_TOKENS) -> Draft:
+    """Read the header of a draft model, compare its vocabulary with that of `model`, and return the draft. Blocks.
+
+    Raises:
+        ModelFileError: the file is no model, or its vocabulary differs.
+    """
+    found = read_model(path)
+    if found.metadata.get("general.type") == "mmproj" or found.architecture == "clip":
+        raise ModelFileError(path, tr("is a projector, not a draft model. Choose a small text model"))
+    if not drafts_for(found):
+        raise ModelFileError(
+            path,
+            tr("is a model ({architecture}) that writes no text, so it cannot draft. Choose a small text model",
+               architecture=quote(found.architecture)),
+        )  # fmt: skip
+    fault = vocabulary_fault(model, found)
+    if fault:
+        raise ModelFileError(
+            path,
+            tr("cannot draft for this model: {fault}. Choose a small model of the same family", fault=fault),
+        )
+    return Draft("model", n_tokens, found, identify(found.paths))
+
+
+def draft_file(draft: Draft | None) -> DraftEntry | None:
+    """Return the entry of a layout file for a draft; None without a draft."""
+    if draft is None:
+        return None
+    path = "" if draft.path is None else str(draft.path.absolute())
+    return DraftEntry(draft.kind, path, draft.n_tokens, draft.layout, draft.context)
+
+
+def draft_of_file(entry: DraftEntry | None, model: ModelFile, folder: Path) -> Draft | None:
+    """Return the draft that a layout file names; None if it names none. Blocks.
+
+    A draft model is looked for at its path, then by its file name beside the layout file and beside the model.
+
+    `folder`: folder of the layout file.
+
+    Raises:
+        ModelFileError: as of `read_draft`, or the layout in the file is for another number of layers.
+    """
+    if entry is None or entry.kind != "model":
+        return None if entry is None else Draft(entry.kind, entry.n_tokens)
+    asked = Path(entry.model)
+    places = (folder / asked, folder / asked.name, model.paths[0].parent / asked.name)
+    path = next((each for each in places if each.is_file()), places[0])
+    found = read_draft(path, model, entry.n_tokens)
+    assert found.model is not None
+    if entry.layout is not None and entry.layout.n_layers != found.model.n_layers:
+        raise ModelFileError(
+            path,
+            tr(
+                "has {n_layers} layers, and the layout of the draft is for {wanted}. Remove the draft's layout",
+                n_layers=found.model.n_layers,
+                wanted=entry.layout.n_layers,
+            ),
+        )
+    return replace(found, layout=entry.layout, context=entry.context)
+
+
+def drafts_for(model: ModelFile) -> bool:
+    """Return whether `model` writes text token by token, so that it can draft, or be drafted for."""
+    embeds = model.hyper_parameter("attention.causal") is False or model.hyper_parameter("pooling_type") is not None
+    encodes = any(tensor.name.startswith("enc.") for tensor in model.tensors)
+    return model.has_vocabulary and not embeds and not encodes
+
+
+def draft_context(draft: Draft, main: ContextSettings) -> ContextSettings:
+    """Return the settings of the draft model's context beside a main model with the settings `main`.
+
+    It has the requests and batches of the main model, and no pipeline: it computes one token after another.
+    """
+    own = draft.context
+    chosen = {key: getattr(own, key) for key in DRAFT_SETTINGS if key != "n_ctx"}
+    found = msgspec.structs.replace(main, **chosen, pipeline="off", image_max_tokens=None, image_min_tokens=None)
+    return found if own.n_ctx == AUTO_CONTEXT else found.with_each(own.n_ctx)
+
+
+def drafted_tokens(draft: Draft | None) -> int:
+    """Return the most tokens that are drafted for one step; 0 without a draft."""
+    return 0 if draft is None else draft.n_tokens
+
+
+def with_draft_memory(estimate: MemoryEstimate, of_draft: MemoryEstimate) -> MemoryEstimate:
+    """Return `estimate` with the memory of a draft model added, each device's overhead counted once.
+
+    `draft_bytes` of a device are its weights, state and buffers. Mapped weights and the memory of answering are added
+    to those of the main model.
+    """
+    devices = dict(estimate.devices)
+    for device_id, memory in of_draft.devices.items():
+        own_bytes = memory.need_bytes - memory.overhead_bytes - memory.answering_bytes
+        if not own_bytes and not memory.mapped_bytes:
+            continue
+        before = devices.get(device_id, DeviceMemory())
+        devices[device_id] = replace(
+            before,
+            mapped_bytes=before.mapped_bytes + memory.mapped_bytes,
+            overhead_bytes=before.overhead_bytes or memory.overhead_bytes,
+            answering_bytes=before.answering_bytes + memory.answering_bytes,
+            late_bytes=before.late_bytes + memory.late_bytes,
+            draft_bytes=before.draft_bytes + own_bytes,
+        )
+    reason = estimate.probe_only
+    if reason is None and of_draft.probe_only is not None:
+        reason = tr("the draft model: {reason}", reason=of_draft.probe_only)
+    unknown = (*estimate.unknown, *(part for part in of_draft.unknown if part not in estimate.unknown))
+    return replace(estimate, devices=devices, probe_only=reason, unknown=unknown)

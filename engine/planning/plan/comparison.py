@@ -1,0 +1,323 @@
+"""Comparison of two plans of a model: places of layers and parts, memory of each device, settings, and figures.
+
+Window and command line show the same values. The plans may be on different rigs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Literal
+
+from engine.base.language import tr
+from engine.base.texts import capitalised
+from engine.base.units import format_bytes
+from engine.model.gguf.model_file import ModelFile
+from engine.planning.layout.layout import Layout, layer_words, range_text
+from engine.planning.layout.parts import MOVABLE_PARTS, MovablePart, embedding_device, part_device, part_words
+from engine.planning.plan.figures import FIGURES, Figures, figures_of
+from engine.planning.plan.plan import Plan
+from engine.planning.plan.report import DeviceRow
+from engine.planning.settings.table import SETTINGS
+from engine.planning.speed.prediction import rate_text
+from engine.planning.speed.speeds import Speeds
+from engine.planning.speed.work import Work, hops
+
+ComparedPart = Literal["layer", "experts", "dense", "output", "embedding"]
+_WHOLE: tuple[ComparedPart, ...] = ("output", "embedding")
+"""Parts of the model that belong to no layer."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceChange:
+    """Something that is on one device in the first layout, and on another in the second.
+
+    `part`: "layer", or a part of these layers; "output" and "embedding" have no layers.
+    `first`, `last`: range of layers, both included; None if the part has no layers.
+    `one`, `other`: device id in the first and in the second layout.
+    """
+
+    part: ComparedPart
+    first: int | None
+    last: int | None
+    one: str
+    other: str
+
+    def words(self) -> str:
+        """Return the difference as a text for the user, without the devices."""
+        if self.part == "output":
+            return tr("output layer")
+        if self.part == "embedding":
+            return tr("token embedding")
+        layers = layer_words(self.first or 0, self.last or 0)
+        if self.part == "layer":
+            return layers
+        return tr("{part} of {layers}", part=part_words(self.part), layers=layers)
+
+    def document(self) -> dict[str, object]:
+        """Return the difference as JSON; see docs/contract.md."""
+        layers = {} if self.first is None or self.last is None else {"layers": range_text(self.first, self.last)}
+        return {"part": self.part, **layers, "device": self.one, "against": self.other}
+
+
+@dataclass(frozen=True, slots=True)
+class ValueChange:
+    """A setting or a share with different values. `name`: its name for people; `key`: its key in files."""
+
+    key: str
+    name: str
+    one: str
+    other: str
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The differences of two plans.
+
+    `places`: layers and parts on different devices. `values`: different settings, shares and split mode.
+    `has_other_patterns`: whether overrides by a pattern differ, whose tensors are not compared one by one.
+    """
+
+    places: tuple[PlaceChange, ...]
+    values: tuple[ValueChange, ...]
+    has_other_patterns: bool = False
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether nothing differs."""
+        return not self.places and not self.values and not self.has_other_patterns
+
+    def layers(self) -> frozenset[int]:
+        """Return the layers that have a difference, in themselves or in a part."""
+        return frozenset(
+            layer
+            for each in self.places
+            if each.first is not None and each.last is not None
+            for layer in range(each.first, each.last + 1)
+        )
+
+    def rows(self) -> list[tuple[str, str, str]]:
+        """Return a row for each difference: what it is, and its value in the first and in the second plan."""
+        rows = [(capitalised(each.words()), each.one, each.other) for each in self.places]
+        rows += [(capitalised(each.name), each.one, each.other) for each in self.values]
+        if self.has_other_patterns:
+            rows.append((tr("Overrides by a pattern"), tr("differ"), tr("differ")))
+        return rows
+
+    def document(self) -> dict[str, object]:
+        """Return the differences as JSON; see docs/contract.md."""
+        return {
+            "places": [each.document() for each in self.places],
+            "values": [{"key": each.key, "value": each.one, "against": each.other} for each in self.values],
+            "patterns_differ": self.has_other_patterns,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Costs of passing data between devices.
+
+    `transfers`, `token_bytes`: number and bytes of the transfers over links for each token.
+    `sent_bytes`: bytes of weights that a load sends to RPC workers.
+    """
+
+    transfers: int
+    token_bytes: int
+    sent_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """What one plan of a comparison shows.
+
+    `costs`: None if the plan breaks a rule.
+    `measured_per_second`: tokens per second of an answer with this layout; None if none was measured.
+    `advice`: sentences on disadvantages, and on broken rules.
+    """
+
+    figures: Figures
+    costs: Costs | None
+    rows: tuple[DeviceRow, ...]
+    measured_per_second: float | None = None
+    advice: tuple[str, ...] = ()
+
+
+def side_of(plan: Plan, speeds: Speeds, measured_per_second: float | None = None) -> Side:
+    """Return what a comparison shows of `plan`. This computes its memory forecast, if it is not cached."""
+    report = plan.report
+    return Side(
+        figures_of(plan, speeds),
+        None if plan.violations else costs_of(plan),
+        report.rows,
+        measured_per_second,
+        (*(f"{each.message} {each.remedy}" for each in report.violations), *(each.message for each in report.advice)),
+    )
+
+
+def costs_of(plan: Plan) -> Costs:
+    """Return the transfers of a plan that breaks no rule."""
+    used = [(size, count) for _, size, count in hops(plan.edit.layout, Work(plan.model))]
+    workers = {device.id for device in plan.rig.devices if device.is_rpc}
+    return Costs(
+        transfers=sum(count for _, count in used),
+        token_bytes=round(sum(size * count for size, count in used)),
+        sent_bytes=sum(row.weights_bytes for row in plan.report.rows if row.id in workers),
+    )
+
+
+def compare_plans(one: Plan, other: Plan) -> Comparison:
+    """Return the differences of two plans of the same model."""
+    a, b = one.edit.layout, other.edit.layout
+    values: list[ValueChange] = []
+    if a.split_mode != b.split_mode:
+        values.append(ValueChange("split_mode", tr("split mode"), a.split_mode, b.split_mode))
+    shares = _shares(a), _shares(b)
+    for device in dict.fromkeys((*shares[0], *shares[1])):
+        texts = [each.get(device, "–") for each in shares]
+        if texts[0] != texts[1]:
+            values.append(ValueChange("tensor_split", tr("share of {device}", device=device), texts[0], texts[1]))
+    for setting in SETTINGS:
+        texts = [_value_words(getattr(each.settings, setting.key)) for each in (one, other)]
+        if texts[0] != texts[1]:
+            values.append(ValueChange(setting.key, setting.label, texts[0], texts[1]))
+    return Comparison(tuple(place_changes(one.model, a, b)), tuple(values), _patterns(a) != _patterns(b))
+
+
+def place_changes(model: ModelFile, one: Layout, other: Layout) -> Iterable[PlaceChange]:
+    """Yield what is on different devices in two layouts of `model`, in ranges of layers.
+
+    In modes tensor and row layers have no device of their own, so only the first and the last part is compared.
+    """
+    n_layers = min(one.n_layers, other.n_layers)
+    if one.split_mode in ("layer", "none") and other.split_mode in ("layer", "none"):
+        yield from _ranges("layer", range(n_layers), one.device_of, other.device_of)
+        blocks = {block.index: block for block in model.blocks}
+        for part in MOVABLE_PARTS:
+            held = [
+                layer
+                for layer in range(n_layers)
+                if layer in blocks
+                and (
+                    blocks[layer].expert_bytes
+                    if part == "experts"
+                    else blocks[layer].attention_bytes + blocks[layer].ffn_bytes
+                )
+            ]
+            # A part that goes with its layer in both layouts is no difference of its own.
+            apart = [
+                layer
+                for layer in held
+                if any(_part(each, part, layer) != each.device_of(layer) for each in (one, other))
+            ]
+            yield from _ranges(part, apart, _finder(one, part), _finder(other, part))
+    if one.output_device != other.output_device:
+        yield PlaceChange("output", None, None, one.output_device, other.output_device)
+    places = embedding_device(one), embedding_device(other)
+    if places[0] != places[1]:
+        yield PlaceChange("embedding", None, None, *places)
+
+
+def _finder(layout: Layout, part: MovablePart) -> Callable[[int], str]:
+    return lambda layer: _part(layout, part, layer)
+
+
+def _part(layout: Layout, part: MovablePart, layer: int) -> str:
+    return part_device(layout, MOVABLE_PARTS[part][0], layer)
+
+
+def _ranges(
+    part: ComparedPart, layers: Iterable[int], one: Callable[[int], str], other: Callable[[int], str]
+) -> Iterable[PlaceChange]:
+    """Yield a change for each range of neighbouring layers with the same two devices, if these differ."""
+    changed = [(layer, one(layer), other(layer)) for layer in layers if one(layer) != other(layer)]
+    # Neighbours have a constant difference between their layer and their place in the list.
+    for _, group in groupby(enumerate(changed), key=lambda each: (each[1][1:], each[1][0] - each[0])):
+        found = [change for _, change in group]
+        yield PlaceChange(part, found[0][0], found[-1][0], found[0][1], found[0][2])
+
+
+def _shares(layout: Layout) -> dict[str, str]:
+    total = sum(share for _, share in layout.tensor_split)
+    return {device: f"{100 * share / total:.3g} %" for device, share in layout.tensor_split if total}
+
+
+def _patterns(layout: Layout) -> tuple[tuple[str, str | None], ...]:
+    moved = embedding_device(layout)
+    return tuple(
+        (each.device, each.pattern)
+        for each in layout.overrides
+        if each.pattern is not None and not (each.device == moved and "token_embd" in each.pattern)
+    )
+
+
+def _value_words(value: object) -> str:
+    if isinstance(value, bool):
+        return tr("on") if value else tr("off")
+    return tr("open") if value is None else str(value)
+
+
+def figure_rows(one: Side, other: Side) -> list[tuple[str, str, str]]:
+    """Return the figures of both sides in rows: name, first value, second value. Empty texts: unknown."""
+    rows = list(zip(FIGURES, one.figures.words(), other.figures.words(), strict=True))
+    rows.append((tr("answers, measured"), *(_measured_words(each) for each in (one, other))))
+    costs = one.costs, other.costs
+    rows.append((tr("transfers for each token"), *("" if each is None else _transfer_words(each) for each in costs)))
+    if any(each is not None and each.sent_bytes for each in costs):
+        sent = ("" if each is None else format_bytes(each.sent_bytes) for each in costs)
+        rows.append((tr("sent to workers by a load"), *sent))
+    return rows
+
+
+def _measured_words(side: Side) -> str:
+    rate = side.measured_per_second
+    return "" if rate is None else tr("{rate} tokens/s", rate=rate_text(rate))
+
+
+def _transfer_words(costs: Costs) -> str:
+    if not costs.transfers:
+        return tr("none")
+    return f"{costs.transfers} · {format_bytes(costs.token_bytes)}"
+
+
+def memory_rows(one: Side, other: Side) -> list[tuple[str, str, str, str]]:
+    """Return the memory of each device that either side uses: name, first need, second need, difference.
+
+    A device that a rig lacks has an empty text.
+    """
+    needs = [{row.id: row for row in side.rows} for side in (one, other)]
+    rows: list[tuple[str, str, str, str]] = []
+    for device in dict.fromkeys((*needs[0], *needs[1])):
+        both = [side.get(device) for side in needs]
+        if not any(row is not None and row.need_bytes for row in both):
+            continue
+        sizes = [0 if row is None else row.need_bytes for row in both]
+        rows.append((device, *(_need_words(row) for row in both), difference_words(sizes[1] - sizes[0])))  # type: ignore[arg-type]
+    return rows
+
+
+def _need_words(row: DeviceRow | None) -> str:
+    if row is None:
+        return ""
+    need = format_bytes(row.need_bytes)
+    if row.is_short:
+        return tr("{need}, short by {size}", need=need, size=format_bytes(row.shortfall_bytes))
+    return need
+
+
+def difference_words(size_bytes: int) -> str:
+    """Return a difference of bytes with its sign, such as "+1.50 GiB"; "=" for none."""
+    if not size_bytes:
+        return "="
+    return ("+" if size_bytes > 0 else "−") + format_bytes(abs(size_bytes))
+
+
+def comparison_text(comparison: Comparison, one: Side, other: Side, names: Sequence[str]) -> str:
+    """Return a comparison as a text table: figures, memory of each device, and differences."""
+    head = ("", names[0], names[1], "")
+    rows: list[tuple[str, ...]] = [head, *((*row, "") for row in figure_rows(one, other)), *memory_rows(one, other)]
+    rows += [(*row, "") for row in comparison.rows()] or [(tr("The layouts are equal."), "", "", "")]
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )

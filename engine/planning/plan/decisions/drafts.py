@@ -1,0 +1,177 @@
+"""Decisions on the draft of a plan: devices and settings of a draft model, and the rules that a draft breaks.
+
+`place_draft` chooses the device of a draft model if the user has not: the first card with room after the main model,
+where a step costs least, else the CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from engine.base.language import tr
+from engine.base.units import format_bytes
+from engine.devices.device import CPU_ID, Device, Rig
+from engine.model.gguf.model_file import ModelFile
+from engine.planning.layout.layout import Layout, Violation, single_device
+from engine.planning.layout.rules import violations, weight_fault
+from engine.planning.memory.drafts import Draft, draft_context, drafts_for
+from engine.planning.memory.estimate import DeviceMemory, MemoryEstimate
+from engine.planning.memory.model_memory import ModelMemory
+from engine.planning.plan.decisions.attention import usable_flash_attention
+from engine.planning.plan.decisions.decision import Decision
+from engine.planning.plan.report import with_measured_overhead
+from engine.planning.settings.context_settings import ContextSettings
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedDraft:
+    """A draft model with a device for each of its layers.
+
+    `context`: settings of its context, with a value for each.
+    `estimate`: memory of the draft model alone.
+    """
+
+    layout: Layout
+    context: ContextSettings
+    estimate: MemoryEstimate
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Ids of its devices, in the order of its layers."""
+        return self.layout.devices
+
+
+def place_draft(
+    draft: Draft | None,
+    memory: ModelMemory,
+    rig: Rig,
+    context: ContextSettings,
+    needs: Mapping[str, DeviceMemory],
+    order: Sequence[str] = (),
+) -> PlacedDraft | None:
+    """Return the draft model on its devices; None if there is no draft model.
+
+    `memory`: tables of the main model. `context`: settings of the main model, with a value for each.
+    `needs`: memory of everything else by device id.
+    `order`: ids of the devices that are tried first, the fastest first; then cards, cards of the processor, the CPU.
+    """
+    if draft is None or draft.model is None:
+        return None
+    model, tables = draft.model, memory.of_draft(draft.model)
+    settings = draft_context(draft, context)
+
+    def placed(layout: Layout) -> PlacedDraft:
+        used = msgspec.structs.replace(settings, flash_attn=usable_flash_attention(rig, layout, settings))
+        return PlacedDraft(layout, used, tables.estimate(layout, used, rig))
+
+    if draft.layout is not None:
+        return placed(draft.layout)
+    for device in _candidates(rig, model, order):
+        found = placed(single_device(model.n_layers, device.id))
+        if device.is_host or _room_bytes(device, needs) >= _added_bytes(device, found.estimate, needs):
+            return found
+    return placed(single_device(model.n_layers, CPU_ID))
+
+
+def decide_draft(draft: Draft | None, placed: PlacedDraft | None) -> Iterator[Decision]:
+    """Yield the decision on the draft; none without a draft."""
+    if draft is None:
+        return
+    if placed is None:
+        reason = tr("Repeats of the text are proposed, up to {count} tokens a step.", count=draft.n_tokens)
+        yield Decision("draft", draft.kind, reason, True)
+        return
+    size = format_bytes(sum(each.need_bytes for each in placed.estimate.devices.values()))
+    devices = ", ".join(placed.devices)
+    if draft.layout is not None:
+        reason = tr("Chosen for the draft model; it takes {size} with its KV cache.", size=size)
+    elif placed.devices == (CPU_ID,):
+        reason = tr("No card has room for the draft model, which takes {size} with its KV cache.", size=size)
+    else:
+        reason = tr("The first card with room for the draft model, which takes {size} with its KV cache.", size=size)
+    yield Decision("draft", devices, reason, draft.layout is not None)
+
+
+def draft_violations(
+    draft: Draft | None, placed: PlacedDraft | None, model: ModelFile, rig: Rig, context: ContextSettings
+) -> Iterator[Violation]:
+    """Yield a violation for each rule that a draft breaks.
+
+    Rules: `draft_target`, `draft_heads`, `draft_batch`, `draft_device`, `draft_split`, and those of layouts for the
+    layout of the draft model.
+    """
+    if draft is None:
+        return
+    if not drafts_for(model):
+        yield Violation(
+            "draft_target",
+            tr("{model} does not write text token by token, so nothing can be drafted for it.", model=model.name),
+            tr("Load it without the draft."),
+        )
+    if draft.kind == "mtp":
+        yield Violation(
+            "draft_heads",
+            tr("Drafts by MTP heads of the model are not supported yet."),
+            tr("Choose a draft model or n-gram, or load without the draft."),
+        )
+    if context.n_seq_max * (draft.n_tokens + 1) > context.n_batch:
+        yield Violation(
+            "draft_batch",
+            tr(
+                "With {sequences} requests and {tokens} drafted tokens each, a step has more than a batch of {batch}.",
+                sequences=context.n_seq_max,
+                tokens=draft.n_tokens,
+                batch=context.n_batch,
+            ),
+            tr("Draft fewer tokens, answer fewer requests at a time, or raise the batch."),
+        )
+    if placed is None or draft.model is None:
+        return
+    missing = [device for device in placed.devices if rig.device(device) is None]
+    if missing:
+        yield Violation(
+            "draft_device",
+            tr(
+                "The draft model is set to run on {device}, which is not available (devices: {names}).",
+                device=missing[0],
+                names=", ".join(rig.ids),
+            ),
+            tr("Choose another device for the draft, or auto."),
+        )
+        return
+    if placed.layout.split_mode in ("tensor", "row"):
+        yield Violation(
+            "draft_split",
+            tr("A draft model cannot be in split mode {mode}.", mode=placed.layout.split_mode),
+            tr("Choose split mode layer for the draft, or load without it."),
+        )
+        return
+    yield from _layout_violations(placed, draft.model, rig)
+
+
+def _layout_violations(placed: PlacedDraft, model: ModelFile, rig: Rig) -> Iterator[Violation]:
+    for each in violations(placed.layout, model, rig, placed.context):
+        remedy = tr("{remedy} Or load without the draft.", remedy=each.remedy)
+        yield Violation(each.rule, tr("The draft model: {message}", message=each.message), remedy)
+
+
+def _candidates(rig: Rig, model: ModelFile, order: Sequence[str]) -> list[Device]:
+    """Return the devices that a draft model can be put on automatically, the most wanted one first, the CPU last."""
+    local = [device for device in rig.devices if not device.is_rpc]
+    cards = [device for kind in ("gpu", "igpu") for device in local if device.kind == kind]
+    named = [device for each in order if (device := rig.device(each)) is not None]
+    able = [each for each in dict.fromkeys((*named, *cards)) if weight_fault(each, model, with_output=True) is None]
+    return [*able, rig.host] if rig.host not in able else able
+
+
+def _added_bytes(device: Device, estimate: MemoryEstimate, needs: Mapping[str, DeviceMemory]) -> int:
+    memory = with_measured_overhead(device, estimate.devices.get(device.id, DeviceMemory()))
+    before = needs.get(device.id, DeviceMemory())
+    return memory.need_bytes - (memory.overhead_bytes if before.need_bytes else 0)
+
+
+def _room_bytes(device: Device, needs: Mapping[str, DeviceMemory]) -> int:
+    return device.available_bytes - device.margin_bytes - needs.get(device.id, DeviceMemory()).need_bytes

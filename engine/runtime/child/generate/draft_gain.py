@@ -1,0 +1,114 @@
+"""Measures what drafts gain in an answer, from the seconds of the decode loop's own steps.
+
+A step drafts, computes a batch and samples. Without drafts a step gives each answer one token; the loop measures such
+plain steps again and again, separately for each number of answers at the same time (`PlainSteps`). A step with drafts
+gives an answer several tokens, which would have taken as many plain steps. The quotient of both times is the gain.
+Steps with tokens of prompts are not timed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median
+
+from engine.runtime.child.generate.ngrams import NgramIndex
+from engine.runtime.protocol.messages import DraftKind, DraftPause, DraftStatistics
+
+LEAST_PLAIN = 3
+"""Plain steps that are measured before the first draft. The first one after a prompt is often slow."""
+KEPT_PLAIN = 9
+"""Plain steps of which the median counts. Later steps take longer, because the context grows."""
+STEPS_BETWEEN = 40
+"""Steps with drafts after which a plain step is measured again."""
+TESTED_TOKENS = 200
+"""Tokens from steps with drafts after which drafts that have lost time are paused."""
+
+
+class PlainSteps:
+    """The last plain steps, by the number of answers at the same time."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[int, deque[float]] = {}
+        self._since = 0
+
+    def is_due(self, answers: int) -> bool:
+        """Return whether the next step should be a plain one, to be measured."""
+        return len(self._seconds.get(answers, ())) < LEAST_PLAIN or self._since >= STEPS_BETWEEN
+
+    def note(self, answers: int, seconds: float) -> None:
+        self._seconds.setdefault(answers, deque(maxlen=KEPT_PLAIN)).append(seconds)
+        self._since = 0
+
+    def note_drafted(self) -> None:
+        """Count a step with drafts."""
+        self._since += 1
+
+    def seconds(self, answers: int) -> float | None:
+        """Return the seconds of a plain step; None if too few were measured."""
+        measured = self._seconds.get(answers, ())
+        return median(measured) if len(measured) >= LEAST_PLAIN else None
+
+
+class AnswerDraft:
+    """Counts and times the drafts of one answer, and pauses them if they lose time.
+
+    `paused`: why nothing is drafted any more; empty: drafts go on.
+    `ngrams`: n-grams of the sequence, for drafts of that kind.
+    `step_tokens`: tokens that the present step has given so far.
+    """
+
+    def __init__(self, kind: DraftKind) -> None:
+        self.paused: DraftPause = ""
+        self.ngrams = NgramIndex()
+        self.step_tokens = 0
+        self._kind: DraftKind = kind
+        self._steps = self._drafted = self._accepted = 0
+        self._seconds = self._plain_seconds = 0.0
+        self._was_drafted = False
+        self._tested_tokens, self._lost_seconds = 0, 0.0
+
+    def forget(self) -> None:
+        """Forget the n-grams, because tokens were removed from the sequence."""
+        self.ngrams = NgramIndex()
+
+    def begin_step(self, drafted: int) -> None:
+        """Count a step. `drafted`: number of tokens that were drafted for it."""
+        self._steps += 1
+        self._drafted += drafted
+        self.step_tokens = 1
+
+    def accept(self) -> None:
+        """Count a drafted token that the model sampled too."""
+        self._accepted += 1
+        self.step_tokens += 1
+
+    def note_seconds(self, seconds: float, plain_seconds: float, *, has_drafts: bool) -> None:
+        """Add the time of the present step, and pause the drafts if they have lost time.
+
+        `plain_seconds`: seconds of a plain step; `seconds` itself if this was one.
+        `has_drafts`: whether the step had drafts of this answer, not only of others.
+        """
+        without = self.step_tokens * plain_seconds
+        self._seconds += seconds
+        self._plain_seconds += without
+        if not has_drafts:
+            return
+        self._was_drafted = True
+        self._tested_tokens += self.step_tokens
+        self._lost_seconds += seconds - without
+        if self._tested_tokens >= TESTED_TOKENS:
+            if self._lost_seconds > 0:
+                self.paused = self.paused or "slower"
+            self._tested_tokens, self._lost_seconds = 0, 0.0
+
+    @property
+    def statistics(self) -> DraftStatistics:
+        gain = self._plain_seconds / self._seconds if self._was_drafted and self._seconds > 0 else None
+        return DraftStatistics(
+            kind=self._kind,
+            drafted_tokens=self._drafted,
+            accepted_tokens=self._accepted,
+            steps=self._steps,
+            gain=None if gain is None else round(gain, 3),
+            paused=self.paused,
+        )

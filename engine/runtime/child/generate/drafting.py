@@ -1,0 +1,119 @@
+"""Speculative decoding in the decode loop: which answers get drafts in the next batch, and what they gain.
+
+The batch gets the last token of an answer and the drafted ones, with logits of all. The loop samples one position after
+the other with the request's own sampler, as long as the sampled token is the drafted one (`DecodeLoop`). So sampler,
+grammar and stop texts see only tokens of the answer, and drafts change nothing about its distribution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from engine.runtime.child.generate.draft_gain import PlainSteps
+from engine.runtime.child.generate.model_drafter import ModelDrafter, Wanted
+from engine.runtime.child.generate.slots import Slots
+from engine.runtime.child.generate.tasks import SequenceTask
+from engine.runtime.child.load.loaded_context import LoadedContext
+from engine.runtime.child.native.stop import StopFlag
+from engine.runtime.protocol.messages import DraftPause, DraftSource
+
+
+class Step(NamedTuple):
+    """The part of a computed batch that belongs to one request, for its time.
+
+    `is_answer`: whether the request was answering, and not reading its prompt.
+    `computed`: tokens that were computed besides drafts.
+    `drafted`: drafted tokens.
+    """
+
+    task: SequenceTask
+    is_answer: bool
+    computed: int
+    drafted: int
+
+
+class Drafting:
+    """Drafts for the answers of a loaded model, as its `DraftSource` says. For the main thread."""
+
+    def __init__(self, loaded: LoadedContext, source: DraftSource, slots: Slots, stop: StopFlag) -> None:
+        self._source = source
+        self._slots = slots
+        self._stop = stop
+        self._plain = PlainSteps()
+        self._skips = False
+        self._drafter = None
+        if loaded.draft_model is not None:
+            self._drafter = ModelDrafter(loaded.draft_model, loaded.vocabulary_size)
+        # Only tokens of one micro batch can be removed from a sliding window without loss.
+        self._window_tokens = int(loaded.engine.low.llama_n_ubatch(loaded.context)) if loaded.has_window_cache else None
+
+    def skip_once(self) -> None:
+        """Draft nothing for the next batch, because the KV cache had no room for this one."""
+        self._skips = True
+
+    def drafts(self, tasks: Sequence[SequenceTask], counts: Sequence[int], room: int) -> list[list[int]]:
+        """Return the drafts of all running requests for the next batch; empty for requests that get none.
+
+        `counts`: tokens of each request in the batch. `room`: number of further tokens that the batch can take.
+        """
+        none: list[list[int]] = [[] for _ in tasks]
+        skips, self._skips = self._skips, False
+        if self._window_tokens is not None:
+            room = min(room, self._window_tokens - sum(counts))
+        most = [self._most(task, count) for task, count in zip(tasks, counts, strict=True)]
+        wanting = [index for index, each in enumerate(most) if each]
+        if skips or room < len(wanting) or not wanting or self._plain.is_due(len(tasks)):
+            return none
+        each_most = max(1, room // len(wanting))
+        wanted = [
+            Wanted(task.slot.number, task.tokens, min(most[index], each_most))
+            for index in wanting
+            if (task := tasks[index]).slot is not None
+        ]
+        for index, draft in zip(wanting, self._drafted([tasks[index] for index in wanting], wanted), strict=True):
+            none[index] = draft
+        return none
+
+    def note(self, steps: Sequence[Step], seconds: float) -> None:
+        """Take the time of a computed batch. `seconds`: from the beginning of the drafts to the last sampled token."""
+        if not all(step.is_answer for step in steps):
+            return
+        answers = len(steps)
+        is_plain = all(step.computed == 1 and not step.drafted for step in steps)
+        if is_plain:
+            self._plain.note(answers, seconds)
+        else:
+            self._plain.note_drafted()
+        plain_seconds = seconds if is_plain else self._plain.seconds(answers)
+        if plain_seconds is None:
+            return
+        for step in steps:
+            if step.task.draft is not None:
+                has_drafts = bool(step.drafted) or step.computed > 1
+                step.task.draft.note_seconds(seconds, plain_seconds, has_drafts=has_drafts)
+
+    def _most(self, task: SequenceTask, count: int) -> int:
+        """Return the most tokens that may be drafted for a request of which `count` tokens are in the next batch."""
+        if task.draft is None or task.slot is None or task.draft.paused or count < task.missing:
+            return 0
+        # After a recurrent state was set back, the accepted tokens of the last step are computed again.
+        most = min(task.draftable, self._source.n_tokens) if count <= self._source.n_tokens + 1 else 0
+        if most > 0:
+            task.draft.paused = self._refusal(task)
+        return 0 if task.draft.paused else max(0, most)
+
+    def _refusal(self, task: SequenceTask) -> DraftPause:
+        assert task.slot is not None
+        if not self._slots.can_roll_back(task.slot):
+            return "state"
+        return "" if self._drafter is None else self._drafter.refusal(task.slot.number, len(task.tokens))
+
+    def _drafted(self, tasks: Sequence[SequenceTask], wanted: Sequence[Wanted]) -> list[list[int]]:
+        if self._drafter is None:
+            return [
+                [] if task.draft is None else task.draft.ngrams.draft(each.tokens, each.most)
+                for task, each in zip(tasks, wanted, strict=True)
+            ]
+        with self._stop.computing([task.id for task in tasks]):
+            return self._drafter.draft(wanted)

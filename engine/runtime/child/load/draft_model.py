@@ -1,0 +1,108 @@
+"""The draft model of a load: its request, and the check that it has the vocabulary of the model.
+
+A draft model proposes tokens by their ids, so that both vocabularies must agree. As in llama.cpp's
+`common_speculative_are_compatible`, their sizes may differ a little, because models of a family are padded differently,
+and the first tokens may differ, because they are special tokens that nobody writes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from engine.runtime.child.native.failures import RequestError, failure
+from engine.runtime.protocol.messages import AllocationFailure, DraftSource, Failure, Load, Message, Part
+
+MOST_DRAFTED = 64
+"""Largest `DraftSource.n_tokens`. Longer drafts are hardly ever accepted, and each token takes a row of logits."""
+MOST_SURPLUS = 128
+"""Largest difference of the vocabularies' sizes, in tokens."""
+FIRST_COMPARED = 5
+NO_ROPE = -1
+
+
+def check_source(source: DraftSource | None) -> None:
+    """Raise `RequestError` if nothing can draft as this source asks."""
+    if source is None:
+        return
+    if source.kind == "mtp":
+        raise failure(
+            "argument",
+            "Drafts by the model's own MTP heads are not supported yet. Choose n-gram drafts, a draft model or none.",
+        )
+    if not 1 <= source.n_tokens <= MOST_DRAFTED:
+        raise failure("argument", f"A draft has 1 to {MOST_DRAFTED} tokens, not {source.n_tokens}.")
+    if source.kind == "model" and (not source.path or source.parameters is None or source.context is None):
+        raise failure("internal", "The load names no draft model.")
+
+
+def draft_load(load: Load) -> Load | None:
+    """Return the request that loads the draft model of `load`; None if it has none."""
+    source = load.draft
+    if source is None or source.kind != "model" or source.parameters is None or source.context is None:
+        return None
+    return Load(path=source.path, devices=load.devices, parameters=source.parameters, context=source.context)
+
+
+def check_vocabulary(low: Any, model: int, draft: int, name: str) -> None:
+    """Raise `RequestError` if the draft model cannot propose tokens for the model.
+
+    `low`: the module `llama_cpp.llama_cpp`. `model`, `draft`: addresses of both models. `name`: of the draft's file.
+    """
+    difference = _difference(low, low.llama_model_get_vocab(model), low.llama_model_get_vocab(draft))
+    if difference:
+        raise failure(
+            "argument",
+            f"{name} has another vocabulary than the model: {difference}. Choose a smaller model of the same family "
+            "as the draft model.",
+        )
+    if low.llama_model_is_recurrent(draft) or low.llama_model_is_hybrid(draft):
+        raise failure(
+            "argument",
+            f"{name} has recurrent state, from which rejected tokens cannot be removed. Choose another draft model.",
+        )
+    if low.llama_model_has_encoder(draft) or low.llama_model_is_diffusion(draft):
+        raise failure("argument", f"{name} does not continue text. Choose another draft model.")
+
+
+def _difference(low: Any, ours: Any, theirs: Any) -> str:
+    """Return in which way two vocabularies differ, as words; empty if tokens of one are tokens of the other."""
+    if low.llama_vocab_type(ours) != low.llama_vocab_type(theirs):
+        return "its tokenizer is of another type"
+    for adds, token, word in (
+        (low.llama_vocab_get_add_bos, low.llama_vocab_bos, "first"),
+        (low.llama_vocab_get_add_eos, low.llama_vocab_eos, "last"),
+    ):
+        if adds(ours) != adds(theirs) or (adds(ours) and token(ours) != token(theirs)):
+            return f"its {word} token of a text (BOS, EOS) is another one"
+    sizes = [int(low.llama_vocab_n_tokens(each)) for each in (ours, theirs)]
+    if abs(sizes[0] - sizes[1]) > MOST_SURPLUS:
+        return f"it has {sizes[1]} tokens, not {sizes[0]}"
+    text = low.llama_vocab_get_text
+    number = next((each for each in range(FIRST_COMPARED, min(sizes)) if text(ours, each) != text(theirs, each)), None)
+    return "" if number is None else f"token {number} is another one"
+
+
+def without_rope(low: Any, model: int) -> int | None:
+    """Return the trained context of a model without RoPE, in tokens; None if it has RoPE.
+
+    Such a model may have learned positions, and ggml aborts beyond them.
+    """
+    return int(low.llama_model_n_ctx_train(model)) if low.llama_model_rope_type(model) == NO_ROPE else None
+
+
+def of_draft(parts: tuple[Part, ...]) -> tuple[Part, ...]:
+    """Return the parts marked as memory of the draft model."""
+    return tuple(msgspec.structs.replace(part, draft=True) for part in parts)
+
+
+def failure_of_draft(message: Message, placed: tuple[Part, ...]) -> RequestError:
+    """Return the failure of a load whose draft model failed. `message`: that failure. `placed`: the model's parts."""
+    if isinstance(message, AllocationFailure):
+        parts = (*placed, *of_draft(message.parts))
+        return RequestError(msgspec.structs.replace(message, draft=True, parts=parts))
+    if isinstance(message, Failure):
+        sentences = f"The draft model cannot be used. {message.message}"
+        return RequestError(msgspec.structs.replace(message, message=sentences))
+    return RequestError(message)

@@ -1,0 +1,136 @@
+"""Drafts on the command line: their devices, the layout file, and the options that contradict each other."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.planning.settings.table import DRAFTED_TOKENS
+from tests.support.command_line import run_here
+from tests.support.models import write_tiny_llama
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model, a draft model for it, one of another vocabulary, and a rig of two cards."""
+    folder = tmp_path_factory.mktemp("files")
+    write_tiny_llama(folder / "m.gguf", n_layers=4, n_ff=256)
+    write_tiny_llama(folder / "small.gguf", n_layers=2)
+    write_tiny_llama(folder / "other.gguf", n_layers=2, n_vocab=1000)
+    cards = [{"id": f"CUDA{number}", "backend": "CUDA", "total_bytes": "8GiB"} for number in range(2)]
+    rig = {"version": 1, "devices": cards, "host": {"total_bytes": "4GiB"}}
+    (folder / "rig.json").write_text(json.dumps(rig), encoding="utf-8")
+    return folder
+
+
+def run(capsys: pytest.CaptureFixture[str], folder: Path, *words: str | Path) -> Any:
+    return run_here(capsys, "plan", folder / "m.gguf", "--rig", folder / "rig.json", "--json", *words)
+
+
+def plan(capsys: pytest.CaptureFixture[str], folder: Path, *words: str | Path) -> dict[str, Any]:
+    answer = run(capsys, folder, *words)
+    assert answer.code == 0, answer
+    document: dict[str, Any] = answer.document
+    return document
+
+
+def held(document: dict[str, Any]) -> dict[str, int]:
+    return {row["id"]: row["draft_bytes"] for row in document["devices"]}
+
+
+def test_a_draft_model_is_planned_on_its_device(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    small = folder / "small.gguf"
+    document = plan(capsys, folder, "--draft", small, "--draft-tokens", "6")
+    assert held(document)["CUDA0"] > 0
+    assert held(document)["CUDA1"] == 0
+    draft = document["draft"]
+    assert (draft["kind"], draft["tokens"], draft["model"]) == ("model", 6, str(small))
+    [row] = [each for each in draft["devices"] if each["id"] == "CUDA0"]
+    assert row["need_bytes"] - row["overhead_bytes"] - row["answering_bytes"] == held(document)["CUDA0"]
+    for words in (("--draft-device", "cuda1"), ("--place", "draft=CUDA1")):
+        assert held(plan(capsys, folder, "--draft", small, *words))["CUDA0"] == 0
+    both = held(plan(capsys, folder, "--draft", small, "--draft-device", "CUDA0,CUDA1"))
+    assert min(both["CUDA0"], both["CUDA1"]) > 0
+    assert held(plan(capsys, folder, "--device", "CUDA1", "--draft", small))["CUDA0"] == 0
+
+
+def test_the_table_has_a_column_for_a_draft_only(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    words = ("plan", folder / "m.gguf", "--rig", folder / "rig.json")
+    heading = re.compile(r"^device .* output +draft +overhead", re.MULTILINE)
+    assert heading.search(run_here(capsys, *words, "--draft", folder / "small.gguf").out)
+    assert not heading.search(run_here(capsys, *words, "--draft", "ngram").out)
+
+
+def test_the_layout_file_keeps_a_draft(capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path) -> None:
+    first = plan(capsys, folder, "--draft", folder / "small.gguf", "--draft-device", "CUDA1", "--draft-tokens", "7")
+    kept = first["layout"]["draft"]
+    assert (kept["kind"], kept["tokens"], kept["layout"]["output"]) == ("model", 7, "CUDA1")
+    layout = tmp_path / "layout.json"
+    layout.write_text(json.dumps(first["layout"]), encoding="utf-8")
+    again = plan(capsys, folder, "--layout", layout)
+    assert (again["devices"], again["layout"]) == (first["devices"], first["layout"])
+    assert "draft" not in plan(capsys, folder, "--layout", layout, "--draft", "none")["layout"]
+    # By its name alone it is found beside the model.
+    kept["model"] = "small.gguf"
+    kept["context"] = {"type_k": "f32", "type_v": "f32"}
+    layout.write_text(json.dumps(first["layout"]), encoding="utf-8")
+    larger = plan(capsys, folder, "--layout", layout)
+    assert held(larger)["CUDA1"] > held(first)["CUDA1"]
+    assert larger["layout"]["draft"]["context"]["type_k"] == "f32"
+
+
+def test_n_gram_needs_output_rows_alone(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    plain, drafted = plan(capsys, folder), plan(capsys, folder, "--draft", "ngram")
+    assert not any(held(drafted).values())
+    rows = drafted["devices"][-1]["output_bytes"] / plain["devices"][-1]["output_bytes"]
+    assert rows == DRAFTED_TOKENS + 1
+    assert drafted["layout"]["draft"] == {"kind": "ngram", "tokens": DRAFTED_TOKENS}
+
+
+REFUSED = {
+    "--draft-tokens 4": "--draft-tokens needs a draft; name one with --draft.",
+    "--draft ngram --draft-tokens 99": "draft 64 at most",
+    "--draft ngram --draft-device CUDA0": "--draft-device needs a draft model",
+    "--draft {small} --draft-device CUDA7": 'there is no device "CUDA7" here',
+    "--draft {small} --draft-device CUDA0,CUDA0": "list it once",
+    "--draft {small} --draft-device CUDA0 --place draft=CUDA1": "contradicts --place draft=CUDA1",
+    "--draft ngram --place draft=CUDA1": "has no draft here",
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_what_does_not_go_is_said(capsys: pytest.CaptureFixture[str], folder: Path, words: str) -> None:
+    answer = run(capsys, folder, *words.format(small=folder / "small.gguf").split())
+    assert (answer.code, answer.error["kind"]) == (2, "argument")
+    assert REFUSED[words] in answer.error["message"]
+
+
+def test_a_draft_that_cannot_be_used_names_its_file(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    for name, reason in (("other.gguf", "tokens"), ("gone.gguf", "no such file")):
+        answer = run(capsys, folder, "--draft", folder / name)
+        assert answer.error["kind"] == "model_file"
+        assert name in answer.error["message"]
+        assert reason in answer.error["message"]
+
+
+def test_heads_of_the_model_are_refused_with_a_reason(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    answer = run(capsys, folder, "--draft", "mtp")
+    assert answer.code == 2
+    assert "draft_heads" in [each["rule"] for each in answer.document["violations"]]
+
+
+@pytest.mark.parametrize("key", ["model", "layout", "context"])
+def test_a_wrong_draft_in_a_layout_file_is_named(
+    capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path, key: str
+) -> None:
+    document = plan(capsys, folder)["layout"]
+    document["draft"] = {"kind": "ngram", key: {} if key != "model" else "small.gguf"}
+    layout = tmp_path / "layout.json"
+    layout.write_text(json.dumps(document), encoding="utf-8")
+    answer = run(capsys, folder, "--layout", layout)
+    assert answer.error["kind"] == "layout"
+    assert f"draft.{key}" in answer.error["message"]

@@ -1,0 +1,81 @@
+"""Forecast against the engine's rows in random loads on lent devices, to the byte.
+
+    python -m tests.engine.machines.remote_rows OUT.jsonl cuda|vulkan [--number 500] [--local] [--summary]
+
+A listener in this process lends devices through the tunnel: cards that only count (`tests/engine/cuda/cards.c`) or
+Mesa's llvmpipe, and the CPU. Layouts are random over them and the CPU here; with `--local` also over the same cards
+without the tunnel. Models, records and summary are those of `tests.engine.cuda.random_rows`. The engine with the
+backend must be importable (`PYTHONPATH`), as for the tests of that backend.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from engine.devices.device import Rig
+from engine.machines.rigs.discovery import discover, host_device
+from engine.machines.rigs.secure_serving import Lending
+from engine.model.gguf.reader import read_model
+from tests.engine.cuda.random_loads import small_models, with_cards
+from tests.engine.cuda.random_rows import one_load, read_records, summary
+from tests.support.lending import Served, reached
+
+LISTING_S = 600.0
+"""llvmpipe compiles shaders when its devices are first listed."""
+ENVIRONMENT = {"vulkan": {"GGML_VK_VISIBLE_DEVICES": "0,0,0"}}
+
+
+@contextmanager
+def lent_rig(folder: Path, *, local: bool = False) -> Iterator[Rig]:
+    """Yield this machine with its devices lent to itself. `local`: also with the same devices as its own."""
+    found = discover(timeout_s=LISTING_S)
+    lendings = [Lending(device) for device in (*found.devices, host_device())]
+    with Served(folder / "attic", lendings) as served, reached(served, folder / "laptop") as rig:
+        yield Rig((*(found.devices if local else ()), *rig.devices), rig.host)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Make the loads, write a record of each, and print a summary; 1 if anything differs."""
+    parser = argparse.ArgumentParser(prog="python -m tests.engine.machines.remote_rows")
+    parser.add_argument("out", type=Path, help="records are appended as lines of JSON")
+    parser.add_argument("backend", choices=("cuda", "vulkan"))
+    parser.add_argument("--number", type=int, default=500, help="seeds; rules refuse some of their layouts")
+    parser.add_argument("--first", type=int, default=1, help="the first seed")
+    parser.add_argument("--only", default="", help="part of the names of models")
+    parser.add_argument("--local", action="store_true", help="layouts also use the devices without the tunnel")
+    parser.add_argument("--summary", action="store_true", help="load nothing")
+    options = parser.parse_args(arguments)
+    if options.summary:
+        print(summary(read_records(options.out)))
+        return 0
+    # The loader reads its path at the start of a process only.
+    if options.backend == "cuda" and "STAND_IN_CARDS" not in os.environ:
+        with TemporaryDirectory() as name:
+            again = [sys.executable, "-m", "tests.engine.machines.remote_rows", *(arguments or sys.argv[1:])]
+            return subprocess.run(again, env=with_cards(Path(name)), check=False).returncode
+    os.environ.update(ENVIRONMENT.get(options.backend, {}))
+    done = {record["seed"] for record in read_records(options.out)}
+    with TemporaryDirectory() as name, options.out.open("a", encoding="utf-8") as out:
+        folder = Path(name)
+        models = {path.stem: read_model(path) for path in small_models(folder) if options.only in path.stem}
+        with lent_rig(folder, local=options.local) as rig:
+            for seed in range(options.first, options.first + options.number):
+                if seed not in done:
+                    record = one_load(seed, models, rig, known=False, warm_up=False)
+                    out.write(json.dumps(record) + "\n")
+                    out.flush()
+    records = read_records(options.out)
+    print(summary(records))
+    return 1 if any(record["outcome"] == "off" for record in records) else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,91 @@
+"""A machine that lends its devices through the tunnel, within this process, and another one that borrows them."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from engine.base.errors import EngineError
+from engine.base.units import MIB
+from engine.devices.device import Rig
+from engine.machines.rigs.discovery import host_device
+from engine.machines.rigs.remote_machines import Machine, RemoteMachines
+from engine.machines.rigs.secure_serving import Lending, Lent, SecureAddress, serve_secure
+from engine.machines.tunnel.calling import pair_with
+from engine.machines.tunnel.listener import Use
+from engine.machines.tunnel.pairing import OpenCode
+from engine.machines.tunnel.pairings import Pairing
+from engine.machines.tunnel.tunnels import Tunnels
+from tests.support.patience import DEADLINE_S
+from tests.support.tunnels import Home
+
+CAP_BYTES = 64 * MIB
+
+
+class Served:
+    """A machine that serves from the start of its context until `stop`, or the end of that.
+
+    `lendings`: devices that it lends; None: its CPU.
+    `problem`: why it ended by itself; empty if it did not.
+    """
+
+    def __init__(self, folder: Path, lendings: Sequence[Lending] | None = None) -> None:
+        self.home, self.code, self.paired = Home(folder), OpenCode(), list[Pairing]()
+        self.problem = ""
+        self._until = threading.Event()
+        self._told: queue.SimpleQueue[Lent] = queue.SimpleQueue()
+        self.uses: tuple[Use, ...] = ()
+        self._lendings = lendings
+        self._thread = threading.Thread(target=self._serve)
+
+    def __enter__(self) -> Served:
+        self._thread.start()
+        self.serving = self._told.get(timeout=DEADLINE_S)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def endpoint(self) -> str:
+        return f"127.0.0.1:{self.serving.port}"
+
+    def stop(self) -> None:
+        """End worker and listener, and wait for that."""
+        self._until.set()
+        self._thread.join(DEADLINE_S)
+
+    def _take_uses(self, uses: tuple[Use, ...]) -> None:
+        self.uses = uses
+
+    def _serve(self) -> None:
+        try:
+            serve_secure(
+                SecureAddress("127.0.0.1", 0, "attic", self.home.identity, self.home.book, self.code),
+                self._lendings or (Lending(host_device(), CAP_BYTES),),
+                kept=None,
+                until=self._until,
+                on_serving=self._told.put,
+                on_paired=self.paired.append,
+                on_use=self._take_uses,
+            )
+        except EngineError as error:
+            self.problem = error.summary()
+
+
+@contextmanager
+def reached(served: Served, folder: Path, endpoint: str = "") -> Iterator[Rig]:
+    """Yield this machine with the workers of the other one, behind a tunnel.
+
+    `endpoint`: address (host:port) of a relay to the other machine; empty: its own.
+    """
+    laptop = Home(folder)
+    pairing = pair_with(endpoint or served.endpoint, served.code.renew(), laptop.identity, "laptop", DEADLINE_S)
+    laptop.book.add(pairing)
+    with Tunnels(laptop.folder / "identity.pem", laptop.book) as tunnels:
+        machines = RemoteMachines(laptop.folder / "identity.pem", laptop.book, tunnels, folder / "checks.json")
+        found = machines.find(Machine(pairing.endpoint, pairing.fingerprint, pairing.name))
+        yield Rig(found.devices, host_device())

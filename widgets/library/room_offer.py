@@ -1,0 +1,61 @@
+"""The bar above the editor that offers to unload idle models so that the shown model fits wholly on devices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from PySide6.QtCore import Signal
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QPushButton, QSizePolicy, QWidget
+
+from widgets.common.roles import plain_label
+from widgets.common.tool_tips import plain_tool_tip
+
+MAX_BUTTON_PX = 320
+"""Largest width of a button: its text has the name of a model, which can be as long as a file name."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoomOffer:
+    """The texts of the bar: a sentence, its two buttons, and their tool tip."""
+
+    text: str
+    unload_text: str
+    load_text: str
+    tool_tip: str
+
+
+class RoomOfferBar(QFrame):
+    """The bar; hidden while there is no offer."""
+
+    unload_requested = Signal()
+    load_requested = Signal()
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setProperty("role", "card")
+        self.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Fixed)
+        self.text_label = plain_label("", wrap=True)
+        self.unload_button = QPushButton()
+        self.load_button = QPushButton()
+        self.load_button.setProperty("role", "primary")
+        row = QHBoxLayout(self)
+        row.setContentsMargins(12, 6, 8, 6)
+        row.setSpacing(8)
+        row.addWidget(self.text_label, 1)
+        for button in (self.unload_button, self.load_button):
+            button.setMaximumWidth(MAX_BUTTON_PX)
+            row.addWidget(button)
+        self.unload_button.clicked.connect(self.unload_requested)
+        self.load_button.clicked.connect(self.load_requested)
+        self.hide()
+
+    def set_offer(self, offer: RoomOffer | None) -> None:
+        """Show `offer`; None hides the bar."""
+        if offer is not None:
+            self.text_label.setText(offer.text)
+            self.setAccessibleName(offer.text)
+            self.unload_button.setText(offer.unload_text)
+            self.load_button.setText(offer.load_text)
+            for button in (self.unload_button, self.load_button):
+                button.setToolTip(plain_tool_tip(f"{button.text()}\n{offer.tool_tip}"))
+        self.setVisible(offer is not None)

@@ -53,13 +53,6 @@ def _lent_size(text: str) -> tuple[str, int]:
     return name.strip(), _size(size)
 
 
-def _port(text: str) -> int:
-    # `isdigit` is true of superscripts and digits of other scripts, too.
-    if not text.isascii() or not text.isdigit() or not 0 < int(text) < 1 << 16:
-        raise argparse.ArgumentTypeError(f'"{text}" is not a port; use a number from 1 to 65535')
-    return int(text)
-
-
 def _temperature(text: str) -> float:
     try:
         value = float(text)
@@ -321,6 +314,8 @@ def _add_import_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def _add_rig_arguments(rig: argparse.ArgumentParser) -> None:
+    from app.cli.settings_options import port_number
+
     # SUPPRESS below, or the default of a command would overwrite the value of `rig --json`.
     names = "lab|serve|pair|peers|kept"
     commands = rig.add_subparsers(dest="rig_command", required=True, metavar=names, parser_class=Parser)
@@ -341,7 +336,7 @@ def _add_rig_arguments(rig: argparse.ArgumentParser) -> None:
     serve = commands.add_parser("serve", help="lend devices to other computers: to paired ones, or as plain RPC")
     serve.add_argument(
         "--port",
-        type=_port,
+        type=port_number,
         metavar="P",
         help="port to listen on (default 50052, with --secure); a port without --secure serves plain RPC to everybody",
     )

@@ -143,6 +143,7 @@ def _add_load_arguments(command: argparse.ArgumentParser) -> None:
 
     _add_layout_arguments(command)
     _add_retry_argument(command)
+    _add_used_argument(command)
     command.add_argument("--prompt", metavar="TEXT")
     command.add_argument("--prompts", type=Path, metavar="FILE", help="answer each text of this JSON list")
     command.add_argument("-n", dest="max_tokens", type=positive, metavar="N", help="generate at most N tokens")
@@ -160,6 +161,7 @@ def _add_load_arguments(command: argparse.ArgumentParser) -> None:
 def _add_embed_arguments(command: argparse.ArgumentParser) -> None:
     _add_layout_arguments(command)
     _add_retry_argument(command)
+    _add_used_argument(command)
     command.add_argument("texts", nargs="+", metavar="TEXT")
 
 
@@ -168,6 +170,7 @@ def _add_chat_arguments(command: argparse.ArgumentParser) -> None:
 
     _add_layout_arguments(command, file_needed=False)
     _add_retry_argument(command)
+    _add_used_argument(command)
     add_chat_arguments(command)
 
 
@@ -191,6 +194,15 @@ def _add_bench_arguments(command: argparse.ArgumentParser) -> None:
     add_place_argument(command)
     add_hand_arguments(command)
     add_settings_arguments(command)
+
+
+def _add_used_argument(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--when-used",
+        choices=("wait", "skip"),
+        help="if somebody else uses a lent device of the rig: wait until it is free, or leave it out "
+        "(default: the load says who uses it, and ends)",
+    )
 
 
 def _add_retry_argument(command: argparse.ArgumentParser) -> None:

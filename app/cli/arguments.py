@@ -53,13 +53,6 @@ def _lent_size(text: str) -> tuple[str, int]:
     return name.strip(), _size(size)
 
 
-def _port(text: str) -> int:
-    # `isdigit` is true of superscripts and digits of other scripts, too.
-    if not text.isascii() or not text.isdigit() or not 0 < int(text) < 1 << 16:
-        raise argparse.ArgumentTypeError(f'"{text}" is not a port; use a number from 1 to 65535')
-    return int(text)
-
-
 def _temperature(text: str) -> float:
     try:
         value = float(text)
@@ -150,6 +143,7 @@ def _add_load_arguments(command: argparse.ArgumentParser) -> None:
 
     _add_layout_arguments(command)
     _add_retry_argument(command)
+    _add_used_argument(command)
     command.add_argument("--prompt", metavar="TEXT")
     command.add_argument("--prompts", type=Path, metavar="FILE", help="answer each text of this JSON list")
     command.add_argument("-n", dest="max_tokens", type=positive, metavar="N", help="generate at most N tokens")
@@ -167,6 +161,7 @@ def _add_load_arguments(command: argparse.ArgumentParser) -> None:
 def _add_embed_arguments(command: argparse.ArgumentParser) -> None:
     _add_layout_arguments(command)
     _add_retry_argument(command)
+    _add_used_argument(command)
     command.add_argument("texts", nargs="+", metavar="TEXT")
 
 
@@ -175,6 +170,7 @@ def _add_chat_arguments(command: argparse.ArgumentParser) -> None:
 
     _add_layout_arguments(command, file_needed=False)
     _add_retry_argument(command)
+    _add_used_argument(command)
     add_chat_arguments(command)
 
 
@@ -198,6 +194,15 @@ def _add_bench_arguments(command: argparse.ArgumentParser) -> None:
     add_place_argument(command)
     add_hand_arguments(command)
     add_settings_arguments(command)
+
+
+def _add_used_argument(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--when-used",
+        choices=("wait", "skip"),
+        help="if somebody else uses a lent device of the rig: wait until it is free, or leave it out "
+        "(default: the load says who uses it, and ends)",
+    )
 
 
 def _add_retry_argument(command: argparse.ArgumentParser) -> None:
@@ -321,6 +326,8 @@ def _add_import_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def _add_rig_arguments(rig: argparse.ArgumentParser) -> None:
+    from app.cli.settings_options import port_number
+
     # SUPPRESS below, or the default of a command would overwrite the value of `rig --json`.
     names = "lab|serve|pair|peers|kept"
     commands = rig.add_subparsers(dest="rig_command", required=True, metavar=names, parser_class=Parser)
@@ -341,7 +348,7 @@ def _add_rig_arguments(rig: argparse.ArgumentParser) -> None:
     serve = commands.add_parser("serve", help="lend devices to other computers: to paired ones, or as plain RPC")
     serve.add_argument(
         "--port",
-        type=_port,
+        type=port_number,
         metavar="P",
         help="port to listen on (default 50052, with --secure); a port without --secure serves plain RPC to everybody",
     )

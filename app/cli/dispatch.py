@@ -21,6 +21,8 @@ from engine.base.errors import EngineError
 
 if TYPE_CHECKING:
     from engine.devices.device import Device, Rig
+    from engine.machines.rigs.remote_machines import Machine
+    from engine.machines.tunnel.offers import Offer
     from engine.machines.tunnel.tunnels import Tunnels
 
 
@@ -48,6 +50,19 @@ class CommandTunnels:
         if all(device.fingerprint is None for device in rig.devices):
             return rig
         return self._made().reach(rig)
+
+    def offer_of(self, machine: Machine) -> Offer:
+        """Return what a paired computer lends now, and who uses it.
+
+        Raises:
+            EngineError: if it is not paired or does not answer.
+        """
+        from app.paths import engine_checks_path, identity_path, pairings_path
+        from engine.machines.rigs.remote_machines import RemoteMachines
+        from engine.machines.tunnel.pairings import PairingStore
+
+        book = PairingStore(pairings_path())
+        return RemoteMachines(identity_path(), book, self._made(), engine_checks_path()).ask(machine)[0]
 
     def lent_devices(self, names: Sequence[str]) -> tuple[Device, ...]:
         """Return the devices that the paired computers with these names lend, each reached through a tunnel.

@@ -18,6 +18,7 @@ from app.cli.devices import find_machine
 from app.cli.hand_options import hand_layout, has_hand_layout, with_hand_overrides
 from app.cli.placing_options import listed_devices, placed_modules, rig_of, with_modules
 from app.cli.settings_options import context_of, side_files_of
+from app.cli.used_devices import settle_used
 from app.paths import calibration_path, speeds_path
 from app.timed_answer import timed_answer
 from engine.base.errors import ArgumentError, EngineError, RuleViolationError
@@ -147,7 +148,7 @@ def read_inputs(options: Namespace) -> Asked:
         # A rig file has the fingerprints of paired computers; `reach` opens tunnels to them.
         options,
         model,
-        with_margins(options.tunnels.reach(rig or this_machine()), options.margin),
+        with_margins(options.tunnels.reach(settle_used(options, rig or this_machine())), options.margin),
         document,
     )
 

@@ -9,7 +9,7 @@ from app.cli.inputs import asked_on, read_inputs
 from app.cli.output import print_document, print_line
 from app.paths import speeds_path
 from engine.base.errors import ArgumentError, BusyError, UnreachableError
-from engine.devices.known_cards import with_cards
+from engine.devices.card_catalogue import with_cards
 from engine.machines.rigs.speeds import known_speeds
 from engine.planning.fit.speed_book import read_speed_book
 from engine.planning.layout.layout_file import LayoutFile, read_layout

@@ -24,6 +24,7 @@ from engine.runtime.session.events import (
     OutOfMemory,
     Progress,
     Token,
+    sent_words,
 )
 
 
@@ -155,6 +156,8 @@ def _loaded_lines(event: Loaded) -> Iterator[str]:
     if event.seconds:
         stages = ", ".join(f"{stage.replace('_', ' ')} {each:.1f} s" for stage, each in event.seconds.items())
         yield f"the load took {sum(event.seconds.values()):.1f} s: {stages}"
+    for each in event.sent:
+        yield f"  {sent_words(each)}"
 
 
 def _remedy_lines(event: OutOfMemory) -> list[str]:

@@ -17,7 +17,7 @@ from app.lending import find_lendings
 from app.paths import identity_path, pairings_path
 from engine.base.errors import ArgumentError
 from engine.base.units import format_bytes
-from engine.devices.addresses import own_addresses
+from engine.devices.endpoint import own_addresses
 from engine.machines.rigs.secure_serving import DEFAULT_PORT, NOT_GUARDED, Lending, Lent, SecureAddress, serve_secure
 from engine.machines.tunnel.calling import pair_with
 from engine.machines.tunnel.identity import read_identity, shown_fingerprint

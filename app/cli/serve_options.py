@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 from argparse import Namespace
+from functools import partial
 from pathlib import Path
 
 from app.cli.output import say
+from app.cli.settings_options import port_number
 from app.paths import serve_settings_path
 from app.serving.address import is_loopback, own_names
 from app.serving.key_file import read_keys
@@ -21,7 +23,9 @@ from engine.base.errors import ArgumentError
 def add_serve_arguments(command: argparse.ArgumentParser) -> None:
     """Add the options of `serve` to its parser."""
     command.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="listen here (default 127.0.0.1)")
-    command.add_argument("--port", type=_port, default=8080, metavar="P", help="default 8080; 0: any free one")
+    command.add_argument(
+        "--port", type=partial(port_number, least=0), default=8080, metavar="P", help="default 8080; 0: any free one"
+    )
     command.add_argument(
         "--api-key-file", type=Path, metavar="F", help="keys, one a line; made with a new key if it is missing"
     )
@@ -126,12 +130,6 @@ def _alias(text: str) -> tuple[str, str]:
         return check_alias(name), target
     except ArgumentError as error:
         raise argparse.ArgumentTypeError(error.summary()) from None
-
-
-def _port(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) >= 1 << 16:
-        raise argparse.ArgumentTypeError(f'"{text}" is not a port; use a number from 0 to 65535')
-    return int(text)
 
 
 def _keys(path: Path | None) -> tuple[str, ...]:

@@ -96,13 +96,14 @@ def service_command(options: Namespace) -> list[str]:
     """Return the command line that lends devices with the same options, run by the present program."""
     # `layerdeck --cli` is the command line (`app/program.py`), in the bundle's one executable too.
     program = [sys.executable] if getattr(sys, "frozen", False) else [sys.executable, "-P", "-m", "app.program"]
-    words = [*program, "--cli", "rig", "serve", "--secure", "--host", options.host]
-    for option, value in (("--port", options.port), ("--name", options.name), ("--keep", options.keep)):
-        words += [] if value is None else [option, str(value)]
+    words = [*program, "--cli", "rig", "serve", "--secure"]
+    # Option and value are one word, because a name may begin with "-".
+    single = (("--host", options.host), ("--port", options.port), ("--name", options.name), ("--keep", options.keep))
+    words += [f"{option}={value}" for option, value in single if value is not None]
     for option, names in (("--device", options.device), ("--except", options.without)):
-        words += [word for name in names for word in (option, name)]
+        words += [f"{option}={name}" for name in names]
     for option, sizes in (("--cap", options.cap), ("--margin", options.margin)):
-        words += [word for name, size in sizes for word in (option, f"{name}={size}" if name else str(size))]
+        words += [f"{option}={name}={size}" if name else f"{option}={size}" for name, size in sizes]
     return [*words, "--announce"] if options.announce else words
 
 

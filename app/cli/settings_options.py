@@ -50,6 +50,14 @@ def positive(text: str) -> int:
     return number
 
 
+def port_number(text: str, least: int = 1) -> int:
+    """Return a TCP port. `least`: 0 if the system may choose one."""
+    # `isdigit` is true of superscripts and digits of other scripts, too.
+    if not text.isascii() or not text.isdigit() or not least <= int(text) < 1 << 16:
+        raise argparse.ArgumentTypeError(f'"{text}" is not a port; use a number from {least} to 65535')
+    return int(text)
+
+
 def add_settings_arguments(command: argparse.ArgumentParser) -> None:
     """Add the options of context settings, projector and LoRA adapters."""
     add_context_arguments(command)

@@ -203,6 +203,6 @@ class Lender(QObject):
 
 def lending_addresses() -> tuple[str, ...]:
     """Return this computer's addresses to listen on; those that other computers reach come first."""
-    from engine.devices.addresses import own_addresses
+    from engine.devices.endpoint import own_addresses
 
     return own_addresses()

@@ -37,6 +37,7 @@ class Found:
     one.
     `device`, `total_bytes`: its announced devices, and their memory in bytes.
     `is_changed`: whether the address of a paired machine is announced with another certificate.
+    `answers`: whether a paired machine that is not announced answered at its address.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Found:
     is_announced: bool = False
     is_paired: bool = False
     is_changed: bool = False
+    answers: bool = False
 
 
 class Peers(QObject):
@@ -85,6 +87,8 @@ class Peers(QObject):
         self._search: NearbySearch | None = None
         self._machines: tuple[NearbyMachine, ...] = ()
         self._pairings: tuple[Pairing, ...] = ()
+        self._answers: dict[Machine, bool] = {}
+        """Paired machines that are not announced and were asked at their addresses; True: it answered."""
         # From threads of the search's child.
         self._announced.connect(self._on_announced, Qt.ConnectionType.QueuedConnection)
         self._search_ended.connect(self._on_search_ended, Qt.ConnectionType.QueuedConnection)
@@ -109,6 +113,7 @@ class Peers(QObject):
     def stop_looking(self) -> None:
         """Stop the search for machines on the local network."""
         search, self._search, self._machines = self._search, None, ()
+        self._answers = {}
         if search is not None:
             self._background.run("Ending the search for machines", search.close, _nothing, self._tell_error, quiet=True)
 
@@ -130,7 +135,32 @@ class Peers(QObject):
         self._background.run("Reading pairings", partial(self._book.all, "server"), show, self._tell_error, quiet=True)
 
     def _tell_found(self) -> None:
-        self.found.emit(list_machines(self._machines, self._pairings))
+        rows = list_machines(self._machines, self._pairings)
+        silent = {
+            Machine(row.endpoint, row.fingerprint, row.name): row
+            for row in rows
+            if row.is_paired and not row.is_announced and row.endpoint
+        }
+        # One that was announced meanwhile is asked again when it is silent.
+        self._answers = {machine: answer for machine, answer in self._answers.items() if machine in silent}
+        for machine in silent.keys() - self._answers.keys():
+            self._ask(machine)
+        answering = {row for machine, row in silent.items() if self._answers.get(machine)}
+        self.found.emit(tuple(replace(row, answers=row in answering) for row in rows))
+
+    def _ask(self, machine: Machine) -> None:
+        """Ask a machine that announces nothing whether it is there."""
+        self._answers[machine] = False
+
+        def show(_offer: object) -> None:
+            if machine in self._answers:
+                self._answers[machine] = True
+                self._tell_found()
+
+        def failed(_error: EngineError) -> None:
+            """Leave it as it is shown: not found."""
+
+        self._background.run("Looking at machines", partial(self.machines.ask, machine), show, failed, quiet=True)
 
     # ------------------------------------------------------------------ one of them
 

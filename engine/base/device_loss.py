@@ -1,4 +1,4 @@
-"""Recognises from the engine's log that a driver lost a device, and makes the sentence with the remedy.
+"""Recognises from the engine's log that a driver lost a device or memory ran out, and the sentence for the first.
 
 Vulkan throws an exception, which fails a load with a reason, and ends the process during a computation. CUDA always
 aborts the process.
@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 
 # Texts of Vulkan's headers and of ggml-vulkan; then of cudaErrorLaunchTimeout and cudaErrorECCUncorrectable.
+CARD_MEMORY = r"out of memory|.*resource allocation failed"
+"""Pattern of the text after "CUDA error: ", if a card refused memory: of cudaMalloc, and of cuBLAS and cuFFT."""
 _WORDS = re.compile(
     r"ErrorDeviceLost|vk::DeviceLostError|ggml_vulkan: device lost on"
     r"|the launch timed out and was terminated|uncorrectable ECC error encountered"

@@ -136,21 +136,6 @@ def node_words(node: NumaNode) -> str:
     return tr("node {number}: CPUs {processors}, {memory}", number=node.number, processors=processors, memory=memory)
 
 
-def node_lines(nodes: Sequence[NumaNode]) -> tuple[str, ...]:
-    """Return a line on each NUMA node with its distances to the others; empty if there is one node or none."""
-    if len(nodes) < 2:
-        return ()
-    lines = []
-    for node in nodes:
-        pairs = zip(nodes, node.distances, strict=False)
-        others = ", ".join(f"{each.number}: {distance}" for each, distance in pairs if each is not node)
-        line = node_words(node)
-        if node.free_bytes is not None:
-            line = tr("{node}, {free} free", node=line, free=format_bytes(node.free_bytes))
-        lines.append(tr("{node}; distance to {others}", node=line, others=others) if others else line)
-    return tuple(lines)
-
-
 def bind_to_node(node: NumaNode) -> bool:
     """Bind this thread, and the threads that it starts, to a node's processors and memory.
 

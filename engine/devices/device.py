@@ -11,7 +11,7 @@ from typing import Literal, get_args
 import msgspec
 
 from engine.base.language import tr
-from engine.base.numa import NumaNode
+from engine.base.numa import NumaNode, node_words
 from engine.base.units import MIB, format_bytes
 from engine.model.gguf.model_file import FileIdentity
 
@@ -318,6 +318,20 @@ def make_host(
         nodes=nodes if len(nodes) > 1 else (),
         swap_bytes=swap_bytes,
     )
+
+
+def node_lines(device: Device) -> tuple[str, ...]:
+    """Return a line on each NUMA node of the host with its distances to the others; empty if there is one or none."""
+    nodes = device.nodes
+    lines = []
+    for node in nodes:
+        pairs = zip(nodes, node.distances, strict=False)
+        others = ", ".join(f"{each.number}: {distance}" for each, distance in pairs if each is not node)
+        line = node_words(node)
+        if node.free_bytes is not None:
+            line = tr("{node}, {free} free", node=line, free=format_bytes(node.free_bytes))
+        lines.append(tr("{node}; distance to {others}", node=line, others=others) if others else line)
+    return tuple(lines)
 
 
 def find_id_fault(device_id: str) -> str | None:

@@ -16,16 +16,19 @@ from engine.devices.telemetry.cards import list_nvidia_cards
 from engine.model.gguf.model_file import ModelFile
 from engine.planning.memory.backends import backend_traits
 from engine.planning.memory.side_files import Projector
+from engine.planning.memory.tensors import OverrideHomes
 from engine.planning.plan.plan import Plan
 from engine.runtime.protocol.messages import (
     OFFLOAD_VARIABLE,
     AdapterFile,
     DeviceRef,
     DraftSource,
+    EarlyWeights,
     FileAccess,
     Load,
     Probe,
     ProjectorFile,
+    WeightSpan,
 )
 
 CUDA_VARIABLE = "CUDA_VISIBLE_DEVICES"
@@ -51,6 +54,7 @@ def load_request(plan: Plan, *, sequences: Path | None = None) -> Load:
     beside += _draft_paths(plan)
     writable = () if sequences is None else (path_text(sequences),)
     return Load(
+        early=early_weights(plan),
         path=path_text(plan.model.paths[0]),
         devices=device_refs(plan.rig),
         parameters=plan.parameters,
@@ -61,6 +65,33 @@ def load_request(plan: Plan, *, sequences: Path | None = None) -> Load:
         draft=_draft_source(plan),
         access=FileAccess(readable=tuple(map(path_text, (*plan.model.paths, *beside))), writable=writable),
     )
+
+
+EARLY_BYTES = 10 << 20
+"""Size above which a worker caches a tensor: `HASH_THRESHOLD` of ggml-rpc."""
+
+
+def early_weights(plan: Plan) -> tuple[EarlyWeights, ...]:
+    """Return the large weights of each RPC device; empty unless several workers get some.
+
+    A split mode that cuts tensors sends other bytes, so there is nothing to send early.
+    """
+    layout, model = plan.edit.layout, plan.model
+    if layout.split_mode != "layer":
+        return ()
+    homes = OverrideHomes(model).devices(plan.parameters.overrides)
+    remote = {device.id: device.endpoint for device in plan.rig.devices if device.endpoint is not None}
+    found: dict[str, list[WeightSpan]] = {}
+    tensors = [(each, layout.device_of(index)) for index, block in enumerate(model.blocks) for each in block.tensors]
+    tensors += [(tensor, layout.output_device) for tensor in model.global_tensors if tensor.name == "output.weight"]
+    for tensor, usual in tensors:
+        device = homes.get(tensor.name, usual)
+        if tensor.size_bytes > EARLY_BYTES and device in remote:
+            span = WeightSpan(path_text(model.paths[tensor.file_index]), tensor.offset, tensor.size_bytes)
+            found.setdefault(device, []).append(span)
+    if len({remote[device] for device in found}) < 2:
+        return ()
+    return tuple(EarlyWeights(device, tuple(spans)) for device, spans in found.items())
 
 
 def _draft_paths(plan: Plan) -> list[Path]:

@@ -7,9 +7,8 @@ from PySide6.QtGui import QAction, QMouseEvent
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QMenu, QVBoxLayout, QWidget
 
 from engine.base.language import tr
-from engine.base.numa import node_lines
 from engine.base.units import format_bytes, format_share
-from engine.devices.device import Device, is_on_this_machine, margin_words
+from engine.devices.device import Device, is_on_this_machine, margin_words, node_lines
 from engine.devices.telemetry.sample import Sample
 from engine.planning.plan.report import DeviceRow
 from engine.planning.speed.speeds import Link
@@ -231,7 +230,7 @@ class DeviceCard(QFrame):
             margin_words(self._device),
             link_text(self._device, self._link),
             faults_text(self._device),
-            *node_lines(self._device.nodes),
+            *node_lines(self._device),
         ]
         self.setToolTip(plain_tool_tip("\n".join(filter(None, lines))))
 

@@ -15,9 +15,8 @@ from PySide6.QtCore import QBuffer, QPointF, Qt, Signal
 from PySide6.QtWidgets import QGridLayout, QHBoxLayout, QLabel, QPushButton, QWidget
 
 from engine.base.language import tr
-from engine.base.numa import node_lines
 from engine.base.units import GIB, format_bytes
-from engine.devices.device import Device
+from engine.devices.device import Device, node_lines
 from engine.devices.telemetry.sample import Sample
 from widgets.common.dialog import Dialog
 from widgets.common.inputs import ComboBox
@@ -91,7 +90,7 @@ def reading_lines(device: Device, sample: Sample | None) -> tuple[tuple[str, str
     if sample is None or sample.used_bytes is None:
         return ((tr("Readings"), (sample.note if sample is not None else "") or NO_READING),)
     total_bytes = sample.total_bytes or device.total_bytes
-    nodes = [(tr("NUMA"), line) for line in node_lines(device.nodes)]
+    nodes = [(tr("NUMA"), line) for line in node_lines(device)]
     lines = [
         (tr("Memory"), tr("{used} of {total}", used=format_bytes(sample.used_bytes), total=format_bytes(total_bytes)))
     ]

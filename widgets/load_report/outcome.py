@@ -20,6 +20,7 @@ from engine.runtime.session.events import (
     Loaded,
     OutOfMemory,
     Stage,
+    sent_words,
     stage_words,
 )
 
@@ -71,7 +72,15 @@ def loaded_outcome(event: Loaded) -> Outcome:
             "{total} on {places}. {forecast}", total=total, places=places, forecast=_forecast_words(rows, forecast)
         ),
         detail="\n".join(
-            filter(None, (difference_words(event.elsewhere), _mapped_words(event.devices), time_words(event.seconds)))
+            filter(
+                None,
+                (
+                    difference_words(event.elsewhere),
+                    _mapped_words(event.devices),
+                    time_words(event.seconds),
+                    *(f"{sent_words(each)}." for each in event.sent),
+                ),
+            )
         ),
         rows=rows,
         forecast=forecast,

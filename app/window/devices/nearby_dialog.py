@@ -184,6 +184,8 @@ def _state(row: Found) -> str:
     if row.is_changed:
         return tr("certificate changed since pairing")
     if row.is_paired:
+        if row.answers:
+            return tr("paired, answers at its address")
         return tr("paired") if row.is_announced else tr("paired, not found now")
     return tr("not paired")
 

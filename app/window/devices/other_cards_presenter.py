@@ -18,8 +18,8 @@ from app.window.dialogs import OneDialog
 from engine.base.errors import EngineError
 from engine.base.language import tr
 from engine.base.units import format_bytes
+from engine.devices.card_catalogue import CARDS, with_cards
 from engine.devices.device import Rig
-from engine.devices.known_cards import CARDS, with_cards
 from engine.planning.fit.strategies.fastest import initial_layout
 from engine.planning.plan.figures import FIGURES, Figures, figures_of
 from engine.planning.plan.plan import Plan

@@ -159,6 +159,8 @@ class _Worker:
     def __init__(self, lending: Lending, key: Key, kept: KeptWeights | None, kept_name: str) -> None:
         self.lending = lending
         self.serving: Serving | None = None
+        self.is_over = False
+        """Whether it has ended for good; then its device is not offered."""
         self._key = key
         device = lending.device
         self._request = Serve(
@@ -220,8 +222,10 @@ class _Worker:
             raise ConnectionRefusedError
         return self._key.connect(self.serving.port)
 
-    def describe(self) -> OfferedDevice:
-        """Return the description of the device for borrowers, with its current free memory."""
+    def describe(self) -> OfferedDevice | None:
+        """Return the description of the device for borrowers, with its current free memory; None if it is over."""
+        if self.is_over:
+            return None
         lending, device = self.lending, self.lending.device
         free_bytes = read_host_memory().free_bytes if device.is_host else device.free_bytes
         free_bytes = device.total_bytes if free_bytes is None else free_bytes
@@ -321,7 +325,7 @@ def _serving(
                 raise ConnectionRefusedError
             return workers[index].reach()
 
-        def describe() -> OfferedDevice:
+        def describe() -> OfferedDevice | None:
             if index < len(workers):
                 return workers[index].describe()
             device = lending.device
@@ -366,6 +370,7 @@ def _supervise(workers: list[_Worker], until: threading.Event, tell: Callable[[s
             if error is None:
                 continue
             workers.remove(worker)
+            worker.is_over = True
             if not workers:
                 raise error
             tell(f"{worker.lending.device.id} is lent no more. {error.summary()}")

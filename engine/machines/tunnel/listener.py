@@ -50,12 +50,12 @@ class LentDevice:
 
     `name`: id of the device for clients.
     `reach`: returns a connection to its worker, or raises `OSError`. Called in threads.
-    `describe`: returns its current description, without users. Called in threads.
+    `describe`: returns its current description, without users; None if it is lent no more. Called in threads.
     """
 
     name: str
     reach: Callable[[], socket.socket]
-    describe: Callable[[], OfferedDevice]
+    describe: Callable[[], OfferedDevice | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,10 +310,10 @@ class Listener:
             await self._serve_session(stream, client, place, stream.send_message)
 
     async def _tell_offer(self, stream: Stream, client: Pairing) -> None:
-        places = tuple(self._places.values())
-        await stream.send_message(OfferHead(self._name, len(places)))
-        for place in places:
-            offered = await asyncio.to_thread(place.device.describe)
+        described = [(place, await asyncio.to_thread(place.device.describe)) for place in self._places.values()]
+        lent = [(place, offered) for place, offered in described if offered is not None]
+        await stream.send_message(OfferHead(self._name, len(lent)))
+        for place, offered in lent:
             user = "" if place.use is None else place.use.client
             is_yours = place.use is not None and place.use.fingerprint == client.fingerprint
             await stream.send_message(msgspec.structs.replace(offered, user=user, is_yours=is_yours))

@@ -19,8 +19,7 @@ from zeroconf import IPVersion as Version
 from engine.base.confinement import NEARBY, confine
 from engine.base.errors import EngineError
 from engine.base.texts import one_line, shorten
-from engine.devices.addresses import own_addresses
-from engine.devices.endpoint import MAX_DEVICE_BYTES, parse_endpoint
+from engine.devices.endpoint import MAX_DEVICE_BYTES, own_addresses, parse_endpoint
 from engine.machines.tunnel.identity import is_fingerprint
 from engine.machines.tunnel.pairings import MAX_NAME
 from engine.runtime.protocol.messages import Message

@@ -12,7 +12,7 @@ from enum import StrEnum
 from functools import cache
 from importlib import metadata
 
-from engine.base.device_loss import loss_sentences, tells_of_loss
+from engine.base.device_loss import CARD_MEMORY, loss_sentences, tells_of_loss
 from engine.base.errors import EngineError, UnreachableError, WorkerCrashedError, WorkerStalledError
 from engine.base.language import tr
 from engine.base.texts import show
@@ -26,7 +26,7 @@ _RPC_LOSS = re.compile(
 )
 _RPC_ENDPOINT = re.compile(r"(?:Failed to connect to|RPC handshake failed for) (\S+:\d+)")
 # ggml_cuda_error in ggml-cuda.cu logs the error and the device, then aborts. The number is that of the visible cards.
-_CUDA_MEMORY = re.compile(r"(?:CUDA|ROCm|MUSA) error: (?:out of memory|.*resource allocation failed)")
+_CUDA_MEMORY = re.compile(rf"(?:CUDA|ROCm|MUSA) error: (?:{CARD_MEMORY})")
 _CUDA_DEVICE = re.compile(r"current device: (\d+)")
 _SHOWN_STDERR_LINES = 4
 _LOGGED_STDERR_LINES = 8

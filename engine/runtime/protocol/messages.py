@@ -36,7 +36,7 @@ META_PREFIX = "Meta("
 PROJECTOR = "projector"
 """Value of `Part.buffer_type` for the memory of a projector."""
 
-LoadStage = Literal["allocate", "read", "context", "warm_up"]
+LoadStage = Literal["send", "allocate", "read", "context", "warm_up"]
 StopReason = Literal["end_of_text", "length", "context_full", "repetition", "stopped"]
 """Why a generation ended.
 
@@ -167,11 +167,27 @@ class Probe(Request, frozen=True, tag="probe", kw_only=True):
     memory_bytes: int = 0
 
 
+class WeightSpan(msgspec.Struct, frozen=True):
+    """The bytes of a tensor in a model file. `offset`: bytes from the start of the file."""
+
+    path: str
+    offset: int
+    size_bytes: int
+
+
+class EarlyWeights(msgspec.Struct, frozen=True):
+    """Large weights of a device behind an RPC worker, which may be sent before the load. `device`: our id."""
+
+    device: str
+    spans: tuple[WeightSpan, ...]
+
+
 class Load(Request, frozen=True, tag="load", kw_only=True):
     """Load a model; answered by `StageProgress`s, then `LoadedModel`, `AllocationFailure`, `Failure` or `Stopped`.
 
     `access`: files that the child may open from now on, if the system can enforce it; None for no limit.
     `positions`: number of learned position embeddings, beyond which no sequence may go; None for no limit.
+    `early`: weights that are sent to several workers in parallel before; empty if there is one worker or none.
     """
 
     path: str
@@ -183,6 +199,7 @@ class Load(Request, frozen=True, tag="load", kw_only=True):
     projector: ProjectorFile | None = None
     draft: DraftSource | None = None
     access: FileAccess | None = None
+    early: tuple[EarlyWeights, ...] = ()
 
 
 class ImageFile(msgspec.Struct, frozen=True, tag="image", kw_only=True):
@@ -602,12 +619,26 @@ class StageProgress(Message, frozen=True, tag="stage_progress", kw_only=True):
     draft: bool = False
 
 
+class SentWeights(msgspec.Struct, frozen=True, kw_only=True):
+    """What a load sent to an RPC worker.
+
+    `devices`: our ids of its devices.
+    `sent_bytes`: all bytes written to its connection until the weights were loaded.
+    `seconds`: time in which the link was busy.
+    """
+
+    devices: tuple[str, ...]
+    sent_bytes: int
+    seconds: float
+
+
 class LoadedModel(Message, frozen=True, tag="loaded_model", kw_only=True):
     """Result of a load that succeeded. Fields without a line here are as of `LoadedInfo` in `session/state.py`.
 
     `parts`: measured bytes in each buffer type.
     `layer_devices`: device id of each layer from llama.cpp's log, the output layer last.
     `kv_devices`: index and device id of each layer with a KV cache, from the same log.
+    `sent`: what the load sent to each RPC worker; empty where the system has no such counters.
     """
 
     parts: tuple[Part, ...]
@@ -619,6 +650,7 @@ class LoadedModel(Message, frozen=True, tag="loaded_model", kw_only=True):
     chat_template: bool
     layer_devices: tuple[str, ...]
     kv_devices: tuple[tuple[int, str], ...]
+    sent: tuple[SentWeights, ...] = ()
 
 
 class AllocationFailure(Message, frozen=True, tag="allocation_failure", kw_only=True):

@@ -11,15 +11,17 @@ from typing import Literal
 import msgspec
 
 from engine.base.language import tr
+from engine.base.units import format_bytes
 from engine.devices.holder import MemoryHolder
 from engine.planning.plan.placement_check import PlaceDifference
 from engine.planning.plan.report import DeviceRow
 from engine.runtime.protocol.messages import DraftStatistics, FinalMessage, StopReason, TokenChoice
 
-Stage = Literal["header", "fit", "allocate", "read", "context", "warm_up"]
+Stage = Literal["header", "fit", "send", "allocate", "read", "context", "warm_up"]
 STAGE_WORDS: Mapping[Stage, str] = {
     "header": tr("reading the file's header"),
     "fit": tr("checking the devices"),
+    "send": tr("sending weights to several workers"),
     "allocate": tr("allocating memory for the weights"),
     "read": tr("reading the weights"),
     "context": tr("setting up the context (KV cache and compute buffers)"),
@@ -87,6 +89,34 @@ class Fallback(Event, frozen=True, kw_only=True, tag="fallback"):
     message: str
 
 
+class Sent(msgspec.Struct, frozen=True, kw_only=True):
+    """What a load sent to an RPC worker, such as a paired machine.
+
+    `devices`: ids of its devices.
+    `weights_bytes`: weights of the model on them.
+    `sent_bytes`: bytes that went over the link, with all that is not weights.
+    `kept_bytes`: weights that the worker had from earlier.
+    `seconds`: time in which the link was busy.
+    """
+
+    devices: tuple[str, ...]
+    weights_bytes: int
+    sent_bytes: int
+    kept_bytes: int
+    seconds: float
+
+
+def sent_words(sent: Sent) -> str:
+    """Return a phrase on what a load sent to a worker, such as "RPC0: 96.0 MiB sent in 9.8 s, 0 B kept there"."""
+    return tr(
+        "{devices}: {sent} sent in {seconds} s, {kept} kept there",
+        devices=", ".join(sent.devices),
+        sent=format_bytes(sent.sent_bytes),
+        seconds=f"{sent.seconds:.1f}",
+        kept=format_bytes(sent.kept_bytes),
+    )
+
+
 class Loaded(Event, frozen=True, kw_only=True, tag="loaded"):
     """End of a load that succeeded.
 
@@ -94,12 +124,14 @@ class Loaded(Event, frozen=True, kw_only=True, tag="loaded"):
     `forecast`: forecast memory of the same devices; empty if the forecast did not cover the model.
     `elsewhere`: layers and caches that are on another device than the layout asks for.
     `seconds`: time of each stage of the load, in the order of the stages.
+    `sent`: what was sent to each RPC worker; empty without workers, or if the system does not count it.
     """
 
     devices: tuple[DeviceRow, ...]
     forecast: tuple[DeviceRow, ...]
     elsewhere: tuple[PlaceDifference, ...] = ()
     seconds: dict[Stage, float] = {}
+    sent: tuple[Sent, ...] = ()
 
 
 class Reading(Event, frozen=True, kw_only=True, tag="reading"):

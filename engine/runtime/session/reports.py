@@ -24,6 +24,7 @@ from engine.runtime.session.events import (
     Failed,
     Loaded,
     OutOfMemory,
+    Sent,
     Stage,
     stage_words,
 )
@@ -40,7 +41,26 @@ def loaded_event(plan: Plan, message: LoadedModel) -> Loaded:
         plan.edit.layout, message.layer_devices, message.kv_devices, offload_kqv=plan.settings.offload_kqv
     )
     forecast = plan.forecast if plan.report.probe_only is None else ()
-    return Loaded(devices=measured, forecast=forecast, elsewhere=elsewhere)
+    return Loaded(devices=measured, forecast=forecast, elsewhere=elsewhere, sent=_sent(message, measured))
+
+
+def _sent(message: LoadedModel, measured: Sequence[DeviceRow]) -> tuple[Sent, ...]:
+    weights = {row.id: row.weights_bytes for row in measured}
+    found = []
+    for each in message.sent:
+        weights_bytes = sum(weights.get(device, 0) for device in each.devices)
+        if weights_bytes:
+            kept_bytes = max(0, weights_bytes - each.sent_bytes)
+            found.append(
+                Sent(
+                    devices=each.devices,
+                    weights_bytes=weights_bytes,
+                    sent_bytes=each.sent_bytes,
+                    kept_bytes=kept_bytes,
+                    seconds=round(each.seconds, 1),
+                )
+            )
+    return tuple(found)
 
 
 def out_of_memory_event(rig: Rig, message: AllocationFailure, *, answering: AnswerStage | None = None) -> OutOfMemory:

@@ -36,7 +36,7 @@ def write_layout(path: Path, runs: list[tuple[str, str]], n_ctx: int) -> None:
     path.write_text(json.dumps(document), encoding="utf-8")
 
 
-def run(capsys: pytest.CaptureFixture[str], folder: Path, *words: object) -> Any:
+def run(capsys: pytest.CaptureFixture[str], folder: Path, *words: str | Path) -> Any:
     return run_here(capsys, "plan", folder / "m.gguf", "--rig", folder / "rig.json", *words)
 
 

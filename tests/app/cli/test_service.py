@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from app.cli.service import UNIT, unit_text
+from app.cli.arguments import make_parser
+from app.cli.service import UNIT, service_command, unit_text
 from tests.support.command_line import run_here
 
 
@@ -28,7 +29,7 @@ def test_a_unit_is_written_told_and_removed(folder: Path, capsys: pytest.Capture
     assert f"systemctl --user enable --now {UNIT}" in written.document["next"]
     (command,) = [line for line in unit.read_text(encoding="utf-8").splitlines() if line.startswith("ExecStart=")]
     assert command.endswith(
-        'rig serve --secure --host 127.0.0.1 --port 50099 --name "100%% $$attic" --cap CPU=67108864 --announce'
+        'rig serve --secure --host=127.0.0.1 --port=50099 "--name=100%% $$attic" --cap=CPU=67108864 --announce'
     )
     shown = run_here(capsys, "rig", "serve", "--install")
     assert str(unit) in shown.out
@@ -36,6 +37,14 @@ def test_a_unit_is_written_told_and_removed(folder: Path, capsys: pytest.Capture
     assert removed.document == {"unit": str(unit), "removed": True}
     assert not unit.exists()
     assert run_here(capsys, "rig", "serve", "--uninstall", "--json").document["removed"] is False
+
+
+def test_a_name_that_begins_with_a_dash_stays_a_name() -> None:
+    given = ["rig", "serve", "--install", "--name=-attic", "--keep=0"]
+    command = service_command(make_parser(given).parse_args(given))
+    words = command[command.index("rig") :]
+    again = make_parser(words).parse_args(words)
+    assert (again.name, again.keep, again.host) == ("-attic", 0, "127.0.0.1")
 
 
 def test_a_unit_that_cannot_be_written_is_one_sentence(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

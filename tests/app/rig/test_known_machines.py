@@ -65,6 +65,11 @@ class Window:
         return found
 
 
+OpenWindow = Callable[[], Window]
+PairedWindow = Callable[[Attic], Window]
+Connect = Callable[[], socket.socket]
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return tmp_path / "window"
@@ -89,14 +94,30 @@ def add(window: Window, served: Attic, qtbot: QtBot) -> None:
     qtbot.waitUntil(lambda: bool(window.live.devices.rig.devices))
 
 
+@pytest.fixture
+def paired_window(qtbot: QtBot, folder: Path, open_window: OpenWindow) -> Callable[[Attic], Window]:
+    """Return what opens a window that is paired with a machine and has its devices."""
+
+    def make(served: Attic) -> Window:
+        served.pair(Home(folder))
+        window = open_window()
+        add(window, served, qtbot)
+        return window
+
+    return make
+
+
 def test_a_machine_is_remembered_greyed_and_back_by_itself(
-    qtbot: QtBot, tmp_path: Path, folder: Path, open_window: Callable[[], Window], worker: Callable[[], socket.socket]
+    qtbot: QtBot,
+    tmp_path: Path,
+    folder: Path,
+    open_window: OpenWindow,
+    paired_window: PairedWindow,
+    worker: Connect,
 ) -> None:
     with attic(tmp_path / "attic", worker) as served:
-        served.pair(Home(folder))
         port = served.listener.port
-        first = open_window()
-        add(first, served, qtbot)
+        first = paired_window(served)
         qtbot.waitUntil((folder / "machines.json").exists)
         assert first.away == {"attic-CPU": ""}
     # The window is closed, and the machine is switched off.
@@ -120,12 +141,14 @@ def test_a_machine_is_remembered_greyed_and_back_by_itself(
 
 
 def test_a_machine_that_was_set_up_anew_is_remembered_with_its_new_certificate(
-    qtbot: QtBot, tmp_path: Path, folder: Path, open_window: Callable[[], Window], worker: Callable[[], socket.socket]
+    qtbot: QtBot,
+    tmp_path: Path,
+    folder: Path,
+    paired_window: PairedWindow,
+    worker: Connect,
 ) -> None:
     with attic(tmp_path / "attic", worker) as served:
-        served.pair(Home(folder))
-        window = open_window()
-        add(window, served, qtbot)
+        window = paired_window(served)
         qtbot.waitUntil((folder / "machines.json").exists)
     # Added again after it was paired again: id and address are the same.
     devices, fingerprint = window.live.devices, "ab" * 32
@@ -136,13 +159,15 @@ def test_a_machine_that_was_set_up_anew_is_remembered_with_its_new_certificate(
 
 
 def test_a_machine_that_was_set_up_anew_and_paired_again_takes_the_place_of_before(
-    qtbot: QtBot, tmp_path: Path, folder: Path, open_window: Callable[[], Window], worker: Callable[[], socket.socket]
+    qtbot: QtBot,
+    tmp_path: Path,
+    folder: Path,
+    paired_window: PairedWindow,
+    worker: Connect,
 ) -> None:
     with attic(tmp_path / "attic", worker) as served:
-        served.pair(Home(folder))
         port = served.listener.port
-        window = open_window()
-        add(window, served, qtbot)
+        window = paired_window(served)
     with attic(tmp_path / "attic anew", worker, port=port) as served:
         window.machines.look()
         qtbot.waitUntil(lambda: window.away == {"attic-CPU": "not paired"})
@@ -153,7 +178,7 @@ def test_a_machine_that_was_set_up_anew_and_paired_again_takes_the_place_of_befo
 
 
 def test_a_device_that_somebody_else_uses_comes_back_when_it_is_free(
-    qtbot: QtBot, tmp_path: Path, folder: Path, open_window: Callable[[], Window], worker: Callable[[], socket.socket]
+    qtbot: QtBot, tmp_path: Path, folder: Path, open_window: OpenWindow, worker: Connect
 ) -> None:
     garden = Home(tmp_path / "garden")
     with echoing() as echo, attic(tmp_path / "attic", {"CUDA0": echo, "CPU": worker}) as served:
@@ -170,12 +195,10 @@ def test_a_device_that_somebody_else_uses_comes_back_when_it_is_free(
 
 
 def test_a_machine_that_forgot_us_is_away_and_says_so(
-    qtbot: QtBot, tmp_path: Path, folder: Path, open_window: Callable[[], Window], worker: Callable[[], socket.socket]
+    qtbot: QtBot, tmp_path: Path, paired_window: PairedWindow, worker: Connect
 ) -> None:
     with attic(tmp_path / "attic", worker) as served:
-        served.pair(Home(folder))
-        window = open_window()
-        add(window, served, qtbot)
+        window = paired_window(served)
         served.home.book.forget("laptop")
         window.machines.look()
         qtbot.waitUntil(lambda: window.away == {"attic-CPU": "not paired"})
@@ -183,9 +206,13 @@ def test_a_machine_that_forgot_us_is_away_and_says_so(
 
 
 def test_a_damaged_file_of_machines_begins_anew(
-    qtbot: QtBot, tmp_path: Path, folder: Path, open_window: Callable[[], Window],
-    worker: Callable[[], socket.socket], caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+    qtbot: QtBot,
+    tmp_path: Path,
+    folder: Path,
+    open_window: OpenWindow,
+    worker: Connect,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     folder.mkdir()
     (folder / "machines.json").write_text("{", encoding="utf-8")
     with attic(tmp_path / "attic", worker) as served:

@@ -12,13 +12,13 @@ from engine.base.numa import (
     NumaNode,
     bind_to_node,
     bound_nodes,
-    node_lines,
     numa_sentence,
     numbers_text,
     read_nodes,
     serving_nodes,
 )
 from engine.base.units import GIB
+from engine.devices.device import make_host, node_lines
 
 ALL = frozenset(range(64))
 FREE_KIB, FILE_KIB = 1 << 20, 1 << 19
@@ -54,7 +54,7 @@ def test_nodes_are_read_with_processors_memory_and_distances(count: int, tmp_pat
     assert (found[0].total_bytes, found[0].free_bytes) == (16 * GIB, GIB + GIB // 2)
     assert found[0].distances == (10, *[21] * (count - 1))
     assert serving_nodes(found) == (found if count > 1 else ())
-    assert len(node_lines(found)) == (count if count > 1 else 0)
+    assert len(node_lines(make_host("host", GIB, nodes=found))) == (count if count > 1 else 0)
 
 
 def test_a_node_without_processors_or_without_memory_gets_no_worker(tmp_path: Path) -> None:

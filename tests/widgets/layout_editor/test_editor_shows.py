@@ -272,8 +272,8 @@ def test_the_header_says_what_was_measured_and_the_tool_tip_what_a_fuller_contex
 ) -> None:
     preview = with_speed(dense_preview(), "answers", 1 / 76, answered_per_second=76.0)
     assert preview.speed is not None
-    preview = replace(preview, speed=replace(preview.speed, n_tokens=60), usual_speed=preview.speed)
-    preview = replace(preview, usual_speed=replace(preview.speed, token_s=1 / 62, n_tokens=2048))
+    speed = replace(preview.speed, n_tokens=60)
+    preview = replace(preview, speed=speed, usual_speed=replace(speed, token_s=1 / 62, n_tokens=2048))
     editor = make_editor(preview)
     assert editor.speed_text == "76 tokens/s measured"
     label = next(each for each in editor.findChildren(QLabel) if each.text() == editor.speed_text)

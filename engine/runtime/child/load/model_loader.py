@@ -25,6 +25,7 @@ from engine.runtime.child.load.draft_model import (
     of_draft,
     without_rope,
 )
+from engine.runtime.child.load.early_weights import Links, send_early
 from engine.runtime.child.load.loaded_context import LoadedContext, output_buffer_bytes
 from engine.runtime.child.load.media import Media
 from engine.runtime.child.load.side_files import LoadedSideFiles, SideFileLoader
@@ -44,7 +45,7 @@ from engine.runtime.child.native.log import (
 )
 from engine.runtime.child.native.members import MemberBuffers
 from engine.runtime.child.native.stop import StopFlag
-from engine.runtime.protocol.messages import AllocationFailure, Load, LoadedModel, Part, Probe, Stopped
+from engine.runtime.protocol.messages import AllocationFailure, Load, LoadedModel, Part, Probe, SentWeights, Stopped
 
 GGML_TYPES = {
     "f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "iq4_nl": 20, "bf16": 30,
@@ -214,6 +215,7 @@ class ModelLoader:
         log.devices = self._devices
         self._free = FreeMemory(self._devices)
         log.on_failed = self._free.note
+        self._sent: tuple[SentWeights, ...] = ()
         split = load.parameters.split_mode == "tensor"
         members = {device: self._devices.by_id[device] for device in load.parameters.devices} if split else {}
         self._members = MemberBuffers(engine, members, self._end_refused)
@@ -239,11 +241,14 @@ class ModelLoader:
         return loaded, msgspec.structs.replace(message, parts=(*message.parts, *loaded.draft_parts))
 
     def _run(self) -> tuple[LoadedContext, LoadedModel]:
-        self._reporter.enter("allocate")
         check_file(self._load.path)
         # For the whole process, and before its first computation; with "off" llama.cpp does nothing.
         self._engine.low.llama_numa_init(_choice(NUMA_STRATEGIES, self._load.context.numa, "NUMA mode"))
-        model = self._read_model()
+        with Links(self._engine, self._devices, self._load.devices) as links:
+            send_early(self._engine, self._devices, self._load, links, self._stop, self._reporter)
+            self._reporter.enter("allocate")
+            model = self._read_model()
+            self._sent = links.sent()
         side_files: LoadedSideFiles | None = None
         try:
             if self._target is not None:
@@ -365,6 +370,7 @@ class ModelLoader:
             chat_template=bool(self._engine.low.llama_model_chat_template(loaded.model, None)),
             layer_devices=tuple(names[name] for _, name in sorted(facts.layer_devices.items())),
             kv_devices=tuple((layer, names[name]) for layer, name in sorted(facts.cache_devices.items())),
+            sent=self._sent,
         )
 
     def _logged_names(self) -> set[str]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from engine.base.device_loss import loss_sentences, tells_of_loss
+from engine.base.device_loss import CARD_MEMORY, loss_sentences, tells_of_loss
 from engine.runtime.child.native.devices import ResolvedDevices
 from engine.runtime.protocol.messages import AllocationFailure, Failure, LoadStage, Part
 
@@ -42,7 +42,7 @@ _COPIES = re.compile(r"sched copies = (\d+)")
 _PROJECTOR = re.compile(r"load_hparams: model size:\s+([\d.]+) MiB")
 # ggml_cuda_error in ggml-cuda.cu, which is HIP's backend too, logs the error and the device, then aborts the process.
 _CARD_ERROR = re.compile(r"(CUDA|ROCm|MUSA) error: (.+)")
-_COMPUTING_REFUSED = re.compile(r"out of memory|.*resource allocation failed")
+_COMPUTING_REFUSED = re.compile(CARD_MEMORY)
 _CURRENT_DEVICE = re.compile(r"current device: (\d+)")
 # ggml_cuda_device_malloc's callers log the size of what cudaMalloc refused.
 _REFUSED_SIZE = re.compile(r"allocating ([\d.]+) MiB on device \d+")

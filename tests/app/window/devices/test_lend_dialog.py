@@ -20,7 +20,7 @@ from app.rig.live_rig import LiveRig
 from app.settings import Settings
 from app.window.devices.lend_dialog import LendDialog, LendPresenter
 from engine.base.units import MIB
-from engine.devices.known_cards import with_cards
+from engine.devices.card_catalogue import with_cards
 from engine.machines.tunnel.calling import pair_with
 from tests.support.patience import DEADLINE_S
 from tests.support.tunnels import Home, Session

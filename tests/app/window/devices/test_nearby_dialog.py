@@ -126,7 +126,8 @@ def test_a_machine_is_found_paired_added_and_forgotten(
     assert dialog.text == "attic was added to the devices."
     click(dialog, "add")
     qtbot.waitUntil(lambda: "is already among the devices" in dialog.text)
-    qtbot.waitUntil(lambda: rows(dialog, served)[0][4] == "paired, not found now")
+    # It announces itself no more, but is there: it is asked at the address of its pairing.
+    qtbot.waitUntil(lambda: rows(dialog, served)[0][4] == "paired, answers at its address")
     click(dialog, "forget")
     qtbot.waitUntil(lambda: not rows(dialog, served))
     assert "is forgotten on this computer" in dialog.text
@@ -147,6 +148,7 @@ def test_a_machine_paired_by_its_address_is_selected_and_can_be_added(
     assert dialog.selected.endpoint == served.endpoint
     assert dialog.add_button.isEnabled()
     assert dialog.add_button.isDefault()
+    qtbot.waitUntil(lambda: rows(dialog, served)[0][4] == "paired, answers at its address")
     click(dialog, "close")
 
 

@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from engine.base.units import GIB, MIB
-from engine.devices.device import Rig
+from engine.devices.device import Device, Rig
 from engine.machines.rigs.discovery import host_device
 from engine.machines.rigs.lab import ServingChild
 from engine.model.gguf.reader import read_model
-from engine.planning.layout.layout import single_device
+from engine.planning.layout.layout import single_device, split_evenly
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.protocol.messages import Serve
-from engine.runtime.session.events import Loaded
+from engine.runtime.requests import early_weights
+from engine.runtime.session.events import Loaded, sent_words
 from tests.support.models import write_tiny_llama
-from tests.support.orders import order_of, worker_device
+from tests.support.orders import order_of, plan_of, worker_device
 from tests.support.patience import DEADLINE_S
 from tests.support.session_log import SessionLog
 
@@ -36,6 +40,7 @@ class CountingRelay:
 
     def __init__(self, port: int) -> None:
         self.sent_bytes = 0
+        self.on_sent: Callable[[], None] = lambda: None
         self._to = port
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._listener.getsockname()[1])
@@ -62,6 +67,7 @@ class CountingRelay:
                 target.sendall(block)
                 if counts:
                     self.sent_bytes += len(block)
+                    self.on_sent()
         for end in (source, target):
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
@@ -81,9 +87,10 @@ class CountingRelay:
 
 
 @contextmanager
-def serving(folder: Path) -> Iterator[CountingRelay]:
+def serving(folder: Path | None, quota_bytes: int = GIB) -> Iterator[CountingRelay]:
     """A worker that keeps weights in `folder`, behind a relay."""
-    child = ServingChild(Serve(host="127.0.0.1", port=0, kept_weights=str(folder), kept_quota_bytes=GIB))
+    kept = None if folder is None else str(folder)
+    child = ServingChild(Serve(host="127.0.0.1", port=0, kept_weights=kept, kept_quota_bytes=quota_bytes))
     child.start()
     try:
         relay = CountingRelay(child.wait_until_serving(time.monotonic() + DEADLINE_S).port)
@@ -134,3 +141,67 @@ def test_large_weights_are_sent_once(memory: ModelMemory, tmp_path: Path) -> Non
                 whole = json.loads((folder / "whole.json").read_text())
     with serving(folder) as relay:
         assert 0 < load(memory, relay) < least, "another worker goes on with them"
+
+
+def load_on_both(memory: ModelMemory, first: CountingRelay, second: CountingRelay) -> Loaded:
+    """Load a layer on each of two workers."""
+    ports = (first.port, second.port)
+    devices = [worker_device(f"RPC{number}", f"127.0.0.1:{port}", GIB) for number, port in enumerate(ports)]
+    with SessionLog() as log:
+        layout = split_evenly(2, ["RPC0", "RPC1"])
+        log.session.load(order_of(memory, Rig(tuple(devices), host_device()), layout, ContextSettings(n_ctx=256)))
+        ending = log.wait_for_endings(1)[0]
+    assert isinstance(ending, Loaded), ending
+    return ending
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux counts the bytes of a connection")
+def test_several_workers_get_their_weights_at_the_same_time(memory: ModelMemory, tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("first", "second")]
+    for folder in folders:
+        folder.mkdir()
+    large_bytes = sum(tensor.size_bytes for tensor in memory.model.tensors if tensor.size_bytes > THRESHOLD_BYTES)
+    with serving(folders[0]) as first, serving(folders[1]) as second:
+        met: list[bool] = []
+        arrived = [threading.Event(), threading.Event()]
+
+        # After the first large tensor has begun, each link waits until the other has one, too.
+        def wait_for_other(relay: CountingRelay, own: int) -> None:
+            if relay.sent_bytes > THRESHOLD_BYTES // 2 and not arrived[own].is_set():
+                arrived[own].set()
+                met.append(arrived[1 - own].wait(DEADLINE_S / 2))
+
+        for number, relay in enumerate((first, second)):
+            relay.on_sent = partial(wait_for_other, relay, number)
+        sent = load_on_both(memory, first, second)
+        assert met == [True, True], "one link waited for the end of the other"
+        assert [each.devices for each in sent.sent] == [("RPC0",), ("RPC1",)]
+        assert all(each.sent_bytes >= large_bytes // 2 and each.kept_bytes == 0 for each in sent.sent)
+        again = load_on_both(memory, first, second)
+        for each in again.sent:
+            assert each.kept_bytes >= large_bytes // 2 - THRESHOLD_BYTES // 10
+            assert each.sent_bytes < each.weights_bytes - large_bytes // 2 + THRESHOLD_BYTES // 10
+    assert "send" in sent.seconds
+    assert sent_words(sent.sent[0]).endswith(", 0 B kept there")
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux counts the bytes of a connection")
+def test_a_worker_that_keeps_nothing_gets_little_twice(memory: ModelMemory) -> None:
+    smallest = min(tensor.size_bytes for tensor in memory.model.tensors if tensor.size_bytes > THRESHOLD_BYTES)
+    with serving(None) as first, serving(None) as second:
+        for each in load_on_both(memory, first, second).sent:
+            assert each.sent_bytes < each.weights_bytes + 2.5 * smallest
+
+
+def test_one_worker_gets_nothing_early(memory: ModelMemory) -> None:
+    near = worker_device("RPC0", "127.0.0.1:5000", GIB)
+    far = worker_device("RPC1", "127.0.0.1:5001", GIB)
+
+    def asked(*devices: str, rig: tuple[Device, ...] = (near, far)) -> list[str]:
+        plan = plan_of(memory, Rig(rig, host_device()), split_evenly(2, devices), ContextSettings(n_ctx=256))
+        return [each.device for each in early_weights(plan)]
+
+    assert asked("RPC0") == asked("RPC0", "CPU") == []
+    assert asked("RPC0", "RPC1") == ["RPC0", "RPC1"]
+    same = replace(far, endpoint=near.endpoint, endpoint_device=1)
+    assert asked("RPC0", "RPC1", rig=(near, same)) == [], "one link"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -12,11 +13,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from engine.devices.device import Rig, routes_of
+from engine.base.errors import EngineError
+from engine.devices.device import Device, Rig, make_host, routes_of
 from engine.devices.endpoint import GreetingStatus, greet, greet_all
 from engine.machines.rigs import secure_serving
 from engine.machines.rigs.lab import LabRig
+from engine.machines.rigs.secure_serving import Lending, _supervise, _Worker
 from engine.machines.rigs.speeds import measure_speeds
+from engine.machines.tunnel.door import Key
 from engine.model.gguf.model_file import ModelFile
 from engine.model.gguf.reader import read_model
 from engine.planning.layout.layout import Layout, Run
@@ -183,3 +187,26 @@ def test_a_machine_that_goes_in_the_middle_of_an_answer_is_named(tmp_path: Path,
         assert isinstance(refused, Failed)
         words = "nothing is lent there; start Devices > Lend This Computer or `rig serve` there."
         assert refused.message == f"attic-CPU: {served.endpoint}/CPU refused the connection: {words}"
+
+
+def test_a_worker_that_ended_for_good_is_not_offered() -> None:
+    until = threading.Event()
+    told: list[str] = []
+
+    class Ended(_Worker):
+        def look(self) -> EngineError | None:
+            return EngineError("It ended.")
+
+    class Running(_Worker):
+        def look(self) -> EngineError | None:
+            until.set()
+            return None
+
+    host = Lending(make_host("host", 8 << 30))
+    card = Lending(Device("CUDA0", "card", "CUDA", "gpu", 8 << 30, 8 << 30))
+    with Key() as key:
+        ended, running = Ended(card, key, None, ""), Running(host, key, None, "")
+        _supervise([ended, running], until, told.append)
+    assert told == ["CUDA0 is lent no more. It ended."]
+    assert ended.describe() is None
+    assert running.describe() is not None

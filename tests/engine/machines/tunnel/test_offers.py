@@ -12,6 +12,7 @@ import pytest
 from engine.devices.endpoint import GreetingStatus
 from engine.machines.tunnel.calling import TunnelError, ask_offer
 from engine.machines.tunnel.offers import MAX_OFFERED, Offer, OfferedDevice, OfferedSpeed, bounded
+from tests.support import tunnels
 from tests.support.patience import DEADLINE_S
 from tests.support.tunnels import Attic, Home, attic, described, echoing
 
@@ -75,6 +76,15 @@ def test_a_second_user_is_told_who_is_there_and_may_take_what_is_left(
     assert waited.receive(1) == b"x"
     waited.close()
     second.close()
+
+
+def test_a_device_whose_worker_has_ended_for_good_is_offered_no_more(
+    tmp_path: Path, laptop: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tunnels, "described", lambda name: None if name == "CUDA0" else described(name))
+    with echoing() as echo, attic(tmp_path / "attic anew", echo, ("CUDA0", "CPU")) as served:
+        served.pair(laptop)
+        assert [each.name for each in offer_to(laptop, served).devices] == ["CPU"]
 
 
 def test_a_device_that_is_not_offered_is_told(served: Attic, laptop: Home) -> None:

@@ -6,8 +6,8 @@ import pytest
 
 from engine.base.errors import ArgumentError
 from engine.base.units import GIB
+from engine.devices.card_catalogue import CARDS, KnownCard, find_card, with_cards
 from engine.devices.device import Device, Rig, find_id_fault, make_host
-from engine.devices.known_cards import CARDS, KnownCard, find_card, with_cards
 from engine.planning.speed.speeds import KNOWN_BANDWIDTHS, NO_MEASUREMENTS, bandwidth, source
 
 HERE = Rig(

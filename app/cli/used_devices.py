@@ -1,0 +1,63 @@
+"""`--when-used`: what a command does about lent devices that somebody else uses now: wait, or take what is left."""
+
+from __future__ import annotations
+
+import time
+from argparse import Namespace
+from collections.abc import Callable
+
+from app.cli.output import say
+from engine.devices.device import Device, Rig
+from engine.devices.endpoint import parse_lent_endpoint
+from engine.machines.rigs.remote_machines import Machine, away_words, machine_of
+from engine.machines.tunnel.offers import Offer
+
+WAIT, SKIP = "wait", "skip"
+_ASK_AGAIN_S = 5.0
+
+
+def settle_used(options: Namespace, rig: Rig) -> Rig:
+    """Return `rig` after its lent devices are free, or without those in use, as `--when-used` says.
+
+    Without that option the rig is returned unchanged, and a load on a device in use fails with its user's name.
+
+    Raises:
+        EngineError: if a machine does not answer.
+    """
+    choice = getattr(options, "when_used", None)
+    if choice is None:
+        return rig
+    return settle(rig, choice, options.tunnels.offer_of)
+
+
+def settle(rig: Rig, choice: str, ask: Callable[[Machine], Offer], pause: Callable[[float], None] = time.sleep) -> Rig:
+    """Do what `settle_used` does. `ask` returns what a machine lends now; `pause` waits for so many seconds."""
+    told: dict[str, str] = {}
+    while used := _used(rig, ask):
+        if choice == SKIP:
+            left = tuple(device for device in rig.devices if device.id not in used)
+            for words in used.values():
+                say(f"layerdeck-cli: {words}; it is left out.")
+            return Rig(left, rig.host)
+        if used != told:
+            told = used
+            for words in used.values():
+                say(f"layerdeck-cli: {words}; waiting until it is free. Ctrl+C ends.")
+        pause(_ASK_AGAIN_S)
+    return rig
+
+
+def _used(rig: Rig, ask: Callable[[Machine], Offer]) -> dict[str, str]:
+    """Return who uses which device, as a phrase by its id; each machine is asked once."""
+    lent = [(device, machine) for device in rig.devices if (machine := machine_of(device)) is not None]
+    offers = {machine: ask(machine) for machine in dict.fromkeys(machine for _, machine in lent)}
+    found = {}
+    for device, machine in lent:
+        offered = next((each for each in offers[machine].devices if each.name == _name(device)), None)
+        if offered is not None and (words := away_words(offered)):
+            found[device.id] = f"{device.id} is {words}"
+    return found
+
+
+def _name(device: Device) -> str:
+    return parse_lent_endpoint(device.endpoint or "")[1]

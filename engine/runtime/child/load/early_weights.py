@@ -1,0 +1,293 @@
+"""Sends the large weights of a load to several RPC workers at the same time, and measures what each link carries.
+
+llama.cpp sends one tensor after another, so that only one link works at a time. A worker that caches weights
+(`engine.base.kept_weights`) asks for none that it has. So the large tensors are sent to a scratch buffer of each worker
+in parallel first; the load itself then finds them in the caches. Nobody says whether a worker caches: the bytes
+written to its connection show it. Without these counters, which Linux has, nothing is sent early.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import socket
+import struct
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from engine.runtime.child.load.warm_up import StageReporter
+from engine.runtime.child.native.bindings import Bindings, InitParams
+from engine.runtime.child.native.devices import ResolvedDevices
+from engine.runtime.child.native.stop import StopFlag
+from engine.runtime.protocol.messages import DeviceRef, Load, SentWeights, WeightSpan
+
+_TCP_INFO = 11
+_ACKED = struct.Struct("=Q")
+_ACKED_AT = 120
+"""Offset of `tcpi_bytes_acked` in `struct tcp_info` (linux/tcp.h, since 4.1)."""
+_QUEUED = 0x5411
+"""SIOCOUTQ: bytes written to a socket that the other end has not acknowledged."""
+_HASHED_BYTES = 4096
+"""More than a question by hash and its tensor take on the wire; a tensor that is sent has more than 10 MiB."""
+_I8 = 24
+_WEIGHTS = 1
+"""`GGML_BACKEND_BUFFER_USAGE_WEIGHTS`; ggml-rpc asks by hash for weights alone."""
+_ROOM_BYTES = 1 << 16
+_POLL_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class _Worker:
+    """An RPC worker of the load. `address`: where to connect. `devices`: ids of its devices."""
+
+    address: str
+    devices: tuple[str, ...]
+
+
+class Links:
+    """The connections of this process to the RPC workers of a load, from its beginning until `sent` is read.
+
+    A context manager. A small buffer on each worker keeps ggml's connection open, so that its counters go on.
+    """
+
+    def __init__(self, engine: Bindings, devices: ResolvedDevices, refs: Sequence[DeviceRef]) -> None:
+        self._engine, self._devices = engine, devices
+        self._workers = _workers(refs, devices)
+        self._buffers: list[int] = []
+        self._began: dict[str, int] = {}
+        self._seconds: dict[str, float] = {}
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="links", daemon=True)
+
+    def __enter__(self) -> Links:
+        # No worker, or no counters: nothing is measured.
+        if self._workers and sys.platform.startswith("linux"):
+            for worker in self._workers:
+                buffer_type = self._engine.device_buffer_type(self._devices.by_id[worker.devices[0]])
+                if buffer := self._engine.allocate_buffer(buffer_type, 1):
+                    self._buffers.append(buffer)
+            self._began = self.written()
+            self._seconds = dict.fromkeys(self._began, 0.0)
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end()
+
+    @property
+    def workers(self) -> tuple[_Worker, ...]:
+        """The workers whose connections have counters."""
+        return tuple(worker for worker in self._workers if worker.address in self._began)
+
+    def written(self) -> dict[str, int]:
+        """Return the bytes written to each worker so far, by its address; workers without a connection are left out."""
+        return {address: written for address, (written, _) in self._counts().items()}
+
+    def _counts(self) -> dict[str, tuple[int, int]]:
+        """Return the bytes written to each worker so far, and those of them that are on their way, by its address."""
+        found: dict[str, tuple[int, int]] = {}
+        peers = {peer: worker.address for worker in self._workers for peer in _peers(worker.address)}
+        for link in _own_connections():
+            with link, suppress(OSError, struct.error, ImportError):
+                address = peers.get(link.getpeername()[:2])
+                if address is not None:
+                    counts, before = _counts(link), found.get(address, (0, 0))
+                    found[address] = before[0] + counts[0], before[1] + counts[1]
+        return found
+
+    def sent(self) -> tuple[SentWeights, ...]:
+        """Return what was sent to each worker, and the seconds in which its link was busy. It ends the measurement."""
+        now = self.written()
+        self._end()
+        return tuple(
+            SentWeights(
+                devices=worker.devices,
+                sent_bytes=max(0, now.get(worker.address, 0) - self._began[worker.address]),
+                seconds=self._seconds[worker.address],
+            )
+            for worker in self.workers
+        )
+
+    def _end(self) -> None:
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        for buffer in self._buffers:
+            self._engine.free_buffer(buffer)
+        self._buffers.clear()
+
+    def _watch(self) -> None:
+        before, last_s = self._began, time.monotonic()
+        while not self._ended.wait(_POLL_S):
+            counts, now_s = self._counts(), time.monotonic()
+            for address in self._seconds:
+                written, queued = counts.get(address, (0, 0))
+                if queued or written > before.get(address, 0) + _HASHED_BYTES:
+                    self._seconds[address] += now_s - last_s
+            before, last_s = {address: written for address, (written, _) in counts.items()}, now_s
+
+
+def send_early(
+    engine: Bindings, devices: ResolvedDevices, load: Load, links: Links, stop: StopFlag, reporter: StageReporter
+) -> None:
+    """Send the spans of `load.early` to their workers in parallel, as far as the workers cache them.
+
+    Returns when all are sent, or soon after `stop` is requested. Does nothing unless several workers get weights.
+    """
+    by_device = {each.device: each.spans for each in load.early}
+    found = [(worker, [span for device in worker.devices for span in by_device.get(device, ())])
+             for worker in links.workers]  # fmt: skip
+    wanted = [(worker, spans) for worker, spans in found if spans]
+    if len(wanted) < 2:
+        return
+    reporter.enter("send", 0.0)
+    senders = [_Sender(engine, devices, links, worker, spans, stop) for worker, spans in wanted]
+    threads = [threading.Thread(target=sender.run, name="early-weights", daemon=True) for sender in senders]
+    for thread in threads:
+        thread.start()
+    total_bytes = sum(span.size_bytes for _, spans in wanted for span in spans)
+    for thread in threads:
+        while thread.is_alive():
+            thread.join(_POLL_S)
+            reporter.advance(min(0.99, sum(sender.done_bytes for sender in senders) / total_bytes))
+
+
+class _Sender:
+    """Sends spans to one worker. `done_bytes`: size of those that are sent or need not be sent."""
+
+    def __init__(
+        self,
+        engine: Bindings,
+        devices: ResolvedDevices,
+        links: Links,
+        worker: _Worker,
+        spans: Sequence[WeightSpan],
+        stop: StopFlag,
+    ) -> None:
+        self.done_bytes = 0
+        self._engine, self._links, self._worker, self._spans, self._stop = engine, links, worker, spans, stop
+        self._buffer_type = engine.device_buffer_type(devices.by_id[worker.devices[0]])
+
+    def run(self) -> None:
+        pointer = ctypes.c_void_p
+        bind = self._engine.bind
+        buffer = self._engine.allocate_buffer(self._buffer_type, max(span.size_bytes for span in self._spans))
+        if not buffer:
+            return
+        try:
+            bind("ggml_backend_buffer_set_usage", None, pointer, ctypes.c_int)(buffer, _WEIGHTS)
+            self._base = bind("ggml_backend_buffer_get_base", pointer, pointer)(buffer)
+            self._buffer = buffer
+            self._send_all()
+        except (OSError, ValueError):
+            # The load reads the same file next, and says what is wrong with it.
+            return
+        finally:
+            self.done_bytes = sum(span.size_bytes for span in self._spans)
+            self._engine.free_buffer(buffer)
+
+    def _send_all(self) -> None:
+        # The smallest tells whether the worker caches: then it is sent once at most.
+        smallest, *spans = sorted(self._spans, key=lambda span: span.size_bytes)
+        if self._send(smallest):
+            if self._send(smallest):
+                return
+        # Three that it has tell that it has them all. A tensor that it lacks after all is sent by the load.
+        elif not spans or not (self._send(spans[-1]) or self._send(spans[len(spans) // 2])):
+            return
+        for count, span in enumerate(spans, start=1):
+            if self._stop.requested:
+                return
+            self._send(span)
+            # At 4, 8, 16...: if the quota of the worker is too small, early ones are gone, and more are of no use.
+            if count >= 4 and count.bit_count() == 1 and self._send(spans[count // 2]):
+                return
+
+    def _send(self, span: WeightSpan) -> bool:
+        """Send a tensor unless the worker has it; return whether its bytes were sent."""
+        if self._stop.requested:
+            return False
+        pointer = ctypes.c_void_p
+        bind = self._engine.bind
+        before = self._links.written().get(self._worker.address, 0)
+        context = bind("ggml_init", pointer, InitParams)(InitParams(_ROOM_BYTES, None, True))
+        try:
+            tensor = bind("ggml_new_tensor_1d", pointer, pointer, ctypes.c_int, ctypes.c_int64)(
+                context, _I8, span.size_bytes
+            )
+            allocate = bind("ggml_backend_tensor_alloc", ctypes.c_int, pointer, pointer, pointer)
+            # ggml_backend_tensor_set waits until the bytes are in the socket, without Python's lock.
+            put = bind("ggml_backend_tensor_set", None, pointer, pointer, ctypes.c_size_t, ctypes.c_size_t)
+            if allocate(self._buffer, tensor, self._base) == 0:
+                with _mapped(span) as address:
+                    put(tensor, address, 0, span.size_bytes)
+        finally:
+            bind("ggml_free", None, pointer)(context)
+        self.done_bytes += span.size_bytes
+        return self._links.written().get(self._worker.address, 0) - before > _HASHED_BYTES
+
+
+class _mapped:
+    """Context manager: the address of a span of a file, mapped to memory."""
+
+    def __init__(self, span: WeightSpan) -> None:
+        self._span = span
+
+    def __enter__(self) -> int:
+        start = self._span.offset // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
+        skipped = self._span.offset - start
+        with Path(self._span.path).open("rb") as file:
+            # A private copy on write: ctypes takes the address of writable memory only, and nothing is written.
+            self._map = mmap.mmap(file.fileno(), self._span.size_bytes + skipped, access=mmap.ACCESS_COPY, offset=start)
+        self._first = ctypes.c_char.from_buffer(self._map, skipped)
+        return ctypes.addressof(self._first)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # The map cannot be closed while something points into it.
+        del self._first
+        self._map.close()
+
+
+def _workers(refs: Sequence[DeviceRef], devices: ResolvedDevices) -> tuple[_Worker, ...]:
+    found: dict[str, list[str]] = {}
+    for ref in refs:
+        address = ref.endpoint if ref.address is None else ref.address
+        if address and ref.id in devices.remote:
+            found.setdefault(address, []).append(ref.id)
+    return tuple(_Worker(address, tuple(ids)) for address, ids in found.items())
+
+
+def _peers(address: str) -> set[tuple[str, int]]:
+    host, _, port = address.rpartition(":")
+    with suppress(OSError):
+        infos = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+        return {(str(info[4][0]), int(info[4][1])) for info in infos}
+    return set()
+
+
+def _own_connections() -> Iterator[socket.socket]:
+    """Yield a duplicate of each socket of this process; the caller closes it."""
+    for entry in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # closed by now
+            if str(entry.readlink()).startswith("socket:["):
+                yield socket.socket(fileno=os.dup(int(entry.name)))
+
+
+def _counts(link: socket.socket) -> tuple[int, int]:
+    """Return the bytes written to a connection, and those of them that the other end has not acknowledged."""
+    import fcntl
+
+    info = link.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _ACKED_AT + _ACKED.size)
+    queued = int(struct.unpack("=i", fcntl.ioctl(link.fileno(), _QUEUED, b"\0" * 4))[0])
+    return int(_ACKED.unpack_from(info, _ACKED_AT)[0]) + queued, queued

@@ -1,10 +1,13 @@
 """Time that every strategy of automatic layouts takes for a model that was just opened.
 
-    python -m benchmarks.strategy_time [STRATEGY ...]
+    python -m benchmarks.strategy_time [STRATEGY ...] [--headers [NAME ...]]
 
 DeepSeek-V3 on eight unlike cards, which hold about half of it, and well-known models of `tests/zoo`, hybrids among
 them, on six equal ones. `tried` are layouts that were estimated; `unit` is the fixed work of `benchmarks.drag_time` in
 the same run. Times are seconds of the thread. The last line is one JSON object.
+
+`--headers`: instead every recorded header of `tests/zoo`, or those named, on four and on eight unlike cards that hold
+about half of it. The ten slowest searches are told.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from engine.planning.fit.strategies.constraints import Constraints, Watch
 from engine.planning.fit.strategies.fastest import initial_layout
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.settings.context_settings import ContextSettings
-from tests.support.truth import truth_model
+from tests.support.truth import MODEL_NAMES, truth_model
 
 CARDS_GIB: dict[str, tuple[int, ...]] = {
     "deepseek-v3": (80, 48, 48, 40, 32, 24, 24, 16),
@@ -33,12 +36,41 @@ CARDS_GIB: dict[str, tuple[int, ...]] = {
 CONTEXT = ContextSettings(n_ctx=8192)
 
 
+WORST = 10
+SHARES = (1.0, 1.0, 0.75, 0.5)
+
+
+def measure_headers(names: list[str], strategies: list[str]) -> list[tuple[float, int, str]]:
+    """Return (seconds, layouts tried, what) of each search, the slowest first."""
+    found: list[tuple[float, int, str]] = []
+    for name in names or MODEL_NAMES:
+        model = truth_model(name)
+        weights_bytes = sum(tensor.size_bytes for block in model.blocks for tensor in block.tensors)
+        for n_cards in (4, 8):
+            sizes = [int(share * weights_bytes / 2 / n_cards) + GIB for share in SHARES * (n_cards // 4)]
+            cards = tuple(Device(f"G{place}", "card", "CUDA", "gpu", size) for place, size in enumerate(sizes))
+            rig = Rig(cards, make_host("host", 1024 * GIB))
+            for strategy in strategies:
+                memory, watch = ModelMemory(model), Watch()
+                begun = time.thread_time()
+                find_strategy(strategy)(memory, rig, CONTEXT, Constraints(watch=watch))
+                found.append((time.thread_time() - begun, watch.n_tried, f"{name}, {n_cards} cards, {strategy}"))
+    return sorted(found, reverse=True)
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("strategies", nargs="*", default=list(STRATEGIES))
+    parser.add_argument("--headers", nargs="*", help="measure every recorded header, or these")
     options = parser.parse_args()
     unit_ms = unit_milliseconds()
+    if options.headers is not None:
+        worst = measure_headers(options.headers, options.strategies)[:WORST]
+        for seconds, n_tried, what in worst:
+            print(f"{seconds:6.3f} s  {seconds * 1000 / unit_ms:5.0f} units  {n_tried:4} tried  {what}")
+        print(json.dumps({"benchmark": "strategy_time", "unit_ms": round(unit_ms, 3), "worst": worst}))
+        return
     found: dict[str, dict[str, dict[str, float]]] = {}
     for name, sizes in CARDS_GIB.items():
         cards = tuple(Device(f"G{place}", "card", "CUDA", "gpu", gib * GIB) for place, gib in enumerate(sizes))

@@ -15,6 +15,7 @@ from app.cli.output import print_document, print_line
 from app.cli.secure import check_host
 from app.lending import find_lendings
 from engine.base.errors import ArgumentError, EngineError
+from engine.base.files import write_whole
 from engine.base.texts import one_line
 
 UNIT = "layerdeck-rig.service"
@@ -53,7 +54,7 @@ def _install(options: Namespace) -> int:
     path = unit_path()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(unit_text(service_command(options)), encoding="utf-8")
+        write_whole(path, unit_text(service_command(options)).encode())
     except OSError as error:
         raise EngineError(f"The unit {path} cannot be written ({error.strerror or error}); check the folder.") from None
     reloaded = _systemctl("daemon-reload")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.base.errors import ArgumentError
+from engine.base.files import write_private
 from engine.base.language import tr
 
 MIN_KEY_CHARACTERS = 16
@@ -36,8 +37,9 @@ def read_keys(path: Path, what: str) -> KeyFile:
         ArgumentError: the file cannot be read or written, or a line in it is not a key.
     """
     try:
-        if not path.exists():
-            return KeyFile((_write_new(path),), is_new=True)
+        is_new = not path.exists()
+        if is_new:
+            _write_new(path)
         if path.stat().st_size > MAX_KEY_FILE_BYTES:
             raise ArgumentError(
                 tr("{what}: {path} is larger than {size} KiB.", what=what, path=path, size=MAX_KEY_FILE_BYTES >> 10)
@@ -66,7 +68,7 @@ def read_keys(path: Path, what: str) -> KeyFile:
         keys.append(line.decode())
     if not keys:
         raise ArgumentError(tr("{what}: {path} holds no key; remove it, and a new one is made.", what=what, path=path))
-    return KeyFile(tuple(keys), is_exposed=is_exposed)
+    return KeyFile(tuple(keys), is_new=is_new, is_exposed=is_exposed)
 
 
 def replace_keys(path: Path, what: str) -> KeyFile:
@@ -88,11 +90,9 @@ def replace_keys(path: Path, what: str) -> KeyFile:
 
 
 def _write_new(path: Path) -> str:
+    """Write a file with a new key, unless another process was quicker; return the key."""
     key = f"ld-{secrets.token_urlsafe(32)}"
-    # Never readable for others, not even for a moment. `O_EXCL` follows no link that somebody has put there.
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w", encoding="ascii") as file:
-        file.write(f"{key}\n")
+    write_private(path, f"{key}\n".encode("ascii"))
     return key
 
 

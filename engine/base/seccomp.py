@@ -4,7 +4,7 @@ It refuses what Landlock cannot: UDP, Unix sockets with a path, protocols other 
 starting programs on a kernel without Landlock, and signals to the parent before Landlock's version 6. It also binds
 threads that exist already, such as those of drivers; Landlock does so from version 8 on.
 
-The filter is a program of some 120 instructions (classic BPF, `linux/filter.h`). libseccomp could generate it, but its
+The filter is a program of some 160 instructions (classic BPF, `linux/filter.h`). libseccomp could generate it, but its
 binding (pyseccomp) needs a system library that not every desktop has, in a process that must start fast. The numbers of
 system calls are those of `asm/unistd_64.h` (x86_64) and `asm-generic/unistd.h` (aarch64). On other machines nothing is
 refused. Most calls cost no time: the kernel precomputes which numbers a filter always allows.
@@ -63,7 +63,8 @@ _MACHINES = {
         "add_key": 248, "request_key": 249, "keyctl": 250, "unshare": 272, "accept4": 288, "rt_tgsigqueueinfo": 297,
         "perf_event_open": 298, "open_by_handle_at": 304, "sendmmsg": 307, "setns": 308, "process_vm_readv": 310,
         "process_vm_writev": 311, "finit_module": 313, "seccomp": 317, "kexec_file_load": 320, "bpf": 321,
-        "execveat": 322, "userfaultfd": 323,
+        "execveat": 322, "userfaultfd": 323, "setpriority": 141, "sched_setparam": 142, "sched_setscheduler": 144,
+        "sched_setaffinity": 203, "ioprio_set": 251, "migrate_pages": 256, "move_pages": 279, "sched_setattr": 314,
     }),
     "aarch64": _Machine(0xC00000B7, {
         "fcntl": 25, "socketpair": 199, "clone": 220, "prlimit64": 261,
@@ -73,7 +74,9 @@ _MACHINES = {
         "sendmsg": 211, "add_key": 217, "request_key": 218, "keyctl": 219, "execve": 221, "swapon": 224,
         "rt_tgsigqueueinfo": 240, "perf_event_open": 241, "accept4": 242, "open_by_handle_at": 265, "setns": 268,
         "sendmmsg": 269, "process_vm_readv": 270, "process_vm_writev": 271, "finit_module": 273, "seccomp": 277,
-        "bpf": 280, "execveat": 281, "userfaultfd": 282, "kexec_file_load": 294,
+        "bpf": 280, "execveat": 281, "userfaultfd": 282, "kexec_file_load": 294, "ioprio_set": 30,
+        "sched_setparam": 118, "sched_setscheduler": 119, "sched_setaffinity": 122, "setpriority": 140,
+        "migrate_pages": 238, "move_pages": 239, "sched_setattr": 274,
     }),
 }  # fmt: skip
 _COMMON = {
@@ -92,6 +95,13 @@ _NEVER = (
 )  # fmt: skip
 """System calls that are always refused: no child and no driver needs them. io_uring would bypass every filter."""
 _SIGNALLING = ("kill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo")
+_PRIORITY = {"setpriority": 0, "ioprio_set": 1}
+"""Value of the first argument for a single process (PRIO_PROCESS, IOPRIO_WHO_PROCESS), besides groups and users."""
+_SCHEDULING = ("sched_setparam", "sched_setscheduler", "sched_setaffinity", "sched_setattr", "migrate_pages",
+               "move_pages")  # fmt: skip
+"""Calls that slow down another process of the user. Drivers use them for threads of their own, whose ids a filter
+cannot know.
+"""
 _NAMESPACES = 0x7E020000
 """CLONE_NEW*: in namespaces of its own a process has all capabilities, and with them reaches more of the kernel."""
 _OWNING = (8, 10, 15)
@@ -165,6 +175,11 @@ def seccomp_filter(calls: Calls, machine: str = "") -> bytes:
     # The limit of processor time ends a process as a signal does.
     program += _when(_ALLOW, call("prlimit64"), _argument(0, 0, calls.pid))
     program += _when(_REFUSE, call("prlimit64"))
+    for name, process in _PRIORITY.items():
+        # 0 is the calling thread.
+        program += _when(_ALLOW, call(name), _argument(0, process), _argument(1, 0, calls.pid))
+        program += _when(_REFUSE, call(name))
+    program += _when(_REFUSE, call(*_SCHEDULING), _argument(0, calls.parent))
     program += _when(_REFUSE, call("fcntl"), _argument(1, *_OWNING))
     for name, place in _SENDING.items():
         program += _when(_REFUSE, call(name), _argument(place, _FAST_OPEN, mask=_FAST_OPEN))

@@ -156,9 +156,25 @@ def in_thread():
     thread.join()
 
 
+def call(name, *arguments):
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.syscall.restype = ctypes.c_long
+    numbers = {"x86_64": (251, 203, 314), "aarch64": (30, 122, 274)}[os.uname().machine]
+    number = dict(zip(("ioprio_set", "sched_setaffinity", "sched_setattr"), numbers))[name]
+    if libc.syscall(number, *arguments) < 0:
+        raise OSError(ctypes.get_errno(), name)
+
+
+ALL = (ctypes.c_ubyte * 128)(*[255] * 128)
+USUAL = 2 << 13 | 4
+
 pipe = os.pipe()
 socket.socketpair()
 in_thread()
+usual = os.getpriority(os.PRIO_PROCESS, 0)
+os.setpriority(os.PRIO_PROCESS, 0, usual)
+os.setpriority(os.PRIO_PROCESS, os.getpid(), usual)
+os.sched_setaffinity(threading.get_native_id(), os.sched_getaffinity(0))
 resource.prlimit(os.getpid(), resource.RLIMIT_CORE)
 fcntl.fcntl(pipe[0], fcntl.F_SETFD, 1)
 clone(0)
@@ -166,6 +182,10 @@ print(json.dumps({
     "datagram of a pair": can(send_from_pair),
     "limit the parent": can(lambda: resource.prlimit(parent, resource.RLIMIT_CORE)),
     "let a file signal the parent": can(lambda: fcntl.fcntl(pipe[0], fcntl.F_SETOWN, parent)),
+    "slow down the parent": can(lambda: os.setpriority(os.PRIO_PROCESS, parent, usual)),
+    "slow down the group": can(lambda: os.setpriority(os.PRIO_PGRP, 0, usual)),
+    "slow down the parent's disk": can(lambda: call("ioprio_set", 1, parent, USUAL)),
+    "move the parent": can(lambda: call("sched_setaffinity", parent, 128, ALL)),
     "namespace": can(lambda: clone(0x10000000)),
     "allowed port": can(lambda: connect(("127.0.0.1", allowed))),
     "other port": can(lambda: connect(("127.0.0.1", other))),

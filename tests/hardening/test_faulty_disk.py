@@ -124,6 +124,57 @@ def test_a_fault_of_the_disk_loses_nothing(tmp_path: Path) -> None:
     assert [path for folder in folders for path in folder.iterdir() if path.name not in NAMES] == []
 
 
+KEYS = """
+import json, os, sys
+from pathlib import Path
+from app.serving.key_file import read_keys, replace_keys
+from engine.base.errors import EngineError
+from engine.devices.packs.signing import PackKeys
+from engine.machines.tunnel.identity import read_identity
+
+makers = {
+    "api.key": lambda path: read_keys(path, "Key"),
+    "api2.key": lambda path: replace_keys(path, "Key"),
+    "identity.pem": read_identity,
+    "packs.pem": lambda path: PackKeys(path, path.with_suffix(".ring")).own() or PackKeys(path, path)._make(),
+}
+said = {}
+for folder in map(Path, sys.argv[1:]):
+    for name, make in makers.items():
+        for fault in (folder.name, ""):
+            os.environ["FAULTY_DISK_FAULT"] = fault
+            try:
+                make(folder / name)
+                told = ""
+            except EngineError as error:
+                told = error.summary()
+            said.setdefault(f"{folder.name}/{name}", []).append([told, sorted(path.name for path in folder.iterdir())])
+        for path in folder.iterdir():
+            path.unlink()
+print(json.dumps(said))
+"""
+
+
+def test_a_key_that_cannot_be_written_leaves_nothing_and_is_made_when_there_is_room(tmp_path: Path) -> None:
+    """An empty file of API keys stayed behind, and was refused for good."""
+    faults = {"FAULTY_DISK_FOLDER": str(tmp_path), "LD_PRELOAD": str(build_preload("faulty_disk", tmp_path))}
+    folders = [tmp_path / fault for fault in ("full", "gone", "readonly", "sync")]
+    for folder in folders:
+        folder.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", KEYS, *map(str, folders)],
+        env={**os.environ, "PYTHONPATH": str(ROOT), **faults},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    for place, ((sentence, left), later) in json.loads(done.stdout).items():
+        assert "cannot be used" in sentence, (place, sentence)
+        assert left == [], place
+        assert later == ["", [place.split("/")[1]]], place
+
+
 CHATS = """
 import json, os, sys
 from contextlib import closing

@@ -114,7 +114,8 @@ class Record:
 
     def note_asked(self, body: bytes) -> None:
         """Keep the beginning of a request, if the journal keeps texts."""
-        self._journal.keep_text(self.entry.number, asked=body[:MAX_TEXT].decode(errors="replace"))
+        # A character has up to 4 bytes in UTF-8.
+        self._journal.keep_text(self.entry.number, asked=body[: 4 * MAX_TEXT].decode(errors="replace")[:MAX_TEXT])
 
     def note_answered(self, text: str) -> None:
         """Keep a piece of an answer, if the journal keeps texts."""

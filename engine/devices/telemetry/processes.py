@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import psutil
@@ -40,10 +41,34 @@ def data_bytes(pid: int) -> int | None:
 
 def descendants(pid: int) -> tuple[int, ...]:
     """Return the process ids of all descendants of a process; empty if it has ended."""
-    try:
-        return tuple(child.pid for child in psutil.Process(pid).children(recursive=True))
-    except (psutil.Error, OSError):
-        return ()
+    if not _lists_children():
+        try:
+            return tuple(child.pid for child in psutil.Process(pid).children(recursive=True))
+        except (psutil.Error, OSError):
+            return ()
+    # psutil reads all processes of the machine, which took most of the time of a sample.
+    found, left = [], [pid]
+    while left:
+        children = _children(left.pop())
+        found += children
+        left += children
+    return tuple(found)
+
+
+def _children(pid: int) -> list[int]:
+    """Return the process ids of a process's children, those that all its threads started."""
+    found: list[int] = []
+    with suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208  # each second, and pathlib is slow
+            with suppress(OSError), open(f"/proc/{pid}/task/{thread}/children", "rb") as file:  # noqa: PTH123
+                found += map(int, file.read().split())
+    return found
+
+
+@cache
+def _lists_children() -> bool:
+    """Return whether this kernel lists the children of threads (Linux with CONFIG_PROC_CHILDREN)."""
+    return Path("/proc/thread-self/children").exists()
 
 
 def swapped_bytes(pid: int) -> int | None:

@@ -111,4 +111,4 @@ def _step_behind() -> None:
     """Set the lowest priority (niceness 19) for this thread; on Linux only."""
     if sys.platform == "linux":
         with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+            os.setpriority(os.PRIO_PROCESS, 0, _NICENESS)

@@ -524,7 +524,7 @@ def link_words(speed: SpeedForecast, use: LinkUse) -> str:
     words = tr(
         "Link to {id}: {round_trip} ms there and back, {rate}, {size} per token; it costs {lost} tokens/s.",
         id=use.id,
-        round_trip=f"{use.latency_s * 1e3:.2g}",
+        round_trip=f"{use.latency_s * 1e3:.0f}" if use.latency_s >= 0.01 else f"{use.latency_s * 1e3:.2g}",
         # Powers of 1000, as networks are sold.
         rate=f"{rate / 1e9:.1f} GB/s" if rate >= 1e9 else f"{rate / 1e6:.3g} MB/s",
         size=format_bytes(round(use.token_bytes)),

@@ -38,6 +38,8 @@ _MAX_STDERR_LINE_BYTES = 4096
 # Asked to end, a child has 1 s. Terminated, it has 0.5 s more before it is killed. A killed process that waits for a
 # driver in the kernel may still take seconds to disappear.
 _ASK_S = 1.0
+_OVERSLEPT_S = 3.0
+"""A wait that takes so much longer than asked for means that this process was stopped, or the machine suspended."""
 _TERMINATE_S = 0.5
 _KILL_WAIT_S = 5.0
 _EXIT_AFTER_EOF_S = 2.0
@@ -349,10 +351,15 @@ class ChildProcess:
                 if not self._watched or self._delivering:
                     self._condition.wait()
                     continue
-                left_s = self._last_sign_s + self._stall_timeout_s - time.monotonic()
+                begun_s = time.monotonic()
+                left_s = self._last_sign_s + self._stall_timeout_s - begun_s
                 if left_s <= 0:
                     return EndReason.STALLED, f"{self._stall_timeout_s:g} s"
                 self._condition.wait(left_s)
+                now_s = time.monotonic()
+                if now_s > begun_s + left_s + _OVERSLEPT_S:
+                    # This process did not run either, as in a suspended machine: what the child said is in the pipe.
+                    self._last_sign_s = now_s
 
     def _end_group(self, reason: EndReason) -> None:
         """Wait for a child that got `Quit`, then send SIGTERM to its process group, then SIGKILL.

@@ -149,6 +149,11 @@ class ProcessOutcome:
         return by_itself and not explained
 
     @property
+    def may_be_of_model(self) -> bool:
+        """Whether the model file may have ended the child: a fault of llama.cpp did, or an abort about the file."""
+        return self.is_fault_of_engine or (self.reason is EndReason.ITSELF and self._is_about_model)
+
+    @property
     def _is_about_model(self) -> bool:
         """Whether an assertion or abort that concerns the model file ended the child."""
         if _OF_READING.search(self.abort_text):

@@ -16,6 +16,7 @@ import msgspec
 
 from engine.base.errors import ArgumentError
 from engine.base.language import tr
+from engine.base.texts import show
 from engine.planning.fit.step_back import Tried
 from engine.planning.plan.plan import Plan, known_words
 from engine.runtime.process.outcome import EndReason, ProcessOutcome
@@ -233,7 +234,7 @@ def _diagnose(transition: Transition, outcome: ProcessOutcome, stage: Stage | No
             return
     endpoints = tuple(plan.used_endpoints)
     if not endpoints or not (outcome.lost_rpc or outcome.reason is EndReason.STALLED):
-        crashed = crash_event(outcome, known_words(plan), plan.used_endpoints)
+        crashed = crash_event(outcome, known_words(plan), plan.used_endpoints, model=_file_name(plan))
         _end_with(transition, _with_progress(transition, outcome, crashed))
         return
     ticket = transition.number()
@@ -290,8 +291,13 @@ def _take_lost_greetings(transition: Transition, greetings: Greetings) -> None:
         greetings,
         known_words(loss.plan),
         is_answering=bool(transition.state.requests),
+        model=_file_name(loss.plan),
     )
     _end_with(transition, _with_progress(transition, loss.outcome, event))
+
+
+def _file_name(plan: Plan) -> str:
+    return show(plan.memory.model.paths[0].name)
 
 
 def _with_progress(transition: Transition, outcome: ProcessOutcome, ending: Failed | Crashed) -> Failed | Crashed:

@@ -113,10 +113,15 @@ def refusal(greetings: Mapping[str, Greeting], devices: Mapping[str, Sequence[De
 
 
 def crash_event(
-    outcome: ProcessOutcome, known: str = "", devices: Mapping[str, Sequence[Device]] | None = None
+    outcome: ProcessOutcome,
+    known: str = "",
+    devices: Mapping[str, Sequence[Device]] | None = None,
+    *,
+    model: str = "",
 ) -> Failed | Crashed:
     """Return the ending for a child that ended without an answer, if no device is known to be the cause.
 
+    `model`: name of the model's file. The message names it unless something outside ended the child.
     `known`: sentences about known faults of llama.cpp with this plan; empty if there are none.
     `devices`: devices that the child used over RPC, by endpoint. The message names them, because a server that answers
     a greeting may still crash the child with a wrong answer.
@@ -134,9 +139,13 @@ def crash_event(
     if outcome.lost_device:
         return Failed(kind="unreachable", message=outcome.sentence)
     message = outcome.sentence
-    if (known or peers) and outcome.is_fault_of_engine:
+    if not outcome.is_fault_of_engine:
+        known = peers = ""
+    is_named = not model or model in message or not outcome.may_be_of_model
+    named = "" if is_named else tr("It was running {model}.", model=model)
+    if known or peers or named:
         # The sentence may end with a quotation from standard error, with or without a full stop.
-        message = " ".join(filter(None, (f"{message.rstrip('.')}.", known, peers)))
+        message = " ".join(filter(None, (f"{message.rstrip('.')}.", named, known, peers)))
     return Crashed(kind="crashed", signal=outcome.signal, exit_code=outcome.exit_code, message=message)
 
 
@@ -205,17 +214,18 @@ def lost_event(
     known: str = "",
     *,
     is_answering: bool = False,
+    model: str = "",
 ) -> Failed | Crashed:
     """Return the ending for a child that was lost while it used RPC workers.
 
     `stage`: stage of the load; None if the child was answering (`is_answering`) or idle.
     `devices`: devices that the child used, by endpoint.
     `greetings`: results of greeting the workers after the loss, which show the lost one; may be empty.
-    `known`: as of `crash_event`.
+    `known`, `model`: as of `crash_event`.
     """
     to_blame = _endpoints_to_blame(outcome, devices, greetings)
     if not to_blame:
-        return crash_event(outcome, known, devices)
+        return crash_event(outcome, known, devices, model=model)
     # Before "allocate" the child has nothing on a worker yet: another program connected just before it.
     if stage in ("header", "fit") and all(_is_busy(greetings.get(endpoint)) for endpoint in to_blame):
         busy = refusal({endpoint: greetings[endpoint] for endpoint in to_blame}, devices)
@@ -232,11 +242,19 @@ def lost_event(
     told = " ".join(greetings[endpoint].sentence for endpoint in to_blame if endpoint in greetings)
     what = tr("did not go on") if outcome.reason is EndReason.STALLED else tr("was lost")
     remedy = tr("Restart the RPC worker, then load again.")
+    # The network broke for a moment, or the lender has started its worker again; nobody has to do anything there.
+    if all(_is_back(devices[endpoint], greetings.get(endpoint)) for endpoint in to_blame):
+        remedy = tr("Load again.")
     return Failed(kind="unreachable", message=" ".join(filter(None, (f"{names} {what} {when}.", told, remedy))))
 
 
 def _is_busy(greeting: Greeting | None) -> bool:
     return greeting is not None and greeting.status is GreetingStatus.BUSY
+
+
+def _is_back(held: Sequence[Device], greeting: Greeting | None) -> bool:
+    """Return whether these devices are lent by a paired machine and answer now."""
+    return greeting is not None and greeting.ok and all(device.fingerprint is not None for device in held)
 
 
 def _has_stopped_here(held: Sequence[Device], greeting: Greeting | None) -> bool:

@@ -6,6 +6,7 @@ import json
 import os
 import socket
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from struct import pack
 from typing import Any
@@ -13,6 +14,9 @@ from typing import Any
 import pytest
 
 from app.cli.arguments import make_parser
+from app.paths import chats_path
+from engine.chat.conversation import Conversation
+from engine.chat.store import ChatStore
 from tests.support.command_line import Answer, run_here
 from tests.support.gguf_bytes import GgufBytes, Tensor, default_tensors, text_value
 from tests.support.models import write_tiny_llama
@@ -275,6 +279,18 @@ def test_arguments_that_cannot_be_used(words: list[str], word: str, capsys: pyte
     people = run_here(capsys, *words)
     assert (people.code, people.out) == (2, "")
     assert people.err == f"layerdeck-cli: {error['message']}\n"
+
+
+def test_tools_that_are_stored_with_a_conversation_are_not_blamed_on_an_option(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    with closing(ChatStore(chats_path(), makes_copies=False)) as store:
+        store.save(Conversation(id="ada", tools="[{")).result()
+    answer = run_here(capsys, "chat", "x.gguf", "--conversation", "ada")
+    assert answer.code == 2
+    assert "--conversation: the tools stored in" in answer.err
+    assert "--tools:" not in answer.err
 
 
 def not_an_answer(client: socket.socket) -> None:

@@ -138,6 +138,13 @@ def test_texts_that_were_forgotten_do_not_come_back() -> None:
     assert journal.text_of(1) is None
 
 
+def test_a_text_is_cut_by_characters() -> None:
+    journal = Journal()
+    journal.keeps_texts = True
+    journal.begin("", "/").note_asked(("a" + "\u4e16" * MAX_TEXT).encode())
+    assert journal.text_of(1) == RequestText("a" + "\u4e16" * (MAX_TEXT - 1))
+
+
 def test_texts_are_bounded() -> None:
     journal = Journal()
     journal.keeps_texts = True

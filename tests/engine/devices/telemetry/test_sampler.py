@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import queue
+import signal
 import socket
 import subprocess
 import sys
@@ -14,11 +16,13 @@ import psutil
 import pytest
 
 from engine.devices.device import Device, make_host
+from engine.devices.telemetry import processes
 from engine.devices.telemetry.processes import (
     LOOK_AGAIN_S,
     LocalWorkerReader,
     WorkerProcess,
     data_bytes,
+    descendants,
     listening_pid,
     resident_bytes,
 )
@@ -263,3 +267,33 @@ def test_it_can_start_again() -> None:
 
     assert source.reads == 2
     assert sampler.stop()
+
+
+def test_all_descendants_are_found_whichever_thread_started_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = "import subprocess, sys; subprocess.Popen(['sleep', '60']); print(flush=True); sys.stdin.read()"
+    started: queue.Queue[subprocess.Popen[bytes]] = queue.Queue()
+    go_on = threading.Event()
+
+    def start() -> None:
+        # The thread must live on: children of an ended one are its process's main thread's.
+        started.put(subprocess.Popen([sys.executable, "-c", words], stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+        go_on.wait(DEADLINE_S)
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    with started.get(timeout=DEADLINE_S) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        found = set(descendants(os.getpid()))
+        below = descendants(child.pid)
+        monkeypatch.setattr(processes, "_lists_children", lambda: False)
+        assert set(descendants(os.getpid())) == found
+        for pid in below:
+            os.kill(pid, signal.SIGKILL)
+        child.kill()
+    go_on.set()
+    thread.join()
+    assert {child.pid, *below} <= found
+    assert len(below) == 1
+    monkeypatch.undo()
+    assert descendants(child.pid) == ()

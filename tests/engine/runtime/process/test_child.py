@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import threading
+import time
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
+from engine.runtime.process import child as child_module
 from engine.runtime.process.child import ChildProcess
 from engine.runtime.process.outcome import EndReason, ProcessOutcome
 from engine.runtime.protocol.messages import AnyMessage, Generate, Hello, Piece
@@ -35,6 +38,30 @@ def test_time_that_we_take_is_no_silence_of_the_child() -> None:
     assert held.wait(DEADLINE_S)
     assert child.wait(1.3 * STALL_S) is None
     go_on.set()
+    child.send(Generate(prompt="x"))
+    assert heard.wait(DEADLINE_S)
+    child.stop()
+    assert child.wait(DEADLINE_S) is not None
+    assert [outcome.reason for outcome in ended] == [EndReason.STOPPED]
+
+
+def test_time_in_which_this_process_was_stopped_is_no_silence_of_the_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a stop or a suspended machine, what the child said in the meantime is still in its pipe."""
+    ahead_s = [0.0]
+    monkeypatch.setattr(child_module, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + ahead_s[0]))
+    ended: list[ProcessOutcome] = []
+    greeted, heard = threading.Event(), threading.Event()
+
+    def receive(message: AnyMessage) -> None:
+        (greeted if isinstance(message, Hello) else heard).set()
+
+    child = ChildProcess(receive, ended.append, argv=fake_worker_argv("normal"))
+    child.start()
+    assert greeted.wait(DEADLINE_S)
+    child.watch(True)
+    with child._condition:
+        ahead_s[0] = 3600.0
+        child._condition.notify_all()
     child.send(Generate(prompt="x"))
     assert heard.wait(DEADLINE_S)
     child.stop()

@@ -201,3 +201,17 @@ def test_what_the_child_says_of_a_refusal_goes_before_its_log() -> None:
     assert event is not None
     assert (event.device, event.free_bytes, event.requested_bytes) == ("attic", 3 << 20, 5 << 20)
     assert event.message.startswith("attic ran out of memory while warming up with 3.0 MiB free: ")
+
+
+def test_a_death_names_the_file_that_may_have_caused_it() -> None:
+    aborts = (
+        ProcessOutcome(EndReason.ITSELF, signal=6),
+        ProcessOutcome(EndReason.ITSELF, signal=6, abort_text="llama-vocab.cpp:3207: fatal error"),
+    )
+    for outcome in aborts:
+        assert crash_event(outcome, model="ada.gguf").message.endswith("It was running ada.gguf.")
+        assert "running" not in crash_event(outcome).message
+    for outcome in (ProcessOutcome(EndReason.ITSELF, signal=9), ProcessOutcome(EndReason.STOPPED)):
+        assert "ada.gguf" not in crash_event(outcome, model="ada.gguf").message
+    told = ProcessOutcome(EndReason.ITSELF, signal=6, abort_text="ada.gguf: bad")
+    assert crash_event(told, model="ada.gguf").message.count("ada.gguf") == 1

@@ -66,7 +66,7 @@ def place_draft(
     settings = draft_context(draft, context)
 
     def placed(layout: Layout) -> PlacedDraft:
-        used = msgspec.structs.replace(settings, flash_attn=usable_flash_attention(rig, layout, settings))
+        used = msgspec.structs.replace(settings, flash_attn=usable_flash_attention(rig, layout, settings, model))
         return PlacedDraft(layout, used, tables.estimate(layout, used, rig))
 
     if draft.layout is not None:

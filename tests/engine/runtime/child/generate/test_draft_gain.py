@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -14,7 +17,13 @@ from engine.runtime.child.generate.draft_gain import (
     AnswerDraft,
     PlainSteps,
 )
+from engine.runtime.child.generate.drafting import Drafting, Step
+from engine.runtime.child.generate.model_drafter import Wanted
 from engine.runtime.child.generate.ngrams import N, NgramIndex
+from engine.runtime.child.generate.slots import Slot
+from engine.runtime.child.generate.tasks import SequenceTask
+from engine.runtime.child.native.stop import StopFlag
+from engine.runtime.protocol.messages import DraftSource, Message
 
 
 def test_plain_steps_are_measured_first_and_again_and_for_each_number_of_answers() -> None:
@@ -68,10 +77,10 @@ def test_drafts_that_gain_go_on_and_are_paused_when_they_no_longer_do() -> None:
     draft = AnswerDraft("model")
     for _ in range(TESTED_TOKENS):
         stepped(draft, 4, 3, 2.0)
-    assert draft.paused == ""
+    assert not draft.paused
     for _ in range(TESTED_TOKENS + 3):
         stepped(draft, 4, 0, 2.0)
-    assert draft.paused == "slower"
+    assert draft.statistics.paused == "slower"
     assert draft.statistics.gain is not None
     assert draft.statistics.gain > 1, "the answer as a whole was faster"
 
@@ -109,3 +118,55 @@ def test_n_grams_are_found_as_by_a_search(seed: int) -> None:
 def test_a_text_without_repeats_gives_no_draft() -> None:
     index = NgramIndex()
     assert [index.draft(list(range(count)), 4) for count in range(40)] == [[]] * 40
+
+
+class Unsure:
+    """A draft model that computes and drafts nothing."""
+
+    def refusal(self, _number: int, _tokens: int) -> str:
+        return ""
+
+    def draft(self, wanted: Sequence[Wanted]) -> list[list[int]]:
+        return [[] for _ in wanted]
+
+
+class Answering(SequenceTask):
+    """An answer of which any number of tokens may be drafted."""
+
+    def __init__(self) -> None:
+        super().__init__(1, [1, 2, 3], cast("Any", None))
+        self.draft = AnswerDraft("model")
+        self.slot = Slot(0, [1, 2])
+
+    @property
+    def is_answering(self) -> bool:
+        return True
+
+    @property
+    def draftable(self) -> int:
+        return 9
+
+    def read(self, count: int) -> None:
+        raise NotImplementedError
+
+    def take_logits(self, place: int, answers: list[Message]) -> bool:
+        raise NotImplementedError
+
+
+def test_a_draft_model_that_drafts_nothing_costs_its_time() -> None:
+    """Its steps are no plain ones, against which drafts would seem to gain."""
+    low = SimpleNamespace(llama_n_ubatch=lambda _context: 64)
+    loaded = SimpleNamespace(
+        draft_model=None, has_window_cache=False, engine=SimpleNamespace(low=low), vocabulary_size=8, context=1
+    )
+    slots = SimpleNamespace(can_roll_back=lambda _slot: True)
+    drafting = Drafting(cast("Any", loaded), DraftSource(kind="model"), cast("Any", slots), StopFlag())
+    drafting._drafter = cast("Any", Unsure())
+    task = Answering()
+    assert task.draft is not None
+    for seconds in (1.0, 1.0, 1.0, 2.0, 2.0):
+        assert drafting.drafts([task], [1], 60) == [[]]
+        task.draft.begin_step(0)
+        drafting.note([Step(task, is_answer=True, computed=1, drafted=0)], seconds)
+    # Three plain steps of a second, and two that took twice as long for a token each.
+    assert task.draft.statistics.gain == round(5 / 7, 3)

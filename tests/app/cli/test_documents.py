@@ -22,7 +22,7 @@ INSPECT_KEYS = [
 BLOCK_KEYS = ["index", "total_bytes", "attention_bytes", "ffn_bytes", "expert_bytes", "other_bytes"]
 ROW_KEYS = [
     "id", "weights_bytes", "mapped_bytes", "kv_cache_bytes", "recurrent_bytes", "compute_bytes", "pipeline_bytes",
-    "projector_bytes", "answering_bytes", "late_bytes", "output_bytes", "overhead_bytes", "need_bytes", "total_bytes",
+    "projector_bytes", "answering_bytes", "late_bytes", "draft_bytes", "output_bytes", "overhead_bytes", "need_bytes", "total_bytes",
     "free_bytes", "margin_bytes", "shortfall_bytes", "grade",
 ]  # fmt: skip
 CONTEXT = {

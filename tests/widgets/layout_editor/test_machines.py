@@ -115,11 +115,11 @@ def test_keys_unfold_and_fold(editor: LayoutEditor) -> None:
     assert len(names(editor)) == MACHINES + 1
 
 
-def test_a_click_on_a_head_unfolds_it(editor: LayoutEditor, qtbot: QtBot) -> None:
+def test_a_click_on_a_head_unfolds_it(editor: LayoutEditor) -> None:
     assert editor.shown is not None
     y = editor.shown.lanes.track_top(3) + 5
     at = editor.view.mapFromScene(QPoint(10, int(y)))
-    qtbot.mouseClick(editor.view.viewport(), Qt.MouseButton.LeftButton, pos=at)
+    QTest.mouseClick(editor.view.viewport(), Qt.MouseButton.LeftButton, pos=at)
     assert "m03-CUDA2" in names(editor)
     assert "m05-CUDA3" not in names(editor)
 

@@ -633,7 +633,8 @@ def test_reasons_are_whole_sentences_that_can_be_translated() -> None:
 
 def test_a_layout_says_what_a_slow_link_costs() -> None:
     rig = make_rig(make_gpu("CUDA0", 4), remote(0, 4), host_gib=8)
-    answer = found("fastest", "dense 8B", rig)
+    slow = Constraints(speeds=Speeds(links={"RPC0": Link(2e-3, 1e8)}))
+    answer = found("fastest", "dense 8B", rig, slow)
     assert "RPC0" in answer.layout.devices
     assert "The link to RPC0 costs" in answer.explanation
     near = make_rig(make_gpu("CUDA0", 4), remote(0, 4, host="127.0.0.1"), host_gib=8)

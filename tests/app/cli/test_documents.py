@@ -22,8 +22,8 @@ INSPECT_KEYS = [
 BLOCK_KEYS = ["index", "total_bytes", "attention_bytes", "ffn_bytes", "expert_bytes", "other_bytes"]
 ROW_KEYS = [
     "id", "weights_bytes", "mapped_bytes", "kv_cache_bytes", "recurrent_bytes", "compute_bytes", "pipeline_bytes",
-    "projector_bytes", "answering_bytes", "late_bytes", "draft_bytes", "output_bytes", "overhead_bytes", "need_bytes", "total_bytes",
-    "free_bytes", "margin_bytes", "shortfall_bytes", "grade",
+    "projector_bytes", "answering_bytes", "late_bytes", "draft_bytes", "output_bytes", "overhead_bytes", "need_bytes",
+    "total_bytes", "free_bytes", "margin_bytes", "shortfall_bytes", "grade",
 ]  # fmt: skip
 CONTEXT = {
     "n_ctx": 8192, "n_batch": 2048, "n_ubatch": 512, "n_seq_max": 1, "type_k": "f16", "type_v": "f16",

@@ -121,7 +121,12 @@ def test_export_and_import_keep_the_rig(
     save(dialog, "a/b", qtbot)
     proposals: list[str] = []
     file = tmp_path / "mine.json"
-    monkeypatch.setattr(dialogs, "ask_save", lambda *asked: proposals.append(asked[3]) or file)
+
+    def ask_save(*asked: str) -> Path:
+        proposals.append(asked[3])
+        return file
+
+    monkeypatch.setattr(dialogs, "ask_save", ask_save)
     monkeypatch.setattr(dialogs, "ask_open", lambda *_asked: file)
     dialog.table.selectRow(0)
     dialog.export_button.click()

@@ -40,7 +40,7 @@ def main() -> None:
 
     def ask(number: int) -> None:
         body = {"messages": [{"role": "user", "content": prompts[number]}], "max_tokens": tokens, "stream": True,
-                "temperature": 0, "stream_options": {"include_usage": True}}  # fmt: skip
+                "temperature": 0, "repetition": "continue", "stream_options": {"include_usage": True}}  # fmt: skip
         stream = streams[number]
         begun_s = time.perf_counter()
         connections[number].request("POST", "/v1/chat/completions", json.dumps(body))

@@ -4,7 +4,8 @@
 
 Every boundary between neighbours is dragged over all places, one after the other: over eight cards, over the CPU and
 seven cards, and over eight cards with all experts on the CPU. Each model and each of these begins with new tables,
-and with those of the one before cleared away.
+and with those of the one before cleared away. `--bands FOLDER` measures one more model instead: 60 layers with 256
+experts, whose header is written to FOLDER. The expert bands of its first 1 to 60 layers are dragged over all lanes.
 Times are seconds of the thread, so that other work beside counts little; `unit` is what making and hashing 10,000
 small tuples takes in the same run, which tells slow machines from slow code. `gui_steps_under_goal`: the part of steps
 that kept the GUI thread less than the goal, where those that `Pace` has computed beside it did not keep it at all; the
@@ -20,17 +21,21 @@ import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 
 from app.models.forecaster import Pace
 from benchmarks.plan_time import EXPERTS
 from engine.base.units import GIB
 from engine.devices.device import CPU_ID, Device, Rig, make_host
 from engine.model.gguf.model_file import ModelFile
+from engine.model.gguf.reader import read_model
 from engine.planning.layout.layout import Layout, Override, Run
+from engine.planning.layout.parts import place_part
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan
 from engine.planning.plan.preview import PreviewTables, make_preview
 from engine.planning.settings.context_settings import ContextSettings
+from tests.support.models import write_header_only
 from tests.support.truth import MODEL_NAMES, truth_model
 
 DEVICES = 8
@@ -53,6 +58,15 @@ def drags(n_layers: int, ids: Sequence[str], overrides: tuple[Override, ...]) ->
 def _cut(ids: Sequence[str], overrides: tuple[Override, ...], cuts: list[int]) -> Layout:
     runs = tuple(Run(ids[place], first, end - 1) for place, (first, end) in enumerate(pairwise(cuts)))
     return Layout(cuts[-1], runs, runs[-1].device, overrides=overrides)
+
+
+def band_drags(n_layers: int, ids: Sequence[str]) -> Iterator[Layout]:
+    """Yield an even layout over `ids`, and those of a drag of the expert bands of its first layers over all lanes."""
+    even = next(drags(n_layers, ids, ()))
+    yield even
+    for last in range(n_layers):
+        for device in (*ids, CPU_ID):
+            yield place_part(even, "experts", 0, last, device)
 
 
 def has_experts(model: ModelFile) -> bool:
@@ -93,10 +107,35 @@ def quantile(ordered: Sequence[float], part: float) -> float:
     return ordered[min(len(ordered) - 1, int(len(ordered) * part))]
 
 
+def models_of(names: Sequence[str], bands: Path | None) -> Iterator[tuple[str, ModelFile]]:
+    """Yield the models to measure with their names: those of the zoo, or one with 256 experts written to `bands`."""
+    if bands is not None:
+        path = bands / "bands.gguf"
+        write_header_only(path, n_layers=60, n_embd=5120, n_head=64, n_ff=1536, n_expert=256, n_expert_used=8)
+        yield "256 experts", read_model(path)
+        return
+    for name in names or MODEL_NAMES:
+        yield name, truth_model(name)
+
+
+def setups_of(model: ModelFile, ids: Sequence[str], *, bands: bool) -> dict[str, list[Layout]]:
+    """Return the layouts of the drags of a model, by the words that describe the drag."""
+    if bands:
+        return {", bands": list(band_drags(model.n_layers, ids))}
+    setups = {
+        "": list(drags(model.n_layers, ids, ())),
+        ", CPU first": list(drags(model.n_layers, (CPU_ID, *ids[1:]), ())),
+    }
+    if has_experts(model):
+        setups[", experts on the CPU"] = list(drags(model.n_layers, ids, (EXPERTS,)))
+    return setups
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", help="models of the zoo; all if none is named")
+    parser.add_argument("--bands", type=Path, metavar="FOLDER", help="drag expert bands of a model with 256 experts")
     parser.add_argument("--worst", type=int, default=10, help="how many of the slowest are listed")
     options = parser.parse_args()
     cards = tuple(Device(f"G{place}", f"card {place}", "CUDA", "gpu", 48 * GIB) for place in range(DEVICES))
@@ -108,18 +147,10 @@ def main() -> None:
     steps: list[tuple[float, str]] = []
     slowest: list[tuple[float, float, str]] = []
     kept: list[float] = []
-    for name in options.names or MODEL_NAMES:
-        model = truth_model(name)
-        setups: dict[str, tuple[Sequence[str], tuple[Override, ...]]] = {
-            "": (ids, ()),
-            ", CPU first": ((CPU_ID, *ids[1:]), ()),
-        }
-        if has_experts(model):
-            setups[", experts on the CPU"] = (ids, (EXPERTS,))
-        for what, (places, overrides) in setups.items():
+    for name, model in models_of(options.names, options.bands):
+        for what, layouts in setups_of(model, ids, bands=options.bands is not None).items():
             gc.collect()
             tables = PreviewTables(model)
-            layouts = list(drags(model.n_layers, places, overrides))
             all_ms = [milliseconds(layout, tables, rig, context) for layout in layouts]
             first, *others = all_ms
             kept += kept_milliseconds(rig, [Edit(layout, context) for layout in layouts], all_ms)

@@ -33,7 +33,7 @@ def read(place):
     while True:
         connection = http.client.HTTPConnection(address)
         asked = {"messages": [{"role": "user", "content": f"Tell a long story about {place} layers."}],
-                 "stream": True, "max_tokens": 100000, "seed": tokens[place]}
+                 "stream": True, "max_tokens": 100000, "repetition": "continue", "seed": tokens[place]}
         headers = {"Authorization": f"Bearer {key}"}
         connection.request("POST", "/v1/chat/completions", json.dumps(asked).encode(), headers)
         reply = connection.getresponse()

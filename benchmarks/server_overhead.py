@@ -147,7 +147,9 @@ def _by_session(server: ApiServer, entry: ModelEntry, count: int, n_tokens: int)
 
     def ask(number: int) -> None:
         question = Question(
-            "", (ChatMessage("user", f"{PROMPT} {number}"),), settings={"max_tokens": n_tokens, "temperature": 0.0}
+            "",
+            (ChatMessage("user", f"{PROMPT} {number}"),),
+            settings={"max_tokens": n_tokens, "temperature": 0.0, "repetition": "continue"},
         )
         begun_s = time.perf_counter()
         first_s = 0.0

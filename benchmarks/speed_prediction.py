@@ -22,7 +22,7 @@ import argparse
 import json
 import statistics
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import combinations, cycle, islice
@@ -50,7 +50,7 @@ from engine.planning.plan.plan import Plan
 from engine.planning.plan.preview import plan_prompt, plan_speed
 from engine.planning.settings.context_settings import ContextSettings
 from engine.planning.speed.answers import MIN_TOKENS
-from engine.planning.speed.prediction import SpeedForecast
+from engine.planning.speed.prediction import LastAnswer, SpeedForecast, anchored
 from engine.planning.speed.speeds import Speeds, layout_class
 from engine.planning.speed.work import Work
 from engine.runtime.protocol.messages import Generate, Generated, Hello, LoadedModel, Piece, Reading, StageProgress
@@ -177,6 +177,8 @@ def models(folder: Path, real: Path, only: Sequence[str] = ()) -> Iterator[Path]
         ("wide_q8_0", LlamaShape(6, 1536, 24, 8, 4096, 4096), types.Q8_0),
         ("deep_q4_0", LlamaShape(40, 512, 8, 4, 1536, 4096), types.Q4_0),
         ("experts_f16", LlamaShape(8, 512, 8, 4, 1024, 4096, n_expert=8, n_expert_used=2), types.F16),
+        ("middle_q4_0", LlamaShape(20, 1024, 16, 8, 2816, 4096), types.Q4_0),
+        ("fine_experts_q8_0", LlamaShape(10, 640, 10, 5, 640, 4096, n_expert=16, n_expert_used=4), types.Q8_0),
     ):
         if not only or name in only:
             yield write_model(folder / f"{name}.gguf", shape, of)
@@ -305,16 +307,34 @@ def learnt(book: SpeedBook, trial: Trial) -> SpeedBook:
     return book.with_prompt(name, rig, predicted_prompt(trial, speeds), 1 / trial.prompt_token_s)
 
 
+def after_answer(book: SpeedBook, taught: Trial) -> Callable[[Trial], tuple[SpeedForecast, SpeedForecast]]:
+    """Return a function that predicts (the answers, the prompt) of a trial after an answer on the layout of `taught`.
+
+    As in the window: the answer is learnt, and predictions of the same model are in proportion to it.
+    """
+    speeds = learnt(book, taught).speeds(taught.plan.rig)
+    there, read = predicted(taught, speeds), predicted_prompt(taught, speeds)
+    answer = LastAnswer(1 / taught.token_s, there.n_tokens)
+    prompt = LastAnswer(1 / taught.prompt_token_s, read.n_tokens)
+
+    def predict(trial: Trial) -> tuple[SpeedForecast, SpeedForecast]:
+        return anchored(predicted(trial, speeds), there, answer), anchored(
+            predicted_prompt(trial, speeds), read, prompt
+        )
+
+    return predict
+
+
 def report_model(name: str, trials: Sequence[Trial], book: SpeedBook) -> None:
     """Print what was measured and predicted of a model."""
     rig = trials[0].plan.rig
-    after = learnt(book, trials[2]).speeds(rig)
+    after = after_answer(book, trials[2])
     for trial in trials:
         before = predicted(trial, book.speeds(rig))
         parts = ", ".join(f"{each.id} {each.seconds * 1e3:.1f}" for each in before.devices)
         print(
             f"{name}, {trial.name}: {trial.token_s * 1e3:.1f} ms a token ({noise([trial]):.0%} noise), predicted "
-            f"{before.token_s * 1e3:.1f} ({parts}), after an answer {predicted(trial, after).token_s * 1e3:.1f}",
+            f"{before.token_s * 1e3:.1f} ({parts}), after an answer {after(trial)[0].token_s * 1e3:.1f}",
             flush=True,
         )
 
@@ -331,13 +351,18 @@ def figures(groups: Sequence[Sequence[Trial]], book: SpeedBook) -> dict[str, obj
         pairs += len(order_hits(trials, before))
         prompts += [prompt_error(trial, speeds) for trial in trials]
         for taught in trials:
-            speeds = learnt(book, taught).speeds(taught.plan.rig)
-            found = [predicted(trial, speeds).token_s for trial in trials]
+            predict = after_answer(book, taught)
+            both = [predict(trial) for trial in trials]
+            found = [answer.token_s for answer, _ in both]
             after += [
                 abs(each / trial.token_s - 1) for each, trial in zip(found, trials, strict=True) if trial is not taught
             ]
             ranks_after += order_hits(trials, found)
-            prompts_after += [prompt_error(trial, speeds) for trial in trials if trial is not taught]
+            prompts_after += [
+                abs(prompt.token_s / trial.prompt_token_s - 1)
+                for (_, prompt), trial in zip(both, trials, strict=True)
+                if trial is not taught
+            ]
     return {
         "layouts": sum(map(len, groups)),
         "pairs": pairs,

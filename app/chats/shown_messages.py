@@ -21,6 +21,9 @@ ENDINGS = {
     "stopped": tr("Stopped. The partial answer was kept."),
     "length": tr("The answer reached the length limit. Continue goes on."),
     "context_full": tr("Stopped because the context is full."),
+    "repetition": tr(
+        "Stopped because the answer repeats itself without end. A repeat penalty of 1.1 or a higher temperature helps."
+    ),
 }
 NO_RESULTS: Mapping[str, str] = MappingProxyType({})
 INTERRUPTED = tr("Layerdeck ended during this answer. The part that arrived was kept.")

@@ -15,6 +15,11 @@ from engine.runtime.protocol.messages import DraftStatistics, ToolCall
 from engine.runtime.session.drafts import draft_words
 from engine.runtime.session.events import Done, Event, Shifted
 
+REPETITION_SENTENCE = (
+    "The answer was ended because it repeats itself without end. --repeat-penalty 1.1 or a higher --temperature helps; "
+    "--repetition continue lets it go on."
+)
+
 
 class Talking(Event, frozen=True, kw_only=True, tag="conversation"):
     """Event at the start of a chat, with the conversation's id and title."""
@@ -163,6 +168,8 @@ class TextChat:
             f"{done.generated_tokens} tokens, {done.generation_tokens_per_second:.1f} tokens/s; "
             f"prompt {done.prompt_tokens_per_second:.1f} tokens/s{cached}"
         )
+        if done.stop_reason == "repetition":
+            say(REPETITION_SENTENCE)
         for words in draft_words(done.draft):
             say(words)
         if done.replaced and done.replaced not in self._replaced:

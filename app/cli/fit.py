@@ -24,7 +24,7 @@ from engine.planning.fit.speed_book import read_speed_book
 from engine.planning.fit.strategies.catalogue import find_strategy
 from engine.planning.fit.strategies.constraints import Watch
 from engine.planning.layout.layout_file import LayoutFile, layout_document
-from engine.planning.speed.prediction import rate_text, source_words
+from engine.planning.speed.prediction import predicted_rate_text, source_words
 
 DEFAULT_STRATEGY = "fewest"
 
@@ -118,4 +118,4 @@ def _text(found: RepoFit) -> str:
 
 def _speed(fit: QuantisationFit) -> str:
     sureness = "Roughly" if fit.speed_source == "guess" else "About"
-    return f" {sureness} {rate_text(fit.expected_per_second)} tokens/s ({source_words(fit.speed_source)})."
+    return f" {sureness} {predicted_rate_text(fit.expected_per_second)} tokens/s ({source_words(fit.speed_source)})."

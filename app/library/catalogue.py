@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from pathlib import Path
 
 import msgspec
@@ -283,8 +284,25 @@ class LibraryCatalogue:
         return tuple(found.values())
 
     def documents_of(self, path: Path) -> tuple[SavedDocument, ...]:
-        """Return the saved layouts and presets of the model file `path`; none if it cannot be read any more."""
-        return self.documents(filter(None, (fingerprint(path),)))
+        """Return the saved layouts and presets of the model file `path`; none if it cannot be read any more.
+
+        If the file was replaced by another one since, these are the layouts of the one before.
+        """
+        mark = fingerprint(path)
+        found = self.documents((mark,)) if mark else ()
+        return found if found or not mark else self._left_behind(path, mark)
+
+    def is_left_behind(self, path: Path) -> bool:
+        """Return whether `documents_of` returns layouts of a file that was at `path` before."""
+        mark = fingerprint(path)
+        return bool(mark) and not self.documents((mark,)) and bool(self._left_behind(path, mark))
+
+    def _left_behind(self, path: Path, mark: str) -> tuple[SavedDocument, ...]:
+        kept = self.documents((_mark_of_path(path),))
+        # With the same fingerprint the file is the same, and its layouts were deleted.
+        if any(each.kind == "file" and each.text == mark for each in kept):
+            return ()
+        return tuple(each for each in kept if each.kind != "file")
 
     def save_document(self, path: Path, document: SavedDocument) -> None:
         """Save a layout or a preset for the model file `path`.
@@ -298,6 +316,14 @@ class LibraryCatalogue:
                 tr("{name} cannot be read any more; {document} was not saved.", name=path.name, document=document.name)
             )
         self.index.save_document(mark, document)
+        if document.kind != "preset":
+            # A second time by its path: a file that is downloaded again has another fingerprint.
+            by_path = _mark_of_path(path)
+            if self._left_behind(path, mark):
+                for old in self.index.documents(by_path):
+                    self.index.forget_document(by_path, old.kind, old.name)
+            self.index.save_document(by_path, SavedDocument("file", "", mark))
+            self.index.save_document(by_path, document)
 
     def forget_document(self, marks: Iterable[str], kind: str, name: str) -> None:
         """Delete a saved layout or preset of a model. `marks`: fingerprints of its files."""
@@ -306,7 +332,8 @@ class LibraryCatalogue:
 
     def forget_document_of(self, path: Path, document: SavedDocument) -> None:
         """Delete a saved layout or preset of the model file `path`."""
-        self.forget_document(filter(None, (fingerprint(path),)), document.kind, document.name)
+        marks = (*filter(None, (fingerprint(path),)), _mark_of_path(path))
+        self.forget_document(marks, document.kind, document.name)
 
     # ------------------------------------------------------------------ duplicates
 
@@ -343,3 +370,8 @@ class LibraryCatalogue:
             # One by one, so that a cancelled comparison need not read these files again.
             index.save_hash(file.path, file.state, sha256)
         return find_duplicates(files, hashes)
+
+
+def _mark_of_path(path: Path) -> str:
+    """Return the key under which layouts are saved by the path of their model file; no fingerprint looks like it."""
+    return f"path:{blake2b(os.fsencode(path.absolute()), digest_size=16).hexdigest()}"

@@ -9,7 +9,7 @@ from engine.library.hub.addresses import HubAddress
 from engine.library.hub.card import ModelCard
 from engine.library.hub.fit import FitVerdict, QuantisationFit, RepoFit
 from engine.library.hub.listing import HubModel, Quantisation, RepoListing
-from engine.planning.speed.prediction import rate_text
+from engine.planning.speed.prediction import predicted_rate_text
 from widgets.common.counts import format_count
 from widgets.library.entry_words import parameter_words
 from widgets.library.find_values import FoundRepo, JobRow, OfferedRow, ShownCard, ShownRepo
@@ -81,7 +81,7 @@ def _speed(fit: QuantisationFit) -> str:
     """Return the expected tokens per second as text, in the form of the library's column; empty if unknown."""
     if not fit.expected_per_second:
         return ""
-    rate = rate_text(fit.expected_per_second)
+    rate = predicted_rate_text(fit.expected_per_second)
     return tr("roughly {rate}", rate=rate) if fit.speed_source == "guess" else tr("about {rate}", rate=rate)
 
 

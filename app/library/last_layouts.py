@@ -52,8 +52,7 @@ class LastLayouts(QObject):
 
     def use(self) -> None:
         """Replace the edited layout by the offered one, as one step of undo."""
-        if self._offered is not None:
-            self._layouts.use(tr("last layout"), self._offered.text)
+        if self._offered is not None and self._layouts.use(tr("last layout"), self._offered.text):
             self._offer(None)
 
     def flush(self) -> None:
@@ -103,17 +102,23 @@ class LastLayouts(QObject):
             return
         path = model.paths[0].absolute()
 
-        def offer(documents: tuple[SavedDocument, ...]) -> None:
+        def find() -> tuple[tuple[SavedDocument, ...], bool]:
+            catalogue = self._library.catalogue
+            return catalogue.documents_of(path), catalogue.is_left_behind(path)
+
+        def offer(found: tuple[tuple[SavedDocument, ...], bool]) -> None:
+            documents, is_other_file = found
             last = next((each for each in documents if each.kind == "last"), None)
             if last is not None and self._document.model is model and last.text != self._layouts.text():
                 self._offer(last)
-                self._notices.say(
-                    tr("Layout > Use Last Layout brings back the layout that {model} had.", model=model.name)
-                )
+                words = tr("Layout > Use Last Layout brings back the layout that {model} had.", model=model.name)
+                if is_other_file:
+                    words = f"{tr('The file has changed since.')} {words}"
+                self._notices.say(words)
 
         self._library.run(
             tr("Finding layouts"),
-            partial(self._library.catalogue.documents_of, path),
+            find,
             offer,
             lambda _error: None,
         )

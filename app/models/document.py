@@ -27,7 +27,7 @@ from engine.planning.layout.moves import Move
 from engine.planning.memory.side_files import SideFiles
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan
-from engine.planning.plan.preview import Preview, PreviewTables
+from engine.planning.plan.preview import Answered, Preview, PreviewTables
 from engine.planning.settings.context_settings import ContextSettings
 from engine.planning.speed.prediction import LastAnswer
 from engine.planning.speed.speeds import NO_MEASUREMENTS, Speeds
@@ -313,12 +313,26 @@ class LayoutDocument(QObject):
             self._then.clear()
             self._draw(None, None)
             return
-        answered = self._answered.get((state.model.paths[0], state.edit)) if self._answered else None
+        answered = self._last_answer(state.model.paths[0], state.edit)
         self._forecaster.request(
             ForecastRequest(state, state.tables, state.pace, self._rig, state.edit, self._speeds, answered)
         )
         if self.is_behind:
             self._draw_meanwhile(state)
+
+    def _last_answer(self, path: Path, edit: Edit) -> Answered | None:
+        """Return the last answer of the model at `path` with `edit`; without one, its last answer with another edit."""
+        same = self._answered.get((path, edit))
+        if same is not None:
+            return Answered(edit, same)
+        # The newest is at the end. What a draft gains says nothing about answers without it.
+        draft = edit.side_files.draft
+        others = (
+            Answered(other, answer)
+            for (of, other), answer in reversed(tuple(self._answered.items()))
+            if of == path and other.side_files.draft == draft
+        )
+        return next(others, None)
 
     def _draw_meanwhile(self, state: EditState) -> None:
         """Draw the edited layout without numbers, or the model's last preview, until the forecast arrives."""

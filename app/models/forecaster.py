@@ -18,8 +18,7 @@ from engine.devices.device import Rig
 from engine.planning.memory.work_limit import limited
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan
-from engine.planning.plan.preview import Preview, PreviewTables, make_preview
-from engine.planning.speed.prediction import LastAnswer
+from engine.planning.plan.preview import Answered, Preview, PreviewTables, make_preview
 from engine.planning.speed.speeds import Speeds
 from engine.runtime.probing.probe import ProbeCache
 
@@ -81,7 +80,7 @@ class ForecastRequest:
     rig: Rig
     edit: Edit
     speeds: Speeds
-    answered: LastAnswer | None
+    answered: Answered | None
 
 
 @dataclass(frozen=True, slots=True)

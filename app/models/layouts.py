@@ -79,20 +79,21 @@ class Layouts(QObject):
             self._notices.tell,
         )
 
-    def use(self, name: str, text: str) -> None:
-        """Replace the edited layout by the layout file with the content `text`.
+    def use(self, name: str, text: str) -> bool:
+        """Replace the edited layout by the layout file with the content `text`; return whether it could be used.
 
         `name`: its name for undo and errors.
         """
         model = self._document.model
         if model is None:
-            return
+            return False
         try:
             document = parse_layout(text, source=name, n_layers=model.n_layers)
         except LayoutError as error:
             self._notices.tell(error)
-            return
+            return False
         self._take(model, document, name, model.paths[0].parent)
+        return True
 
     def _take(self, model: ModelFile, document: LayoutFile, name: str, folder: Path) -> None:
         """Replace the edit by a layout file, as one step of undo. Its draft model is read in the background first.

@@ -33,7 +33,7 @@ from engine.planning.fit.speed_book import SpeedBook, read_speed_book, speed_key
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan
-from engine.planning.speed.answers import MIN_TOKENS
+from engine.planning.speed.answers import MIN_PROMPT_TOKENS, MIN_TOKENS
 from engine.planning.speed.prediction import LastAnswer
 from engine.planning.speed.speeds import NO_MEASUREMENTS, Speeds
 from engine.runtime.session.events import Done
@@ -132,6 +132,10 @@ class SpeedRepository(QObject):
             return  # The devices are not those of the load any more.
 
         self._remember((file.paths[0], loaded.edit), event)
+        if event.draft is not None:
+            # What a draft gains belongs to this text, not to the speed of the devices.
+            self.compared.emit()
+            return
         book = self.book
         answer = timed_answer(event)
 
@@ -161,7 +165,14 @@ class SpeedRepository(QObject):
             self._answered.pop(what, None)
             # The context grows by one token at each step: this is its mean fill while the answer was generated.
             fill_tokens = event.prompt_tokens + event.generated_tokens // 2
-            self._answered[what] = LastAnswer(event.generation_tokens_per_second, fill_tokens)
+            read_tokens = event.prompt_tokens - event.cached_tokens
+            tells = read_tokens >= MIN_PROMPT_TOKENS and what[1].side_files.projector is None
+            self._answered[what] = LastAnswer(
+                event.generation_tokens_per_second,
+                fill_tokens,
+                read_tokens if tells else 0,
+                event.prompt_tokens_per_second if tells else 0.0,
+            )
             self._answered = dict(list(self._answered.items())[-_KEPT_ANSWERS:])
             self._show()
 

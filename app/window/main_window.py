@@ -43,6 +43,8 @@ LOW_HEIGHT = 620
 MIN_REPORT_HEIGHT = 136
 SHORT_REPORT_HEIGHT = 104
 EMPTY_REPORT_HEIGHT = 52
+_SAME_HEIGHT = 4
+"""Difference in pixels up to which two heights of a dock are the same: Qt rounds them to its separators."""
 PROPOSALS_REPORT_HEIGHT = 200
 """Height in pixels for the sentence of a failed load and the first proposals below it."""
 QWIDGETSIZE_MAX = (1 << 24) - 1
@@ -101,6 +103,8 @@ class MainWindow(QMainWindow):
         self.recent_menu = QMenu(tr("Open Re&cent"), self)
         self._closing = False
         self._has_question = False
+        self._settled_height = 0
+        """Last height that `settle_report` gave the load report; 0 before the first one."""
         self._report_gives_way = False
         """Whether the load report is hidden only while the API server panel is open."""
         self._no_title = QWidget()
@@ -227,6 +231,26 @@ class MainWindow(QMainWindow):
     def fit_report(self) -> None:
         """Set the height of the load report: that of its table, or of a few sentences if the table is hidden."""
         self.resizeDocks([self.docks["report"]], [self._report_height], Qt.Orientation.Vertical)
+
+    def settle_report(self, needed_height: int) -> None:
+        """Make the load report as high as its content needs, at most its normal height.
+
+        A height that the user has chosen stays. `needed_height`: height of the content in pixels.
+        """
+        dock = self.docks["report"]
+        if dock.isFloating() or dock.isHidden() or dock.height() > self._report_height + _SAME_HEIGHT:
+            return
+        title = dock.height() - self.reports.height()
+        height = min(title + needed_height, self._report_height)
+        if abs(dock.height() - height) > _SAME_HEIGHT and self._has_our_height:
+            self.resizeDocks([dock], [height], Qt.Orientation.Vertical)
+            self._settled_height = height
+
+    @property
+    def _has_our_height(self) -> bool:
+        """Whether the load report has a height that the program has given it."""
+        height = self.docks["report"].height()
+        return any(abs(height - ours) <= _SAME_HEIGHT for ours in (self._report_height, self._settled_height))
 
     def make_room_for_proposals(self) -> bool:
         """Make the load report high enough for proposals. Return whether it was lower before."""

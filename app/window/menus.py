@@ -80,6 +80,7 @@ def layout_menu(
     show_auto_layout: _Do,
     toggle_pin: _Do,
     *,
+    show_together: _Do,
     show_comparison: _Do,
     show_numbers: _Do,
     show_layouts: _Do,
@@ -108,7 +109,7 @@ def layout_menu(
         ),
         Command(
             "named_layouts",
-            tr("Named Layou&ts…"),
+            tr("Named Layout&s…"),
             show_named,
             tip=tr("Save, use, rename, delete, import and export layouts of this model"),
         ),
@@ -116,6 +117,12 @@ def layout_menu(
         SEPARATOR,
         *strategies,
         Command("auto_layout", tr("Automatic Layo&ut…"), show_auto_layout, "Ctrl+Shift+A"),
+        Command(
+            "plan_together",
+            tr("Plan Se&veral Models…"),
+            show_together,
+            tip=tr("Find layouts for models that are to be loaded at the same time, and load them"),
+        ),
         Command("cancel_auto_layout", tr("Cancel Layout Searc&h"), auto_layouts.cancel),
         SEPARATOR,
         Command(
@@ -130,7 +137,7 @@ def layout_menu(
         SEPARATOR,
         Command(
             "compare_layouts",
-            tr("&Compare Layouts…"),
+            tr("Compare T&wo Layouts…"),
             show_layouts,
             tip=tr("See two layouts of this model side by side: layers, memory, speed and costs"),
         ),

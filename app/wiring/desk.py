@@ -26,6 +26,7 @@ from app.load.comparer import LayoutComparer
 from app.load.loader import Loader
 from app.load.prober import Prober
 from app.load.room_offers import RoomOffers
+from app.load.several import SeveralModels
 from app.models.auto_layouts import AutoLayouts
 from app.models.document import LayoutDocument
 from app.models.held_memory import HeldMemory
@@ -82,6 +83,7 @@ class Desk:
     speeds: SpeedRepository
     unloader: Unloader
     room_offers: RoomOffers
+    several: SeveralModels
     other_layouts: OtherLayouts
     library: Library
     examiner: Examiner
@@ -121,6 +123,7 @@ class Desk:
         # Before the models: memory that they give back would start a probe.
         self.prober.close()
         self.room_offers.close()
+        self.several.cancel()
         self.loader.close()
         # Before the rig: models on lab workers may still save their KV states.
         self.models.close()
@@ -207,6 +210,9 @@ def make_desk(
         side_files=SideFileController(document, background, settings, notices, parent),
         speeds=speeds,
         unloader=unloader,
+        several=SeveralModels(
+            models, document, opener, loader, live, auto_layouts, speeds, settings, background, notices, parent
+        ),
         room_offers=RoomOffers(document, models, live, loader, speeds, settings, background, notices, parent),
         other_layouts=OtherLayouts(document, models, unloader, live, notices, parent),
         library=library,

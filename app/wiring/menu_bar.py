@@ -23,6 +23,7 @@ from app.window.layout.compare_presenter import ComparePresenter
 from app.window.layout.comparison_presenter import ComparisonPresenter
 from app.window.layout.exchange_presenter import ExportPresenter, ImportPresenter
 from app.window.layout.named_layouts_presenter import NamedLayoutsPresenter
+from app.window.layout.together_presenter import TogetherPresenter
 from app.window.library.library_presenter import LibraryPage
 from app.window.main_window import MainWindow
 from app.window.menus import (
@@ -124,6 +125,7 @@ def make_actions(
                 desk.auto_layouts,
                 show_auto_layout,
                 main.editor.toggle_pin,
+                show_together=TogetherPresenter(desk.several, models, desk.library, desk.settings, main).show,
                 show_comparison=ComparePresenter(desk.document, desk.comparer, theme, main).show,
                 show_layouts=comparison.show,
                 show_named=NamedLayoutsPresenter(named, desk.document, main).show,

@@ -1,7 +1,8 @@
 """A catalogue of cards by name, to add cards to a plan that are not in this machine ("what if I had another card?").
 
 Memory sizes are those that the makers publish. `engine/planning/speed/speeds.py` has the bandwidths by the same names;
-for the link to the host it assumes the usual one. Computers with unified memory are in it too: each is planned for by itself.
+for the link to the host it assumes the usual one. Computers with unified memory are in it too; each is planned for by
+itself.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from engine.library.census import Census
 from engine.library.entry import Entry, Quantisation
 from engine.library.fit import Fit, fit_words, projector_words, sourced_speed_words
 from engine.library.listed import Listed
-from engine.planning.speed.prediction import rate_text
+from engine.planning.speed.prediction import predicted_rate_text, rate_text
 from engine.planning.speed.speeds import Source
 
 
@@ -207,7 +207,7 @@ def _speed(model: Listed, each: Quantisation, fit: Fit) -> str:
     measured, predicted = model.measured_of(each), sourced_speed_words(fit)
     if not measured:
         return predicted
-    return f"{rate_text(measured)} tokens/s measured (predicted {rate_text(fit.speed)})"
+    return f"{rate_text(measured)} tokens/s measured (predicted {predicted_rate_text(fit.speed)})"
 
 
 def _lines(model: Listed) -> Iterable[str]:

@@ -10,7 +10,7 @@ import msgspec
 from engine.base.language import tr
 from engine.devices.device import CPU_ID
 from engine.planning.layout.layout import Layout
-from engine.planning.speed.prediction import rate_text, source_words
+from engine.planning.speed.prediction import predicted_rate_text, source_words
 from engine.planning.speed.speeds import Source
 
 # Result of a forecast.
@@ -113,7 +113,7 @@ def speed_words(fit: Fit) -> str:
     """Return the predicted speed as text, worded as in the layout editor; empty if there is no prediction."""
     if not fit.fits or fit.speed <= 0:
         return ""
-    rate = rate_text(fit.speed)
+    rate = predicted_rate_text(fit.speed)
     return tr("about {rate} tokens/s", rate=rate) if fit.is_speed_known else tr("roughly {rate} tokens/s", rate=rate)
 
 
@@ -132,7 +132,7 @@ def speed_range_words(fit: Fit) -> str:
         return ""
     return tr(
         "Predicted: {slowest} tokens/s with a full context to {fastest} with an empty one ({source})",
-        slowest=rate_text(fit.slowest),
-        fastest=rate_text(fit.fastest),
+        slowest=predicted_rate_text(fit.slowest),
+        fastest=predicted_rate_text(fit.fastest),
         source=source_words(fit.source),
     )

@@ -47,12 +47,13 @@ NO_NOTES = Notes()
 class SavedDocument:
     """A saved layout or preset of one model.
 
-    `kind`: "layout", "preset", or "last" for the layout that was in use when the model was closed.
-    `name`: name by the user, empty for "last".
+    `kind`: "layout", "preset", or "last" for the layout that was in use when the model was closed. "file" is a note of
+    the library itself: the fingerprint of the file for which layouts were saved by its path.
+    `name`: name by the user, empty for "last" and "file".
     `text`: text of a layout file, or a preset as JSON.
     """
 
-    kind: Literal["layout", "preset", "last"]
+    kind: Literal["layout", "preset", "last", "file"]
     name: str
     text: str
 

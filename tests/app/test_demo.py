@@ -100,6 +100,7 @@ def test_the_model_that_answers_is_sampled_as_its_authors_recommend_unless_the_f
     assert model_sampling(model.metadata) == {}
     sampling = sampling_of({"top_p": 0.5}, {}, {}, authors=recommended_sampling(model))
     assert (sampling.settings.temperature, sampling.settings.top_p) == (0.2, 0.5)
+    assert (sampling.settings.repeat_penalty, sampling.settings.penalty_last_n) == (1.1, 256)
     assert (sampling.sources["temperature"], sampling.sources["top_p"]) == ("authors", "model")
     assert "authors" in sampling.explain("temperature")
 

@@ -23,8 +23,8 @@ PAGES = read_pages(handbook())
 MENUS = ("File", "Layout", "Devices", "Model", "Chat", "View", "Help")
 
 
-def test_there_are_thirteen_pages_and_no_other() -> None:
-    assert len(PAGES) == 14
+def test_there_are_fourteen_pages_and_no_other() -> None:
+    assert len(PAGES) == 15
     assert {page.name for page in PAGES} == {path.stem for path in handbook().glob("*.md")}
     assert all(page.title and not page.title.startswith("#") for page in PAGES)
 

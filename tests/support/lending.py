@@ -58,6 +58,10 @@ class Served:
         self._until.set()
         self._thread.join(DEADLINE_S)
 
+    def wait_for_end(self) -> None:
+        """Wait until it has ended by itself."""
+        self._thread.join(DEADLINE_S)
+
     def _take_uses(self, uses: tuple[Use, ...]) -> None:
         self.uses = uses
 

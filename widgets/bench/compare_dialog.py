@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import (
@@ -29,6 +29,7 @@ from engine.machines.bench.tables import (
     rows_of,
     side_lines,
     verdict_words,
+    with_titles,
 )
 from widgets.bench.bench_chart import BenchChart
 from widgets.common.dialog import Dialog
@@ -55,10 +56,13 @@ class CompareDialog(Dialog):
     export_requested = Signal()
     import_requested = Signal()
 
-    def __init__(self, parent: QWidget | None = None) -> None:
+    def __init__(self, parent: QWidget | None = None, titles: Mapping[str, str] | None = None) -> None:
+        """Make the dialog. `titles`: the title of each strategy by its name, which results have."""
         super().__init__(tr("Compare Speed"), parent)
+        self._titles = titles or {}
         self._results: BenchResults | None = None
         self._running = False
+        self._is_kept = False
         self.layout_list = QListWidget()
         self.layout_list.setAccessibleName(tr("Layouts to compare"))
         self.layout_list.setMaximumHeight(96)
@@ -159,6 +163,7 @@ class CompareDialog(Dialog):
     def show_results(self, results: BenchResults | None) -> None:
         """Show results in chart and table; None: remove them."""
         self._results = results
+        results = self._titled
         rows = () if results is None else rows_of(results)
         self.table.show_rows(
             [
@@ -178,10 +183,20 @@ class CompareDialog(Dialog):
         self.machine_label.setText("" if results is None else f"{results.model.name} – {machine_words(results)}")
         self._refresh()
 
+    def set_kept(self, kept: bool) -> None:
+        """Set whether the edited layout is the winner of the results, so that there is nothing to keep."""
+        self._is_kept = kept
+        self._refresh()
+
     @property
     def results(self) -> BenchResults | None:
         """The shown results; None if there are none."""
         return self._results
+
+    @property
+    def _titled(self) -> BenchResults | None:
+        """The shown results with the titles of strategies."""
+        return None if self._results is None else with_titles(self._results, self._titles)
 
     def apply_palette(self, palette: Palette) -> None:
         """Use the colours of `palette` in the chart."""
@@ -202,7 +217,7 @@ class CompareDialog(Dialog):
 
     def _draw(self) -> None:
         measure: Measure = self.measure_combo.currentData()
-        self.chart.show_rows(() if self._results is None else rows_of(self._results), measure)
+        self.chart.show_rows(() if (results := self._titled) is None else rows_of(results), measure)
 
     def _refresh(self) -> None:
         results = self._results
@@ -213,7 +228,8 @@ class CompareDialog(Dialog):
         for part in (*choice, self.import_button):
             part.setEnabled(not self._running)
         self.export_button.setEnabled(not self._running and results is not None)
-        self.keep_button.setEnabled(not self._running and results is not None and bool(results.winner))
+        has_winner = results is not None and bool(results.winner) and not self._is_kept
+        self.keep_button.setEnabled(not self._running and has_winner)
 
     def _lay_out_parts(self) -> None:
         choice = QHBoxLayout()

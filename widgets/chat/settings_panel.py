@@ -470,9 +470,10 @@ class SettingsPanel(QScrollArea):
             # With the same least width everywhere, all groups have the same columns.
             row.label.setMinimumWidth(0 if self._is_narrow else widest)
             if self._is_narrow:
-                grid.addWidget(row.label, place, 0, 1, 3)
-                grid.addWidget(row.field, place + 1, 0, 1, 2)
-                grid.addWidget(row.source, place + 1, 2)
+                # Beside the label, which is shorter than the field: "llama.cpp's default" would be cut beside that.
+                grid.addWidget(row.label, place, 0)
+                grid.addWidget(row.source, place, 1, 1, 3)
+                grid.addWidget(row.field, place + 1, 0, 1, 3)
                 grid.addWidget(row.reset, place + 1, 3)
             else:
                 for column, widget in enumerate(parts):

@@ -7,7 +7,7 @@ import io
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import nan
+from math import inf, nan
 
 import pyqtgraph as pg
 import pyqtgraph.exporters
@@ -29,6 +29,10 @@ from widgets.devices.readings import NO_READING, HolderLine, Mark, device_subtit
 SPANS_MIN = (1, 5, 15, 60)
 """Time spans that can be shown, in minutes."""
 WIDTH_PX, HEIGHT_PX = 760, 640
+_LABEL_SHARE = 0.2
+"""Part of the time span that the label of a mark may take; a mark that is closer has its label one line lower."""
+_LABEL_LINES, _LABEL_STEP = 5, 0.16
+"""Number of such lines, and their distance as a part of the graph's height."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +298,12 @@ class DeviceDetails(Dialog):
     def _draw_marks(self, plot: pg.PlotItem, marks: Sequence[Mark], newest_s: float) -> None:
         for old in [item for item in plot.items if getattr(item, "is_mark", False)]:
             plot.removeItem(old)
+        level, before_s = 0, -inf
+        near_s = _LABEL_SHARE * 60.0 * int(self.span_box.currentData())
         for mark in marks:
+            # Labels of marks that are close go below each other; after the last line they begin at the top again.
+            level = (level + 1) % _LABEL_LINES if mark.time_s - before_s < near_s else 0
+            before_s = mark.time_s
             line = pg.InfiniteLine(
                 pos=mark.time_s - newest_s,
                 angle=90,
@@ -302,7 +311,11 @@ class DeviceDetails(Dialog):
                 pen=pg.mkPen(self._palette.dim, style=Qt.PenStyle.DashLine),
                 # pyqtgraph takes a label for a format string, and names of models come from files.
                 label=mark.text.replace("{", "{{").replace("}", "}}"),
-                labelOpts={"color": self._palette.dim, "position": 0.9, "anchors": [(0, 0), (0, 0)]},
+                labelOpts={
+                    "color": self._palette.dim,
+                    "position": 0.95 - _LABEL_STEP * level,
+                    "anchors": [(0, 0), (0, 0)],
+                },
             )
             line.is_mark = True
             plot.addItem(line, ignoreBounds=True)

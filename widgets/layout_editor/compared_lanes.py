@@ -59,7 +59,10 @@ class ComparedLane:
 
 
 def compared_lanes(one: Preview | None, other: Preview | None) -> tuple[ComparedLane, ...]:
-    """Return a lane for each device of either side. None: a side that has no layout yet; then nothing differs."""
+    """Return a lane for each device of either side; devices that neither layout uses come last.
+
+    None: a side that has no layout yet; then nothing differs.
+    """
     sides = [{} if each is None else {lane.device.id: lane for lane in lane_contents(each)} for each in (one, other)]
     ids = dict.fromkeys((*sides[0], *sides[1]))
     lanes = []
@@ -72,7 +75,8 @@ def compared_lanes(one: Preview | None, other: Preview | None) -> tuple[Compared
         only = nothing if one is None or other is None else (_only(a, b), _only(b, a))
         ends = [(False, False), (False, False)] if one is None or other is None else [_ends(a, b), _ends(b, a)]
         lanes.append(ComparedLane(device, known.device.name, (a, b), (only[0], only[1]), (ends[0], ends[1])))
-    return tuple(lanes)
+    # Of 64 devices a layout may use three, which should be seen without scrolling.
+    return tuple(sorted(lanes, key=lambda lane: all(each is None or each.is_empty for each in lane.contents)))
 
 
 def _layers(content: LaneContent | None) -> dict[StripKey, frozenset[int]]:
@@ -217,7 +221,7 @@ class _Canvas(QWidget):
             )
             rect = QRectF(track.left, y, track.right - track.left, _STRIP_HEIGHT)
             painter.setPen(Qt.PenStyle.NoPen)
-            painter.setBrush(colour(palette.background))
+            painter.setBrush(colour(palette.card))
             painter.drawRoundedRect(rect, 3, 3)
             if content is None or preview is None:
                 if preview is not None:

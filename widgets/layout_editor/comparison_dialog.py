@@ -1,4 +1,4 @@
-"""The dialog of Layout > Compare Layouts: two layouts of a model, their differences, memory, speed and costs."""
+"""The dialog of Layout > Compare Two Layouts: two layouts of a model, their differences, memory, speed and costs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ComparisonDialog(Dialog):
     """Requests that the layout of this side replaces the edited one."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(tr("Compare Layouts"), parent)
+        super().__init__(tr("Compare Two Layouts"), parent)
         self._sides: list[ShownSide | None] = [None, None]
         self._comparison: Comparison | None = None
         self.boxes = (ComboBox(), ComboBox())

@@ -12,6 +12,7 @@ from engine.planning.plan.preview import LoadedLayout, Preview
 from widgets.common.elided_label import ElidedLabel
 from widgets.common.palette import Palette
 from widgets.common.roles import plain_label, tool_button
+from widgets.common.text import zoomed
 from widgets.common.tool_tips import plain_tool_tip
 from widgets.layout_editor.annotations import Legend, Notes
 from widgets.layout_editor.keyboard import Command, Selection
@@ -21,6 +22,10 @@ from widgets.layout_editor.shown import Shown
 from widgets.layout_editor.texts import loaded_words, note_lines, speed_text, speed_tool_tip, summary_text
 from widgets.layout_editor.view import EditorView
 
+_LEGEND_FROM_PX = 210
+"""Height of the editor from which it has room for the legend."""
+_NUMBERS_PX = 72
+"""Height of the numbers with one line of fields."""
 EMPTY_TEXT = tr("Open a model to see its layers")
 
 
@@ -139,11 +144,11 @@ class LayoutEditor(QFrame):
         self._view.set_preview(preview)
         self._pages.setCurrentWidget(self._empty if preview is None else self._view)
         self._title.setVisible(preview is not None)  # the welcome page has a title of its own
-        self._legend.setVisible(preview is not None)
         self._numbers_button.setVisible(preview is not None)
         self.numbers.setVisible(preview is not None and self._numbers_button.isChecked())
         if not self.numbers.isHidden():
             self.numbers.set_preview(preview)
+        self._show_legend()
         if preview is not None:
             self._legend.set_parts(
                 experts=any(layer.expert_bytes for layer in preview.layers),
@@ -164,6 +169,9 @@ class LayoutEditor(QFrame):
         if not self.numbers.isHidden():
             self.numbers.set_preview(self._preview)
             self.numbers.line.setFocus()
+        self._show_legend()
+        # The least height depends on the numbers; without this the docks would not make room.
+        self.updateGeometry()
 
     def show_while_empty(self, widget: QWidget) -> None:
         """Show `widget` instead of the invitation to open a model, while there is no preview."""
@@ -207,14 +215,21 @@ class LayoutEditor(QFrame):
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         self._notes.set_room(self.height())
+        self.numbers.set_room(self.height())
+        self._show_legend()
+
+    def _show_legend(self) -> None:
+        """Show the legend if there is room for it besides a lane and the numbers."""
+        room = zoomed(_LEGEND_FROM_PX + (0 if self.numbers.isHidden() else _NUMBERS_PX))
+        self._legend.setVisible(self._preview is not None and self.height() >= room)
 
     def sizeHint(self) -> QSize:
         """Return a size with room for four lanes."""
         return QSize(800, 440)
 
     def minimumSizeHint(self) -> QSize:
-        """Return a size with room for one lane and the texts around it."""
-        return QSize(400, 200)
+        """Return a size with room for one lane and the texts around it, and for the numbers while they are shown."""
+        return QSize(400, 200 if self.numbers.isHidden() else 200 + zoomed(_NUMBERS_PX))
 
     def _update_header(self) -> None:
         preview = self._preview
@@ -225,6 +240,8 @@ class LayoutEditor(QFrame):
             return
         state = loaded_words(preview, self._loaded)
         self._state.setText(f"{state.sign} {state.text}")
+        # The summary gives way: it is elided, and the state is not.
+        self._state.setMinimumWidth(self._state.sizeHint().width())
         self._speed.setText(speed_text(preview))
         self._speed.setToolTip(plain_tool_tip(speed_tool_tip(preview)))
         self._summary.setText(summary_text(preview, self.selection))

@@ -4,9 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 from PySide6.QtCore import Qt, Signal
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QLineEdit, QSizePolicy, QVBoxLayout, QWidget
+from PySide6.QtGui import QResizeEvent
+from PySide6.QtWidgets import (
+    QFrame,
+    QHBoxLayout,
+    QLabel,
+    QLineEdit,
+    QScrollArea,
+    QSizePolicy,
+    QVBoxLayout,
+    QWidget,
+)
 
 from engine.base.language import tr
 from engine.devices.device import CPU_ID
@@ -15,6 +26,7 @@ from engine.planning.layout.moves import CountMove, Move
 from engine.planning.plan.preview import Preview
 from widgets.common.inputs import SpinBox
 from widgets.common.roles import plain_label, set_role
+from widgets.common.text import zoomed
 from widgets.common.tool_tips import plain_tool_tip
 from widgets.common.wrap_layout import WrapLayout
 
@@ -22,6 +34,10 @@ MAX_LINE = 4000
 """Maximum length of the input line in characters; a command with many overrides has some hundred."""
 _NUMBER_WIDTH_PX = 56
 _LINE_WIDTH_PX = 260
+_LEAST_ROOM_PX = 36
+"""Height of one line of fields."""
+_BESIDE_PX = 270
+"""Height of what is in the editor besides the fields: heading, line, answer, ruler, a lane and notes."""
 EXAMPLE = tr("3,1,2  or  -ngl 40 -ts 24,12  or  --n-cpu-moe 12")
 
 
@@ -58,12 +74,41 @@ class NumberBar(QFrame):
         self._answer = plain_label(role="dim")
         self._answer.setWordWrap(True)
         self._answer.hide()
+        self._fields = QWidget()
+        self._fields.setLayout(self._row)
+        self._scroll = QScrollArea()
+        self._scroll.setWidgetResizable(True)
+        self._scroll.setFrameShape(QFrame.Shape.NoFrame)
+        self._scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        # The fields take the focus; Qt scrolls to the one that has it.
+        self._scroll.setFocusPolicy(Qt.FocusPolicy.NoFocus)
+        self._scroll.setAccessibleName(tr("Numbers of layers"))
+        self._scroll.setWidget(self._fields)
+        self._room = _LEAST_ROOM_PX
         around = QVBoxLayout(self)
         around.setContentsMargins(0, 0, 0, 0)
         around.setSpacing(4)
-        around.addLayout(self._row)
+        # The line comes first: eight devices have four lines of fields, of which a low editor shows one.
+        around.addWidget(self.line)
         around.addWidget(self._answer)
-        self._row.addWidget(self.line)
+        around.addWidget(self._scroll)
+
+    def set_room(self, height: int) -> None:
+        """Limit the fields to a height that leaves a lane visible in an editor of `height` pixels; the rest scrolls."""
+        self._room = max(height - _BESIDE_PX, _LEAST_ROOM_PX)
+        self._fit()
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        """Give the fields the lines that they need at the new width."""
+        super().resizeEvent(event)
+        self._fit()
+
+    def _fit(self) -> None:
+        needed = self._row.heightForWidth(self._scroll.viewport().width())
+        # The least height of such a layout is one line, and a scroll area would cut the others off.
+        self._fields.setMinimumHeight(needed)
+        self._scroll.setVisible(needed > 0)
+        self._scroll.setFixedHeight(max(min(needed, zoomed(self._room)), 1))
 
     @property
     def answer(self) -> str:
@@ -94,6 +139,7 @@ class NumberBar(QFrame):
             own = sum(layout.device_of(layer) == CPU_ID for layer in with_experts) if device == CPU_ID else 0
             held = len(expert_layers(layout, device, with_experts))
             lane.show_experts(held, len(with_experts), least=min(own, held))
+        self._fit()
 
     def show_answer(self, text: str, *, bad: bool = False) -> None:
         """Show `text`, the result of the entered line, below it; empty: hide it. `bad`: it is an error."""
@@ -114,14 +160,12 @@ class NumberBar(QFrame):
         for lane in self._lanes.values():
             self._row.removeWidget(lane)
             lane.deleteLater()
-        self._row.removeWidget(self.line)
         self._lanes = {device: _LaneNumbers(device, self._count, self._place, self) for device in devices}
         for lane in self._lanes.values():
             self._row.addWidget(lane)
-        # The line comes last, so that Tab goes through the fields first.
-        self._row.addWidget(self.line)
-        widgets: list[QWidget] = [field for lane in self._lanes.values() for field in (lane.layers, lane.experts)]
-        for before, after in zip(widgets, [*widgets[1:], self.line], strict=True):
+        widgets: list[QWidget] = [self.line]
+        widgets += [field for lane in self._lanes.values() for field in (lane.layers, lane.experts)]
+        for before, after in pairwise(widgets):
             QWidget.setTabOrder(before, after)
 
     def _count(self, device: str, count: int) -> None:

@@ -16,6 +16,7 @@ from engine.planning.speed.prediction import (
     DeviceTime,
     SpeedForecast,
     link_words,
+    predicted_rate_text,
     prompt_words,
     rate_text,
     source_words,
@@ -386,7 +387,7 @@ def speed_text(preview: Preview) -> str:
     measured = "" if preview.answered_per_second is None else rate_text(preview.answered_per_second)
     if speed is None:
         return tr("{rate} tokens/s measured", rate=measured) if measured else ""
-    rate = rate_text(speed.tokens_per_second)
+    rate = predicted_rate_text(speed.tokens_per_second)
     if preview.answered_per_second is not None:
         answers = tr("{rate} tokens/s measured", rate=measured)
         # A speed at another fill is a different one; without the fill it would contradict what was just measured.
@@ -406,7 +407,7 @@ def speed_text(preview: Preview) -> str:
 
 
 def _prompt_text(prompt: SpeedForecast) -> str:
-    return tr("prompt {rate} tokens/s", rate=rate_text(prompt.tokens_per_second))
+    return tr("prompt {rate} tokens/s", rate=predicted_rate_text(prompt.tokens_per_second))
 
 
 def speed_tool_tip(preview: Preview) -> str:
@@ -415,6 +416,8 @@ def speed_tool_tip(preview: Preview) -> str:
     if speed is None:
         return "\n".join(_sending_lines(preview))
     lines = [speed_words(speed) if speed.is_known else _guess_words(speed)]
+    if preview.usual_speed is not None and speed.is_known:
+        lines.append(speed_words(preview.usual_speed))
     if speed.prompt is not None and (read := prompt_words(speed.prompt)):
         lines.append(read)
     for each in speed.devices:
@@ -442,7 +445,7 @@ def speed_tool_tip(preview: Preview) -> str:
 def _guess_words(speed: SpeedForecast) -> str:
     return tr(
         "Roughly {rate} tokens per second, estimated from typical devices: {unknown} was not measured.",
-        rate=rate_text(speed.tokens_per_second),
+        rate=predicted_rate_text(speed.tokens_per_second),
         unknown=", ".join(each.id for each in speed.devices if each.source == "guess"),
     )
 

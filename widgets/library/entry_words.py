@@ -13,7 +13,7 @@ from engine.library.entry import Quantisation
 from engine.library.fit import fit_words, place_words, projector_words, sourced_speed_words, speed_words
 from engine.library.listed import Listed
 from engine.library.notes import Notes
-from engine.planning.speed.prediction import rate_text
+from engine.planning.speed.prediction import predicted_rate_text, rate_text
 from widgets.common.counts import format_count
 
 _GOOD, _FAIR, _BAD, _DIM = "good", "experts", "bad", "dim"
@@ -151,7 +151,7 @@ def short_speed(model: Listed, quantisation: Quantisation) -> str:
         return tr("{rate} measured", rate=rate_text(measured))
     if fit is None or not fit.fits or not fit.speed:
         return ""
-    rate = rate_text(fit.speed)
+    rate = predicted_rate_text(fit.speed)
     return tr("about {rate}", rate=rate) if fit.is_speed_known else tr("roughly {rate}", rate=rate)
 
 
@@ -220,7 +220,9 @@ def fit_sentence(model: Listed, quantisation: Quantisation) -> str:
     speed = sourced_speed_words(fit)
     if measured:
         speed = tr(
-            "{rate} tokens/s measured (predicted {predicted})", rate=rate_text(measured), predicted=rate_text(fit.speed)
+            "{rate} tokens/s measured (predicted {predicted})",
+            rate=rate_text(measured),
+            predicted=predicted_rate_text(fit.speed),
         )
     parts = [
         place_words(fit),

@@ -118,6 +118,14 @@ class LoadReport(QWidget):
         """Whether the report has a table, also if it is hidden."""
         return self._table is not None
 
+    @property
+    def needed_height(self) -> int:
+        """Height in pixels at which nothing scrolls, at the present width."""
+        shown = self._scroll.viewport().size()
+        wrapped = self._column.hasHeightForWidth()
+        needed = self._column.totalHeightForWidth(shown.width()) if wrapped else self._column.totalSizeHint().height()
+        return self.height() - shown.height() + max(needed, MIN_DETAILS_HEIGHT_PX)
+
     def show_details(self, shown: bool) -> None:
         """Show or hide the table and the layouts that were tried, without emitting a signal."""
         self._shows_details = shown
@@ -176,9 +184,12 @@ class LoadReport(QWidget):
         """
         self._show_outcome(out_of_memory_outcome(event, names or {}, proposals, short_bytes))
 
-    def show_failed(self, event: Failed) -> None:
-        """Show the reason why the load was refused or failed, and remedies if lab workers have stopped."""
-        self._show_outcome(failed_outcome(event))
+    def show_failed(self, event: Failed, *, was_loaded: bool = False) -> None:
+        """Show the reason why the load was refused or failed, and remedies if lab workers have stopped.
+
+        `was_loaded`: the load had succeeded, and the model stopped later.
+        """
+        self._show_outcome(failed_outcome(event, was_loaded=was_loaded))
         # After `_show_outcome`, which resets it for every ending.
         self._is_unreachable = event.kind == "unreachable"
         self._show_remedies()

@@ -151,9 +151,12 @@ def attempt_words(event: Attempt) -> str:
     return f"{event.number}. {event.layout}\n    {event.reason}"
 
 
-def failed_outcome(event: Failed) -> Outcome:
-    """Return the outcome of a load that was refused or failed."""
-    return Outcome(badge=tr("FAILED"), tone="bad", sentence=event.message)
+def failed_outcome(event: Failed, *, was_loaded: bool = False) -> Outcome:
+    """Return the outcome of a load that was refused or failed.
+
+    `was_loaded`: the load had succeeded, and the model stopped later.
+    """
+    return Outcome(badge=tr("STOPPED") if was_loaded else tr("FAILED"), tone="bad", sentence=event.message)
 
 
 def crashed_outcome(event: Crashed) -> Outcome:

@@ -93,11 +93,6 @@ class ChatPresenter(QObject):
         loading.bridge.reading.connect(self._on_reading)
         loading.bridge.token.connect(self._on_token)
         loading.bridge.snapshot.connect(self._on_snapshot)
-        loading.ended.connect(lambda _event: QTimer.singleShot(0, self, self._forget_waiting))
-        # The question before the load was answered with Cancel, unless a load begins now.
-        loader.question_changed.connect(
-            lambda question: None if question is not None else QTimer.singleShot(0, self, self._forget_waiting)
-        )
         conversation.shown_changed.connect(self._show_messages)
         conversation.chat_changed.connect(self._show_chat)
         conversation.message_changed.connect(self._show_message)
@@ -108,23 +103,36 @@ class ChatPresenter(QObject):
         self._counter = ContextCounter(loading, self)
         self._unloaded = UnloadedCounter(model, vocabulary, background, self)
         self._connect_counters()
+        self._connect_parking()
         conversation.answering.changed.connect(self._on_answer_changed)
         conversation.answering.finished.connect(self._on_answer_ended)
         conversation.answering.notice_given.connect(self._on_answer_notice)
         conversation.overflow_asked.connect(pane.overflow_banner.ask)
         pane.overflow_banner.answered.connect(conversation.answering.answer_overflow)
+        self._connect_pane()
+        self._show_chat()
+        self._show_messages()
+        self._on_status_changed(model.status)
+
+    def _connect_pane(self) -> None:
+        pane = self._pane
         pane.send_requested.connect(self._on_send)
         pane.start_requested.connect(self._on_start)
-        pane.reload_requested.connect(lambda: loader.reload(model))
-        pane.stop_requested.connect(conversation.answering.stop)
+        pane.reload_requested.connect(lambda: self._loader.reload(self._model))
+        pane.stop_requested.connect(self._conversation.answering.stop)
         pane.draft_changed.connect(self._on_draft)
         pane.acted.connect(self._on_action)
         pane.undo_requested.connect(self._on_undo)
         # Only `LINK_SCHEMES` (http, https, mailto) arrive here; other links of an answer are text.
         pane.link_opened.connect(lambda address: QDesktopServices.openUrl(QUrl(address)))
-        self._show_chat()
-        self._show_messages()
-        self._on_status_changed(model.status)
+
+    def _connect_parking(self) -> None:
+        def later() -> None:
+            QTimer.singleShot(0, self, self._forget_waiting)
+
+        self._model.loading.ended.connect(lambda _event: later())
+        # Without a question any more, the load begins now, or the person has chosen Cancel.
+        self._loader.question_changed.connect(lambda question: None if question is not None else later())
 
     def _connect_counters(self) -> None:
         conversation = self._conversation

@@ -7,6 +7,7 @@ from functools import partial
 from PySide6.QtWidgets import QWidget
 
 from app.load.comparer import LayoutComparer, NamedEdit
+from app.models.auto_layouts import STRATEGY_WORDS
 from app.models.document import LayoutDocument
 from app.theme import Theme
 from app.window import dialogs
@@ -15,7 +16,7 @@ from engine.base.errors import LayoutError
 from engine.base.language import tr
 from engine.machines.bench.results import BenchModel, BenchResults, import_note, layout_of
 from engine.machines.bench.runner import BenchProgress
-from engine.machines.bench.tables import winner_words
+from engine.machines.bench.tables import winner_words, with_titles
 from engine.model.gguf.model_file import ModelFile
 from engine.planning.layout.layout_file import LayoutFile
 from engine.planning.plan.edit import Edit
@@ -23,6 +24,8 @@ from widgets.bench.compare_dialog import CompareDialog
 
 RESULTS_FILTER = tr("Results (*.json);;All files (*)")
 CURRENT = tr("current layout")
+TITLES = {words.name: tr("Auto Layout: {title}", title=words.title.replace("&", "")) for words in STRATEGY_WORDS}
+"""Titles of the strategies by their names."""
 
 
 class ComparePresenter(OneDialog[CompareDialog]):
@@ -39,13 +42,13 @@ class ComparePresenter(OneDialog[CompareDialog]):
         self._window = window
         self._model: ModelFile | None = None
         self._files: list[tuple[str, LayoutFile]] = []
-        document.preview_changed.connect(lambda _preview: self._follow_model())
+        document.preview_changed.connect(lambda _preview: self._on_preview_changed())
         comparer.progressed.connect(self._on_progressed)
         comparer.finished.connect(self._on_finished)
         comparer.failed.connect(self._on_failed)
 
     def _make_dialog(self) -> CompareDialog:
-        dialog = CompareDialog(self._window)
+        dialog = CompareDialog(self._window, TITLES)
         dialog.apply_palette(self._theme.palette)
         self._theme.palette_changed.connect(dialog.apply_palette)
         dialog.compare_requested.connect(self._start)
@@ -57,6 +60,24 @@ class ComparePresenter(OneDialog[CompareDialog]):
         # Closing the dialog ends a comparison, which would go on unseen.
         dialog.finished.connect(lambda _result: self._comparer.cancel())
         return dialog
+
+    def _on_preview_changed(self) -> None:
+        self._follow_model()
+        self._show_kept()
+
+    def _show_kept(self) -> None:
+        """Disable Keep the Winner while the edited layout is the winner."""
+        dialog, edit, model = self.dialog, self._document.edit, self._document.model
+        results = None if dialog is None else dialog.results
+        winner = None if results is None else results.layout(results.winner)
+        if dialog is None or winner is None or edit is None or model is None or not dialog.isVisible():
+            return
+        try:
+            file = layout_of(winner, model.n_layers)
+        except LayoutError:
+            dialog.set_kept(False)
+            return
+        dialog.set_kept((file.layout, file.context) == (edit.layout, edit.context))
 
     def _follow_model(self) -> None:
         """Forget the layout files of another model; what was measured stays, with a note."""
@@ -73,6 +94,7 @@ class ComparePresenter(OneDialog[CompareDialog]):
         self._show_layouts()
         if self.dialog is not None:
             self.dialog.show_running(self._comparer.is_running)
+            self._show_kept()
             self.dialog.say("" if self._model is not None else tr("No model is open."))
 
     def _show_layouts(self) -> None:
@@ -120,6 +142,7 @@ class ComparePresenter(OneDialog[CompareDialog]):
             return
         dialog.show_running(False)
         dialog.show_results(results)
+        self._show_kept()
         self._say_of(results)
 
     def _say_of(self, results: BenchResults) -> None:
@@ -136,7 +159,7 @@ class ComparePresenter(OneDialog[CompareDialog]):
         elif len(results.layouts) == 1:
             dialog.say(tr("One layout was measured. Add others to compare it with."))
         else:
-            dialog.say(winner_words(results))
+            dialog.say(winner_words(with_titles(results, TITLES)))
 
     def _on_failed(self, sentence: str) -> None:
         if self.dialog is not None:

@@ -1,4 +1,4 @@
-"""The presenter of Layout > Compare Layouts: it finds the layouts of both sides, and takes one into the editor."""
+"""The presenter of Layout > Compare Two Layouts: it finds the layouts of both sides, and takes one into the editor."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QWidget
 from app.background import Background, Task
 from app.library.named_layouts import NamedLayouts
 from app.load.comparer import LayoutComparer
-from app.models.auto_layouts import STRATEGY_WORDS, AutoLayouts
+from app.models.auto_layouts import AutoLayouts
 from app.models.document import LayoutDocument
 from app.models.open_models import OpenModels
 from app.models.speeds import SpeedRepository
@@ -20,6 +20,7 @@ from app.rig.live_rig import LiveRig
 from app.theme import Theme
 from app.window import dialogs
 from app.window.dialogs import OneDialog
+from app.window.layout.compare_presenter import TITLES
 from engine.base.cancellation import CancelToken
 from engine.base.errors import EngineError, LayoutError
 from engine.base.language import tr
@@ -85,7 +86,7 @@ class ComparisonPresenter(OneDialog[ComparisonDialog]):
         theme: Theme,
         window: QWidget,
     ) -> None:
-        super().__init__(self._make_dialog, lambda _dialog: self._begin(), window)
+        super().__init__(self._make_dialog, lambda _dialog: self._fill(), window)
         self._document, self._live, self._models, self._named = document, live, models, named
         self._auto_layouts, self._speeds, self._files, self._theme = auto_layouts, speeds, files, theme
         self._window = window
@@ -110,7 +111,7 @@ class ComparisonPresenter(OneDialog[ComparisonDialog]):
         dialog.take_requested.connect(self._take)
         return dialog
 
-    def _begin(self) -> None:
+    def _fill(self) -> None:
         self._named.refresh()
         self._follow_model()
         self._show_options()
@@ -128,10 +129,7 @@ class ComparisonPresenter(OneDialog[ComparisonDialog]):
         if self._models.current.loading.last_loaded is not None:
             options.append(SideOption("loaded", tr("last load")))
         options += [SideOption(f"named:{each.name}", each.name) for each in self._named.documents]
-        options += [
-            SideOption(f"auto:{words.name}", tr("Auto Layout: {title}", title=words.title.replace("&", "")))
-            for words in STRATEGY_WORDS
-        ]
+        options += [SideOption(f"auto:{name}", title) for name, title in TITLES.items()]
         options += [SideOption(key, path.stem) for key, path in self._chosen_files]
         options.append(SideOption(_FILE, tr("Layout file…")))
         options.append(SideOption(_RIG, tr("Another rig…")))
@@ -186,6 +184,11 @@ class ComparisonPresenter(OneDialog[ComparisonDialog]):
             self._chosen_files = [(key, path) for key, path in self._chosen_files if key.startswith("rig:")]
             self._keys = ["current", self._first_other()]
             self._found, self._asked = [None, None], [(), ()]
+            for side in (0, 1):
+                # A search for the other model would be shown here when it ends.
+                self._finding[side].cancel()
+                if self.dialog is not None:
+                    self.dialog.show_side(side, None)
             self._named.refresh()
             self._show_options()
 
@@ -196,12 +199,14 @@ class ComparisonPresenter(OneDialog[ComparisonDialog]):
 
     def _find_all(self) -> None:
         # The plan of the present edit may still be computed.
-        self._document.when_forecast(lambda: [self._find(side) for side in (0, 1)])
+        self._document.when_forecast(self._find_both)
         if self._document.model is None and self.dialog is not None:
             for side in (0, 1):
-                self._finding[side].cancel()
-                self.dialog.show_side(side, None)
                 self.dialog.say(side, tr("No model is open.") if side == 0 else "")
+
+    def _find_both(self) -> None:
+        for side in (0, 1):
+            self._find(side)
 
     def _find(self, side: int) -> None:
         dialog, plan = self.dialog, self._document.plan

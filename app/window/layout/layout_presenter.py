@@ -19,7 +19,7 @@ from engine.planning.layout.split_modes import split_mode_obstacles, split_share
 from engine.planning.plan.decisions.context_length import trained_length
 from engine.planning.plan.plan import Plan
 from engine.planning.plan.preview import Preview
-from engine.planning.speed.prediction import rate_text
+from engine.planning.speed.prediction import predicted_rate_text
 from widgets.controls.settings_bar import SettingsBar
 from widgets.controls.share_editor import ShareEditor
 from widgets.controls.values import SplitModeChoice
@@ -38,10 +38,10 @@ def outcome_text(found: ExpertOutcome) -> str:
         return tr("{size}, does not fit", size=size)
     if found.after is None:
         return size
-    after = rate_text(found.after.tokens_per_second)
+    after = predicted_rate_text(found.after.tokens_per_second)
     if found.before is None:
         return tr("{size}, fits then, roughly {after} tokens/s", size=size, after=after)
-    before = rate_text(found.before.tokens_per_second)
+    before = predicted_rate_text(found.before.tokens_per_second)
     return tr("{size}, roughly {before} → {after} tokens/s", size=size, before=before, after=after)
 
 

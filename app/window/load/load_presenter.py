@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QObject
+from PySide6.QtCore import QObject, QTimer
 
 from app.load.load_questions import idle_text
 from app.load.loader import Loader
@@ -238,6 +238,7 @@ class LoadReportPresenter(QObject):
             self._made_room = False
             self._main.fit_report()
         self._report.show_loaded(event)
+        self._settle()
         other = tr(", with a different layout (see the load report)") if len(self._report.attempts) > 1 else ""
         text = tr("{name} is loaded{other}", name=self._model.name, other=other)
         # In the same notice, or this one would replace the other before anybody has read it.
@@ -259,15 +260,21 @@ class LoadReportPresenter(QObject):
                     self._made_room = self._main.make_room_for_proposals() or self._made_room
                 self._tell_ending(tr("{device} ran out of memory", device=event.device), event.message)
             case Failed():
-                report.show_failed(event)
+                report.show_failed(event, was_loaded=self._was_loaded)
                 short = tr("The model stopped") if self._was_loaded else tr("Loading failed")
                 self._tell_ending(short, event.message)
+                self._settle()
             case Crashed():
                 report.show_crashed(event)
                 self._tell_ending(tr("The engine crashed"), event.message)
             case Cancelled():
                 report.show_cancelled(event)
                 self._notices.say(self._named(tr("Cancelled")))
+
+    def _settle(self) -> None:
+        """Give the report the height of its content, when its parts have their places."""
+        if self._is_current:
+            QTimer.singleShot(0, self, lambda: self._main.settle_report(self._report.needed_height))
 
     def _tell_ending(self, short: str, whole: str) -> None:
         """Show a failure on the status line: `short` if the load report shows the details, else `whole`.

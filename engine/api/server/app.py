@@ -20,7 +20,7 @@ from engine.api.server.answering import answer_question, send_answers
 from engine.api.server.asking import ask
 from engine.api.server.exchange import Endpoint, Exchange, Handler
 from engine.api.server.forecasts import Forecasts
-from engine.api.server.guard import Access, App, Guard
+from engine.api.server.guard import Access, App, Guard, Scope
 from engine.api.server.journal import Journal
 from engine.api.server.metrics import metrics_text
 from engine.api.server.pool import LoadedModel, ModelPool
@@ -43,6 +43,9 @@ _BARE = frozenset({"/v1/models", "/v1/chat/completions", "/v1/embeddings", "/v1/
 """Paths that are also served without `/v1`. `/completions` is not among them: llama.cpp's endpoint has another form."""
 READERS = 2
 """Number of threads that parse large bodies. Each decodes images and sounds one at a time, in a child process."""
+
+_MAX_PATH = 200
+"""Length to which the path of a refused request is cut in the journal."""
 
 
 class Api:
@@ -90,7 +93,13 @@ class Api:
                 405: _refuse(405, "This endpoint takes another method."),
             },
         )
-        return Guard(app, self._access)
+        return Guard(app, self._access, self._note_refused)
+
+    def _note_refused(self, scope: Scope, error: ApiError) -> None:
+        """Add a request that the guard refuses to the journal: a client without a key is looked for there."""
+        client = scope.get("client")
+        # Cut, because a stranger may send long ones.
+        self.journal.begin(client[0] if client else "", scope["path"][:_MAX_PATH]).end(error.status, error.code or "")
 
     def _route(self, path: str, method: str, handler: Handler) -> Route:
         # Starlette takes an object for an ASGI application; it would call a function with a request of its own.

@@ -104,8 +104,9 @@ def _host_name(header: str) -> str:
 class Guard:
     """The outermost ASGI application: it refuses requests that `Access` does not allow, and limits bodies."""
 
-    def __init__(self, app: App, access: Access) -> None:
-        self._app, self._access = app, access
+    def __init__(self, app: App, access: Access, refused: Callable[[Scope, ApiError], None] | None = None) -> None:
+        """Guard `app`. `refused`: called with each request that is refused here, before it is answered."""
+        self._app, self._access, self._refused = app, access, refused
         self._bodies = _Bodies(access.max_body_bytes * MAX_BODIES)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -126,6 +127,8 @@ class Guard:
                 scope.get("layerdeck.trust", lambda: None)()
             self._check_body(headers)
         except ApiError as error:
+            if self._refused is not None:
+                self._refused(scope, error)
             await respond_with_error(send, error, scope["path"], cors=self._cors(origin))
             return
         cors = self._cors(origin)

@@ -21,6 +21,12 @@ NO_CHANCE = -9999.0
 PING = b": ping\n\n"
 """A comment in a stream of server-sent events, which keeps proxies from closing it while a long prompt is processed."""
 DONE = b"data: [DONE]\n\n"
+CUT = ("length", "context_full", "repetition")
+"""Stop reasons of answers that are not complete."""
+REPEATED = (
+    "The answer was ended because it repeats itself without end. Send a repeat penalty (`repeat_penalty`: 1.1) or a "
+    "higher temperature."
+)
 _encoder = msgspec.json.Encoder()
 
 
@@ -165,7 +171,7 @@ class AnswerWriter(Protocol):
 
 def finish_reason(done: Done | None, *, has_calls: bool) -> str:
     """Return why an answer ended, as OpenAI's `finish_reason`."""
-    if done is not None and done.stop_reason in ("length", "context_full"):
+    if done is not None and done.stop_reason in CUT:
         return "length"
     return "tool_calls" if has_calls else "stop"
 
@@ -183,8 +189,12 @@ def usage_of(answers: Sequence[Done]) -> dict[str, object]:
 
 
 def warnings_of(answers: Sequence[Done]) -> dict[str, list[str]]:
-    """Return a document's key `warnings`: notes on a chat template that was replaced. Empty if there are none."""
+    """Return a document's key `warnings`: notes on a replaced chat template and on endless repetitions.
+
+    Empty if there are none.
+    """
     told = list(dict.fromkeys(done.replaced for done in answers if done.replaced))
+    told += [REPEATED] if any(done.stop_reason == "repetition" for done in answers) else []
     return {"warnings": told} if told else {}
 
 

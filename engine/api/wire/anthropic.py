@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from engine.api.wire.answer import Answer, Part, event_of, warnings_of
+from engine.api.wire.answer import CUT, Answer, Part, event_of, warnings_of
 from engine.api.wire.errors import ApiError, invalid
 from engine.api.wire.media import check_files, image_of_base64, image_of_url
 from engine.api.wire.openai_chat import decode
@@ -235,7 +235,7 @@ def _result(content: object, place: str) -> tuple[str, list[MediaFile]]:
 
 def stop_reason(done: Done | None, *, has_calls: bool) -> str:
     """Return why an answer ended, as Anthropic's `stop_reason`."""
-    if done is not None and done.stop_reason in ("length", "context_full"):
+    if done is not None and done.stop_reason in CUT:
         return "max_tokens"
     if has_calls:
         return "tool_use"

@@ -134,6 +134,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     dry_penalty_last_n: int | None = None
     dynatemp_range: float | None = None
     dynatemp_exponent: float | None = None
+    repetition: str | None = None
     grammar: str | None = None
     logit_bias: dict[str, Any] | list[Any] | None = None
 

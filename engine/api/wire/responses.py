@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from engine.api.wire.answer import Answer, Part, event_of, warnings_of
+from engine.api.wire.answer import CUT, Answer, Part, event_of, warnings_of
 from engine.api.wire.errors import ApiError, invalid
 from engine.api.wire.media import check_files, image_of_url
 from engine.api.wire.openai_chat import choice_of, decode, effort_values
@@ -269,7 +269,7 @@ class ResponseWriter:
         return event_of(document, event)
 
     def _response(self, segments: Sequence[Segment], done: Done | None) -> dict[str, object]:
-        is_cut = done is not None and done.stop_reason in ("length", "context_full")
+        is_cut = done is not None and done.stop_reason in CUT
         request = self._request
         prompt, answer = (0, 0) if done is None else (done.prompt_tokens, done.generated_tokens)
         usage = {

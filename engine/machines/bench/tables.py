@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+
+import msgspec
 
 from engine.base.language import tr
 from engine.base.units import format_bytes
@@ -230,6 +232,26 @@ def closing_lines(results: BenchResults) -> Iterator[str]:
         yield results.ended
     if results.winner and len(results.layouts) > 1:
         yield winner_words(results)
+
+
+def with_titles(results: BenchResults, titles: Mapping[str, str]) -> BenchResults:
+    """Return the results with the names of strategies replaced by `titles`, for people; files keep the names.
+
+    A name may go on after a comma, as in "priority, split".
+    """
+
+    def title(name: str) -> str:
+        strategy, comma, rest = name.partition(",")
+        return titles.get(strategy, strategy) + comma + rest
+
+    replace = msgspec.structs.replace
+    return replace(
+        results,
+        layouts=tuple(replace(each, name=title(each.name), against=title(each.against)) for each in results.layouts),
+        comparisons=tuple(replace(each, base=title(each.base), name=title(each.name)) for each in results.comparisons),
+        answers=tuple(replace(each, base=title(each.base), name=title(each.name)) for each in results.answers),
+        winner=title(results.winner),
+    )
 
 
 def winner_words(results: BenchResults) -> str:

@@ -38,7 +38,11 @@ _HOST_MARGIN_SHARE = 20
 _END_TIMEOUT_S = 5.0
 _POLL_S = 0.25
 RESTART_AFTER_S = 60.0
-"""Seconds that a worker must have run to be started again. One that ended earlier would end for the same reason."""
+"""Seconds after which the end of a worker counts as the first one again."""
+MAX_QUICK_ENDS = 5
+"""Most ends of a worker in a row, each within `RESTART_AFTER_S`, after which it is still started again. A borrower's
+model can end a worker (ggml aborts at an operation that its device cannot compute), and others are to go on.
+"""
 _log = logging.getLogger("layerdeck.engine")
 
 
@@ -174,6 +178,7 @@ class _Worker:
             )
         self._child = ServingChild(self._request, name=f"lent-{device.id}")
         self._began_s = 0.0
+        self._quick_ends = 0
 
     def start(self) -> None:
         self._began_s = time.monotonic()
@@ -188,8 +193,11 @@ class _Worker:
         outcome = self._child.wait_for_end(0)
         if outcome is None:
             return None
-        self.serving = None
-        if time.monotonic() - self._began_s < RESTART_AFTER_S:
+        has_served, self.serving = self.serving is not None, None
+        is_quick = time.monotonic() - self._began_s < RESTART_AFTER_S
+        self._quick_ends = self._quick_ends + 1 if is_quick else 1
+        # One that never served would end for the same reason again.
+        if not has_served or self._quick_ends > MAX_QUICK_ENDS:
             return outcome.error()
         _log.warning("the worker of %s is started again: %s", self.lending.device.id, outcome.sentence)
         self._child = ServingChild(self._request, name=f"lent-{self.lending.device.id}")

@@ -7,10 +7,12 @@ Local devices have ggml's names. RPC devices are `RPC<k>`, counted over all devi
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine.devices.device import CPU_ID, Device, Rig
+from engine.devices.endpoint import parse_endpoint, parse_lent_endpoint
 
 _RPC_DEVICE = re.compile(r"RPC(\d{1,3})", re.ASCII)
 _RPC_BUFFER = re.compile(r"RPC(\d{1,3})\[([^\[\]\s]{1,300})\]", re.ASCII)
@@ -81,6 +83,25 @@ class DeviceNames:
     def _count(self, endpoint: str) -> int:
         """Return the number of devices of an RPC server, as far as the rig contains them; at least 1."""
         return max((device.endpoint_device + 1 for device in self._at(endpoint)), default=1)
+
+
+def with_plain_servers(rig: Rig) -> Rig:
+    """Return `rig` with a plain RPC endpoint for each device that a paired machine lends by its name.
+
+    Other programs cannot name a device behind a port. Its place is the machine's address with the port of the listener
+    plus 1, 2 and so on, in the order of the rig.
+    """
+    ports: Counter[str] = Counter()
+
+    def plain(device: Device) -> Device:
+        place, name = parse_lent_endpoint(device.endpoint or "x:1")
+        if device.endpoint is None or not name:
+            return device
+        ports[place] += 1
+        host, port = parse_endpoint(place)
+        return replace(device, endpoint=f"{host}:{port + ports[place]}")
+
+    return Rig(tuple(map(plain, rig.devices)), rig.host)
 
 
 def used_servers(rig: Rig, device_ids: Iterable[str]) -> tuple[str, ...]:

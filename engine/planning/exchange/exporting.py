@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Literal, get_args
 
+from engine.base.language import tr
+from engine.devices.endpoint import parse_endpoint, parse_lent_endpoint
+from engine.planning.exchange.device_names import with_plain_servers
 from engine.planning.exchange.exported import Exported
 from engine.planning.exchange.llama_swap import export_swap
 from engine.planning.exchange.lm_studio import export_lm_studio
@@ -22,6 +26,8 @@ _EXPORTS: dict[Target, Callable[[Plan], Exported]] = {
     "lmstudio": export_lm_studio,
     "python": export_python,
 }
+_WITH_SERVERS = ("llama-server", "llama-swap", "python")
+"""Programs that can use RPC workers."""
 
 
 def export_plan(plan: Plan, target: Target) -> Exported:
@@ -31,4 +37,20 @@ def export_plan(plan: Plan, target: Target) -> Exported:
         RuleViolationError: the plan breaks a rule, so no program could load it.
         LayoutError: the layout cannot be translated.
     """
-    return _EXPORTS[target](plan)
+    plain = with_plain_servers(plan.rig)
+    if plain == plan.rig:
+        return _EXPORTS[target](plan)
+    exported = _EXPORTS[target](plan.on(plain))
+    if target not in _WITH_SERVERS:
+        return exported
+    commands = [
+        f"`layerdeck-cli rig serve --host {host} --port {port} --device {parse_lent_endpoint(lent.endpoint or '')[1]}`"
+        for lent, device in zip(plan.rig.devices, plain.devices, strict=True)
+        if device.endpoint not in (None, lent.endpoint) and device in plan.on(plain).devices_in_use
+        for host, port in [parse_endpoint(device.endpoint or "")]
+    ]
+    note = tr(
+        "Without the tunnel the lent devices are served so, each on its machine: {commands}.",
+        commands=", ".join(commands),
+    )
+    return replace(exported, notes=(*exported.notes, note) if commands else exported.notes)

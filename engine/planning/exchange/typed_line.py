@@ -6,6 +6,7 @@ Unlike a whole command, the line changes only what it contains; the rest of the 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -20,7 +21,7 @@ from engine.planning.exchange.device_names import DeviceNames, used_servers
 from engine.planning.exchange.foreign_load import MAX_NUMBER, ForeignLoad, real_number
 from engine.planning.exchange.importing import MAX_TEXT, arrange
 from engine.planning.exchange.server_options import read_command
-from engine.planning.layout.layout import Layout, Override
+from engine.planning.layout.layout import Layout, Override, Run
 from engine.planning.layout.parts import place_part
 from engine.planning.layout.patterns import pattern_finder
 from engine.planning.layout.split_modes import with_shares
@@ -115,7 +116,30 @@ def _divided(shares: tuple[float, ...], layout: Layout, model: ModelFile, rig: R
     if layout.split_mode in ("tensor", "row"):
         return with_shares(layout, tuple(zip(ids, shares, strict=False)))
     load = ForeignLoad(program="", n_gpu_layers=MAX_NUMBER, shares=shares)
-    return replace(arrange_here(load, model, rig, ids), overrides=layout.overrides)
+    found = arrange_here(load, model, rig, ids)
+    # llama.cpp counts the output layer as one more, so 3,1,2 would give 4, 1 and 1 of 6 layers. Bare shares are meant
+    # for the layers; `-ts` has llama.cpp's arithmetic.
+    counts = layers_by_share(layout.n_layers, shares)
+    runs, first = [], 0
+    for device, count in zip(ids, counts, strict=False):
+        if count:
+            runs.append(Run(device, first, first + count - 1))
+            first += count
+    return replace(found, runs=tuple(runs), output_device=runs[-1].device, overrides=layout.overrides)
+
+
+def layers_by_share(n_layers: int, shares: Sequence[float]) -> tuple[int, ...]:
+    """Return the number of layers for each share, in proportion; they add up to `n_layers`.
+
+    What rounding down leaves goes to the largest remainders. `shares` must have a number above 0.
+    """
+    total = sum(shares)
+    exact = [n_layers * share / total for share in shares]
+    counts = [int(each) for each in exact]
+    by_remainder = sorted(range(len(shares)), key=lambda place: counts[place] - exact[place])
+    for place in by_remainder[: n_layers - sum(counts)]:
+        counts[place] += 1
+    return tuple(counts)
 
 
 def _placed(load: ForeignLoad, layout: Layout, model: ModelFile, rig: Rig) -> tuple[Layout, list[str]]:

@@ -14,7 +14,18 @@ from engine.planning.plan.edit import Edit
 from engine.planning.plan.report import DeviceRow
 
 ProposalKind = Literal[
-    "layout", "layers", "shares", "experts", "pipeline", "ubatch", "unload", "cache", "context", "cache_and_context"
+    "layout",
+    "layers",
+    "shares",
+    "experts",
+    "draft",
+    "no_draft",
+    "pipeline",
+    "ubatch",
+    "unload",
+    "cache",
+    "context",
+    "cache_and_context",
 ]
 ALL_KINDS: tuple[ProposalKind, ...] = get_args(ProposalKind)
 """All kinds of proposals. The last one is only offered if there is no other proposal."""
@@ -23,6 +34,8 @@ _GIVEN_UP: Mapping[ProposalKind, int] = {
     "layers": 1,
     "shares": 1,
     "experts": 1,
+    "draft": 1,
+    "no_draft": 1,
     "pipeline": 1,
     "ubatch": 1,
     "unload": 2,

@@ -28,7 +28,9 @@ from engine.planning.fit.step_back import change_words, layout_words
 from engine.planning.fit.strategies.catalogue import auto_layout
 from engine.planning.fit.strategies.constraints import NO_CONSTRAINTS, Constraints, check_constraints
 from engine.planning.fit.strategies.fastest import predict_layout
-from engine.planning.layout.layout import Layout, layer_words
+from engine.planning.layout.layout import Layout, layer_words, single_device
+from engine.planning.memory.drafts import Draft
+from engine.planning.plan.decisions.drafts import draft_candidates
 from engine.planning.plan.plan import Plan
 from engine.planning.plan.report import shortfalls
 from engine.planning.settings.context_settings import ContextSettings, KvType
@@ -63,6 +65,8 @@ def propose(
         "layers": search.moved_layers,
         "shares": search.shares,
         "experts": search.moved_experts,
+        "draft": search.moved_draft,
+        "no_draft": search.no_draft,
         "pipeline": search.no_pipeline,
         "ubatch": search.ubatch,
         "unload": search.unloaded_model,
@@ -245,6 +249,36 @@ class _Search:
             cpu_id=CPU_ID,
         )
         return self._proposal("experts", text, move.after(self._layout, count))
+
+    def moved_draft(self) -> Proposal | None:
+        """Return the move of the draft model to the first other device where everything fits, the CPU last."""
+        draft = self._plan.edit.side_files.draft
+        if draft is None or draft.model is None:
+            return None
+        now = self.before.draft_devices
+        for device in draft_candidates(self._plan.rig, draft.model):
+            if now == (device.id,) or device.id in self._constraints.off:
+                continue
+            moved = replace(draft, layout=single_device(draft.model.n_layers, device.id))
+            text = tr("Move the draft from {device} to {target}", device=", ".join(now), target=device.id)
+            found = self._draft_proposal("draft", text, moved)
+            if found is not None:
+                return found
+        return None
+
+    def no_draft(self) -> Proposal | None:
+        """Return the plan without its draft: the same answers, more slowly."""
+        if self._plan.edit.side_files.draft is None:
+            return None
+        return self._draft_proposal("no_draft", tr("Load without the draft"), None)
+
+    def _draft_proposal(self, kind: ProposalKind, text: str, draft: Draft | None) -> Proposal | None:
+        edit = self._plan.edit
+        plan = self._plan.with_edit(replace(edit, side_files=replace(edit.side_files, draft=draft)))
+        if not self._helps(plan):
+            return None
+        words = changes_in_words(self.before.forecast, plan.forecast)
+        return Proposal(text, plan.edit, words, kind, plan.forecast)
 
     def no_pipeline(self) -> Proposal | None:
         """Return the plan without pipeline parallelism and its copies.

@@ -285,7 +285,7 @@ class _Planner:
         return Placed(wanted.name, Plan(wanted.memory, rig, Edit(found.layout, found.context, wanted.side_files)))
 
     def _cheapest(self, rig: Rig) -> list[Device]:
-        """Return the devices of `rig` that may hold layers, the slowest first; of equal ones the one with least room."""
+        """Return the devices of `rig` that may hold layers: the slowest first, of equal ones that with least room."""
         off = self._constraints.off
         devices = [each for each in rig.devices if each.kind != "accel" and each.id not in off]
         # Of equal cards the fuller one first: another model may need the whole of the emptier one.

@@ -25,6 +25,12 @@ CUDA_FLASH_HEAD_SIZES = frozenset({40, 64, 72, 80, 96, 112, 128, 256, 512})
 """
 _CUDA_LACKS_FLASH = ("iq4_nl",)
 """KV cache types that CUDA's flash attention does not support (`ggml_cuda_fattn_kv_type_supported`)."""
+CUDA_LACKS_WEIGHTS = frozenset({"TQ1_0", "TQ2_0"})
+"""Types of weights that CUDA cannot multiply (`ggml_backend_cuda_device_supports_op`)."""
+REMOTE_CUDA = frozenset({"CUDA", "HIP", "ROCm", "MUSA"})
+"""Backends of lent devices that have the gaps of CUDA. ggml's RPC client asks a worker about no kernel
+(`ggml_backend_rpc_device_supports_op`), so that what runs on the CPU instead of a local card ends a worker.
+"""
 
 
 def without_flash_attention(model: ModelFile, context: ContextSettings) -> bool:
@@ -61,23 +67,32 @@ def member_attention_violations(model: ModelFile, context: ContextSettings) -> I
     Attention without a CUDA kernel would run on the CPU. The engine then aborts at `attn_output`, because each device
     of the split has only a slice of this weight (ggml-backend-meta.cpp: "unsupported mul_mat split states").
     """
-    if not architecture_rules(model.architecture).has_cache or _has_latent_attention(model):
-        return
-    lacking = next((kind for kind in (context.type_k, context.type_v) if kind in _CUDA_LACKS_FLASH), None)
-    widths = _head_widths(model, "key")
-    odd = next((width for width in widths if width not in CUDA_FLASH_HEAD_SIZES), None)
-    if widths and lacking is not None:
+    lacking, odd = cuda_flash_gaps(model, context)
+    if lacking is not None:
         yield Violation(
             "split_attention",
             tr("CUDA cannot compute attention over a KV cache of type {type} in split mode tensor.", type=lacking),
             tr("Choose another type for the KV cache, or split mode layer."),
         )
-    elif odd is not None and widths == _head_widths(model, "value"):
+    elif odd is not None:
         yield Violation(
             "split_attention",
             tr("CUDA cannot compute attention with heads of {width} in split mode tensor.", width=odd),
             tr("Choose split mode layer, which divides the model between layers."),
         )
+
+
+def cuda_flash_gaps(model: ModelFile, context: ContextSettings) -> tuple[KvType | None, int | None]:
+    """Return what CUDA's flash attention has no kernel for: (a type of the KV cache, a width of the heads).
+
+    None where it has one. Of models whose K and V heads differ in width no gap is told.
+    """
+    widths = _head_widths(model, "key")
+    if not widths or not architecture_rules(model.architecture).has_cache or _has_latent_attention(model):
+        return None, None
+    lacking = next((kind for kind in (context.type_k, context.type_v) if kind in _CUDA_LACKS_FLASH), None)
+    odd = next((width for width in widths if width not in CUDA_FLASH_HEAD_SIZES), None)
+    return lacking, odd if widths == _head_widths(model, "value") else None
 
 
 def _type_pair(model: ModelFile, context: ContextSettings) -> Iterator[Violation]:

@@ -13,8 +13,11 @@ from engine.devices.device import CPU_ID, Device, Fault, Rig
 from engine.model.architectures.registry import architecture_rules
 from engine.model.gguf.model_file import ModelFile
 from engine.planning.layout.cache_rules import (
+    CUDA_LACKS_WEIGHTS,
     KV_BLOCK_ELEMENTS,
+    REMOTE_CUDA,
     cache_violations,
+    cuda_flash_gaps,
     member_attention_violations,
     without_flash_attention,
 )
@@ -57,7 +60,7 @@ def fault_violations(layout: Layout, model: ModelFile, rig: Rig, context: Contex
                 ),
                 tr("Move layers off {id}, or use a file with weights of another type.", id=device.id),
             )
-    found = flash_fault(layout, rig, context)
+    found = flash_fault(layout, rig, context, model)
     if found is not None and context.flash_attn != "off":
         device, fault = found
         yield Violation(
@@ -79,12 +82,20 @@ def weight_fault(device: Device, model: ModelFile, *, with_output: bool) -> Faul
     """
     # Most devices have no faults, and this runs at every step of a drag, so the types of all tensors are collected
     # late.
-    if not device.findings.faults:
+    lacks = CUDA_LACKS_WEIGHTS if _is_remote_cuda(device) else frozenset[str]()
+    if not device.findings.faults and not lacks:
         return None
     types = {tensor.type_name for block in model.blocks for tensor in block.tensors}
     if with_output:
         types |= _output_types(model)
+    missing = min(types & lacks, default=None)
+    if missing is not None:
+        return Fault("weights", tr("its backend has no kernel for them, and would end."), missing)
     return next((fault for name in sorted(types) if (fault := device.fault("weights", name)) is not None), None)
+
+
+def _is_remote_cuda(device: Device) -> bool:
+    return device.remote is not None and device.remote.backend in REMOTE_CUDA
 
 
 def _output_types(model: ModelFile) -> set[str]:
@@ -99,12 +110,22 @@ def _output_types(model: ModelFile) -> set[str]:
     return set() if found is None else {found}
 
 
-def flash_fault(layout: Layout, rig: Rig, context: ContextSettings) -> tuple[Device, Fault] | None:
+def flash_fault(layout: Layout, rig: Rig, context: ContextSettings, model: ModelFile) -> tuple[Device, Fault] | None:
     """Return the first device of the layout with a known fault in flash attention for these cache types.
 
-    None if there is none.
+    None if there is none. A lent card without a kernel for it counts too: its worker would end.
     """
+    # Without `offload_kqv` the CPU computes attention for all layers.
+    has_flash = context.offload_kqv and not without_flash_attention(model, context)
     for device in _used(layout, rig):
+        if has_flash and _is_remote_cuda(device) and any(run.device == device.id for run in layout.runs):
+            lacking, odd = cuda_flash_gaps(model, context)
+            if lacking is not None:
+                reason = tr("its backend has no kernel for this type, and would end.")
+                return device, Fault("flash_attention", reason, lacking)
+            if odd is not None:
+                reason = tr("its backend has no kernel for heads of {width}, and would end.", width=odd)
+                return device, Fault("flash_attention", reason, context.type_k)
         for cache_type in dict.fromkeys((context.type_k, context.type_v)):
             fault = device.fault("flash_attention", cache_type)
             if fault is not None:

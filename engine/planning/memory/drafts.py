@@ -20,6 +20,7 @@ from engine.model.gguf.vocabulary import vocabulary_fault
 from engine.planning.layout.layout import Layout
 from engine.planning.layout.layout_file import DRAFT_SETTINGS, FOLLOWING, DraftEntry, DraftKind
 from engine.planning.memory.estimate import DeviceMemory, MemoryEstimate
+from engine.planning.memory.hyper_parameters import MissingNumberError, read_state
 from engine.planning.settings.context_settings import AUTO_CONTEXT, ContextSettings
 from engine.planning.settings.table import DRAFTED_TOKENS
 
@@ -64,6 +65,11 @@ def read_draft(path: Path, model: ModelFile, n_tokens: int = DRAFTED_TOKENS) -> 
             tr("is a model ({architecture}) that writes no text, so it cannot draft. Choose a small text model",
                architecture=quote(found.architecture)),
         )  # fmt: skip
+    if _keeps_state(found):
+        raise ModelFileError(
+            path,
+            tr("has recurrent state, from which rejected tokens cannot be removed. Choose another draft model"),
+        )
     fault = vocabulary_fault(model, found)
     if fault:
         raise ModelFileError(
@@ -115,6 +121,15 @@ def drafts_for(model: ModelFile) -> bool:
     embeds = model.hyper_parameter("attention.causal") is False or model.hyper_parameter("pooling_type") is not None
     encodes = any(tensor.name.startswith("enc.") for tensor in model.tensors)
     return model.has_vocabulary and not embeds and not encodes
+
+
+def _keeps_state(model: ModelFile) -> bool:
+    """Return whether layers have recurrent state; False if the header does not tell."""
+    try:
+        return any(read_state(model)[0].recurrent)
+    # A malformed header is named when the model is loaded.
+    except (MissingNumberError, LookupError, ArithmeticError, ValueError, TypeError, AttributeError):
+        return False
 
 
 def draft_context(draft: Draft, main: ContextSettings) -> ContextSettings:

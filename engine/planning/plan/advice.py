@@ -121,8 +121,10 @@ _LARGE_DRAFT = 2
 """A draft model of half the size of the main model hardly gains: each drafted token costs half of one that is sure."""
 
 
-def draft_advice(draft: Draft | None, devices: Sequence[str], model: ModelFile, layout: Layout) -> Iterator[Advice]:
+def draft_advice(draft: Draft | None, devices: Sequence[str], model: ModelFile, *, is_slow: bool) -> Iterator[Advice]:
     """Yield disadvantages of a draft model on these devices.
+
+    `is_slow`: whether a token of the draft takes half as long as one of the model, or longer.
 
     Rules: `draft_larger`, `draft_large`, `draft_on_cpu`.
     """
@@ -145,10 +147,10 @@ def draft_advice(draft: Draft | None, devices: Sequence[str], model: ModelFile, 
             ),
             tr("Choose a smaller draft model."),
         )
-    if CPU_ID in devices and any(device != CPU_ID for device in layout.devices):
+    if is_slow and CPU_ID in devices:
         yield Advice(
             "draft_on_cpu",
-            tr("The draft model is on the CPU, which may be slower than the model itself on its devices."),
+            tr("The draft model is on the CPU, where its tokens take half as long as those of the model, or longer."),
             tr("Move the draft to a card with room, choose a smaller draft model, or load without the draft."),
         )
 

@@ -258,15 +258,15 @@ def _value_words(value: object) -> str:
 
 
 def figure_rows(one: Side, other: Side) -> list[tuple[str, str, str]]:
-    """Return the figures of both sides in rows: name, first value, second value. Empty texts: unknown."""
+    """Return the figures of both sides in rows: name, first value, second value.
+
+    Empty texts: unknown. Rows without any value are left out.
+    """
     rows = list(zip(FIGURES, one.figures.words(), other.figures.words(), strict=True))
-    rows.append((tr("answers, measured"), *(_measured_words(each) for each in (one, other))))
-    costs = one.costs, other.costs
-    rows.append((tr("transfers for each token"), *("" if each is None else _transfer_words(each) for each in costs)))
-    if any(each is not None and each.sent_bytes for each in costs):
-        sent = ("" if each is None else format_bytes(each.sent_bytes) for each in costs)
-        rows.append((tr("sent to workers by a load"), *sent))
-    return rows
+    rows.append((tr("answers, measured"), _measured_words(one), _measured_words(other)))
+    rows.append((tr("transfers for each token"), _transfer_words(one), _transfer_words(other)))
+    rows.append((tr("sent to workers by a load"), _sent_words(one), _sent_words(other)))
+    return [row for row in rows if row[1] or row[2]]
 
 
 def _measured_words(side: Side) -> str:
@@ -274,10 +274,16 @@ def _measured_words(side: Side) -> str:
     return "" if rate is None else tr("{rate} tokens/s", rate=rate_text(rate))
 
 
-def _transfer_words(costs: Costs) -> str:
-    if not costs.transfers:
+def _transfer_words(side: Side) -> str:
+    if side.costs is None:
+        return ""
+    if not side.costs.transfers:
         return tr("none")
-    return f"{costs.transfers} · {format_bytes(costs.token_bytes)}"
+    return f"{side.costs.transfers} · {format_bytes(side.costs.token_bytes)}"
+
+
+def _sent_words(side: Side) -> str:
+    return format_bytes(side.costs.sent_bytes) if side.costs is not None and side.costs.sent_bytes else ""
 
 
 def memory_rows(one: Side, other: Side) -> list[tuple[str, str, str, str]]:
@@ -292,7 +298,7 @@ def memory_rows(one: Side, other: Side) -> list[tuple[str, str, str, str]]:
         if not any(row is not None and row.need_bytes for row in both):
             continue
         sizes = [0 if row is None else row.need_bytes for row in both]
-        rows.append((device, *(_need_words(row) for row in both), difference_words(sizes[1] - sizes[0])))  # type: ignore[arg-type]
+        rows.append((device, _need_words(both[0]), _need_words(both[1]), difference_words(sizes[1] - sizes[0])))
     return rows
 
 

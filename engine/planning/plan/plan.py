@@ -29,7 +29,7 @@ from engine.planning.memory.backends import backend_traits
 from engine.planning.memory.model_memory import FEW_TABLES, MOST_TABLES, ModelMemory
 from engine.planning.plan.advice import Advice, advice, draft_advice, side_file_advice, swap_advice
 from engine.planning.plan.decisions.decision import Decision
-from engine.planning.plan.decisions.drafts import draft_violations
+from engine.planning.plan.decisions.drafts import draft_violations, reads_slower
 from engine.planning.plan.decisions.side_files import side_file_violations
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.report import DeviceRow, FitReport, check_fit, device_needs, make_row, sharing
@@ -158,7 +158,7 @@ class Plan:
         found = (
             *advice(edit.layout, self.model, self.rig, self.settings),
             *side_file_advice(edit.side_files, edit.layout, self.settings),
-            *draft_advice(edit.side_files.draft, self.draft_devices, self.model, edit.layout),
+            *draft_advice(edit.side_files.draft, self.draft_devices, self.model, is_slow=self._drafts_slowly),
         )
         if self._has_room_for_output:
             return found
@@ -234,6 +234,13 @@ class Plan:
     def draft_devices(self) -> tuple[str, ...]:
         """Ids of the devices of the draft model; empty if there is none."""
         return () if self.resolved.draft is None else self.resolved.draft.devices
+
+    @property
+    def _drafts_slowly(self) -> bool:
+        placed, draft = self.resolved.draft, self.edit.side_files.draft
+        if placed is None or draft is None or draft.model is None or self.edit.layout.n_layers != self.model.n_layers:
+            return False
+        return reads_slower(draft.model, placed.layout, self.model, self.edit.layout, self.rig)
 
     @cached_property
     def draft_plan(self) -> Plan | None:

@@ -67,7 +67,9 @@ class Preview:
     `layers`: bytes of each layer. `report`: memory forecast of each device.
     `speed`: predicted speed of answers; None if the edit does not fit, or if the speed cannot be predicted.
     `answered_per_second`: tokens per second of the last answer with this edit; None before the first one. If there is
-    one, `speed` is scaled by it (`anchored`).
+    one, or one with another edit of the model, `speed` is scaled by it (`anchored`), and has as many tokens in the
+    context as the answer had: the header would else contradict the speed that was just seen.
+    `usual_speed`: the same with the usual number of tokens in the context; None if `speed` has it.
     `sendings`: bytes of weights that a load sends to each RPC worker; only for workers whose link was measured.
     `embedding_moves`: whether the token embedding can be put on a device; it cannot if it is the output layer too.
     `slices`: parts of each layer on the devices of modes tensor and row; None in other modes.
@@ -84,6 +86,7 @@ class Preview:
     report: FitReport
     speed: SpeedForecast | None = None
     answered_per_second: float | None = None
+    usual_speed: SpeedForecast | None = None
     sendings: tuple[Sending, ...] = ()
     embedding_moves: bool = False
     slices: Slices | None = None
@@ -122,6 +125,14 @@ class LoadedLayout:
         return self.edit != edit
 
 
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """Last answer of a model, with the edit that it had been loaded with."""
+
+    edit: Edit
+    answer: LastAnswer
+
+
 class PreviewTables:
     """Values that all previews of an opened model share, so that a step of a drag is fast.
 
@@ -132,6 +143,7 @@ class PreviewTables:
         self.memory = model if isinstance(model, ModelMemory) else ModelMemory(model)
         self._last: tuple[ContextSettings, tuple[LayerBytes, ...]] | None = None
         self._last_slices: tuple[tuple[object, ...], Slices | None] | None = None
+        self._answered: tuple[Answered, Rig, Speeds, SpeedForecast | None] | None = None
 
     @cached_property
     def work(self) -> Work:
@@ -143,6 +155,18 @@ class PreviewTables:
         """Whether the token embedding can be put on a device of its own. It cannot if the output layer uses it."""
         model = self.memory.model
         return any(each.name == EMBEDDING for each in model.global_tensors) and not ties_embedding(model)
+
+    def answered_speed(self, plan: Plan, speeds: Speeds, answered: Answered) -> SpeedForecast | None:
+        """Return the predicted speed of an answer that was given with another edit than that of `plan`.
+
+        None if its devices are gone. The last result is cached, because it stays the same while layers are dragged.
+        """
+        known, answer = self._answered, answered.answer
+        if known is None or known[0] != answered or known[1].ids != plan.rig.ids or known[2] is not speeds:
+            there = Plan(self.memory, plan.rig, answered.edit)
+            found = plan_speed(self.work, there, speeds, answer.fill_tokens, answer.prompt_tokens)
+            self._answered = known = (answered, plan.rig, speeds, found)
+        return known[3]
 
     def slices(self, plan: Plan) -> Slices | None:
         """Return the parts of each layer by device for a layout of mode tensor or row; None in other modes.
@@ -191,13 +215,17 @@ def cost_model(work: Work, plan: Plan, speeds: Speeds) -> CostModel | None:
     return None if tables is None else CostModel(work, plan.rig, plan.settings, tables, speeds)
 
 
-def plan_speed(work: Work, plan: Plan, speeds: Speeds, fill_tokens: int | None = None) -> SpeedForecast | None:
+def plan_speed(
+    work: Work, plan: Plan, speeds: Speeds, fill_tokens: int | None = None, prompt_tokens: int = 0
+) -> SpeedForecast | None:
     """Return the predicted speed of answers with `fill_tokens` tokens in the context; None for the usual number.
 
     The result is None if `plan` breaks a rule or its memory cannot be computed here.
+
+    `prompt_tokens`: length of the prompt that is predicted too; 0 for `fill_tokens`.
     """
     costs = cost_model(work, plan, speeds)
-    return None if costs is None else costs.answer(plan.edit.layout, fill_tokens)
+    return None if costs is None else costs.answer(plan.edit.layout, fill_tokens, prompt_tokens)
 
 
 def plan_prompt(work: Work, plan: Plan, speeds: Speeds, n_tokens: int) -> SpeedForecast | None:
@@ -215,14 +243,19 @@ def plan_sendings(plan: Plan, speeds: Speeds) -> tuple[Sending, ...]:
 
 
 def make_preview(
-    tables: PreviewTables, plan: Plan, speeds: Speeds = NO_MEASUREMENTS, answered: LastAnswer | None = None
+    tables: PreviewTables, plan: Plan, speeds: Speeds = NO_MEASUREMENTS, answered: Answered | None = None
 ) -> Preview:
     """Return the preview of `plan`.
 
     `tables`: the tables of the plan's model.
     `speeds`: measured speeds of the devices.
-    `answered`: last answer that the model computed with the plan's edit; None if there is none.
+    `answered`: last answer of the model, with the plan's edit if there is one with it; None if there is none.
     """
+    usual = plan_speed(tables.work, plan, speeds) if plan.report.fits else None
+    speed = usual
+    if usual is not None and answered is not None:
+        usual, speed = _anchored_speeds(tables, plan, speeds, answered, usual)
+    same = answered is not None and answered.edit == plan.edit
     return Preview(
         model_name=plan.model.name,
         rig=plan.rig,
@@ -232,8 +265,9 @@ def make_preview(
         output_weights_bytes=plan.memory.weights.output_bytes(HOST_RULE),
         report=plan.report,
         # A layout that does not fit has no speed: "short 30 GiB" and "49 tokens/s" side by side help nobody.
-        speed=_anchored_speed(tables.work, plan, speeds, answered) if plan.report.fits else None,
-        answered_per_second=None if answered is None else answered.tokens_per_second,
+        speed=speed,
+        answered_per_second=answered.answer.tokens_per_second if answered is not None and same else None,
+        usual_speed=usual if usual is not None and speed is not None and usual.n_tokens != speed.n_tokens else None,
         sendings=plan_sendings(plan, speeds),
         embedding_moves=tables.embedding_moves,
         slices=tables.slices(plan),
@@ -242,18 +276,25 @@ def make_preview(
     )
 
 
+def _anchored_speeds(
+    tables: PreviewTables, plan: Plan, speeds: Speeds, answered: Answered, usual: SpeedForecast
+) -> tuple[SpeedForecast, SpeedForecast]:
+    """Return (`usual`, the speed with as many tokens in the context as in the answer), scaled by the answer."""
+    answer = answered.answer
+    fill_tokens = min(answer.fill_tokens, plan.settings.n_ctx_each)
+    here = plan_speed(tables.work, plan, speeds, fill_tokens, answer.prompt_tokens)
+    there = here if answered.edit == plan.edit else tables.answered_speed(plan, speeds, answered)
+    if here is None or there is None:
+        return usual, usual
+    return anchored(usual, there, answer), anchored(here, there, answer)
+
+
 def _draft_block(plan: Plan) -> DraftBlock | None:
     draft = plan.edit.side_files.draft
     if draft is None or draft.path is None:
         return None
     size_bytes = sum(row.draft_bytes for row in plan.report.rows)
     return DraftBlock(draft.path.name, plan.draft_devices, draft.n_tokens, size_bytes)
-
-
-def _anchored_speed(work: Work, plan: Plan, speeds: Speeds, answered: LastAnswer | None) -> SpeedForecast | None:
-    speed = plan_speed(work, plan, speeds)
-    there = None if answered is None else plan_speed(work, plan, speeds, answered.fill_tokens)
-    return speed if speed is None or there is None or answered is None else anchored(speed, there, answered)
 
 
 def _layers(memory: ModelMemory, context: ContextSettings) -> tuple[LayerBytes, ...]:

@@ -13,6 +13,8 @@ Mirostat = Literal["off", "1", "2"]
 MIROSTAT_MODES: tuple[Mirostat, ...] = get_args(Mirostat)
 FullContext = Literal["end", "shift"]
 FULL_CONTEXT_MODES: tuple[FullContext, ...] = get_args(FullContext)
+Repetition = Literal["end", "continue"]
+REPETITION_MODES: tuple[Repetition, ...] = get_args(Repetition)
 DRY_BREAKERS = ("\n", ":", '"', "*")
 """Default sequence breakers of DRY (common/common.h)."""
 
@@ -25,6 +27,7 @@ class SamplingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     `max_tokens`: None for no limit.
     `seed`: None for a new random seed for each answer.
     `full_context`: if the context is full, "end" ends the answer, and "shift" removes the oldest tokens and continues.
+    `repetition`: "end" ends an answer that repeats the same text without end.
     `keep_tokens`: number of first tokens that "shift" does not remove; None for all tokens before the first question.
     """
 
@@ -56,6 +59,7 @@ class SamplingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     max_tokens: int | None = None
     full_context: FullContext = "end"
     keep_tokens: int | None = None
+    repetition: Repetition = "end"
     stop: tuple[str, ...] = ()
     grammar: str = ""
     json_schema: str = ""

@@ -11,7 +11,12 @@ from typing import Literal, get_args
 
 from engine.base.language import tr
 from engine.planning.settings.kinds import Choice, LeftOpen, Real, SamplingKind, SamplingValue, Text, Texts, WholeNumber
-from engine.planning.settings.sampling_settings import FULL_CONTEXT_MODES, MIROSTAT_MODES, SamplingSettings
+from engine.planning.settings.sampling_settings import (
+    FULL_CONTEXT_MODES,
+    MIROSTAT_MODES,
+    REPETITION_MODES,
+    SamplingSettings,
+)
 
 SamplingGroup = Literal["Answer", "Repetition", "Choice", "Temperature", "Mirostat", "Shape"]
 SAMPLING_GROUPS: tuple[SamplingGroup, ...] = get_args(SamplingGroup)
@@ -74,6 +79,13 @@ SAMPLING: tuple[SamplingSetting, ...] = (
         "Answer",
         tr("Tokens kept by a shift"),
         tr("number of first tokens that stay when a full context is shifted; empty: those before the first question"),
+    ),
+    SamplingSetting(
+        "repetition",
+        Choice(REPETITION_MODES, "W"),
+        "Answer",
+        tr("Endless repetition"),
+        tr("end: an answer that repeats the same text again and again ends; continue: it goes on"),
     ),
     SamplingSetting(
         "stop",

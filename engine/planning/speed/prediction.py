@@ -122,7 +122,7 @@ class SpeedForecast:
 
     def text(self) -> str:
         """Return tokens per second as a text for the user; "roughly" marks a prediction that is based on a guess."""
-        rate = rate_text(self.tokens_per_second)
+        rate = predicted_rate_text(self.tokens_per_second)
         return tr("about {rate} tokens/s", rate=rate) if self.is_known else tr("roughly {rate} tokens/s", rate=rate)
 
     def on(self, device_id: str) -> DeviceTime | None:
@@ -132,19 +132,35 @@ class SpeedForecast:
 
 @dataclass(frozen=True, slots=True)
 class LastAnswer:
-    """Measured speed of the last answer. `fill_tokens`: number of tokens in the context in the middle of the answer."""
+    """Measured speed of the last answer.
+
+    `fill_tokens`: number of tokens in the context in the middle of the answer.
+    `prompt_tokens`, `prompt_per_second`: number of prompt tokens that were computed, and their speed; 0: too few of
+    them to tell a speed.
+    """
 
     tokens_per_second: float
     fill_tokens: int
+    prompt_tokens: int = 0
+    prompt_per_second: float = 0.0
 
 
 def anchored(forecast: SpeedForecast, there: SpeedForecast, answer: LastAnswer) -> SpeedForecast:
-    """Return `forecast` scaled by a measured answer of the same layout.
+    """Return `forecast` scaled by a measured answer of the same model.
 
-    `there`: prediction for the same layout with as many tokens in the context as during the answer. The scale is chosen
-    so that this prediction becomes the measured speed. The prediction for prompts is not changed.
+    `there`: prediction for the layout of the answer, with as many tokens in the context as during the answer. The scale
+    is chosen so that this prediction becomes the measured speed. The prediction for prompts is scaled in the same way,
+    if the answer's prompt was measured and `there` has a prediction for it.
     """
-    scale = 1 / (max(answer.tokens_per_second, 1e-9) * there.token_s)
+    found = _scaled(forecast, there.token_s, answer.tokens_per_second)
+    if forecast.prompt is None or there.prompt is None or answer.prompt_per_second <= 0:
+        return found
+    return replace(found, prompt=_scaled(forecast.prompt, there.prompt.token_s, answer.prompt_per_second))
+
+
+def _scaled(forecast: SpeedForecast, there_s: float, measured_per_second: float) -> SpeedForecast:
+    """Return `forecast` with all times scaled by the measured time of a token over its predicted time `there_s`."""
+    scale = 1 / (max(measured_per_second, 1e-9) * there_s)
     devices = tuple(
         replace(each, seconds=each.seconds * scale, link_s=each.link_s * scale) for each in forecast.devices
     )
@@ -224,11 +240,14 @@ class CostModel:
 
     # ------------------------------------------------------------------ what is forecast
 
-    def answer(self, layout: Layout, fill_tokens: int | None = None) -> SpeedForecast:
-        """Return the predicted time of an answer's token with `fill_tokens` in the context; None for `usual_fill`."""
+    def answer(self, layout: Layout, fill_tokens: int | None = None, prompt_tokens: int = 0) -> SpeedForecast:
+        """Return the predicted time of an answer's token with `fill_tokens` in the context; None for `usual_fill`.
+
+        `prompt_tokens`: length of the prompt that is predicted too; 0 for `fill_tokens`.
+        """
         fill = usual_fill(self.context) if fill_tokens is None else fill_tokens
         name, speeds = layout_class(layout, self.rig), self.speeds
-        prompt = self.prompt(layout, fill) if fill else None
+        prompt = self.prompt(layout, prompt_tokens or fill) if prompt_tokens or fill else None
         return self._forecast(
             layout,
             self.costs(layout, 1, fill),
@@ -478,7 +497,7 @@ def speed_words(speed: SpeedForecast) -> str:
     learnt = tr(", corrected by earlier answers") if speed.is_learnt else ""
     return tr(
         "Predicted: {rate} tokens/s with {fill_tokens} tokens in the context ({source}{learnt}).",
-        rate=rate_text(speed.tokens_per_second),
+        rate=predicted_rate_text(speed.tokens_per_second),
         fill_tokens=speed.n_tokens,
         source=source_words(speed.source),
         learnt=learnt,
@@ -493,7 +512,7 @@ def prompt_words(prompt: SpeedForecast) -> str:
     return tr(
         "Predicted for a prompt of {n_tokens} tokens: {rate} tokens/s ({source}{learnt}).",
         n_tokens=prompt.n_tokens,
-        rate=rate_text(prompt.tokens_per_second),
+        rate=predicted_rate_text(prompt.tokens_per_second),
         source=source_words(prompt.source),
         learnt=learnt,
     )
@@ -505,7 +524,7 @@ def link_words(speed: SpeedForecast, use: LinkUse) -> str:
     words = tr(
         "Link to {id}: {round_trip} ms there and back, {rate}, {size} per token; it costs {lost} tokens/s.",
         id=use.id,
-        round_trip=f"{use.latency_s * 1e3:.2g}",
+        round_trip=f"{use.latency_s * 1e3:.0f}" if use.latency_s >= 0.01 else f"{use.latency_s * 1e3:.2g}",
         # Powers of 1000, as networks are sold.
         rate=f"{rate / 1e9:.1f} GB/s" if rate >= 1e9 else f"{rate / 1e6:.3g} MB/s",
         size=format_bytes(round(use.token_bytes)),
@@ -519,3 +538,9 @@ def rate_text(rate: float) -> str:
     if rate < 1:
         return f"{rate:.2g}"
     return f"{rate:.0f}" if rate >= 10 else f"{rate:.1f}"
+
+
+def predicted_rate_text(rate: float) -> str:
+    """Return predicted tokens per second as text, with two significant digits: more are not known."""
+    # Rounded before the format, which would write 1.6e+05.
+    return rate_text(float(f"{rate:.2g}")) if rate > 0 else rate_text(rate)

@@ -115,12 +115,12 @@ _NETWORK = Link(500e-6, 110_000_000)
 """Usual link of an RPC worker on another computer, if it was not measured: gigabit Ethernet."""
 _HOP_SECONDS = 20e-6
 """Fixed seconds of a transfer to a local device, in addition to its link. A guess."""
-_REMOTE_HOP_SECONDS = 400e-6
+_REMOTE_HOP_SECONDS = 150e-6
 """Fixed seconds of a transfer to an RPC worker, in addition to its link.
 
-It is processor time of client and worker, measured between processes on one computer.
+It is processor time of client and worker, fitted to 36 layouts of five models (`benchmarks/speed_prediction.py`).
 """
-_DESCRIBED_SECONDS, DESCRIBED_BYTES = 10e-6, 900
+_DESCRIBED_SECONDS, DESCRIBED_BYTES = 0.5e-6, 900
 """Cost of sending one node of a ggml graph to an RPC worker: seconds of processor time, and bytes.
 
 The bytes are those of two to three tensors in the message.
@@ -139,6 +139,17 @@ _EFFICIENCY: Mapping[Source, tuple[float, float]] = {
 """(Smallest, largest) share of a device's bandwidth that a model reaches, by source of the bandwidth.
 
 A measurement runs one product after another, so even a measured bandwidth may not be reached.
+"""
+_CPU_EFFICIENCY = (0.7, 0.95)
+"""The same of a CPU whose bandwidth was measured.
+
+The mean of the inverses, 1.24, was fitted to 36 layouts of five models (`benchmarks/speed_prediction.py`).
+"""
+_CPU_OP_WEIGHT = 3.0
+"""Seconds of a mean graph node on a CPU, in those of the sum that is measured, which is among the cheapest.
+
+Norms, RoPE and softmax take longer, and products convert their column first. On cards starting the kernel takes most of
+the time, whatever it computes. Fitted as above.
 """
 
 _FAMILIES: Mapping[str, str] = {
@@ -221,7 +232,10 @@ def prompt_source(device: Device, speeds: Speeds) -> Source:
 
 def op_seconds(device: Device, speeds: Speeds = NO_MEASUREMENTS) -> float:
     """Return the seconds of a small computation on `device`, such as a norm, which reads next to nothing."""
-    return speeds.op_seconds.get(device.id, _OP_SECONDS)
+    measured_s = speeds.op_seconds.get(device.id)
+    if measured_s is None:
+        return _OP_SECONDS
+    return measured_s * (_CPU_OP_WEIGHT if _computing_kind(device) == "cpu" else 1.0)
 
 
 def source(device: Device, speeds: Speeds) -> Source:
@@ -237,6 +251,8 @@ def efficiency(device: Device, speeds: Speeds) -> tuple[float, float]:
     """Return the (smallest, largest) share of its bandwidth that `device` reaches in a model."""
     # Answers teach a factor on the nominal speed, so the shares of a guess apply.
     where = source(device, speeds)
+    if where == "measured" and _computing_kind(device) == "cpu":
+        return _CPU_EFFICIENCY
     return _EFFICIENCY["guess" if where == "answers" else where]
 
 

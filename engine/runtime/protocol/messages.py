@@ -37,12 +37,13 @@ PROJECTOR = "projector"
 """Value of `Part.buffer_type` for the memory of a projector."""
 
 LoadStage = Literal["allocate", "read", "context", "warm_up"]
-StopReason = Literal["end_of_text", "length", "context_full", "stopped"]
+StopReason = Literal["end_of_text", "length", "context_full", "repetition", "stopped"]
 """Why a generation ended.
 
 `end_of_text`: the model generated an end token, or a stop text came.
 `length`: the answer reached the limit of its length.
 `context_full`: the context has no room for another token.
+`repetition`: the answer repeated the same text without end.
 `stopped`: the user or client stopped it.
 """
 

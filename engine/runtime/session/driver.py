@@ -20,10 +20,13 @@ from pathlib import Path
 
 from engine.base.cancellation import CancelToken
 from engine.base.errors import ArgumentError, EngineError
+from engine.base.language import tr
 from engine.base.metal_tensor_api import TENSOR_API_VARIABLE
 from engine.devices.device import ComputingNeed, Device
 from engine.devices.endpoint import greet_all
 from engine.devices.holder import MemoryHolder
+from engine.model.gguf.model_file import ModelFile
+from engine.model.gguf.reader import read_model
 from engine.planning.fit.step_back import step_back
 from engine.planning.plan.plan import Plan
 from engine.planning.plan.report import FitReport
@@ -100,6 +103,11 @@ class WorkRunner:
         if self.sequences is not None:
             with suppress(OSError):  # a child that cannot save says so when it is asked to
                 self.sequences.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if has_changed(plan.model):
+            name = plan.model.paths[0].name
+            sentence = tr("{name} has changed since it was opened, and its layout is for the file before.", name=name)
+            remedy = tr("Open it again; Use Last Layout brings the layout back if it fits.")
+            return inputs.Refused(work.ticket, Failed(kind="model_file", message=f"{sentence} {remedy}"))
         try:
             request = load_request(plan, sequences=self.sequences)
         except EngineError as error:
@@ -384,3 +392,15 @@ class Driver:
             _log.exception("%s of a session failed", type(work).__name__)
             answer = inputs.WorkFailed(work.ticket)
         self.take(answer)
+
+
+def has_changed(model: ModelFile) -> bool:
+    """Return whether the file of `model` has other tensors now than when it was read. Blocks.
+
+    False if it cannot be read: the child reports why.
+    """
+    try:
+        now = read_model(model.paths[0])
+    except EngineError:
+        return False
+    return (now.n_layers, now.tensors) != (model.n_layers, model.tensors)

@@ -242,11 +242,19 @@ def lost_event(
     told = " ".join(greetings[endpoint].sentence for endpoint in to_blame if endpoint in greetings)
     what = tr("did not go on") if outcome.reason is EndReason.STALLED else tr("was lost")
     remedy = tr("Restart the RPC worker, then load again.")
+    # The network broke for a moment, or the lender has started its worker again; nobody has to do anything there.
+    if all(_is_back(devices[endpoint], greetings.get(endpoint)) for endpoint in to_blame):
+        remedy = tr("Load again.")
     return Failed(kind="unreachable", message=" ".join(filter(None, (f"{names} {what} {when}.", told, remedy))))
 
 
 def _is_busy(greeting: Greeting | None) -> bool:
     return greeting is not None and greeting.status is GreetingStatus.BUSY
+
+
+def _is_back(held: Sequence[Device], greeting: Greeting | None) -> bool:
+    """Return whether these devices are lent by a paired machine and answer now."""
+    return greeting is not None and greeting.ok and all(device.fingerprint is not None for device in held)
 
 
 def _has_stopped_here(held: Sequence[Device], greeting: Greeting | None) -> bool:

@@ -6,10 +6,14 @@ import io
 import json
 import sys
 
+import msgspec
 import pytest
 
+from app.chats.shown_messages import answer_note
+from app.cli.chat_printers import JsonChat, TextChat
 from app.cli.printers import JsonPrinter, TextPrinter
 from engine.base.units import MIB
+from engine.chat.message import Message
 from engine.devices.device import make_host
 from engine.devices.holder import MemoryHolder
 from engine.planning.memory.estimate import DeviceMemory, Grade
@@ -177,3 +181,14 @@ def test_a_model_cannot_steer_the_terminal(monkeypatch: pytest.MonkeyPatch) -> N
         printer.show(Token(text="a\n\tb\x1bé"))
         printer.show(Token(text="\x9b]0;x\x07"))
         assert output.getvalue() == expected
+
+
+def test_an_endless_repetition_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = Message(id="1", role="assistant", content="ha ha", stop_reason="repetition")
+    TextChat().done(msgspec.structs.replace(DONE, stop_reason="repetition"), answer)
+    assert "repeats itself without end. --repeat-penalty 1.1" in capsys.readouterr().err
+    TextChat().done(DONE, answer)
+    assert "repeats itself" not in capsys.readouterr().err
+    JsonChat().done(msgspec.structs.replace(DONE, stop_reason="repetition"), answer)
+    assert json.loads(capsys.readouterr().out)["stop_reason"] == "repetition"
+    assert "repeats itself without end" in answer_note(answer)

@@ -74,7 +74,7 @@ def test_unknown_strategies_and_devices_are_refused(tmp_path: Path, capsys: pyte
 
 def test_a_unified_rig_counts_its_memory_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     unified = rig(tmp_path, 16, 16, kind="igpu", unified_memory=True)
-    words = ["--rig", unified, "--json", "--load-mode", "none", "--layers", "CUDA0=16"]
+    words: list[str | Path] = ["--rig", unified, "--json", "--load-mode", "none", "--layers", "CUDA0=16"]
     rows = run_here(capsys, "plan", models(tmp_path)[0], *words).document["devices"]
     (card, host) = rows
     assert card["free_bytes"] == 16 * (1 << 30) - host["need_bytes"]

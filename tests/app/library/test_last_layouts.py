@@ -11,6 +11,7 @@ import pytest
 from pytestqt.qtbot import QtBot
 
 from app.wiring import WindowParts
+from engine.library.facts import fingerprint
 from engine.library.notes import SavedDocument
 from tests.support.models import write_tiny_llama
 from tests.support.windows import WindowOpener
@@ -120,3 +121,60 @@ def test_a_damaged_last_layout_is_one_sentence_and_changes_nothing(
     assert window.desk.document.edit == before
     assert len(said) == 1
     assert "last layout" in said[0]
+
+
+def said_of(window: WindowParts) -> list[str]:
+    said: list[str] = []
+    window.desk.notices.given.connect(lambda notice: said.append(notice.text))
+    return said
+
+
+def test_a_file_that_has_changed_on_disk_keeps_its_layout(open_window: WindowOpener, model: Path, qtbot: QtBot) -> None:
+    first = open_window()
+    opened(first, model, qtbot)
+    change_context(first, 512)
+    first.main.close()
+    write_tiny_llama(model, n_layers=4, seed=1 + crc32(model.parent.name.encode()))
+    window = open_window()
+    said = said_of(window)
+    opened(window, model, qtbot)
+    qtbot.waitUntil(window.actions["use_last_layout"].isEnabled)
+    assert said[-1].startswith("The file has changed since. Layout > Use Last Layout")
+    window.actions["use_last_layout"].trigger()
+    edit = window.desk.document.edit
+    assert edit is not None
+    assert edit.context.n_ctx == 512
+
+
+def test_a_layout_for_another_number_of_layers_is_refused_in_a_sentence_and_stays(
+    open_window: WindowOpener, model: Path, qtbot: QtBot
+) -> None:
+    first = open_window()
+    opened(first, model, qtbot)
+    change_context(first, 512)
+    first.main.close()
+    write_tiny_llama(model, n_layers=6, seed=2 + crc32(model.parent.name.encode()))
+    window = open_window()
+    opened(window, model, qtbot)
+    qtbot.waitUntil(window.actions["use_last_layout"].isEnabled)
+    before, said = window.desk.document.edit, said_of(window)
+    window.actions["use_last_layout"].trigger()
+    assert window.desk.document.edit == before
+    assert len(said) == 1
+    assert "the layout is for a model of 4 layers and this one has 6" in said[0]
+    assert window.actions["use_last_layout"].isEnabled(), "it is not lost"
+
+
+def test_deleted_layouts_of_a_file_that_is_the_same_do_not_come_back(
+    open_window: WindowOpener, model: Path, qtbot: QtBot
+) -> None:
+    catalogue = open_window().desk.library.catalogue
+    mine = SavedDocument("layout", "mine", "{}")
+    catalogue.save_document(model, mine)
+    assert catalogue.documents_of(model) == (mine,)
+    catalogue.forget_document((fingerprint(model),), "layout", "mine")
+    assert catalogue.documents_of(model) == ()
+    catalogue.save_document(model, mine)
+    catalogue.forget_document_of(model, mine)
+    write_tiny_llama(model, n_layers=4, seed=3 + crc32(model.parent.name.encode()))
+    assert catalogue.documents_of(model) == ()

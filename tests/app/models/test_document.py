@@ -14,12 +14,15 @@ from engine.devices.device import Device, Rig, make_host
 from engine.model.gguf.reader import read_model
 from engine.planning.layout.layout import Layout, make_layout, single_device
 from engine.planning.layout.moves import BoundaryMove, Move, RangeMove
+from engine.planning.memory.drafts import Draft
 from engine.planning.memory.estimate import DeviceMemory, Grade
 from engine.planning.memory.side_files import Projector, SideFiles
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.preview import Preview
 from engine.planning.plan.report import make_row
 from engine.planning.settings.context_settings import ContextSettings
+from engine.planning.speed.prediction import LastAnswer
+from engine.planning.speed.speeds import NO_MEASUREMENTS
 from tests.support.models import write_tiny_llama
 
 N_LAYERS = 8
@@ -197,3 +200,32 @@ def test_a_sheet_put_aside_keeps_its_edit_and_its_undo(document: LayoutDocument,
     assert layout_of(document) == first
     assert document.preview is not None
     assert document.preview.layout == first
+
+
+def test_other_layouts_are_told_in_proportion_to_the_last_answer(document: LayoutDocument) -> None:
+    """76 tokens/s were seen: the next layout is not told to have half of them."""
+    assert document.model is not None
+    path, edit = document.model.paths[0], document.edit
+    assert edit is not None
+    assert document.preview is not None
+    assert document.preview.speed is not None
+    forecast = document.preview.speed.tokens_per_second
+    older = replace(edit, layout=single_device(N_LAYERS, "RPC0"))
+    answered = {(path, older): LastAnswer(1.0, 40), (path, edit): LastAnswer(76.0, 60)}
+    document.set_speeds(NO_MEASUREMENTS, {**answered, (path.with_name("other"), edit): LastAnswer(5.0, 60)})
+    shown = document.preview
+    assert shown.speed is not None
+    assert (shown.answered_per_second, shown.speed.n_tokens) == (76.0, 60)
+    assert shown.speed.tokens_per_second == pytest.approx(76)
+    assert not 70 < forecast < 80, "or this test shows nothing"
+    document.set_layout(make_layout(N_LAYERS, ["RPC0"] * 5 + ["RPC1"] * 3), "move")
+    beside = document.preview
+    assert beside.answered_per_second is None
+    assert beside.speed is not None
+    assert beside.speed.n_tokens == 60
+    # As many layers on workers, as many hops: the same speed, within what a layer costs.
+    assert beside.speed.tokens_per_second == pytest.approx(76, rel=0.05)
+    draft = Draft(kind="ngram")
+    document.set_side_files(SideFiles(draft=draft), "draft")
+    assert document.preview.speed is not None
+    assert document.preview.speed.tokens_per_second == pytest.approx(forecast, rel=0.05), "no answer had a draft"

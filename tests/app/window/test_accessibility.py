@@ -43,6 +43,7 @@ from widgets.devices.device_details import DeviceDetails
 from widgets.devices.limits import LimitsDialog
 from widgets.devices.other_cards import OtherCardsDialog
 from widgets.layout_editor.comparison_dialog import ComparisonDialog
+from widgets.library.together_dialog import ModelToChoose, TogetherDialog
 from widgets.serve.request_table import RequestRow
 from widgets.serve.serve_pane import ServePane
 
@@ -66,9 +67,10 @@ MADE: dict[str, Callable[[WindowParts], QDialog]] = {
     "OtherCardsDialog": lambda window: OtherCardsDialog(("RTX 3090",), ("fits",), window.main),
     "PacksDialog": lambda window: PacksDialog(window.main, window.desk.rig.packs),
     "PreferencesDialog": lambda window: PreferencesDialog(
-        window.actions, window.theme, window.desk.settings, window.main
+        window.actions, window.theme, window.desk.settings, lambda _seconds: None, window.main
     ),
     "PromptDialog": lambda window: PromptDialog(window.main),
+    "TogetherDialog": lambda window: TogetherDialog((ModelToChoose("chat", Path("chat.gguf")),), window.main),
 }
 """The others: as they are before anything is looked for."""
 OPENED = {"AutoLayoutDialog", "KeysDialog", "LineDialog", "SettingsDialog"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from math import inf
 from pathlib import Path
 
 import msgspec
@@ -19,6 +20,7 @@ from engine.runtime.session.load_order import LoadOrder
 from tests.support.models import write_tiny_llama
 from tests.support.windows import WindowOpener
 from widgets.common.text import set_zoom
+from widgets.library.load_question import LoadAnswer
 
 
 def page(window: WindowParts) -> PreferencesDialog:
@@ -208,3 +210,23 @@ def test_a_second_window_does_not_load_the_last_model(
     assert not again.desk.opener.is_opening
     assert loads == []
     marks.end()
+
+
+def test_idle_models_and_their_time_are_chosen_on_the_page(window: WindowParts) -> None:
+    dialog, settings = page(window), window.desk.settings
+    model = window.desk.models.current
+    assert [dialog.idle_models_box.itemText(row) for row in range(3)] == ["Ask", "Unload idle ones", "Plan around them"]
+    dialog.idle_models_box.activated.emit(1)
+    assert settings.without_room is LoadAnswer.UNLOAD
+    dialog.idle_time_box.activated.emit(3)
+    assert (settings.idle_time_s, model.keep_alive_s) == (300.0, 300.0)
+    # A time that was chosen for a model stays.
+    model.keep_alive(1800.0)
+    dialog.idle_time_box.activated.emit(0)
+    assert settings.idle_time_s == inf
+    assert model.keep_alive_s == 1800.0
+    dialog.close()
+    window.actions["ask_unload"].trigger()
+    dialog.show()
+    assert dialog.idle_models_box.currentText() == "Ask"
+    dialog.close()

@@ -38,7 +38,7 @@ from engine.planning.layout.layout import make_layout, single_device
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.memory.side_files import Projector, SideFiles
 from engine.planning.plan.decisions.context_length import default_context
-from engine.planning.speed.prediction import CostModel, rate_text
+from engine.planning.speed.prediction import CostModel, predicted_rate_text
 from engine.planning.speed.speeds import NO_MEASUREMENTS, Link, Speeds
 from engine.planning.speed.work import Work
 from tests.support.models import write_header_only, write_tiny_llama
@@ -68,7 +68,7 @@ def test_each_kind_has_its_words(seven: ModelFile) -> None:
     assert fit_words(whole) == "fits on CUDA0"
     assert place_words(whole) == "32 on CUDA0"
     assert whole.fastest > whole.slowest > alone.fastest > 0
-    assert speed_words(whole) == f"about {rate_text(whole.speed)} tokens/s"
+    assert speed_words(whole) == f"about {predicted_rate_text(whole.speed)} tokens/s"
     assert sourced_speed_words(whole).endswith("(from the card's specifications)")
     assert speed_words(alone).startswith("roughly ")
     assert sourced_speed_words(alone).endswith("(not measured)")

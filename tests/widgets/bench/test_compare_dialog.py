@@ -7,6 +7,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
 from pytestqt.qtbot import QtBot
 
+from engine.machines.bench.tables import winner_words, with_titles
 from tests.support.bench import measured, results_of
 from widgets.bench.compare_dialog import CompareDialog
 from widgets.common.palette import LIGHT
@@ -103,3 +104,23 @@ def test_names_of_lines_are_shown_as_they_are(qtbot: QtBot) -> None:
     dialog.show_results(results_of(msgspec.structs.replace(one, samples=(*one.samples, *deep))))
     ((_, label),) = dialog.chart._legend.items
     assert label.item.toPlainText() == name
+
+
+def test_strategies_are_shown_by_their_titles_and_files_keep_the_names(qtbot: QtBot) -> None:
+    dialog = CompareDialog(titles={"priority": "Auto Layout: One after Another"})
+    qtbot.addWidget(dialog)
+    results = results_of(measured("current", [50.0] * 5), measured("priority, split", [70.0] * 5, against="current"))
+    dialog.show_results(results)
+    names = {item.text() for row in range(dialog.table.rowCount()) if (item := dialog.table.item(row, 0))}
+    assert names == {"current", "Auto Layout: One after Another, split"}
+    assert dialog.results == results
+    assert winner_words(with_titles(results, dialog._titles)) == "Fastest: Auto Layout: One after Another, split."
+
+
+def test_a_winner_that_is_edited_already_is_not_kept_again(qtbot: QtBot) -> None:
+    dialog = CompareDialog()
+    qtbot.addWidget(dialog)
+    dialog.show_results(RESULTS)
+    assert dialog.keep_button.isEnabled()
+    dialog.set_kept(True)
+    assert not dialog.keep_button.isEnabled()

@@ -120,3 +120,11 @@ def test_a_mark_with_braces_is_drawn_as_it_is(details: DeviceDetails) -> None:
     _, plot, _ = details._plots[0]
     (label,) = [each.label.toPlainText() for each in plot.items if getattr(each, "is_mark", False)]
     assert label == "{model} {0.real} {"
+
+
+def test_labels_of_close_marks_are_below_each_other(details: DeviceDetails) -> None:
+    times = (0.0, 1.0, 2.0, 200.0)
+    details.set_history([sample(0.0), sample(210.0)], [Mark(time_s, "answer") for time_s in times])
+    _, plot, _ = details._plots[0]
+    heights = {each.value(): each.label.orthoPos for each in plot.items if getattr(each, "is_mark", False)}
+    assert [round(heights[time_s - 210.0], 2) for time_s in times] == [0.95, 0.79, 0.63, 0.95]

@@ -267,6 +267,31 @@ def test_the_header_and_the_lanes_tell_the_speed(make_editor: MakeEditor) -> Non
     assert editor.speed_text == ""
 
 
+def test_the_header_says_what_was_measured_and_the_tool_tip_what_a_fuller_context_costs(
+    make_editor: MakeEditor,
+) -> None:
+    preview = with_speed(dense_preview(), "answers", 1 / 76, answered_per_second=76.0)
+    assert preview.speed is not None
+    preview = replace(preview, speed=replace(preview.speed, n_tokens=60), usual_speed=preview.speed)
+    preview = replace(preview, usual_speed=replace(preview.speed, token_s=1 / 62, n_tokens=2048))
+    editor = make_editor(preview)
+    assert editor.speed_text == "76 tokens/s measured"
+    label = next(each for each in editor.findChildren(QLabel) if each.text() == editor.speed_text)
+    assert "76 tokens/s with 60 tokens in the context" in label.toolTip()
+    assert "62 tokens/s with 2048 tokens in the context" in label.toolTip()
+    editor.set_preview(replace(preview, answered_per_second=None))
+    assert editor.speed_text == "about 76 tokens/s"
+
+
+def test_a_prediction_has_two_significant_digits(make_editor: MakeEditor) -> None:
+    editor = make_editor(with_speed(dense_preview(), "guess", 1 / 161849))
+    assert editor.speed_text == "roughly 160000 tokens/s (not measured)"
+    editor.set_preview(with_speed(dense_preview(), "answers", 1 / 153.6))
+    assert editor.speed_text == "about 150 tokens/s"
+    editor.set_preview(with_speed(dense_preview(), "answers", 1 / 153.6, answered_per_second=153.6))
+    assert editor.speed_text == "154 tokens/s measured"
+
+
 def test_the_header_tells_the_speed_of_prompts(make_editor: MakeEditor) -> None:
     preview = with_speed(dense_preview(), "measured")
     assert preview.speed is not None

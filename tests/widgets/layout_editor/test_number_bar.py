@@ -12,8 +12,18 @@ from pytestqt.qtbot import QtBot
 from engine.devices.device import CPU_ID
 from engine.planning.layout.layout import single_device
 from engine.planning.layout.moves import CountMove
-from tests.support.previews import dense_preview, moe_preview, with_layout
+from tests.support.previews import (
+    dense_preview,
+    make_gpu,
+    make_layout,
+    make_preview,
+    make_rig,
+    moe_layers,
+    moe_preview,
+    with_layout,
+)
 from widgets.layout_editor.editor import LayoutEditor
+from widgets.layout_editor.geometry import MIN_PITCH
 from widgets.layout_editor.number_bar import ExpertCount
 
 
@@ -113,3 +123,37 @@ def test_numbers_are_hidden_until_they_are_wanted(qtbot: QtBot) -> None:
     assert not editor.numbers.isHidden()
     editor.toggle_numbers()
     assert editor.numbers.isHidden()
+
+
+def test_a_low_editor_shows_the_line_a_row_of_fields_and_a_lane(qtbot: QtBot) -> None:
+    """Eight cards have several rows of fields; they scroll, and the lanes stay."""
+    rig = make_rig(*(make_gpu(f"CUDA{number}", 24) for number in range(8)))
+    editor = LayoutEditor()
+    qtbot.addWidget(editor)
+    editor.set_preview(make_preview(rig, make_layout(40, [("CUDA0", 40)]), moe_layers(40)))
+    editor.toggle_numbers()
+    editor.resize(editor.minimumSizeHint())
+    with qtbot.waitExposed(editor):
+        editor.show()
+    assert editor.minimumSizeHint().height() <= 300, "docks take the rest of a window that is 800 pixels high"
+    view = editor.view
+    assert view.viewport().height() >= MIN_PITCH, "a lane is visible"
+    numbers = editor.numbers
+    assert numbers.rect().contains(numbers.line.geometry())
+    assert numbers.geometry().bottom() < view.mapTo(editor, view.rect().topLeft()).y()
+    last = numbers.fields("CUDA7")[0]
+    before = last.previousInFocusChain()
+    assert before is not None
+    before.setFocus()
+    QTest.keyClick(before, Qt.Key.Key_Tab)
+    qtbot.waitUntil(lambda: not last.visibleRegion().isEmpty())
+    editor.resize(1000, 700)
+    qtbot.waitUntil(lambda: not numbers.fields("CUDA0")[0].visibleRegion().isEmpty())
+    qtbot.waitUntil(lambda: not last.visibleRegion().isEmpty())
+    assert not numbers.fields("CUDA0")[0].visibleRegion().isEmpty(), "a high editor shows all of them"
+
+
+def test_the_heading_shows_the_whole_state_beside_a_long_summary(editor: LayoutEditor) -> None:
+    editor.resize(560, 400)
+    state = editor._state
+    assert state.shown_text() == state.text()

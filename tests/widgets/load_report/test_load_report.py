@@ -98,6 +98,8 @@ def test_each_ending_replaces_the_one_before(qtbot: QtBot, report: LoadReport) -
     assert report.proposal_list is None
     assert "Context 32768 to 16384" not in visible_texts(report)
     assert (report.badge_text, report.sentence) == ("FAILED", "devices[0].total_bytes: negative")
+    report.show_failed(Failed(kind="rig", message="RPC0 does not answer."), was_loaded=True)
+    assert report.badge_text == "STOPPED", "the load itself succeeded"
     report.show_crashed(Crashed(kind="crashed", signal=11, message="Last words."))
     assert (report.badge_text, report.sentence) == ("CRASHED", "Last words.")
     with qtbot.waitSignal(report.check_requested):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 import msgspec
 
@@ -13,6 +14,7 @@ from engine.devices.device import Rig
 from engine.model.gguf.model_file import ModelFile
 from engine.planning.fit.strategies.balanced import balanced
 from engine.planning.fit.strategies.constraints import NO_CONSTRAINTS, AutoLayout, Constraints, Strategy
+from engine.planning.fit.strategies.draft_room import with_room_for_draft
 from engine.planning.fit.strategies.experts import experts
 from engine.planning.fit.strategies.fastest import fastest
 from engine.planning.fit.strategies.fewest import fewest
@@ -69,6 +71,14 @@ def search(
     Raises as `auto_layout` does.
     """
     strategy = find_strategy(name)
+    found = _search(strategy, memory, rig, context, constraints)
+    again = partial(_search, strategy, memory, rig, context)
+    return with_room_for_draft(found, memory, rig, constraints, again)
+
+
+def _search(
+    strategy: Strategy, memory: ModelMemory, rig: Rig, context: ContextSettings, constraints: Constraints
+) -> AutoLayout:
     if not constraints.one_backend:
         return strategy(memory, rig, context, constraints)
     return best_backend(lambda devices: strategy(memory, devices, context, constraints), memory, rig, constraints)

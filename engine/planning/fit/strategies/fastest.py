@@ -26,6 +26,7 @@ from engine.planning.fit.strategies.choosing import (
     describe_runs,
 )
 from engine.planning.fit.strategies.constraints import NO_CONSTRAINTS, AutoLayout, Constraints
+from engine.planning.fit.strategies.draft_room import with_room_for_draft
 from engine.planning.fit.strategies.expert_filling import fill_with_experts
 from engine.planning.fit.strategies.experts import experts_candidates
 from engine.planning.fit.strategies.fewest import fewest_candidates
@@ -87,8 +88,12 @@ def initial_layout(
     found = None
     for n_ctx in context_lengths(memory.model, rig, context):
         settings = msgspec.structs.replace(context, n_ctx=n_ctx)
-        bench = Workbench(memory, rig, settings, Constraints(side_files=side_files, speeds=speeds))
-        found = _fastest(bench, deadline_s)
+        constraints = Constraints(side_files=side_files, speeds=speeds)
+
+        def search(wanted: Constraints, settings: ContextSettings = settings) -> AutoLayout:
+            return _fastest(Workbench(memory, rig, settings, wanted), deadline_s)
+
+        found = with_room_for_draft(search(constraints), memory, rig, constraints, search)
         if found.fits:
             break
     assert found is not None  # There is at least one length.

@@ -170,7 +170,9 @@ def _cuda_bytes(tensor: Tensor) -> int:
     """
     size = tensor.n_bytes + tensor.padding_bytes
     if tensor.op == "flash_attn":
-        return _flash_bytes(tensor)
+        # Without a kernel there is no copy. A local card then leaves the node to the CPU, but the RPC client places
+        # every node on a worker, and asks it for the size.
+        return _flash_bytes(tensor) if _cuda_supports_op(tensor) else size
     if tensor.type in TYPES_BY_NAME and TYPES_BY_NAME[tensor.type].block_elements > 1 and tensor.ne[0] % ROW_PADDING:
         size += row_size(tensor.type, ROW_PADDING - tensor.ne[0] % ROW_PADDING)
     return size

@@ -26,7 +26,7 @@ _USUAL_TYPE: KvType = "f16"
 _CACHE_RULES = ("flash_attention", "cache_block_size", "cache_types_differ")
 
 
-def usable_flash_attention(rig: Rig, layout: Layout, asked: ContextSettings) -> FlashAttention:
+def usable_flash_attention(rig: Rig, layout: Layout, asked: ContextSettings, model: ModelFile) -> FlashAttention:
     """Return the flash attention setting for the load: "off" instead of "auto" if a device is faulty.
 
     A fault is one that the self-test found on a device of the layout. If the split mode or a quantised V cache needs
@@ -34,7 +34,7 @@ def usable_flash_attention(rig: Rig, layout: Layout, asked: ContextSettings) -> 
     """
     needed = layout.split_mode == "tensor" or KV_BLOCK_ELEMENTS[asked.type_v] > 1
     # If flash attention is needed, "off" would break another rule. The fault is then reported as a violation.
-    if asked.flash_attn != "auto" or needed or flash_fault(layout, rig, asked) is None:
+    if asked.flash_attn != "auto" or needed or flash_fault(layout, rig, asked, model) is None:
         return asked.flash_attn
     return "off"
 
@@ -51,7 +51,7 @@ def decide_flash_attention(
     # graph and looks where flash attention would run).
     model = memory.model
     if used.flash_attn == "off" and asked == "auto":
-        found = flash_fault(layout, rig, used)
+        found = flash_fault(layout, rig, msgspec.structs.replace(used, flash_attn=asked), model)
         reason = "" if found is None else tr("It is broken on {id}: {reason}", id=found[0].id, reason=found[1].reason)
         return Decision("flash_attn", "off", reason)
     if used.flash_attn == "off":

@@ -6,8 +6,9 @@ where a step costs least, else the CPU.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 
 import msgspec
 
@@ -24,6 +25,7 @@ from engine.planning.plan.decisions.attention import usable_flash_attention
 from engine.planning.plan.decisions.decision import Decision
 from engine.planning.plan.report import with_measured_overhead
 from engine.planning.settings.context_settings import ContextSettings
+from engine.planning.speed.speeds import bandwidth
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +66,12 @@ def place_draft(
     settings = draft_context(draft, context)
 
     def placed(layout: Layout) -> PlacedDraft:
-        used = msgspec.structs.replace(settings, flash_attn=usable_flash_attention(rig, layout, settings))
+        used = msgspec.structs.replace(settings, flash_attn=usable_flash_attention(rig, layout, settings, model))
         return PlacedDraft(layout, used, tables.estimate(layout, used, rig))
 
     if draft.layout is not None:
         return placed(draft.layout)
-    for device in _candidates(rig, model, order):
+    for device in draft_candidates(rig, model, order):
         found = placed(single_device(model.n_layers, device.id))
         if device.is_host or _room_bytes(device, needs) >= _added_bytes(device, found.estimate, needs):
             return found
@@ -84,7 +86,9 @@ def decide_draft(draft: Draft | None, placed: PlacedDraft | None) -> Iterator[De
         reason = tr("Repeats of the text are proposed, up to {count} tokens a step.", count=draft.n_tokens)
         yield Decision("draft", draft.kind, reason, True)
         return
-    size = format_bytes(sum(each.need_bytes for each in placed.estimate.devices.values()))
+    # Overhead and what is taken while answering are counted once for both models.
+    sizes = (each.need_bytes - each.overhead_bytes - each.answering_bytes for each in placed.estimate.devices.values())
+    size = format_bytes(sum(sizes))
     devices = ", ".join(placed.devices)
     if draft.layout is not None:
         reason = tr("Chosen for the draft model; it takes {size} with its KV cache.", size=size)
@@ -158,13 +162,38 @@ def _layout_violations(placed: PlacedDraft, model: ModelFile, rig: Rig) -> Itera
         yield Violation(each.rule, tr("The draft model: {message}", message=each.message), remedy)
 
 
-def _candidates(rig: Rig, model: ModelFile, order: Sequence[str]) -> list[Device]:
-    """Return the devices that a draft model can be put on automatically, the most wanted one first, the CPU last."""
+def draft_candidates(rig: Rig, model: ModelFile, order: Sequence[str] = ()) -> list[Device]:
+    """Return the devices that a draft model can be put on automatically, the most wanted one first, the CPU last.
+
+    Cards with their own memory come before integrated ones, and faster ones before slower ones. RPC devices are used
+    only if the user chose one. `order`: ids of devices that come first.
+    """
     local = [device for device in rig.devices if not device.is_rpc]
-    cards = [device for kind in ("gpu", "igpu") for device in local if device.kind == kind]
+    cards = [device for kind in ("gpu", "igpu") for device in _by_speed(local) if device.kind == kind]
     named = [device for each in order if (device := rig.device(each)) is not None]
     able = [each for each in dict.fromkeys((*named, *cards)) if weight_fault(each, model, with_output=True) is None]
     return [*able, rig.host] if rig.host not in able else able
+
+
+def _by_speed(devices: Iterable[Device]) -> list[Device]:
+    """Return devices by the bandwidth of their memory, by name; the order stays among equal ones."""
+    return sorted(devices, key=lambda device: -bandwidth(device))
+
+
+def reads_slower(draft: ModelFile, placed: Layout, model: ModelFile, layout: Layout, rig: Rig) -> bool:
+    """Return whether a token of the draft model takes half as long as one of the main model, or longer.
+
+    By the bytes of their layers and the bandwidth of memory alone, since no device may have been measured.
+
+    `placed`: layout of the draft model. `layout`: that of the main model.
+    """
+    return 2 * _reading_s(draft, placed, rig) > _reading_s(model, layout, rig)
+
+
+def _reading_s(model: ModelFile, layout: Layout, rig: Rig) -> float:
+    speeds = {device.id: bandwidth(device) for device in rig.all_devices}
+    homes = zip(model.blocks, layout.assignment(), strict=True)
+    return sum(block.total_bytes / speeds.get(home, inf) for block, home in homes)
 
 
 def _added_bytes(device: Device, estimate: MemoryEstimate, needs: Mapping[str, DeviceMemory]) -> int:

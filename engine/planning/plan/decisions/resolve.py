@@ -161,7 +161,7 @@ class _Trials:
             model, self.rig, self.layout, self.asked.load_mode, self.host, has_adapters=bool(self.side_files.adapters)
         )
         threads, threads_batch = thread_counts(self.asked, self.host)
-        flash_attention = usable_flash_attention(self.rig, self.layout, self.asked)
+        flash_attention = usable_flash_attention(self.rig, self.layout, self.asked, self.memory.model)
         for n_ctx in context_lengths(model, self.rig, self.asked):
             sized = msgspec.structs.replace(
                 self.asked, n_ctx=n_ctx, threads=threads, threads_batch=threads_batch, flash_attn=flash_attention

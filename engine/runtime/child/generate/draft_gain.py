@@ -86,7 +86,7 @@ class AnswerDraft:
         """Add the time of the present step, and pause the drafts if they have lost time.
 
         `plain_seconds`: seconds of a plain step; `seconds` itself if this was one.
-        `has_drafts`: whether the step had drafts of this answer, not only of others.
+        `has_drafts`: whether something was drafted for this answer, or tried to be, and not only for others.
         """
         without = self.step_tokens * plain_seconds
         self._seconds += seconds

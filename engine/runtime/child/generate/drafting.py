@@ -42,6 +42,8 @@ class Drafting:
         self._stop = stop
         self._plain = PlainSteps()
         self._skips = False
+        # Requests for which the draft model computed before the present batch, even if no draft came of it.
+        self._computed_for: set[int] = set()
         self._drafter = None
         if loaded.draft_model is not None:
             self._drafter = ModelDrafter(loaded.draft_model, loaded.vocabulary_size)
@@ -58,6 +60,7 @@ class Drafting:
         `counts`: tokens of each request in the batch. `room`: number of further tokens that the batch can take.
         """
         none: list[list[int]] = [[] for _ in tasks]
+        self._computed_for.clear()
         skips, self._skips = self._skips, False
         if self._window_tokens is not None:
             room = min(room, self._window_tokens - sum(counts))
@@ -80,7 +83,7 @@ class Drafting:
         if not all(step.is_answer for step in steps):
             return
         answers = len(steps)
-        is_plain = all(step.computed == 1 and not step.drafted for step in steps)
+        is_plain = not self._computed_for and all(step.computed == 1 and not step.drafted for step in steps)
         if is_plain:
             self._plain.note(answers, seconds)
         else:
@@ -90,7 +93,7 @@ class Drafting:
             return
         for step in steps:
             if step.task.draft is not None:
-                has_drafts = bool(step.drafted) or step.computed > 1
+                has_drafts = bool(step.drafted) or step.computed > 1 or step.task.id in self._computed_for
                 step.task.draft.note_seconds(seconds, plain_seconds, has_drafts=has_drafts)
 
     def _most(self, task: SequenceTask, count: int) -> int:
@@ -115,5 +118,6 @@ class Drafting:
                 [] if task.draft is None else task.draft.ngrams.draft(each.tokens, each.most)
                 for task, each in zip(tasks, wanted, strict=True)
             ]
-        with self._stop.computing([task.id for task in tasks]):
+        self._computed_for.update(task.id for task in tasks)
+        with self._stop.computing(self._computed_for):
             return self._drafter.draft(wanted)

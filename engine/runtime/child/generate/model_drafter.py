@@ -37,7 +37,7 @@ class _Sequence:
 
 @dataclass(slots=True)
 class _Draft:
-    """A draft in the making. `place`: index of the logits in the last batch; -1 if the draft is complete."""
+    """A draft in the making. `place`: index of its logits in the last batch; -1: tokens are still missing."""
 
     number: int
     most: int
@@ -78,12 +78,13 @@ class ModelDrafter:
         drafts = [self._begin(each) for each in wanted]
         self._catch_up(drafts)
         # One token for each draft at a time; the last one is not computed, because nothing follows it.
-        while active := [each for each in drafts if each.place >= 0 and self._extend(each)]:
+        active = [each for each in drafts if each.place >= 0]
+        while active := [each for each in active if self._extend(each)]:
             self._batch.clear()
             for each in active:
                 sequence = self._sequences[each.number]
                 each.place = self._batch.add(each.tokens[-1], len(sequence.tokens), each.number)
-            if not self._compute(active):
+            if not self._compute():
                 break
             for each in active:
                 self._sequences[each.number].tokens.append(each.tokens[-1])
@@ -137,7 +138,10 @@ class ModelDrafter:
             place = self._batch.extend(draft.missing[:count], len(sequence.tokens), draft.number, outputs=int(is_whole))
             draft.place = place if is_whole else -1
             begun.append((draft, count))
-        if begun and self._compute([draft for draft, _ in begun]):
+        if begun and not self._compute():
+            for draft, _ in begun:
+                draft.place = -1
+        else:
             for draft, count in begun:
                 sequence = self._sequences[draft.number]
                 sequence.tokens += draft.missing[:count]
@@ -157,8 +161,8 @@ class ModelDrafter:
         draft.tokens.append(token)
         return len(draft.tokens) < draft.most
 
-    def _compute(self, drafts: Iterable[_Draft]) -> bool:
-        """Decode the batch; return whether that succeeded. If not, the drafts end, and all sequences are emptied."""
+    def _compute(self) -> bool:
+        """Decode the batch; return whether that succeeded. If not, all sequences are emptied."""
         status = self._loaded.compute(self._batch.struct)
         if status == DECODED:
             return True
@@ -168,6 +172,4 @@ class ModelDrafter:
         for sequence in self._sequences:
             sequence.tokens.clear()
             sequence.sure = 0
-        for draft in drafts:
-            draft.place = -1
         return False

@@ -36,6 +36,8 @@ def settings_of(request: Generate) -> SamplingSettings:
         seed=request.seed,
         max_tokens=request.max_tokens,
         stop=request.stop,
+        # Such requests are measurements: their number of tokens is fixed.
+        repetition="continue",
     )
 
 

@@ -13,11 +13,12 @@ from collections.abc import Sequence
 from engine.runtime.child.generate.draft_gain import AnswerDraft
 from engine.runtime.child.generate.media_reader import MediaReader
 from engine.runtime.child.generate.prompt import NOT_REPLACED, Replaced, read_prompt, with_answer_start
+from engine.runtime.child.generate.repetition import RepetitionDetector
 from engine.runtime.child.generate.sampling import ChoiceReader, SamplerChain, settings_of
 from engine.runtime.child.generate.shifting import kept_tokens
 from engine.runtime.child.generate.slots import Slots
 from engine.runtime.child.generate.tasks import SequenceTask
-from engine.runtime.child.generate.text import PieceDecoder, StopTexts
+from engine.runtime.child.generate.text import PieceDecoder, StopTexts, joined_text
 from engine.runtime.child.load.loaded_context import LoadedContext
 from engine.runtime.child.load.media import MediaPrompt
 from engine.runtime.child.native.failures import RequestError, failure
@@ -92,6 +93,9 @@ class Generation(SequenceTask):
         self._chosen: list[TokenChoice] = []
         self._first = first
         self._stops = StopTexts(settings.stop)
+        self._repetition = (
+            RepetitionDetector(lambda found: joined_text(loaded, found)) if settings.repetition == "end" else None
+        )
         self._prompt_tokens = prompt.cells(tokens)
         self._replaced = replaced
         self._kept, self._dropped = kept, 0
@@ -158,6 +162,8 @@ class Generation(SequenceTask):
             answers.append(self._piece(text))
         if self._stops.found:
             return self._end("end_of_text", answers)
+        if self._repetition is not None and self._repetition.add(token):
+            return self._end("repetition", answers)
         # The sampled token would need a cell of its own to be decoded.
         if self._generated < (self._most or math.inf) and len(self.tokens) >= self._room and not self._shift(answers):
             return self._end("context_full", answers)

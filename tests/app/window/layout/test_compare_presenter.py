@@ -52,9 +52,12 @@ def test_a_comparison_runs_and_its_winner_is_kept(window: WindowParts, qtbot: Qt
     desk.comparer.save(tmp_path / "r.json", dialog.results)
     qtbot.waitUntil((tmp_path / "r.json").exists, timeout=DEADLINE_MS)
     assert len(read_results(tmp_path / "r.json").layouts[0].samples) == 1
+    assert not dialog.keep_button.isEnabled(), "the edited layout is the winner"
+    desk.document.set_context(type(edit.context)(n_ctx=512))
+    qtbot.waitUntil(dialog.keep_button.isEnabled)
     dialog.keep_button.click()
     assert desk.document.edit is not None
-    assert desk.document.edit.layout == edit.layout
+    assert desk.document.edit == edit
     assert "current layout" in dialog.status_label.text()
 
 

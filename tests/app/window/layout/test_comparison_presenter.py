@@ -1,4 +1,4 @@
-"""Layout > Compare Layouts in the window: what can be chosen for a side, and taking one into the editor."""
+"""Layout > Compare Two Layouts in the window: what can be chosen for a side, and taking one into the editor."""
 
 from __future__ import annotations
 
@@ -215,6 +215,6 @@ def test_another_model_begins_a_new_comparison(window: WindowParts, tmp_path: Pa
     dialog = opened_dialog(window, qtbot)
     with qtbot.waitSignal(window.desk.opener.model_changed):
         window.desk.opener.open(write_tiny_llama(tmp_path / "other.gguf", n_layers=3))
-    qtbot.waitUntil(lambda: bool(differences(dialog)) and dialog.take_buttons[1].isEnabled())
+    qtbot.waitUntil(lambda: bool(differences(dialog)))
     shown = [lane.contents[0].ranges for lane in dialog.lanes.lanes if lane.contents[0] and lane.contents[0].ranges]
     assert max(last for ranges in shown for _, last in ranges) == 2

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from PySide6.QtCore import Qt
 from pytestqt.qtbot import QtBot
 
 from app.wiring import WindowParts
 from engine.model.gguf.model_file import FileIdentity
 from engine.planning.fit.loaded_models import HeldModel
-from engine.runtime.session.events import Cancelled, Fallback, Loaded
+from engine.runtime.session.events import Cancelled, Failed, Fallback, Loaded
 from engine.runtime.session.status import Phase
 
 
@@ -47,3 +48,21 @@ def test_a_load_says_nothing_of_what_was_left_out_in_a_load_that_was_cancelled(w
     loading.ended.emit(Cancelled(stage="read"))
     loading.bridge.loaded.emit(Loaded(devices=(), forecast=()))
     assert said[-1].endswith("is loaded")
+
+
+def test_a_report_of_a_sentence_gives_its_height_back_and_one_by_hand_stays(window: WindowParts, qtbot: QtBot) -> None:
+    main, loading = window.main, window.desk.models.current.loading
+    window.desk.settings.shows_report_details = True
+    main.resize(1920, 1080)
+    main.show()
+    main.open_report()
+    dock = main.docks["report"]
+    qtbot.waitUntil(lambda: dock.height() >= 200)
+    loading.ended.emit(Failed(kind="rig", message="RPC0 does not answer."))
+    qtbot.waitUntil(lambda: dock.height() < 160)
+    main.resizeDocks([dock], [300], Qt.Orientation.Vertical)
+    qtbot.waitUntil(lambda: dock.height() >= 290)
+    loading.ended.emit(Failed(kind="rig", message="RPC0 does not answer, again."))
+    qtbot.waitUntil(lambda: "again" in window.views.current.report.sentence)
+    qtbot.wait(0)
+    assert dock.height() >= 290

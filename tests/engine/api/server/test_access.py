@@ -59,6 +59,16 @@ def test_a_key_is_needed(server: RunningServer, headers: dict[str, str]) -> None
     assert server_without.get("/health").status == 200
 
 
+def test_a_refused_request_is_in_the_journal(server: RunningServer) -> None:
+    """People look there for the reason why their client gets no answer."""
+    journal = server.server.journal
+    path = "/v1/models/" + "x" * 1000
+    assert RunningServer(server.server).request("GET", path).status == 401
+    (entry,) = [each for each in journal.ended if each.path.startswith("/v1/models/x")]
+    assert (entry.status, entry.code, entry.client, entry.model) == (401, "invalid_api_key", "127.0.0.1", "")
+    assert len(entry.path) == 200
+
+
 def test_a_key_in_either_header(server: RunningServer) -> None:
     assert server.get("/v1/models").status == 200
     assert RunningServer(server.server).get("/v1/models", **{"x-api-key": KEY}).status == 200

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 
-from engine.api.wire.answer import Answer, Part
-from engine.api.wire.anthropic import MessageWriter
+import msgspec
+
+from engine.api.wire.answer import Answer, Part, finish_reason, warnings_of
+from engine.api.wire.anthropic import MessageWriter, stop_reason
+from engine.api.wire.openai_chat import read_chat
 from engine.api.wire.question import Question
 from engine.api.wire.responses import ResponsesRequest, ResponseWriter
 from engine.chat.tool_calls import CallDelta
@@ -91,3 +94,19 @@ def test_a_call_without_whole_arguments() -> None:
     answer.done = DONE
     document = json.loads(json.dumps(MessageWriter("1", "m").whole([answer])))
     assert document["content"][0]["input"] == {}
+
+
+def test_an_endless_repetition_is_an_answer_that_was_cut_with_a_warning() -> None:
+    """OpenAI's and Anthropic's clients know no word of their own for it."""
+    repeated = msgspec.structs.replace(DONE, stop_reason="repetition")
+    assert finish_reason(repeated, has_calls=False) == "length"
+    assert stop_reason(repeated, has_calls=False) == "max_tokens"
+    (warning,) = warnings_of([repeated, DONE, repeated])["warnings"]
+    assert "repeats itself" in warning
+    assert warnings_of([DONE]) == {}
+    document = ResponseWriter("1", "m", 0, QUESTION, ResponsesRequest(input="Hi")).whole(
+        [Answer(content="ha ha", done=repeated)]
+    )
+    assert document["status"] == "incomplete"
+    body = b'{"messages": [{"role": "user", "content": "Hi"}], "repetition": "continue"}'
+    assert read_chat(body).settings["repetition"] == "continue"

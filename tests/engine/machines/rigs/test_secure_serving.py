@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pytest
 
 from engine.devices.device import Rig, routes_of
 from engine.devices.endpoint import GreetingStatus, greet, greet_all
+from engine.machines.rigs import secure_serving
 from engine.machines.rigs.lab import LabRig
 from engine.machines.rigs.speeds import measure_speeds
 from engine.model.gguf.model_file import ModelFile
@@ -21,6 +24,7 @@ from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.probing.probe import probe
 from engine.runtime.protocol.messages import Generate
 from engine.runtime.session.events import Done, Failed, Loaded, Token
+from tests.support.faulty_relay import Fault, Relay
 from tests.support.lending import CAP_BYTES, Served, reached
 from tests.support.models import write_tiny_llama
 from tests.support.orders import order_of, plan_of
@@ -101,6 +105,65 @@ def test_a_machine_without_a_tunnel_is_never_asked_in_the_clear(served: Served, 
         (ending,) = log.wait_for_endings(1)
     assert isinstance(ending, Failed)
     assert "not paired with this computer" in ending.message
+
+
+def test_a_worker_that_a_borrower_has_ended_is_lent_again_but_not_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(secure_serving, "MAX_QUICK_ENDS", 2)
+    monkeypatch.setattr(secure_serving, "RESTART_AFTER_S", 10 * DEADLINE_S)
+    before = set(psutil.Process().children())
+    with Served(tmp_path / "attic") as served, reached(served, tmp_path / "laptop") as rig:
+        endpoint = f"{served.endpoint}/CPU"
+        for _ in range(2):
+            worker = worker_beside(before)
+            worker.kill()
+            before.add(worker)
+            replacement = worker_beside(before)
+            assert replacement != worker
+            greeting = greet_all([endpoint], DEADLINE_S, routes=routes_of(rig.devices))[endpoint]
+            while not greeting.ok:
+                assert "does not run" in greeting.sentence
+                greeting = greet_all([endpoint], DEADLINE_S, routes=routes_of(rig.devices))[endpoint]
+        replacement.kill()
+        served.wait_for_end()
+        assert "was ended by SIGKILL" in served.problem
+    assert [record.message.partition(":")[0] for record in caplog.records] == ["the worker of CPU is started again"] * 2
+
+
+def worker_beside(known: set[psutil.Process]) -> psutil.Process:
+    """Wait for an RPC worker among our children that is not in `known`, and return it."""
+    deadline_s = time.monotonic() + DEADLINE_S
+    while time.monotonic() < deadline_s:
+        for child in psutil.Process().children():
+            with suppress(psutil.Error):
+                if child not in known and "lent-CPU" in child.cmdline():
+                    return child
+    raise AssertionError("there is no worker")
+
+
+def test_a_link_that_breaks_for_a_moment_keeps_the_answer_so_far(
+    served: Served, tmp_path: Path, model: ModelFile
+) -> None:
+    with (
+        Relay(served.serving.port) as relay,
+        reached(served, tmp_path / "laptop", relay.endpoint) as rig,
+        SessionLog() as log,
+    ):
+        log.session.load(order_of(model, rig, LAYOUT, CONTEXT))
+        assert isinstance(log.wait_for_endings(1)[0], Loaded)
+        log.session.ask(Generate(prompt="tell me", max_tokens=1900, temperature=0.0))
+        log.wait_for_event(Token)
+        relay.arm(Fault.DROP)
+        lost = log.wait_for_endings(2)[1]
+        assert isinstance(lost, Failed), lost
+        words = (
+            f"attic-CPU ({relay.endpoint}/CPU) was lost during the answer. {relay.endpoint}/CPU answers. Load again."
+        )
+        assert (lost.kind, lost.message) == ("unreachable", words)
+        assert "".join(event.text for event in log.events if isinstance(event, Token))
+        log.session.load(order_of(model, rig, LAYOUT, CONTEXT))
+        assert isinstance(log.wait_for_endings(3)[2], Loaded)
 
 
 def test_a_machine_that_goes_in_the_middle_of_an_answer_is_named(tmp_path: Path, model: ModelFile) -> None:

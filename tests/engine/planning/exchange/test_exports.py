@@ -167,6 +167,19 @@ def test_workers_are_told_about(dense: ModelMemory) -> None:
     assert not export_plan(plan_of(dense, "00000000"), "llama-server").notes
 
 
+def test_lent_devices_are_exported_as_plain_servers(dense: ModelMemory) -> None:
+    """Another program cannot name a device behind a port, so each gets a port of its own."""
+    names = ("CUDA0", "CUDA1")
+    lent = Rig(
+        tuple(replace(worker_device(name, f"10.0.0.7:50052/{name}"), fingerprint="0" * 64) for name in names), HOST
+    )
+    exported = export_plan(plan_of(dense, "00001111", rig=lent), "llama-server")
+    found = shlex.split(exported.text.replace("\\\n", " "))
+    assert value(found, "--rpc") == "10.0.0.7:50053,10.0.0.7:50054"
+    serve = "`layerdeck-cli rig serve --host 10.0.0.7 --port"
+    assert exported.notes[-1].endswith(f"{serve} 50053 --device CUDA0`, {serve} 50054 --device CUDA1`.")
+
+
 def test_the_entry_of_llama_swap_is_yaml_with_the_same_command(dense: ModelMemory) -> None:
     plan = plan_of(dense, "00001111", op_offload_min_batch=99)
     models = yaml.safe_load(export_plan(plan, "llama-swap").text)["models"]

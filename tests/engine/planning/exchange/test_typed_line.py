@@ -9,7 +9,7 @@ from engine.base.units import GIB
 from engine.devices.device import CPU_ID, Device, Rig, make_host
 from engine.model.gguf.model_file import ModelFile
 from engine.model.gguf.reader import read_model
-from engine.planning.exchange.typed_line import Typed, take_line
+from engine.planning.exchange.typed_line import Typed, layers_by_share, take_line
 from engine.planning.layout.layout import Layout, Override, make_layout, single_device
 from engine.planning.layout.parts import place_part
 from engine.planning.layout.split_modes import layout_in_mode
@@ -34,17 +34,39 @@ def counts(layout: Layout) -> dict[str, int]:
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
-        ("3,1,2", {"CUDA0": 7, "CUDA1": 2, "CUDA2": 3}),
-        ("1 / 1", {"CUDA0": 7, "CUDA1": 5}),
         ("-ngl 7 -ts 24,12", {CPU_ID: 6, "CUDA0": 5, "CUDA1": 1}),
         ("llama-server -m other.gguf -ngl 99 -dev CUDA1", {"CUDA1": 12}),
         ("-ngl 0", {CPU_ID: 12}),
     ],
 )
-def test_layers_are_placed_as_llama_cpp_does(model: ModelFile, text: str, wanted: dict[str, int]) -> None:
+def test_options_place_layers_as_llama_cpp_does(model: ModelFile, text: str, wanted: dict[str, int]) -> None:
     taken = take_line(text, ON_CPU, CONTEXT, model, RIG)
     assert counts(taken.layout) == wanted
     assert taken.context == CONTEXT, "what the line does not name stays"
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("3,1,2", {"CUDA0": 6, "CUDA1": 2, "CUDA2": 4}),
+        ("1 / 1", {"CUDA0": 6, "CUDA1": 6}),
+        ("5,4,3", {"CUDA0": 5, "CUDA1": 4, "CUDA2": 3}),
+        ("0,1", {"CUDA1": 12}),
+        ("24,12,12", {"CUDA0": 6, "CUDA1": 3, "CUDA2": 3}),
+        ("1000,1", {"CUDA0": 12}),
+    ],
+)
+def test_bare_shares_count_layers_alone(model: ModelFile, text: str, wanted: dict[str, int]) -> None:
+    """llama.cpp's arithmetic, in which the output is one more layer, is for `-ts`."""
+    taken = take_line(text, ON_CPU, CONTEXT, model, RIG)
+    assert counts(taken.layout) == wanted
+    assert taken.layout.output_device == list(wanted)[-1]
+
+
+def test_shares_are_rounded_to_all_layers() -> None:
+    assert layers_by_share(6, (3, 1, 2)) == (3, 1, 2)
+    assert layers_by_share(7, (1, 1, 1)) == (3, 2, 2)
+    assert layers_by_share(126, (24, 12, 0.1)) == (84, 42, 0)
 
 
 def test_experts_go_to_the_cpu_and_layers_stay(model: ModelFile) -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 
@@ -40,7 +41,7 @@ def mac(host_gib: float, *, metal_gib: float | None = None, free_gib: float | No
 @cache
 def memory_of() -> ModelMemory:
     """Return a model whose weights have 2.2 GiB."""
-    shape = {"n_layers": N_LAYERS, "n_embd": 4096, "n_head": 32, "n_ff": 14336, "n_vocab": 32000}
+    shape: dict[str, Any] = {"n_layers": N_LAYERS, "n_embd": 4096, "n_head": 32, "n_ff": 14336, "n_vocab": 32000}
     with TemporaryDirectory() as folder:
         return ModelMemory(read_model(write_header_only(Path(folder) / "model.gguf", **shape)))
 

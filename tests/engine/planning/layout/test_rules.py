@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 
 from engine.base.units import GIB
-from engine.devices.device import Capabilities, Device, Rig, make_host
+from engine.devices.device import Capabilities, Device, RemoteFacts, Rig, make_host
 from engine.model.gguf.model_file import Block, MetadataValue, ModelFile, TensorInfo
 from engine.planning.layout.engine_parameters import engine_parameters
 from engine.planning.layout.layout import Layout, Override, Violation, make_layout, single_device
@@ -324,6 +324,43 @@ def test_members_need_a_kernel_for_the_attention(backend: str, width: int, type_
     layout = replace(make_layout(4, ["CUDA0"] * 4), split_mode="tensor", tensor_split=(("CUDA0", 1.0), ("CUDA1", 1.0)))
     assert rules(broken(layout, found, rig, ContextSettings(type_v=type_v))) == expected
     assert rules(broken(make_layout(4, ["CUDA0"] * 4), found, rig, ContextSettings(type_v=type_v))) == []
+
+
+@pytest.mark.parametrize(
+    ("backend", "width", "settings", "expected"),
+    [
+        ("CUDA", 128, {}, []),
+        ("CUDA", 128, {"type_k": "iq4_nl", "type_v": "iq4_nl"}, ["engine_fault"]),
+        ("CUDA", 160, {"flash_attn": "on"}, ["engine_fault"]),
+        # By itself it is turned off, and no kernel is missed.
+        ("CUDA", 160, {"flash_attn": "off"}, []),
+        ("CUDA", 160, {"flash_attn": "on", "offload_kqv": False}, []),
+        ("Vulkan", 160, {"type_k": "iq4_nl", "type_v": "iq4_nl"}, []),
+    ],
+)
+def test_a_lent_card_is_given_no_attention_that_would_end_its_worker(
+    backend: str, width: int, settings: dict[str, Any], expected: list[str]
+) -> None:
+    """ggml's RPC client asks a worker about no kernel; CUDA aborts at a node without one."""
+    lent = replace(GPU, id="attic-CUDA0", backend="RPC", endpoint="192.0.2.7:50052/CUDA0", remote=RemoteFacts(backend))
+    found = model(4, {"attention.key_length": width, "attention.value_length": width})
+    layout = make_layout(4, ["CPU", "CPU", "attic-CUDA0", "attic-CUDA0"])
+    rig = Rig((lent,), RIG.host)
+    assert rules(broken(layout, found, rig, ContextSettings(**settings))) == expected
+    # A local card leaves such attention to the CPU.
+    here = replace(lent, backend="CUDA", endpoint=None, remote=None)
+    assert rules(broken(layout, found, Rig((here,), RIG.host), ContextSettings(**settings))) == []
+
+
+@pytest.mark.parametrize(("type_name", "expected"), [("Q4_0", []), ("TQ2_0", ["engine_fault"])])
+def test_a_lent_card_is_given_no_weights_that_would_end_its_worker(type_name: str, expected: list[str]) -> None:
+    lent = replace(GPU, id="attic-CUDA0", backend="RPC", endpoint="192.0.2.7:50052/CUDA0", remote=RemoteFacts("CUDA"))
+    blocks = tuple(
+        replace(each, tensors=tuple(replace(tensor, type_name=type_name) for tensor in each.tensors))
+        for each in (block(at, "attn_q.weight") for at in range(4))
+    )
+    found = replace(model(4, {}), blocks=blocks)
+    assert rules(broken(make_layout(4, ["attic-CUDA0"] * 4), found, Rig((lent,), RIG.host))) == expected
 
 
 @pytest.mark.parametrize(("share", "expected"), [(1.0, []), (3.0, []), (2.0, ["split_attention"])])

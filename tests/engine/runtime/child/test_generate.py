@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from engine.planning.settings.context_settings import ContextSettings
+from engine.planning.settings.sampling_settings import Repetition, SamplingSettings
+from engine.runtime.child.generate.repetition import PROSE_TOKENS
 from engine.runtime.protocol.messages import (
     ChatMessage,
     Failure,
@@ -152,6 +155,23 @@ def test_text_comes_in_whole_characters(child: RawChild) -> None:
     assert "".join(pieces) == text
     assert all(pieces)
     assert any(ord(character) > 127 and character != "�" for character in text)
+
+
+@pytest.mark.parametrize("repetition", ["end", "continue"])
+def test_an_endless_repetition_ends_the_answer_unless_it_may_go_on(child: RawChild, repetition: Repetition) -> None:
+    settings = SamplingSettings(
+        temperature=0.0, max_tokens=320, repetition=repetition, grammar='root ::= "a tree that could grow " root'
+    )
+    done, text = generate(child, Generate(prompt="Once", sampling=settings))
+    assert text.startswith("a tree that could grow a tree")
+    if repetition == "continue":
+        assert (done.stop_reason, done.generated_tokens) == ("length", 320)
+    else:
+        assert done.stop_reason == "repetition"
+        assert PROSE_TOKENS <= done.generated_tokens < 320
+    # The next answer begins anew.
+    again, _ = generate(child, Generate(prompt="Once", sampling=msgspec.structs.replace(settings, max_tokens=20)))
+    assert again.stop_reason == "length"
 
 
 def test_generating_needs_a_model() -> None:

@@ -1,0 +1,181 @@
+"""Plans several models for the present devices, and loads them one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from PySide6.QtCore import QObject, Signal
+
+from app.background import Background, Task
+from app.load.loader import Loader
+from app.models.auto_layouts import AutoLayouts
+from app.models.document import LayoutDocument
+from app.models.open_model import OpenModel
+from app.models.open_models import OpenModels
+from app.models.opener import ModelOpener
+from app.models.side_files import open_file
+from app.models.speeds import SpeedRepository
+from app.notices import Notices
+from app.rig.live_rig import LiveRig
+from app.settings import Settings
+from engine.base.errors import EngineError
+from engine.base.language import tr
+from engine.planning.fit.loaded_models import HeldModel
+from engine.planning.layout.layout_file import LayoutFile, encode_layout
+from engine.planning.memory.model_memory import ModelMemory
+from engine.planning.plan.decisions.context_length import default_context
+from engine.planning.plan.edit import Edit
+from engine.planning.plan.plan import Plan
+from engine.runtime.session.status import Phase
+
+if TYPE_CHECKING:
+    from engine.planning.fit.together import Together
+
+
+@dataclass(frozen=True, slots=True)
+class SeveralPlanned:
+    """Layouts for the models at `paths`. `speeds`: predicted speed of each as text, by its name in `found`."""
+
+    paths: tuple[Path, ...]
+    found: Together
+    speeds: Mapping[str, str]
+
+    def path_of(self, name: str) -> Path:
+        placed = self.found.find(name)
+        return next(path for path in self.paths if path == placed.plan.model.paths[0])
+
+
+class SeveralModels(QObject):
+    """Finds layouts with which several models are loaded at once, and loads these. Calls return at once.
+
+    Idle models that are loaded count as gone, and are parked before the first load.
+    """
+
+    planned = Signal(object)  # SeveralPlanned
+    refused = Signal(str)
+    """Emitted with a sentence if the models cannot be planned, for example because a file cannot be read."""
+
+    def __init__(
+        self,
+        models: OpenModels,
+        document: LayoutDocument,
+        opener: ModelOpener,
+        loader: Loader,
+        live: LiveRig,
+        auto_layouts: AutoLayouts,
+        speeds: SpeedRepository,
+        settings: Settings,
+        background: Background,
+        notices: Notices,
+        parent: QObject | None = None,
+    ) -> None:
+        super().__init__(parent)
+        self._models, self._document, self._opener, self._loader = models, document, opener, loader
+        self._live, self._auto_layouts, self._speeds = live, auto_layouts, speeds
+        self._settings, self._background, self._notices = settings, background, notices
+        self._planning = background.latest()
+        self._queue: list[tuple[Path, Edit]] = []
+        self._opening = False
+        self._begun: OpenModel | None = None
+        """The model whose load runs; None if none does."""
+        models.changed.connect(self._go_on)
+
+    def plan(self, paths: Sequence[Path]) -> None:
+        """Find layouts for the models at `paths`, the most important one first. A newer call replaces this one."""
+        rig, speeds_of = self._live.rig_without(self._idle()), self._speeds.known_speeds
+        asked = [(path, self._settings.side_files(path)) for path in paths]
+
+        def work(_task: Task[None]) -> SeveralPlanned:
+            # Imported here: the searches need much that the window's start can do without.
+            from engine.planning.fit.together import Wanted, plan_together
+            from engine.planning.plan.figures import figures_of
+
+            wanted: list[Wanted] = []
+            for path, kept in asked:
+                opened = open_file(path, kept)
+                model = opened.model
+                taken = {each.name for each in wanted}
+                name = model.name if model.name not in taken else f"{model.name} ({path.stem})"
+                wanted.append(Wanted(name, ModelMemory(model), default_context(model), opened.side_files))
+            speeds = speeds_of(rig)
+            found = plan_together(wanted, rig, speeds)
+            figures = {each.name: figures_of(each.plan, speeds).speed for each in found.placed}
+            words = {name: "" if speed is None else speed.text() for name, speed in figures.items()}
+            return SeveralPlanned(tuple(paths), found, words)
+
+        self._planning.run(
+            tr("Planning several models"), work, self.planned.emit, lambda error: self.refused.emit(error.summary())
+        )
+
+    def cancel(self) -> None:
+        """Cancel the search for layouts. Loads that were begun go on."""
+        self._planning.cancel()
+
+    def load(self, several: SeveralPlanned) -> None:
+        """Park idle models, then load the planned ones in their order, each after the one before it."""
+        if self._models.loading is not None or self._loader.is_waiting or self._queue:
+            self._notices.say(tr("A model is being loaded. Load all when that has ended, or cancel it."), bad=True)
+            return
+        for held in self._idle():
+            model = self._models.find(held.key)
+            if model is not None and model.loading.unload():
+                model.set_parked(True)
+        self._queue = [(several.path_of(each.name), each.plan.edit) for each in several.found.placed]
+        self._go_on()
+
+    def _idle(self) -> list[HeldModel]:
+        return [held for held in self._models.held if not held.is_busy]
+
+    def _go_on(self) -> None:
+        """Start the next load if the one before it has ended well; give up if it has not."""
+        begun = self._begun
+        if begun is not None:
+            if begun.loading.is_busy or self._loader.memory_return.waiting is begun:
+                return
+            self._begun = None
+            if begun.loading.phase is Phase.STOPPED:
+                left, self._queue = len(self._queue), []
+                if left:
+                    self._notices.say(
+                        tr("{name} was not loaded, so {count} others were not tried.", name=begun.name, count=left),
+                        bad=True,
+                    )
+                return
+        if not self._queue or self._opening or self._models.loading is not None or self._loader.is_waiting:
+            return
+        self._opening = True
+        path, edit = self._queue.pop(0)
+        layout = encode_layout(LayoutFile(path.stem, edit.layout, edit.context)).decode()
+        self._opener.open_aside(
+            path, layout, self._auto_layouts.finder(), (), lambda model: self._begin(model, edit), self._on_failed
+        )
+
+    def _begin(self, model: OpenModel, edit: Edit) -> None:
+        self._opening = False
+        file = model.file
+        if file is None:
+            return
+        # It was opened for a person, who sees it like any other.
+        model.is_of_program = False
+        if model is self._models.current:
+            self._document.replace(edit, tr("plan several models"))
+        elif model.edit_state is not None:
+            model.edit_state.edit = edit
+            model.show_edit(edit)
+        plan = Plan(ModelMemory(file), self._live.rig_without(()), edit)
+        obstacle = self._loader.obstacle(plan)
+        if obstacle:
+            self._queue.clear()
+            self._notices.say(obstacle, bad=True)
+            return
+        self._begun = model
+        self._loader.load_unasked(model, plan)
+        self._go_on()
+
+    def _on_failed(self, error: EngineError) -> None:
+        self._opening = False
+        self._queue.clear()
+        self._notices.tell(error)

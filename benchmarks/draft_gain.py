@@ -1,0 +1,184 @@
+"""What drafts gain on a real model: acceptance, tokens per step, and speed against the same answers without drafts.
+
+    python -m benchmarks.draft_gain [--model FILE.gguf] [--draft FILE.gguf] [--keep 0-7,24-29] [--tokens 120]
+        [--rounds 3] [--threads 1] [--drafted 4]
+
+Three children hold the model: without drafts, with n-grams, with a draft model. They answer each prompt in turn, so
+that what else the machine does hits all; ratios are medians of those of each turn. "told" is the gain that the child
+measures itself. Without --draft the draft model is made here: the same model with the layers of --keep only. The last
+line is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import statistics
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from itertools import count
+from pathlib import Path
+
+import gguf
+import msgspec
+
+from benchmarks._children import OurChild, load_request, our_child
+from engine.planning.settings.sampling_settings import SamplingSettings
+from engine.runtime.protocol.messages import (
+    ChatMessage,
+    DraftSource,
+    Generate,
+    Generated,
+    Hello,
+    Load,
+    LoadedModel,
+    Piece,
+    Reading,
+    StageProgress,
+)
+from resources.setup.demo_model import DEMO_MODEL
+
+N_CTX = 2048
+PROMPTS = {
+    "story": "Write a short story about a dog.",
+    "quote": "Repeat this text three times: The quick brown fox jumps over the lazy dog near the river bank.",
+    "explain": "Explain in simple words what a tree is.",
+    "code": "Write a Python class for a stack with push, pop and peek, then the same class with type hints.",
+}
+_BLOCK = re.compile(r"blk\.(\d+)\.")
+_numbers = count(1)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--model", type=Path, default=Path.home() / ".cache/layerdeck/models" / DEMO_MODEL)
+    parser.add_argument("--draft", type=Path)
+    parser.add_argument("--keep", default="0-7,24-29")
+    parser.add_argument("--tokens", type=int, default=120)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--drafted", type=int, default=4)
+    parser.add_argument("--prompts", default=",".join(PROMPTS), help="some of: " + ", ".join(PROMPTS))
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        draft = options.draft or write_part(options.model, Path(folder) / "draft.gguf", layers_of(options.keep))
+        load = load_request(options.model, load_mode="mmap", n_ctx=N_CTX, threads=options.threads)
+        small = load_request(draft, load_mode="mmap", n_ctx=N_CTX, threads=options.threads)
+        sources = {
+            "none": None,
+            "ngram": DraftSource(kind="ngram", n_tokens=options.drafted),
+            "model": DraftSource(
+                kind="model",
+                n_tokens=options.drafted,
+                path=str(draft),
+                parameters=small.parameters,
+                context=small.context,
+            ),
+        }
+        children = {kind: stack.enter_context(our_child()) for kind in sources}
+        for kind, source in sources.items():
+            begin(children[kind], msgspec.structs.replace(load, draft=source))
+            ask(children[kind], "Hello", 8)
+        names = options.prompts.split(",")
+        rows = [row for name in names for row in measure(children, name, options.tokens, options.rounds)]
+    settings = {"tokens": options.tokens, "rounds": options.rounds, "threads": options.threads, "keep": options.keep}
+    print(json.dumps({"benchmark": "draft_gain", "rows": rows, **settings}))
+
+
+def measure(children: dict[str, OurChild], name: str, tokens: int, rounds: int) -> list[dict[str, object]]:
+    """Ask all children for the greedy answer to a prompt in turn; print and return the row of each kind of draft."""
+    answers: dict[str, list[tuple[str, Generated]]] = {kind: [] for kind in children}
+    for number in range(rounds):
+        kinds = list(children)[number % len(children) :] + list(children)[: number % len(children)]
+        for kind in kinds:
+            answers[kind].append(ask(children[kind], PROMPTS[name], tokens))
+    rows: list[dict[str, object]] = []
+    for kind in ("ngram", "model"):
+        ratios = [
+            seconds_per_token(without) / seconds_per_token(done)
+            for (_, without), (_, done) in zip(answers["none"], answers[kind], strict=True)
+        ]
+        told = [done.draft for _, done in answers[kind] if done.draft is not None]
+        drafted, accepted = (sum(getattr(each, f"{what}_tokens") for each in told) for what in ("drafted", "accepted"))
+        steps = sum(each.steps for each in told)
+        gains = [each.gain for each in told if each.gain is not None]
+        row: dict[str, object] = {
+            "prompt": name,
+            "draft": kind,
+            "same": {text for text, _ in answers[kind]} == {text for text, _ in answers["none"]},
+            "acceptance": round(accepted / drafted, 3) if drafted else None,
+            "tokens_per_step": round((steps + accepted) / steps, 2) if steps else None,
+            "gain": round(statistics.median(ratios), 3),
+            "told": round(statistics.median(gains), 3) if gains else None,
+            "paused": sorted({each.paused for each in told} - {""}),
+        }
+        print(" ".join(f"{key} {value}" for key, value in row.items()), flush=True)
+        rows.append(row)
+    return rows
+
+
+def seconds_per_token(done: Generated) -> float:
+    """Return the seconds of a token after the first, whose time is that of the prompt."""
+    return done.generation_seconds / max(1, done.generated_tokens - 1)
+
+
+def begin(child: OurChild, load: Load) -> None:
+    """Load a model in a child."""
+    child.send(load)
+    while not isinstance(message := child.message(), LoadedModel):
+        if not isinstance(message, Hello | StageProgress):
+            raise RuntimeError(f"the load failed: {message}")
+
+
+def ask(child: OurChild, prompt: str, tokens: int) -> tuple[str, Generated]:
+    """Return text and end of a greedy answer."""
+    sampling = SamplingSettings(temperature=0.0, max_tokens=tokens)
+    child.send(Generate(id=next(_numbers), messages=(ChatMessage("user", prompt),), sampling=sampling))
+    text = ""
+    while not isinstance(message := child.message(), Generated):
+        if isinstance(message, Piece):
+            text += message.text
+        elif not isinstance(message, Reading):
+            raise RuntimeError(f"the answer failed: {message}")
+    return text, message
+
+
+def layers_of(text: str) -> list[int]:
+    """Return the layers of a list such as `0-7,24-29`."""
+    found: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        found += range(int(first), int(last or first) + 1)
+    return found
+
+
+def write_part(model: Path, path: Path, layers: Sequence[int]) -> Path:
+    """Write a model that has only some layers of another one; return `path`."""
+    whole = gguf.GGUFReader(model)
+    architecture = str(whole.fields["general.architecture"].contents())
+    writer = gguf.GGUFWriter(path, architecture)
+    for key, field in whole.fields.items():
+        if key == f"{architecture}.block_count":
+            writer.add_block_count(len(layers))
+        elif not key.startswith(("GGUF.", "general.architecture")):
+            sub_type = field.types[1] if len(field.types) > 1 else None
+            writer.add_key_value(key, field.contents(), field.types[0], sub_type)
+    for tensor in whole.tensors:
+        name, block = tensor.name, _BLOCK.match(tensor.name)
+        if block is not None:
+            if int(block[1]) not in layers:
+                continue
+            name = name.replace(block[0], f"blk.{layers.index(int(block[1]))}.", 1)
+        writer.add_tensor(name, tensor.data, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""Automatic layouts with a draft model: the fastest card gets it if the main model still needs no more of the CPU.
+
+A strategy places the main model first, and the draft model takes a card with room left, else the CPU, where it hardly
+gains. Then the strategy is run again with room for the draft on a card.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from engine.base.language import tr
+from engine.devices.device import CPU_ID, Rig
+from engine.planning.fit.strategies.constraints import AutoLayout, Constraints
+from engine.planning.layout.layout import Layout, single_device
+from engine.planning.memory.model_memory import ModelMemory
+from engine.planning.plan.decisions.drafts import draft_candidates
+from engine.planning.plan.edit import Edit
+from engine.planning.plan.plan import Plan
+
+_MOST_CARDS = 3
+"""Most cards that are tried, the fastest first: each is another search."""
+
+
+def with_room_for_draft(
+    found: AutoLayout,
+    memory: ModelMemory,
+    rig: Rig,
+    constraints: Constraints,
+    search: Callable[[Constraints], AutoLayout],
+) -> AutoLayout:
+    """Return `found`, or a layout that leaves room for the draft model on a card with no more layers on the CPU.
+
+    `search`: finds a layout with other constraints. It is called only if the draft model would be on the CPU.
+    """
+    files, draft = constraints.side_files, constraints.side_files.draft
+    if not found.fits or draft is None or draft.model is None or draft.layout is not None:
+        return found
+    if Plan(memory, rig, Edit(found.layout, found.context, files)).draft_devices != (CPU_ID,):
+        return found
+    cards = [each for each in draft_candidates(rig, draft.model) if not each.is_host and each.id not in constraints.off]
+    for card in cards[:_MOST_CARDS]:
+        placed = replace(draft, layout=single_device(draft.model.n_layers, card.id))
+        again = search(replace(constraints, side_files=replace(files, draft=placed)))
+        if again.fits and _on_cpu(again.layout) <= _on_cpu(found.layout):
+            reason = tr("{card} has room for the draft model.", card=card.id)
+            return replace(again, explanation=f"{again.explanation} {reason}")
+    return found
+
+
+def _on_cpu(layout: Layout) -> int:
+    """Return the number of layers with weights on the CPU, layers with overrides there included."""
+    moved = sum(len(each.layers or range(layout.n_layers)) for each in layout.overrides if each.device == CPU_ID)
+    return moved + sum(run.length for run in layout.runs if run.device == CPU_ID)

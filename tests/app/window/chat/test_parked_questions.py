@@ -1,0 +1,91 @@
+"""A parked model: its next question loads it again, a failed load keeps the text, and a restart remembers it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pytestqt.qtbot import QtBot
+
+from app.models.open_model import OpenModel
+from app.wiring import WindowParts
+from engine.runtime.session.status import Phase
+from tests.support.models import write_tiny_llama
+from tests.support.windows import WindowOpener
+
+QUESTION = "hello again"
+
+
+@pytest.fixture
+def window(open_window: WindowOpener) -> WindowParts:
+    return open_window()
+
+
+def load(window: WindowParts, qtbot: QtBot, path: Path) -> OpenModel:
+    with qtbot.waitSignal(window.desk.opener.model_changed):
+        window.desk.opener.open(path)
+    window.desk.loader.load()
+    model = window.desk.models.current
+    qtbot.waitUntil(lambda: model.loading.phase is Phase.READY)
+    return model
+
+
+def park(window: WindowParts, qtbot: QtBot, model: OpenModel) -> None:
+    window.actions["park"].trigger()
+    qtbot.waitUntil(lambda: model.loading.phase is Phase.STOPPED and not model.loading.has_child)
+    assert model.is_parked
+    assert not window.actions["park"].isEnabled()
+
+
+def ask(window: WindowParts) -> None:
+    pane = window.views.current.chat
+    pane.prompt_edit.setPlainText(QUESTION)
+    assert pane.send_button.isEnabled()
+    pane.send_button.click()
+
+
+def test_the_next_question_loads_a_parked_model(window: WindowParts, qtbot: QtBot, tmp_path: Path) -> None:
+    path = write_tiny_llama(tmp_path / "ada.gguf", n_layers=2, n_ctx_train=256)
+    model = load(window, qtbot, path)
+    park(window, qtbot, model)
+    settings, pane = window.desk.settings, window.views.current.chat
+    assert settings.parked_models == (path,)
+    ask(window)
+    assert pane.prompt_edit.toPlainText() == QUESTION, "the text stays until the model is loaded"
+    qtbot.waitUntil(lambda: [message.content for message in model.conversation.tree.path][:1] == [QUESTION])
+    assert pane.prompt_edit.toPlainText() == ""
+    assert not model.is_parked
+    assert not window.desk.settings.parked_models
+    model.loading.stop_answer()
+    qtbot.waitUntil(lambda: model.loading.phase is Phase.READY)
+
+
+def test_a_load_that_fails_keeps_the_question(window: WindowParts, qtbot: QtBot, tmp_path: Path) -> None:
+    path = write_tiny_llama(tmp_path / "ada.gguf", n_layers=2, n_ctx_train=256)
+    model = load(window, qtbot, path)
+    park(window, qtbot, model)
+    path.unlink()
+    with qtbot.waitSignal(model.loading.ended):
+        ask(window)
+    qtbot.waitUntil(lambda: model.loading.phase is Phase.STOPPED)
+    assert window.views.current.chat.prompt_edit.toPlainText() == QUESTION
+    assert model.is_parked, "another question tries again"
+    assert not model.conversation.tree.messages
+
+
+def test_a_parked_model_is_still_parked_after_a_restart(window: WindowParts, qtbot: QtBot, tmp_path: Path) -> None:
+    path = write_tiny_llama(tmp_path / "ada.gguf", n_layers=2, n_ctx_train=256)
+    window.desk.settings.keep_parked(path, parked=True)
+    with qtbot.waitSignal(window.desk.opener.model_changed):
+        window.desk.opener.open(path)
+    assert window.desk.models.current.is_parked
+    assert window.views.current.chat.start_banner.button.text() == "Load"
+    ask(window)
+    model = window.desk.models.current
+    qtbot.waitUntil(lambda: bool(model.conversation.tree.messages))
+    model.loading.stop_answer()
+    qtbot.waitUntil(lambda: model.loading.phase is Phase.READY)
+    # Unloading by hand is no parking.
+    window.actions["unload"].trigger()
+    assert not model.is_parked
+    assert window.desk.settings.parked_models == ()

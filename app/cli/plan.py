@@ -94,9 +94,9 @@ def _compare(here: _Forecast, file: LayoutFile, options: Namespace) -> int:
     if options.json:
         print_document({**here.document(), "against": there.document(), "differences": found.document()})
     else:
-        sides = (side_of(each.plan, each.speeds) for each in (here, there))
+        one, other = side_of(here.plan, here.speeds), side_of(there.plan, there.speeds)
         name = "this layout" if options.layout is None else options.layout.stem
-        print_line(f"{here.text()}\n\n{comparison_text(found, *sides, (name, options.against.stem))}")
+        print_line(f"{here.text()}\n\n{comparison_text(found, one, other, (name, options.against.stem))}")
     return here.exit_code
 
 

@@ -146,7 +146,9 @@ class Loads:
 
         def note(step: str, end: str, text: str) -> None:
             nonlocal begun_s
-            steps.append({"step": step, "end": end, "s": round(time.monotonic() - begun_s, 2), "text": text[:300]})
+            named = path.name in text
+            seconds = round(time.monotonic() - begun_s, 2)
+            steps.append({"step": step, "end": end, "s": seconds, "named": named, "text": text[:300]})
             begun_s = time.monotonic()
 
         try:
@@ -179,7 +181,7 @@ def faults(line: dict[str, Any]) -> list[str]:
             found.append(f"{step['step']} did not end")
         elif step["s"] > STALL_S:
             found.append(f"{step['step']} took {step['s']} s")
-        if step["end"] == "Crashed" and line["file"] not in step["text"]:
+        if step["end"] == "Crashed" and not step["named"]:
             found.append(f"{step['step']} does not name the file: {step['text']}")
     return found
 

@@ -37,6 +37,10 @@ _CHECK = tr(" Run Help > Check This Machine (or `layerdeck-cli doctor`) to find 
 _ABORT_SOURCE = re.compile(r"^(?:\S*[/\\])?([\w.-]+):\d+: GGML_ASSERT\((.*)")
 _OF_READING = re.compile(r"^(?:\S*[/\\])?llama-(?:vocab|hparams|arch|model\w*)\.cpp:\d+: ")
 """Matches abort texts from llama.cpp's sources that read the model file, of GGML_ASSERT as well as of GGML_ABORT."""
+_OF_LOOKUP = re.compile(r"^terminate called after throwing an instance of 'std::out_of_range'")
+"""Matches what the C++ runtime says of a lookup that failed: llama.cpp's tokenizers look for tokens that a vocabulary
+should have, such as those of single bytes.
+"""
 _OF_VALUES = re.compile(r"eps >= 0")
 """Matches assertions about a number of the model file in the sources of `_OF_LAYOUTS`. `eps` is that of a norm."""
 _OF_LAYOUTS = re.compile(
@@ -156,7 +160,7 @@ class ProcessOutcome:
     @property
     def _is_about_model(self) -> bool:
         """Whether an assertion or abort that concerns the model file ended the child."""
-        if _OF_READING.search(self.abort_text):
+        if _OF_READING.search(self.abort_text) or any(map(_OF_LOOKUP.search, self.stderr_tail)):
             return True
         source = _ABORT_SOURCE.search(self.abort_text)
         return source is not None and (not _OF_LAYOUTS.search(source[1]) or _OF_VALUES.match(source[2]) is not None)

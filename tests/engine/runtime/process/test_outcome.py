@@ -215,3 +215,11 @@ def test_a_death_names_the_file_that_may_have_caused_it() -> None:
         assert "ada.gguf" not in crash_event(outcome, model="ada.gguf").message
     told = ProcessOutcome(EndReason.ITSELF, signal=6, abort_text="ada.gguf: bad")
     assert crash_event(told, model="ada.gguf").message.count("ada.gguf") == 1
+
+
+def test_a_token_that_the_vocabulary_lacks_is_the_files_fault() -> None:
+    lines = ("terminate called after throwing an instance of 'std::out_of_range'", "  what():  unordered_map::at")
+    outcome = ProcessOutcome(EndReason.ITSELF, signal=6, stderr_tail=lines)
+    assert "The model file is damaged" in outcome.sentence
+    assert not outcome.is_fault_of_engine
+    assert crash_event(outcome, model="ada.gguf").message.endswith("It was running ada.gguf.")

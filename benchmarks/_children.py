@@ -19,7 +19,8 @@ import numpy as np
 from engine.model.demo.llama_writer import LlamaShape, byte_vocabulary, write_llama
 from engine.planning.layout.engine_parameters import MAX_DEVICES, EngineParameters
 from engine.planning.settings.context_settings import ContextSettings
-from engine.runtime.protocol.messages import AnyMessage, AnyRequest, Load
+from engine.runtime.protocol.messages import AnyMessage
+from engine.runtime.protocol.requests import AnyRequest, Load
 
 ROOT = Path(__file__).resolve().parent.parent
 TIMEOUT_S = 300

@@ -26,18 +26,8 @@ import msgspec
 
 from benchmarks._children import OurChild, load_request, our_child
 from engine.planning.settings.sampling_settings import SamplingSettings
-from engine.runtime.protocol.messages import (
-    ChatMessage,
-    DraftSource,
-    Generate,
-    Generated,
-    Hello,
-    Load,
-    LoadedModel,
-    Piece,
-    Reading,
-    StageProgress,
-)
+from engine.runtime.protocol.messages import Generated, Hello, LoadedModel, Piece, Reading, StageProgress
+from engine.runtime.protocol.requests import ChatMessage, DraftSource, Generate, Load
 from resources.setup.demo_model import DEMO_MODEL
 
 N_CTX = 2048

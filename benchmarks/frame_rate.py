@@ -122,7 +122,7 @@ def ask(window: WindowParts, answers: int) -> list[object]:
 
     Where one ends another begins, so that there are always so many.
     """
-    from engine.runtime.protocol.messages import Generate
+    from engine.runtime.protocol.requests import Generate
 
     model = window.desk.models.current
     tokens: list[object] = []

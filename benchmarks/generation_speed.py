@@ -30,7 +30,8 @@ from benchmarks._children import (
     our_child,
     write_model,
 )
-from engine.runtime.protocol.messages import Generate, Generated, Hello, LoadedModel, Piece, Reading, StageProgress
+from engine.runtime.protocol.messages import Generated, Hello, LoadedModel, Piece, Reading, StageProgress
+from engine.runtime.protocol.requests import Generate
 
 N_CTX = 1024
 """Of each request."""

@@ -135,7 +135,7 @@ class Hour(Soak):
         edit.setFocus()
         text = f"{self._numbers.choice(QUESTIONS)} {self.done['rounds']}"
         for letter in text.replace("\n", " "):
-            QTest.keyClick(edit, letter)
+            QTest.keyClicks(edit, letter)
             self._pump(0.02)
         self._desk.models.current.conversation.send(text)
         edit.clear()

@@ -18,19 +18,15 @@ from pathlib import Path
 
 from benchmarks._children import OurChild, load_request, our_child, usable_processors, write_model
 from engine.runtime.protocol.messages import (
-    AnyRequest,
-    Generate,
     Generated,
     Hello,
     LoadedModel,
     Piece,
-    RestoreSequence,
-    SaveSequence,
     SequenceRestored,
     SequenceSaved,
-    Tokenise,
     Tokenised,
 )
+from engine.runtime.protocol.requests import AnyRequest, Generate, RestoreSequence, SaveSequence, Tokenise
 
 TEXT = "The layers of a model are places where it keeps what it has read. "
 ROOM_TOKENS = 256

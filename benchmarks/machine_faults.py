@@ -40,7 +40,7 @@ from engine.model.gguf.model_file import ModelFile
 from engine.model.gguf.reader import read_model
 from engine.planning.layout.layout import Layout, Run
 from engine.planning.settings.context_settings import ContextSettings
-from engine.runtime.protocol.messages import Generate, SaveSequence
+from engine.runtime.protocol.requests import Generate, SaveSequence
 from engine.runtime.session.events import Answered, AnyEvent, Done, Loaded, Token
 from engine.runtime.session.status import Phase
 from tests.support.faulty_relay import Fault, Relay

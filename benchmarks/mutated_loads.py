@@ -32,7 +32,7 @@ from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan
 from engine.planning.settings.context_settings import ContextSettings
-from engine.runtime.protocol.messages import ChatMessage, Generate
+from engine.runtime.protocol.requests import ChatMessage, Generate
 from engine.runtime.session.driver import SessionUpdate
 from engine.runtime.session.events import AnyEvent, Attempt, Crashed, Fallback, Loaded, Progress, Reading, Token
 from engine.runtime.session.load_order import LoadOrder

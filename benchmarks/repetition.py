@@ -19,16 +19,8 @@ import msgspec
 from benchmarks._children import OurChild, load_request, our_child
 from engine.model.demo.speaking import SAMPLE_QUESTIONS
 from engine.planning.settings.sampling_settings import SamplingSettings
-from engine.runtime.protocol.messages import (
-    ChatMessage,
-    Failure,
-    Generate,
-    Generated,
-    Hello,
-    LoadedModel,
-    Piece,
-    StageProgress,
-)
+from engine.runtime.protocol.messages import Failure, Generated, Hello, LoadedModel, Piece, StageProgress
+from engine.runtime.protocol.requests import ChatMessage, Generate
 
 KEPT_MODEL = Path.home() / ".cache/layerdeck/models/SmolLM2-135M-Instruct.Q4_1.gguf"
 QUESTIONS = (

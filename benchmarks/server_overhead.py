@@ -41,7 +41,7 @@ from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan
 from engine.planning.settings.context_settings import ContextSettings
-from engine.runtime.protocol.messages import ChatMessage
+from engine.runtime.protocol.requests import ChatMessage
 from engine.runtime.session.events import Done, Token
 from engine.runtime.session.load_order import LoadOrder
 

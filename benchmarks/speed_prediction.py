@@ -53,7 +53,8 @@ from engine.planning.speed.answers import MIN_TOKENS
 from engine.planning.speed.prediction import LastAnswer, SpeedForecast, anchored
 from engine.planning.speed.speeds import Speeds, layout_class
 from engine.planning.speed.work import Work
-from engine.runtime.protocol.messages import Generate, Generated, Hello, LoadedModel, Piece, Reading, StageProgress
+from engine.runtime.protocol.messages import Generated, Hello, LoadedModel, Piece, Reading, StageProgress
+from engine.runtime.protocol.requests import Generate
 from engine.runtime.requests import load_request
 
 KEPT_MODEL = Path.home() / ".cache/layerdeck/models/SmolLM2-135M-Instruct.Q4_1.gguf"

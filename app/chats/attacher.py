@@ -22,7 +22,8 @@ from engine.chat.asking import attachment_text, media_file
 from engine.chat.attachments import ReadFile, as_attachment, read_attachment
 from engine.chat.message import Attachment, new_id
 from engine.runtime.media.images.pictures import ImageFacts, Picture, inspect_image
-from engine.runtime.protocol.messages import Counted, CountTokens
+from engine.runtime.protocol.messages import Counted
+from engine.runtime.protocol.requests import CountTokens
 from engine.runtime.session.events import Answered
 from engine.runtime.session.status import Phase
 from widgets.chat.images import Gallery

@@ -35,7 +35,8 @@ from engine.chat.saved_kv_states import (
 )
 from engine.planning.plan.plan import Plan
 from engine.planning.plan.preview import LoadedLayout
-from engine.runtime.protocol.messages import RestoreSequence, SaveSequence, SequenceRestored, SequenceSaved
+from engine.runtime.protocol.messages import SequenceRestored, SequenceSaved
+from engine.runtime.protocol.requests import RestoreSequence, SaveSequence
 from engine.runtime.session.events import Answered
 
 PAUSE_MS = 2000

@@ -11,7 +11,8 @@ from app.cli.printers import JsonPrinter, TextPrinter
 from engine.base.texts import escape
 from engine.chat.message import Message
 from engine.chat.tools import pretty_arguments
-from engine.runtime.protocol.messages import DraftStatistics, ToolCall
+from engine.runtime.protocol.messages import DraftStatistics
+from engine.runtime.protocol.requests import ToolCall
 from engine.runtime.session.drafts import draft_words
 from engine.runtime.session.events import Done, Event, Shifted
 

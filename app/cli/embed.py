@@ -10,7 +10,8 @@ from app.cli.follow import BadEnding, Ended, Follower, exit_code_of
 from app.cli.inputs import order_of
 from app.cli.output import check_text, print_compact, print_document, print_line
 from app.cli.printers import TextPrinter
-from engine.runtime.protocol.messages import Embed, Embedded
+from engine.runtime.protocol.messages import Embedded
+from engine.runtime.protocol.requests import Embed
 from engine.runtime.session.events import Cancelled, Loaded, OutOfMemory
 from engine.runtime.session.load_order import LoadOrder
 

@@ -17,7 +17,8 @@ from engine.base.errors import ArgumentError
 from engine.devices.device import ComputingNeed
 from engine.devices.telemetry.memory_holders import memory_holders
 from engine.planning.plan.plan import Plan
-from engine.runtime.protocol.messages import AnyModelRequest, FinalMessage
+from engine.runtime.protocol.messages import FinalMessage
+from engine.runtime.protocol.requests import AnyModelRequest
 from engine.runtime.session.driver import SessionUpdate
 from engine.runtime.session.events import (
     Answered,

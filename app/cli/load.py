@@ -18,7 +18,7 @@ from app.cli.printers import JsonPrinter, Printer, TextPrinter
 from engine.base.errors import ArgumentError
 from engine.base.files import read_at_most
 from engine.base.json_file import UNREADABLE
-from engine.runtime.protocol.messages import ChatMessage, Generate
+from engine.runtime.protocol.requests import ChatMessage, Generate
 from engine.runtime.session.events import Cancelled, Done, Loaded, OutOfMemory, Token
 from engine.runtime.session.load_order import LoadOrder
 

@@ -40,15 +40,8 @@ from engine.chat.store import ChatStore
 from engine.chat.thinking import begun_answer
 from engine.chat.tools import ToolUse, missing_results, read_tools, result_message, with_results
 from engine.chat.tree import MessageTree, add
-from engine.runtime.protocol.messages import (
-    Counted,
-    FinalMessage,
-    Generate,
-    RestoreSequence,
-    SaveSequence,
-    SequenceSaved,
-    ToolCall,
-)
+from engine.runtime.protocol.messages import Counted, FinalMessage, SequenceSaved
+from engine.runtime.protocol.requests import Generate, RestoreSequence, SaveSequence, ToolCall
 from engine.runtime.session.events import Done, Failed, Loaded, RequestEnding, Shifted, Token
 from engine.runtime.session.load_order import LoadOrder
 

@@ -16,7 +16,8 @@ from PySide6.QtCore import QObject, QTimer, Signal
 from app.models.loading import AnswerLost, Loading
 from engine.base.errors import EngineError
 from engine.chat.context import ContextUse, answer_reserve, use_of
-from engine.runtime.protocol.messages import ChatMessage, Counted, CountTokens, MediaFile, TemplateInput
+from engine.runtime.protocol.messages import Counted
+from engine.runtime.protocol.requests import ChatMessage, CountTokens, MediaFile, TemplateInput
 from engine.runtime.session.events import Answered
 from engine.runtime.session.status import Phase
 

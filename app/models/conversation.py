@@ -48,7 +48,7 @@ from engine.chat.tree import (
 )
 from engine.planning.plan.preview import LoadedLayout
 from engine.planning.settings.sampling_sources import Sampling
-from engine.runtime.protocol.messages import ChatMessage, ToolCall
+from engine.runtime.protocol.requests import ChatMessage, ToolCall
 from engine.runtime.session.events import Done
 from engine.runtime.session.status import Phase
 

@@ -14,7 +14,7 @@ from engine.model.gguf.model_file import ModelFile
 from engine.planning.fit.proposal import Proposal
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.preview import LoadedLayout
-from engine.runtime.protocol.messages import (
+from engine.runtime.protocol.requests import (
     AnyModelRequest,
     CountTokens,
     Generate,

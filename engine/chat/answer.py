@@ -48,15 +48,8 @@ from engine.planning.fit.shares import share_words
 from engine.planning.layout.layout import Layout
 from engine.planning.settings.sampling_settings import SamplingSettings
 from engine.planning.settings.sampling_sources import changed_settings
-from engine.runtime.protocol.messages import (
-    ChatMessage,
-    Counted,
-    CountTokens,
-    DraftStatistics,
-    Generate,
-    TemplateInput,
-    TokenChoice,
-)
+from engine.runtime.protocol.messages import Counted, DraftStatistics, TokenChoice
+from engine.runtime.protocol.requests import ChatMessage, CountTokens, Generate, TemplateInput
 from engine.runtime.session.events import Cancelled, Crashed, Done, Failed, OutOfMemory, RequestEnding, Shifted
 
 

@@ -14,15 +14,8 @@ from engine.chat.thinking import CONTROL_MARKS, FAMILIES
 from engine.chat.tool_calls import MARKS
 from engine.chat.tools import NO_TOOLS, ToolUse, in_order_of_calls, is_whole
 from engine.planning.settings.sampling_settings import SamplingSettings
-from engine.runtime.protocol.messages import (
-    ChatMessage,
-    Generate,
-    ImageFile,
-    MediaFile,
-    SoundFile,
-    TemplateInput,
-    TokenChoice,
-)
+from engine.runtime.protocol.messages import TokenChoice
+from engine.runtime.protocol.requests import ChatMessage, Generate, ImageFile, MediaFile, SoundFile, TemplateInput
 
 MAX_SENT_BYTES = 96 << 20
 """Limit for the images and sounds of one request in bytes; they are in memory several times."""

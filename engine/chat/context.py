@@ -17,7 +17,7 @@ from engine.chat.message import Cut, Message
 from engine.chat.tree import MessageTree
 from engine.planning.settings.context_settings import ContextSettings, is_quantised
 from engine.planning.settings.sampling_settings import SamplingSettings
-from engine.runtime.protocol.messages import ChatMessage
+from engine.runtime.protocol.requests import ChatMessage
 
 Overflow = Literal["drop", "stop", "ask"]
 OVERFLOWS: tuple[Overflow, ...] = ("drop", "stop", "ask")

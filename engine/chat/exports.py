@@ -18,7 +18,7 @@ from engine.chat.message import Attachment, Message
 from engine.chat.tools import pretty_arguments, read_tools
 from engine.chat.tree import MessageTree
 from engine.runtime.media.images.pictures import FORMATS
-from engine.runtime.protocol.messages import ToolCall
+from engine.runtime.protocol.requests import ToolCall
 
 VERSION = 1
 FORMAT = "layerdeck-conversations"

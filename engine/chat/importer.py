@@ -18,8 +18,9 @@ from engine.chat.conversation import Conversation
 from engine.chat.imports import Imported, read_conversations
 from engine.chat.tree import MessageTree
 from engine.runtime.process.decoders import ask_decoder
-from engine.runtime.protocol.messages import Job, Message
+from engine.runtime.protocol.messages import Message
 from engine.runtime.protocol.pipe import Limits, run_child
+from engine.runtime.protocol.requests import Job
 
 SECONDS = 600.0
 

@@ -30,7 +30,7 @@ from engine.chat.tools import MAX_CHARACTERS
 from engine.chat.tree import MessageTree, mended_tree, renamed_cut, tree_of
 from engine.runtime.media.images.pictures import MAX_IMAGE_BYTES, MAX_SIDE_PX, is_image
 from engine.runtime.media.sounds.recordings import MAX_LENGTH_MS, MAX_SOUND_BYTES, is_sound
-from engine.runtime.protocol.messages import ToolCall
+from engine.runtime.protocol.requests import ToolCall
 
 MAX_BYTES = 256 << 20
 MAX_CONVERSATIONS = 20_000

@@ -8,7 +8,8 @@ from typing import Literal
 
 import msgspec
 
-from engine.runtime.protocol.messages import DraftStatistics, TokenChoice, ToolCall
+from engine.runtime.protocol.messages import DraftStatistics, TokenChoice
+from engine.runtime.protocol.requests import ToolCall
 
 Role = Literal["system", "user", "assistant", "tool"]
 ROLES: tuple[Role, ...] = ("system", "user", "assistant", "tool")

@@ -9,7 +9,8 @@ import io
 
 from engine.base.confinement import PDF
 from engine.runtime.process.decoders import run_decoder
-from engine.runtime.protocol.messages import Job, Message
+from engine.runtime.protocol.messages import Message
+from engine.runtime.protocol.requests import Job
 
 MAX_PAGES = 2000
 MAX_CHARACTERS = 4 << 20

@@ -17,7 +17,8 @@ import msgspec
 from engine.chat.conversation import Conversation
 from engine.chat.message import Attachment, Cut, Message, Timings
 from engine.chat.tool_calls import CallDelta, calls_with
-from engine.runtime.protocol.messages import TokenChoice, ToolCall
+from engine.runtime.protocol.messages import TokenChoice
+from engine.runtime.protocol.requests import ToolCall
 
 CONVERSATION_FIELDS = Conversation.__struct_fields__
 CONVERSATION_COLUMNS = ", ".join(CONVERSATION_FIELDS)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from engine.chat.thinking import overlap
-from engine.runtime.protocol.messages import ToolCall
+from engine.runtime.protocol.requests import ToolCall
 
 HERMES = "<tool_call>"
 PYTHON_TAG = "<|python_tag|>"

@@ -19,7 +19,7 @@ from engine.base.texts import show
 from engine.chat.message import Message, new_id, now_ms
 from engine.chat.tool_calls import HERMES, MISTRAL, CallReader, is_harmony, is_llama, types_of
 from engine.chat.tree import MessageTree, add
-from engine.runtime.protocol.messages import ChatMessage, ToolCall
+from engine.runtime.protocol.requests import ChatMessage, ToolCall
 
 MAX_TOOLS = 256
 MAX_NAME_CHARACTERS = 128

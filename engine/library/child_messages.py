@@ -15,7 +15,8 @@ from engine.library.fit import Fit
 from engine.planning.fit.strategies.constraints import Constraints
 from engine.planning.settings.context_settings import KvType
 from engine.planning.speed.speeds import Speeds
-from engine.runtime.protocol.messages import Failure, Hello, Message, Request
+from engine.runtime.protocol.messages import Failure, Hello, Message
+from engine.runtime.protocol.requests import Request
 
 
 class ReadHeaders(Request, frozen=True, tag="read_headers", kw_only=True):

@@ -18,7 +18,7 @@ from engine.planning.memory.backends import backend_traits
 from engine.planning.memory.side_files import Projector
 from engine.planning.memory.tensors import OverrideHomes
 from engine.planning.plan.plan import Plan
-from engine.runtime.protocol.messages import (
+from engine.runtime.protocol.requests import (
     OFFLOAD_VARIABLE,
     AdapterFile,
     DeviceRef,

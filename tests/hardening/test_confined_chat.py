@@ -13,7 +13,7 @@ from engine.machines.rigs.discovery import host_device
 from engine.model.gguf.reader import read_model
 from engine.planning.layout.layout import single_device
 from engine.planning.settings.context_settings import ContextSettings
-from engine.runtime.protocol.messages import ChatMessage, Generate
+from engine.runtime.protocol.requests import ChatMessage, Generate
 from engine.runtime.session.events import Done, Loaded
 from tests.support.models import write_tiny_llama
 from tests.support.orders import order_of

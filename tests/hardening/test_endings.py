@@ -27,7 +27,7 @@ from engine.runtime.probing.probe import Probes
 from engine.runtime.process.child import ChildProcess
 from engine.runtime.process.decoders import ask_decoder
 from engine.runtime.process.outcome import EndReason, ProcessOutcome
-from engine.runtime.protocol.messages import ChatMessage
+from engine.runtime.protocol.requests import ChatMessage
 from engine.runtime.session.status import Phase
 from tests.support.command_line import run_cli
 from tests.support.models import write_tiny_llama

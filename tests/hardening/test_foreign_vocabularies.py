@@ -21,16 +21,8 @@ from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime import requests
 from engine.runtime.child.native.rights import data_bytes
 from engine.runtime.process.questions import Questions, ask_child
-from engine.runtime.protocol.messages import (
-    Aborting,
-    ChatMessage,
-    CountTokens,
-    Load,
-    LoadedModel,
-    Probed,
-    ProjectorFile,
-    Tokenise,
-)
+from engine.runtime.protocol.messages import Aborting, LoadedModel, Probed
+from engine.runtime.protocol.requests import ChatMessage, CountTokens, Load, ProjectorFile, Tokenise
 from engine.runtime.requests import probe_memory_bytes, probe_request
 from engine.runtime.session.events import Crashed, Loaded
 from tests.engine.runtime.child.raw_child import RawChild, entries

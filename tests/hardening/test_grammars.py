@@ -17,7 +17,8 @@ from engine.runtime.child.generate.grammar import grammar_fault
 from engine.runtime.child.native import failures
 from engine.runtime.child.native.failures import StepLimit
 from engine.runtime.process.outcome import EndReason, ProcessOutcome
-from engine.runtime.protocol.messages import GAVE_UP_EXIT_CODE, Failure, Generate, Generated, Load, LoadedModel
+from engine.runtime.protocol.messages import GAVE_UP_EXIT_CODE, Failure, Generated, LoadedModel
+from engine.runtime.protocol.requests import Generate, Load
 from tests.engine.runtime.child.raw_child import RawChild, entries
 from tests.support.models import write_tiny_llama
 from tests.support.patience import DEADLINE_S

@@ -44,27 +44,29 @@ from engine.runtime.process.questions import Questions
 from engine.runtime.protocol.messages import (
     AnyMessage,
     Counted,
-    CountTokens,
-    CountVocabulary,
     DeviceList,
-    DeviceRef,
     DeviceSpeed,
     Failure,
-    FileAccess,
     Hello,
-    ListDevices,
     LoadedModel,
-    MeasureSpeed,
     Message,
     Probed,
-    Quantise,
     Quantised,
-    Request,
-    Serve,
     Serving,
-    Tokenise,
 )
 from engine.runtime.protocol.network import Browse, NearbyMachines, OpenTunnel, TunnelOpened
+from engine.runtime.protocol.requests import (
+    CountTokens,
+    CountVocabulary,
+    DeviceRef,
+    FileAccess,
+    ListDevices,
+    MeasureSpeed,
+    Quantise,
+    Request,
+    Serve,
+    Tokenise,
+)
 from engine.runtime.requests import load_request, probe_request
 from tests.support.hub_server import Repo, hub_server
 from tests.support.models import write_tiny_llama

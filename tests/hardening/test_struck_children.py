@@ -41,8 +41,8 @@ from engine.runtime.media.images import pictures
 from engine.runtime.media.sounds import recordings
 from engine.runtime.probing.probe import probe
 from engine.runtime.process import questions
-from engine.runtime.protocol.messages import ChatMessage, Generate
 from engine.runtime.protocol.network import Download, TransferFile
+from engine.runtime.protocol.requests import ChatMessage, Generate
 from engine.runtime.session.events import AnyEvent, Crashed, Done, Failed, Loaded, Token
 from tests.engine.chat.test_attachments import write_pdf
 from tests.support.hub_server import Repo, hub_server

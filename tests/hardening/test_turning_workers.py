@@ -19,7 +19,7 @@ from engine.model.gguf.model_file import ModelFile
 from engine.model.gguf.reader import read_model
 from engine.planning.layout.layout import single_device
 from engine.planning.settings.context_settings import ContextSettings
-from engine.runtime.protocol.messages import Generate
+from engine.runtime.protocol.requests import Generate
 from engine.runtime.session.events import AnyEvent, Crashed, Failed, Loaded, OutOfMemory
 from tests.support.models import write_tiny_llama
 from tests.support.orders import order_of

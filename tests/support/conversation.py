@@ -8,7 +8,8 @@ from types import TracebackType
 
 from engine.runtime.process.child import ChildProcess
 from engine.runtime.process.outcome import ProcessOutcome
-from engine.runtime.protocol.messages import AnyMessage, AnyRequest, Hello, Piece, Reading, StageProgress
+from engine.runtime.protocol.messages import AnyMessage, Hello, Piece, Reading, StageProgress
+from engine.runtime.protocol.requests import AnyRequest
 from tests.support.patience import DEADLINE_S
 
 

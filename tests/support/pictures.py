@@ -8,7 +8,7 @@ import io
 import numpy as np
 from PIL import Image
 
-from engine.runtime.protocol.messages import ImageFile
+from engine.runtime.protocol.requests import ImageFile
 
 SIZE = (40, 30)
 

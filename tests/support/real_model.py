@@ -11,7 +11,8 @@ from typing import Final
 import pytest
 
 from engine.runtime.process.questions import ask_child
-from engine.runtime.protocol.messages import Quantise, Quantised
+from engine.runtime.protocol.messages import Quantised
+from engine.runtime.protocol.requests import Quantise
 from resources.setup.demo_model import DEMO_MODEL, DEMO_MODEL_BYTES
 from resources.setup.places import model_folder
 from tests.support.patience import DEADLINE_S

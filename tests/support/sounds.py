@@ -10,7 +10,7 @@ import wave
 import numpy as np
 import numpy.typing as npt
 
-from engine.runtime.protocol.messages import SoundFile
+from engine.runtime.protocol.requests import SoundFile
 
 RATE = 16_000
 _MP3_FRAME_BYTES, MP3_FRAME_SAMPLES, MP3_RATE = 417, 1152, 44_100

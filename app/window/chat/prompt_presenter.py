@@ -15,7 +15,8 @@ from engine.base.errors import EngineError
 from engine.base.language import tr
 from engine.chat.asking import choices_in_prompt
 from engine.chat.message import MAX_CHOICES, Message
-from engine.runtime.protocol.messages import Rendered, RenderTemplate, TemplateInput, TokenChoice
+from engine.runtime.protocol.messages import Rendered, TokenChoice
+from engine.runtime.protocol.requests import RenderTemplate, TemplateInput
 from engine.runtime.session.events import Answered
 from widgets.chat.chat_pane import ChatPane
 from widgets.chat.shown import MessageAction

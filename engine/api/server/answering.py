@@ -12,7 +12,7 @@ from engine.api.wire.answer import Answer, AnswerReader, AnswerWriter, Part, Rea
 from engine.api.wire.errors import check_length
 from engine.api.wire.question import Question, count_request, generate_request
 from engine.base.texts import escape
-from engine.runtime.protocol.messages import AnyModelRequest, CountTokens, Tokenise
+from engine.runtime.protocol.requests import AnyModelRequest, CountTokens, Tokenise
 from engine.runtime.session.events import Done, Reading, RequestEnding, RequestEvent, Token
 
 _log = logging.getLogger("layerdeck.server")

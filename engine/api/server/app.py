@@ -34,7 +34,8 @@ from engine.api.wire.openai_chat import ChatWriter, read_chat
 from engine.api.wire.question import count_request
 from engine.api.wire.responses import ResponseWriter, read_responses
 from engine.api.wire.texts import read_detokenise, read_tokenise, tokens_document
-from engine.runtime.protocol.messages import Counted, Detokenise, Detokenised, Embed, Embedded, Tokenised
+from engine.runtime.protocol.messages import Counted, Detokenised, Embedded, Tokenised
+from engine.runtime.protocol.requests import Detokenise, Embed
 
 _LARGE_BODY_BYTES = 1 << 16
 """Larger request bodies are parsed in a thread, as are those with images or sounds, to keep the event loop free."""

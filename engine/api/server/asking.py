@@ -14,7 +14,8 @@ from functools import partial
 from engine.api.server.pool import LoadedModel
 from engine.api.wire.errors import ApiError, context_exceeded, error_of
 from engine.base.errors import ArgumentError
-from engine.runtime.protocol.messages import AnyModelRequest, Counted, CountTokens, FinalMessage, Tokenise, Tokenised
+from engine.runtime.protocol.messages import Counted, FinalMessage, Tokenised
+from engine.runtime.protocol.requests import AnyModelRequest, CountTokens, Tokenise
 from engine.runtime.session.events import Answered, Done, Failed, RequestEnding, RequestEvent, Token
 
 MAX_UNREAD_CHARACTERS = 1 << 20

@@ -11,7 +11,8 @@ from engine.api.wire.openai_chat import SamplingFields, StreamOptions, decode
 from engine.api.wire.question import MAX_CHOICES, Profile, keep_alive_seconds
 from engine.chat.presets import chat_sampling
 from engine.planning.settings.sampling_table import MAX_SEED
-from engine.runtime.protocol.messages import Generate, TokenChoice, Tokenise
+from engine.runtime.protocol.messages import TokenChoice
+from engine.runtime.protocol.requests import Generate, Tokenise
 from engine.runtime.session.events import Done, Reading
 
 MAX_ANSWERS = 64

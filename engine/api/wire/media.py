@@ -10,7 +10,7 @@ from engine.api.wire.errors import ApiError, invalid
 from engine.base.errors import EngineError
 from engine.runtime.media.images.pictures import MAX_IMAGE_BYTES, inspect_image, is_image
 from engine.runtime.media.sounds.recordings import MAX_SOUND_BYTES, inspect_sound, is_sound
-from engine.runtime.protocol.messages import ImageFile, SoundFile
+from engine.runtime.protocol.requests import ImageFile, SoundFile
 
 MAX_FILES = 64
 """Largest number of images and sounds in one request."""

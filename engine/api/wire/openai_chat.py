@@ -33,7 +33,7 @@ from engine.api.wire.question import (
     keep_alive_seconds,
 )
 from engine.planning.settings.sampling_table import MAX_SEED, SAMPLING_KEYS
-from engine.runtime.protocol.messages import ChatMessage, ImageFile, MediaFile, SoundFile, ToolCall
+from engine.runtime.protocol.requests import ChatMessage, ImageFile, MediaFile, SoundFile, ToolCall
 from engine.runtime.session.events import Done, Reading
 
 MAX_TOP_LOGPROBS = 20

@@ -29,7 +29,7 @@ from engine.chat.tools import (
 from engine.chat.tools import check_tool as checked_tool
 from engine.model.gguf.model_file import ModelFile
 from engine.planning.settings.sampling_table import MAX_SEED, SAMPLING_BY_KEY
-from engine.runtime.protocol.messages import ChatMessage, CountTokens, Generate, TemplateInput
+from engine.runtime.protocol.requests import ChatMessage, CountTokens, Generate, TemplateInput
 
 MAX_CHOICES = 16
 """Largest number of answers to one request (`n`)."""

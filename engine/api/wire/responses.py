@@ -21,7 +21,7 @@ from engine.api.wire.question import (
     keep_alive_seconds,
 )
 from engine.api.wire.segments import Segment, Segments, Step, segments_of
-from engine.runtime.protocol.messages import ChatMessage, MediaFile, ToolCall
+from engine.runtime.protocol.requests import ChatMessage, MediaFile, ToolCall
 from engine.runtime.session.events import Done, Reading
 
 

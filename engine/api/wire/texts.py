@@ -7,7 +7,8 @@ import msgspec
 from engine.api.wire.errors import ApiError
 from engine.api.wire.openai_chat import decode
 from engine.api.wire.question import keep_alive_seconds
-from engine.runtime.protocol.messages import Detokenise, Tokenise, Tokenised
+from engine.runtime.protocol.messages import Tokenised
+from engine.runtime.protocol.requests import Detokenise, Tokenise
 
 MAX_TOKENS = 1 << 20
 MAX_CHARACTERS = 1 << 22

@@ -14,9 +14,10 @@ from importlib.metadata import PackageNotFoundError, version
 from engine.base.errors import EngineError
 from engine.library.downloads.file_transfer import carry_out
 from engine.library.downloads.rights import give_up_rights
-from engine.runtime.protocol.messages import Failure, Quit
+from engine.runtime.protocol.messages import Failure
 from engine.runtime.protocol.network import DownloadRequest
 from engine.runtime.protocol.pipe import Requests, begin_child
+from engine.runtime.protocol.requests import Quit
 
 
 def main() -> None:

@@ -13,7 +13,8 @@ from engine.base.cancellation import CancelToken
 from engine.base.errors import ArgumentError, CancelledError, EngineError
 from engine.base.language import tr
 from engine.planning.plan.plan import Plan
-from engine.runtime.protocol.messages import Detokenise, Detokenised, FinalMessage, Generate, Tokenise, Tokenised
+from engine.runtime.protocol.messages import Detokenised, FinalMessage, Tokenised
+from engine.runtime.protocol.requests import Detokenise, Generate, Tokenise
 from engine.runtime.session.driver import SessionUpdate
 from engine.runtime.session.events import (
     Answered,

@@ -19,14 +19,8 @@ from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan
 from engine.planning.plan.report import DeviceRow
 from engine.runtime.process.questions import Questions
-from engine.runtime.protocol.messages import (
-    AllocationFailure,
-    DeviceMemoryQuery,
-    DeviceMemoryReadings,
-    Generate,
-    Generated,
-    LoadedModel,
-)
+from engine.runtime.protocol.messages import AllocationFailure, DeviceMemoryReadings, Generated, LoadedModel
+from engine.runtime.protocol.requests import DeviceMemoryQuery, Generate
 from engine.runtime.requests import environment, load_request
 from engine.runtime.session.reports import loaded_event
 

@@ -32,7 +32,8 @@ from engine.machines.rigs.cuda_cards import list_all_devices
 from engine.machines.rigs.self_test import read_verdicts, with_verdicts
 from engine.model.gguf.quoting import clean
 from engine.runtime.process.questions import DEFAULT_TIMEOUT_S, ask_child, error_with_endpoints, raise_if_cancelled
-from engine.runtime.protocol.messages import DeviceList, GgmlDevice, ListDevices
+from engine.runtime.protocol.messages import DeviceList, GgmlDevice
+from engine.runtime.protocol.requests import ListDevices
 
 _PROCESSORS = Path("/proc/cpuinfo")
 _COMMAND_TIMEOUT_S = 2.0

@@ -20,15 +20,8 @@ from engine.devices.device import CPU_ID, Device, Feature, Rig
 from engine.planning.layout.engine_parameters import MAX_DEVICES, EngineParameters
 from engine.planning.settings.context_settings import KV_TYPES, ContextSettings, KvType
 from engine.runtime.process.questions import Questions, error_with_endpoints, raise_if_cancelled
-from engine.runtime.protocol.messages import (
-    AllocationFailure,
-    Load,
-    LoadedModel,
-    LogitDigest,
-    Logits,
-    Quantise,
-    Quantised,
-)
+from engine.runtime.protocol.messages import AllocationFailure, LoadedModel, LogitDigest, Quantised
+from engine.runtime.protocol.requests import Load, Logits, Quantise
 from engine.runtime.requests import device_refs, environment_for
 
 WEIGHT_TYPES = {

@@ -28,7 +28,8 @@ from engine.machines.rigs.discovery import host_device
 from engine.runtime.process.child import ChildProcess
 from engine.runtime.process.outcome import ProcessOutcome
 from engine.runtime.process.questions import error_of
-from engine.runtime.protocol.messages import SERVE_ENVIRONMENT, AnyMessage, Failure, Serve, Serving
+from engine.runtime.protocol.messages import AnyMessage, Failure, Serving
+from engine.runtime.protocol.requests import SERVE_ENVIRONMENT, Serve
 
 START_TIMEOUT_S = 60.0
 MIN_CAP_BYTES = MIB

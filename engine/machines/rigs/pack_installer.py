@@ -30,7 +30,8 @@ from engine.devices.packs.store import (
 from engine.machines.rigs.discovery import devices_of, host_device
 from engine.machines.rigs.engine_checks import Checked, Checker, cases_of, how_it_ended, write_source
 from engine.runtime.process.questions import Questions, raise_if_cancelled
-from engine.runtime.protocol.messages import DeviceList, ListDevices, PackLoad
+from engine.runtime.protocol.messages import DeviceList, PackLoad
+from engine.runtime.protocol.requests import ListDevices
 
 NO_DEVICE = "No device for it was found: is the card's driver installed?"
 TIMEOUT_S = 60.0

@@ -27,7 +27,8 @@ from engine.machines.tunnel.listener import LentDevice, Listener, Use
 from engine.machines.tunnel.offers import MAX_OFFERED, OfferedDevice, OfferedSpeed
 from engine.machines.tunnel.pairing import OpenCode
 from engine.machines.tunnel.pairings import Pairing, PairingStore
-from engine.runtime.protocol.messages import Serve, Serving
+from engine.runtime.protocol.messages import Serving
+from engine.runtime.protocol.requests import Serve
 
 NOT_GUARDED = "This system cannot keep other users of this computer from the worker; they can use it without pairing."
 DEFAULT_PORT = 50052

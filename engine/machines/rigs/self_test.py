@@ -23,7 +23,8 @@ from engine.model.gguf.reader import read_model
 from engine.planning.layout.engine_parameters import MAX_DEVICES, MAX_ENTRIES, EngineParameters
 from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.process.questions import Questions
-from engine.runtime.protocol.messages import AllocationFailure, Load, LoadedModel, LogitDigest, Logits
+from engine.runtime.protocol.messages import AllocationFailure, LoadedModel, LogitDigest
+from engine.runtime.protocol.requests import Load, Logits
 from engine.runtime.requests import device_refs, environment_for
 
 ROUNDS = 20

@@ -25,7 +25,8 @@ from engine.planning.speed.prediction import SpeedForecast
 from engine.planning.speed.speeds import Speeds, layout_class
 from engine.planning.speed.work import Work
 from engine.runtime.process.questions import ask_child, error_with_endpoints, raise_if_cancelled
-from engine.runtime.protocol.messages import DeviceRef, DeviceSpeed, MeasureSpeed
+from engine.runtime.protocol.messages import DeviceSpeed
+from engine.runtime.protocol.requests import DeviceRef, MeasureSpeed
 from engine.runtime.requests import device_refs, environment_for
 
 MAX_BYTES = 256 * MIB

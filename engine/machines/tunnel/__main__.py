@@ -15,9 +15,10 @@ from pathlib import Path
 
 from engine.base.confinement import TUNNEL, confine
 from engine.base.errors import EngineError
-from engine.runtime.protocol.messages import Failure, Quit
+from engine.runtime.protocol.messages import Failure
 from engine.runtime.protocol.network import Browse, OpenTunnel, TunnelOpened, TunnelRequest
 from engine.runtime.protocol.pipe import Pipe, Requests, begin_child
+from engine.runtime.protocol.requests import Quit
 
 
 def main() -> None:

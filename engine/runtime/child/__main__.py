@@ -1,6 +1,6 @@
 """`python -m engine.runtime.child`: the process that loads llama.cpp.
 
-It reads requests on standard input and writes messages on standard output (`engine.runtime.protocol.messages`). The
+It reads requests on standard input and writes messages on standard output (`engine.runtime.protocol`). The
 main thread calls llama.cpp. A thread for requests reads standard input meanwhile, so that a stop is seen during a
 native call. Requests to the loaded model go to `DecodeLoop`; each type has a handler in
 `engine.runtime.child.handlers`.
@@ -27,28 +27,24 @@ from engine.runtime.child.native.rights import give_up_rights, has_rights
 from engine.runtime.child.native.stop import StopFlag
 from engine.runtime.protocol.heartbeat import WorkHeartbeat
 from engine.runtime.protocol.media import MediaCache
-from engine.runtime.protocol.messages import (
-    Aborting,
+from engine.runtime.protocol.messages import Aborting, DeviceMemoryReadings, Failure, Message, PackLoad
+from engine.runtime.protocol.pipe import Pipe, Requests, begin_child
+from engine.runtime.protocol.requests import (
     AnyRequest,
     CountVocabulary,
     DeviceMemoryQuery,
-    DeviceMemoryReadings,
-    Failure,
     Generate,
     ListDevices,
     Load,
     Logits,
     MeasureSpeed,
-    Message,
     ModelRequest,
-    PackLoad,
     Probe,
     Quantise,
     Quit,
     Serve,
     Stop,
 )
-from engine.runtime.protocol.pipe import Pipe, Requests, begin_child
 
 if TYPE_CHECKING:
     from engine.runtime.child.generate.decode_loop import DecodeLoop

@@ -24,7 +24,8 @@ from engine.runtime.child.native.bindings import Bindings
 from engine.runtime.child.native.devices import CPU_ID
 from engine.runtime.child.native.failures import failure
 from engine.runtime.child.native.rights import data_bytes, limit_data
-from engine.runtime.protocol.messages import Serve, Serving
+from engine.runtime.protocol.messages import Serving
+from engine.runtime.protocol.requests import Serve
 
 _SO_ATTACH_FILTER = 26
 _LOAD_HALF, _JUMP_EQUAL, _RETURN = 0x28, 0x15, 0x06

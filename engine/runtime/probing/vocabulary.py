@@ -9,7 +9,8 @@ from engine.base.errors import ArgumentError
 from engine.base.language import tr
 from engine.model.gguf.parts import named_parts
 from engine.runtime.process.questions import KeptChild
-from engine.runtime.protocol.messages import Counted, CountTokens, CountVocabulary, FileAccess
+from engine.runtime.protocol.messages import Counted
+from engine.runtime.protocol.requests import CountTokens, CountVocabulary, FileAccess
 from engine.runtime.requests import path_text
 
 IDLE_S = 60.0

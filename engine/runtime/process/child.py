@@ -29,8 +29,9 @@ from engine.base.texts import show
 from engine.runtime.process.outcome import EndReason, ProcessOutcome, log_end
 from engine.runtime.process.records import log_start
 from engine.runtime.process.system import close_pipe, signal_process, spawn, wait_for_exit, worker_argv
-from engine.runtime.protocol.messages import PROTOCOL_VERSION, Aborting, AnyMessage, Hello, Quit, Request
+from engine.runtime.protocol.messages import PROTOCOL_VERSION, Aborting, AnyMessage, Hello
 from engine.runtime.protocol.pipe import MAX_MESSAGE_BYTES
+from engine.runtime.protocol.requests import Quit, Request
 
 DEFAULT_STALL_TIMEOUT_S = 60.0
 STDERR_TAIL_LINES = 40

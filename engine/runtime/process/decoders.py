@@ -14,8 +14,9 @@ from typing import TypeVar
 
 from engine.base.confinement import Rights
 from engine.base.programs import child_argv
-from engine.runtime.protocol.messages import Failure, Hello, Job, Message
+from engine.runtime.protocol.messages import Failure, Hello, Message
 from engine.runtime.protocol.pipe import Limits, run_child
+from engine.runtime.protocol.requests import Job
 
 _R = TypeVar("_R", bound=Job)
 _A = TypeVar("_A", bound=Message)

@@ -31,17 +31,8 @@ from engine.base.language import tr
 from engine.base.programs import child_argv
 from engine.runtime.process.child import ChildProcess
 from engine.runtime.process.outcome import ProcessOutcome, failure_text
-from engine.runtime.protocol.messages import (
-    AnyMessage,
-    CountVocabulary,
-    Failure,
-    Hello,
-    Job,
-    Load,
-    Message,
-    Probe,
-    Request,
-)
+from engine.runtime.protocol.messages import AnyMessage, Failure, Hello, Message
+from engine.runtime.protocol.requests import CountVocabulary, Job, Load, Probe, Request
 
 DEFAULT_TIMEOUT_S = 30.0
 START_S = 20.0

@@ -20,7 +20,7 @@ import msgspec
 from engine.base.texts import show
 from engine.runtime.process.outcome import own_version
 from engine.runtime.process.system import is_secret
-from engine.runtime.protocol.messages import DeviceRef, Load, Probe, Request
+from engine.runtime.protocol.requests import DeviceRef, Load, Probe, Request
 
 MAX_RECORD = 6000
 """Longest record, in characters. The log file has 2 MiB."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from engine.runtime.protocol.messages import Generate, MediaFile, Request
+from engine.runtime.protocol.requests import Generate, MediaFile, Request
 
 MAX_KEPT_BYTES = 256 << 20
 """Limit for the data of all cached files. The files of the latest request stay even if they exceed it."""

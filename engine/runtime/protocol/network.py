@@ -6,7 +6,8 @@ from typing import Literal
 
 import msgspec
 
-from engine.runtime.protocol.messages import Failure, Hello, Message, Quit, Request
+from engine.runtime.protocol.messages import Failure, Hello, Message
+from engine.runtime.protocol.requests import Quit, Request
 
 DownloadStage = Literal["fetch", "wait", "verify"]
 

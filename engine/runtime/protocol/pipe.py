@@ -28,7 +28,8 @@ import msgspec
 from engine.base.confinement import Rights, confine, refuse_core_files
 from engine.base.json_file import UNREADABLE
 from engine.base.programs import LOG_MARK
-from engine.runtime.protocol.messages import PROTOCOL_VERSION, Aborting, Failure, Hello, Job, Message, Quit
+from engine.runtime.protocol.messages import PROTOCOL_VERSION, Aborting, Failure, Hello, Message
+from engine.runtime.protocol.requests import Job, Quit
 
 MAX_MESSAGE_BYTES = 256 << 20
 """Longest message in JSON, in both directions. 1,000 embeddings of 8,192 numbers take about 170 MB."""

@@ -18,15 +18,14 @@ from engine.runtime.protocol.messages import (
     AllocationFailure,
     Answer,
     AnyMessage,
-    AnyModelRequest,
     Failure,
     FinalMessage,
     Generated,
     Piece,
     Reading,
     Shifted,
-    Stop,
 )
+from engine.runtime.protocol.requests import AnyModelRequest, Stop
 from engine.runtime.session import effects, events
 from engine.runtime.session.events import Answered, Cancelled, Crashed, Done, Failed, OutOfMemory, RequestEnding, Token
 from engine.runtime.session.reports import done_event, failed_event, out_of_memory_event

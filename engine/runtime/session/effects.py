@@ -13,7 +13,7 @@ from engine.devices.device import ComputingNeed
 from engine.planning.fit.step_back import Tried
 from engine.planning.fit.strategies.constraints import NO_CONSTRAINTS, Constraints
 from engine.planning.plan.plan import Plan
-from engine.runtime.protocol import messages as protocol
+from engine.runtime.protocol import messages, requests
 from engine.runtime.session.events import AnyEvent, OutOfMemory
 from engine.runtime.session.load_order import LoadOrder
 
@@ -31,7 +31,7 @@ class StartChild:
 
     child: int
     plan: Plan
-    request: protocol.Load
+    request: requests.Load
     without_tensor_api: bool = False
     stall_limit_s: int | None = None
 
@@ -41,7 +41,7 @@ class Send:
     """Send a request to a child."""
 
     child: int
-    request: protocol.AnyRequest
+    request: requests.AnyRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,7 @@ class Report:
 class ReportMemory:
     """Report readings of device memory to the receiver."""
 
-    readings: protocol.DeviceMemoryReadings
+    readings: messages.DeviceMemoryReadings
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from engine.planning.fit.proposal import Proposal
 from engine.planning.fit.step_back import NextLayout
 from engine.planning.plan.plan import Plan
 from engine.runtime.process.outcome import ProcessOutcome
-from engine.runtime.protocol import messages as protocol
+from engine.runtime.protocol import messages, requests
 from engine.runtime.session.events import Failed
 from engine.runtime.session.load_order import LoadOrder
 
@@ -32,7 +32,7 @@ class Load:
 class Ask:
     """Send a request to the loaded model; refused if none is ready. The machine assigns the request its id."""
 
-    request: protocol.AnyModelRequest
+    request: requests.AnyModelRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Prepared:
 
     ticket: int
     plan: Plan
-    request: protocol.Load
+    request: requests.Load
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ class ChildMessage:
     """A message of a child."""
 
     child: int
-    message: protocol.AnyMessage
+    message: messages.AnyMessage
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,9 +32,9 @@ from engine.runtime.protocol.messages import (
     Hello,
     LoadedModel,
     StageProgress,
-    Stop,
     Stopped,
 )
+from engine.runtime.protocol.requests import Stop
 from engine.runtime.session import effects, inputs
 from engine.runtime.session.events import Attempt, Cancelled, Failed, Fallback, LoadEnding, OutOfMemory
 from engine.runtime.session.inputs import Greetings

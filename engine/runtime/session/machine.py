@@ -20,7 +20,8 @@ from engine.base.texts import show
 from engine.planning.fit.step_back import Tried
 from engine.planning.plan.plan import Plan, known_words
 from engine.runtime.process.outcome import EndReason, ProcessOutcome
-from engine.runtime.protocol.messages import AnyMessage, DeviceMemoryQuery, DeviceMemoryReadings
+from engine.runtime.protocol.messages import AnyMessage, DeviceMemoryReadings
+from engine.runtime.protocol.requests import DeviceMemoryQuery
 from engine.runtime.session import answers, effects, inputs, loads
 from engine.runtime.session.effects import Effect
 from engine.runtime.session.events import Crashed, Failed, OutOfMemory, Stage

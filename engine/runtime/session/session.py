@@ -21,7 +21,7 @@ from engine.devices.device import Device
 from engine.devices.holder import MemoryHolder
 from engine.runtime.probing.probe import ProbeCache
 from engine.runtime.process.child import DEFAULT_STALL_TIMEOUT_S
-from engine.runtime.protocol.messages import AnyModelRequest
+from engine.runtime.protocol.requests import AnyModelRequest
 from engine.runtime.session import inputs
 from engine.runtime.session.driver import PROPOSAL_LIMIT_S, Driver, DriverOptions, Receiver, WorkRunner, no_holders
 from engine.runtime.session.events import RequestEnding, RequestEvent

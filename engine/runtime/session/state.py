@@ -18,7 +18,8 @@ from engine.planning.plan.plan import Plan
 from engine.planning.plan.report import DeviceRow
 from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.process.outcome import ProcessOutcome
-from engine.runtime.protocol.messages import AnyModelRequest, AnyRequest, Load, StageProgress
+from engine.runtime.protocol.messages import StageProgress
+from engine.runtime.protocol.requests import AnyModelRequest, AnyRequest, Load
 from engine.runtime.session import effects
 from engine.runtime.session.effects import Effect
 from engine.runtime.session.events import STAGE_WORDS, AnyEvent, LoadEnding, OutOfMemory, Progress, Stage

@@ -33,7 +33,7 @@ from engine.chat.conversation import Conversation as Chat
 from engine.chat.message import Message, MessageState
 from engine.chat.store import ChatStore
 from engine.chat.tree import changed, is_empty_failure, tree_of
-from engine.runtime.protocol.messages import Tokenise
+from engine.runtime.protocol.requests import Tokenise
 from tests.app.chats.bench import Bench
 from widgets.chat.chat_pane import ChatPane
 from widgets.chat.conversation_list import ConversationList

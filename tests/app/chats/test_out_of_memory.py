@@ -15,7 +15,7 @@ from engine.base.units import MIB
 from engine.devices.device import device_key
 from engine.runtime.process.child import ChildProcess
 from engine.runtime.process.outcome import ProcessOutcome
-from engine.runtime.protocol.messages import AnyRequest, Generate
+from engine.runtime.protocol.requests import AnyRequest, Generate
 from engine.runtime.session.status import Phase
 from tests.app.chats.bench import Bench
 

@@ -12,7 +12,7 @@ from app.chats.shown_messages import shown_messages
 from engine.chat.message import Message
 from engine.chat.tools import NO_RESULT
 from engine.chat.tree import tree_of
-from engine.runtime.protocol.messages import ToolCall
+from engine.runtime.protocol.requests import ToolCall
 from tests.app.chats.bench import SHORT, Bench
 from widgets.chat.shown import ShownMessage
 

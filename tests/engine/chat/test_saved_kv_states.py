@@ -12,16 +12,8 @@ from engine.base.errors import ChatError
 from engine.chat.saved_kv_states import SUFFIX, KvStateKey, SavedKvStates, key_of, model_identity
 from engine.model.gguf.reader import read_model
 from engine.planning.settings.context_settings import ContextSettings
-from engine.runtime.protocol.messages import (
-    Generate,
-    Generated,
-    Load,
-    LoadedModel,
-    RestoreSequence,
-    SaveSequence,
-    SequenceRestored,
-    SequenceSaved,
-)
+from engine.runtime.protocol.messages import Generated, LoadedModel, SequenceRestored, SequenceSaved
+from engine.runtime.protocol.requests import Generate, Load, RestoreSequence, SaveSequence
 from tests.engine.runtime.child.raw_child import RawChild, entries, rpc_workers
 from tests.support.models import write_tiny_llama
 

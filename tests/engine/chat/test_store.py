@@ -20,7 +20,7 @@ from engine.chat.schema import SCRIPTS, VERSION, version_of
 from engine.chat.store import ChatStore
 from engine.chat.tool_calls import CallDelta
 from engine.chat.tree import MessageTree, add, changed, edited, select, tree_of, without_turn
-from engine.runtime.protocol.messages import ToolCall
+from engine.runtime.protocol.requests import ToolCall
 from tests.support.kept_conversation import CHOICES
 from tests.support.patience import DEADLINE_S
 

@@ -31,7 +31,7 @@ from engine.chat.tools import (
     result_message,
 )
 from engine.chat.tree import MessageTree, branched, edited_result, tree_of, without_turn
-from engine.runtime.protocol.messages import ToolCall
+from engine.runtime.protocol.requests import ToolCall
 from tests.engine.chat.test_answer import done
 
 LOOK = {"type": "function", "function": {"name": "look", "parameters": {"properties": {"town": {"type": "string"}}}}}

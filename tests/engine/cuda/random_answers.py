@@ -37,7 +37,7 @@ from engine.planning.layout.layout_file import parse_layout
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan
-from engine.runtime.protocol.messages import Generate
+from engine.runtime.protocol.requests import Generate
 from engine.runtime.session.events import Loaded, RequestEnding
 from engine.runtime.session.load_order import LoadOrder
 from tests.engine.cuda.cards import read_ledger

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engine.base.errors import EngineError, WorkerStalledError
-from engine.runtime.protocol.messages import NO_INPUT, ChatMessage, Job, Message, TemplateInput
+from engine.runtime.protocol.messages import Message
+from engine.runtime.protocol.requests import NO_INPUT, ChatMessage, Job, TemplateInput
 
 RENDER_SECONDS = 2.0
 MAX_TEMPLATE_CHARACTERS = 1 << 18

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from engine.devices.host_memory import read_host_memory
 from engine.runtime.child.generate.text import tokenize
 from engine.runtime.child.load.loaded_context import LoadedContext
-from engine.runtime.protocol.messages import ChatMessage
+from engine.runtime.protocol.requests import ChatMessage
 
 MOST = 16
 """Largest number of checkpoints of one sequence."""

@@ -22,7 +22,8 @@ from engine.runtime.child.load.loaded_context import ABORTED, DECODED, NO_SLOT, 
 from engine.runtime.child.native.failures import RequestError, failure
 from engine.runtime.child.native.log import FreeMemory
 from engine.runtime.child.native.stop import StopFlag
-from engine.runtime.protocol.messages import Message, ModelRequest
+from engine.runtime.protocol.messages import Message
+from engine.runtime.protocol.requests import ModelRequest
 
 FIRST_TOKENS = 32
 """Tokens of prompts in the first batch, when the speed is unknown. A layout on the CPU may compute one a second."""

@@ -12,7 +12,8 @@ from collections import deque
 from statistics import median
 
 from engine.runtime.child.generate.ngrams import NgramIndex
-from engine.runtime.protocol.messages import DraftKind, DraftPause, DraftStatistics
+from engine.runtime.protocol.messages import DraftPause, DraftStatistics
+from engine.runtime.protocol.requests import DraftKind
 
 LEAST_PLAIN = 3
 """Plain steps that are measured before the first draft. The first one after a prompt is often slow."""

@@ -16,7 +16,8 @@ from engine.runtime.child.generate.slots import Slots
 from engine.runtime.child.generate.tasks import SequenceTask
 from engine.runtime.child.load.loaded_context import LoadedContext
 from engine.runtime.child.native.stop import StopFlag
-from engine.runtime.protocol.messages import DraftPause, DraftSource
+from engine.runtime.protocol.messages import DraftPause
+from engine.runtime.protocol.requests import DraftSource
 
 
 class Step(NamedTuple):

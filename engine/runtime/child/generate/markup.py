@@ -20,7 +20,7 @@ import msgspec
 from engine.runtime.child.generate.text import tokenize
 from engine.runtime.child.load.loaded_context import LoadedContext
 from engine.runtime.child.load.special_tokens import SpecialTokens
-from engine.runtime.protocol.messages import ChatMessage, TemplateInput
+from engine.runtime.protocol.requests import ChatMessage, TemplateInput
 
 _BREAK = "\N{ZERO WIDTH SPACE}"
 _SPACES = " \t\n\v\f\r"

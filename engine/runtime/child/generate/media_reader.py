@@ -13,7 +13,7 @@ from engine.runtime.child.native.failures import failure
 from engine.runtime.child.native.stop import StopFlag
 from engine.runtime.media.images.pictures import pixels_of
 from engine.runtime.media.sounds.recordings import samples_of
-from engine.runtime.protocol.messages import SoundFile
+from engine.runtime.protocol.requests import SoundFile
 
 _FLOAT_BYTES = ctypes.sizeof(ctypes.c_float)
 

@@ -21,7 +21,7 @@ from engine.runtime.child.generate.text import piece_text, token_text, tokenizer
 from engine.runtime.child.load.loaded_context import LoadedContext
 from engine.runtime.child.load.media import Media, MediaPrompt
 from engine.runtime.child.native.failures import failure
-from engine.runtime.protocol.messages import (
+from engine.runtime.protocol.requests import (
     NO_INPUT,
     ChatMessage,
     Generate,

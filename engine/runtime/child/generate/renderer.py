@@ -24,7 +24,7 @@ import jinja2.sandbox
 from engine.base.confinement import RENDERER
 from engine.runtime.child.generate.chat_template import MAX_TEMPLATE_CHARACTERS, Render, RenderedChat, TemplateError
 from engine.runtime.process.decoders import run_decoder
-from engine.runtime.protocol.messages import NO_INPUT, ChatMessage, TemplateInput
+from engine.runtime.protocol.requests import NO_INPUT, ChatMessage, TemplateInput
 
 MAX_GROWTH_CHARACTERS = 1 << 20
 """Largest number of characters by which a prompt may be longer than the conversation."""

@@ -19,7 +19,8 @@ from engine.runtime.child.generate.text import piece_text
 from engine.runtime.child.load.loaded_context import DECODED, LoadedContext
 from engine.runtime.child.native.failures import RequestError, failure
 from engine.runtime.child.native.log import decode_failure
-from engine.runtime.protocol.messages import Generate, LogitDigest, Logits, TokenChoice
+from engine.runtime.protocol.messages import LogitDigest, TokenChoice
+from engine.runtime.protocol.requests import Generate, Logits
 
 MIN_KEEP = 1
 MIROSTAT_TOKENS = 100

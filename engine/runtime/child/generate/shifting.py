@@ -19,7 +19,7 @@ from engine.runtime.child.generate.slots import common_prefix
 from engine.runtime.child.load.loaded_context import LoadedContext
 from engine.runtime.child.load.media import MediaPrompt
 from engine.runtime.child.native.failures import failure
-from engine.runtime.protocol.messages import ChatMessage, Generate
+from engine.runtime.protocol.requests import ChatMessage, Generate
 
 KEPT_SHARE = 0.75
 """Largest share of the context that may stay at each shift. With more, shifts would follow each other quickly."""

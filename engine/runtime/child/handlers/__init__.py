@@ -9,11 +9,11 @@ from engine.runtime.child.generate.slots import Slots
 from engine.runtime.child.generate.tasks import Task
 from engine.runtime.child.handlers import embed, generate, saved_kv_states, texts
 from engine.runtime.child.load.loaded_context import LoadedContext
-from engine.runtime.protocol.messages import (
+from engine.runtime.protocol.messages import FinalMessage
+from engine.runtime.protocol.requests import (
     CountTokens,
     Detokenise,
     Embed,
-    FinalMessage,
     Generate,
     ModelRequest,
     RenderTemplate,

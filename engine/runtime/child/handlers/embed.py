@@ -13,7 +13,8 @@ from engine.runtime.child.generate.text import tokenize
 from engine.runtime.child.load.loaded_context import ABORTED, DECODED, POOLING_NONE, POOLING_RANK, Batch, LoadedContext
 from engine.runtime.child.native.failures import RequestError, failure
 from engine.runtime.child.native.log import FreeMemory
-from engine.runtime.protocol.messages import Embed, Embedded, FinalMessage, Reading
+from engine.runtime.protocol.messages import Embedded, FinalMessage, Reading
+from engine.runtime.protocol.requests import Embed
 
 
 def begin(loaded: LoadedContext, request: Embed) -> Embedding | Embedded:

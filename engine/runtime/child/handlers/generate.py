@@ -24,7 +24,6 @@ from engine.runtime.child.load.media import MediaPrompt
 from engine.runtime.child.native.failures import RequestError, failure
 from engine.runtime.protocol.messages import (
     Answer,
-    Generate,
     Generated,
     Message,
     Piece,
@@ -33,6 +32,7 @@ from engine.runtime.protocol.messages import (
     StopReason,
     TokenChoice,
 )
+from engine.runtime.protocol.requests import Generate
 
 
 def begin(loaded: LoadedContext, slots: Slots, request: Generate) -> Generation:

@@ -29,7 +29,8 @@ from engine.runtime.child.generate.tasks import StandaloneTask
 from engine.runtime.child.load.loaded_context import LoadedContext
 from engine.runtime.child.load.media import with_numbers, without_numbers
 from engine.runtime.child.native.failures import RequestError, failure
-from engine.runtime.protocol.messages import RestoreSequence, SaveSequence, SequenceRestored, SequenceSaved
+from engine.runtime.protocol.messages import SequenceRestored, SequenceSaved
+from engine.runtime.protocol.requests import RestoreSequence, SaveSequence
 
 KEPT_CHECKPOINTS = 2
 """Number of checkpoints saved with a sequence: the last two, before and after the last question.

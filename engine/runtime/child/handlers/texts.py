@@ -9,18 +9,8 @@ from engine.runtime.child.generate.text import joined_text, piece_text, tokenize
 from engine.runtime.child.load.loaded_context import LoadedContext
 from engine.runtime.child.load.media import NO_MEDIA
 from engine.runtime.child.native.failures import failure
-from engine.runtime.protocol.messages import (
-    Counted,
-    CountTokens,
-    Detokenise,
-    Detokenised,
-    MediaFile,
-    Rendered,
-    RenderTemplate,
-    SoundFile,
-    Tokenise,
-    Tokenised,
-)
+from engine.runtime.protocol.messages import Counted, Detokenised, Rendered, Tokenised
+from engine.runtime.protocol.requests import CountTokens, Detokenise, MediaFile, RenderTemplate, SoundFile, Tokenise
 
 
 def tokenise(loaded: LoadedContext, request: Tokenise) -> Tokenised:

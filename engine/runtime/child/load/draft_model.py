@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 
 from engine.runtime.child.native.failures import RequestError, failure
-from engine.runtime.protocol.messages import AllocationFailure, DraftSource, Failure, Load, Message, Part
+from engine.runtime.protocol.messages import AllocationFailure, Failure, Message, Part
+from engine.runtime.protocol.requests import DraftSource, Load
 
 MOST_DRAFTED = 64
 """Largest `DraftSource.n_tokens`. Longer drafts are hardly ever accepted, and each token takes a row of logits."""

@@ -26,7 +26,8 @@ from engine.runtime.child.load.warm_up import StageReporter
 from engine.runtime.child.native.bindings import Bindings, InitParams
 from engine.runtime.child.native.devices import ResolvedDevices
 from engine.runtime.child.native.stop import StopFlag
-from engine.runtime.protocol.messages import DeviceRef, Load, SentWeights, WeightSpan
+from engine.runtime.protocol.messages import SentWeights
+from engine.runtime.protocol.requests import DeviceRef, Load, WeightSpan
 
 _TCP_INFO = 11
 _ACKED = struct.Struct("=Q")

@@ -20,7 +20,8 @@ from engine.runtime.child.native.bindings import Bindings
 from engine.runtime.child.native.breakdown import BufferBytes, logged_parts, measured_parts
 from engine.runtime.child.native.devices import ResolvedDevices
 from engine.runtime.child.native.log import EngineLog, FreeMemory, allocation_failure, decode_failure
-from engine.runtime.protocol.messages import AllocationFailure, DraftSource, Failure, Part
+from engine.runtime.protocol.messages import AllocationFailure, Failure, Part
+from engine.runtime.protocol.requests import DraftSource
 
 DECODED, NO_SLOT, ABORTED = 0, 1, 2
 FLOAT_BYTES = 4

@@ -19,7 +19,7 @@ from engine.runtime.child.load.side_files import Projector
 from engine.runtime.child.native.failures import failure
 from engine.runtime.media.images.pictures import CHANNELS, MAX_SIDE_PX
 from engine.runtime.media.sounds.recordings import MAX_LENGTH_MS, sample_count
-from engine.runtime.protocol.messages import ImageFile, MediaFile, SoundFile
+from engine.runtime.protocol.requests import ImageFile, MediaFile, SoundFile
 
 TEXT_CHUNK = 0
 POSITION_SECTIONS = 4

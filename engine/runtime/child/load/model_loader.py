@@ -45,7 +45,8 @@ from engine.runtime.child.native.log import (
 )
 from engine.runtime.child.native.members import MemberBuffers
 from engine.runtime.child.native.stop import StopFlag
-from engine.runtime.protocol.messages import AllocationFailure, Load, LoadedModel, Part, Probe, SentWeights, Stopped
+from engine.runtime.protocol.messages import AllocationFailure, LoadedModel, Part, SentWeights, Stopped
+from engine.runtime.protocol.requests import Load, Probe
 
 GGML_TYPES = {
     "f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "iq4_nl": 20, "bf16": 30,

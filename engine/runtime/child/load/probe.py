@@ -30,7 +30,8 @@ from engine.runtime.child.native.log import (
     context_failure,
     model_failure,
 )
-from engine.runtime.protocol.messages import Message, Part, Probe, Probed
+from engine.runtime.protocol.messages import Message, Part, Probed
+from engine.runtime.protocol.requests import Probe
 
 
 def probe(engine: Bindings, log: EngineLog, request: Probe, send_final: Callable[[Message], None]) -> Probed:

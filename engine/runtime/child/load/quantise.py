@@ -8,7 +8,8 @@ from pathlib import Path
 from engine.base.processor import default_threads
 from engine.runtime.child.native.bindings import Bindings
 from engine.runtime.child.native.failures import failure
-from engine.runtime.protocol.messages import Quantise, Quantised
+from engine.runtime.protocol.messages import Quantised
+from engine.runtime.protocol.requests import Quantise
 
 FILE_TYPES = {
     "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q2_K": 10, "Q3_K_S": 11, "Q3_K_M": 12,

@@ -25,15 +25,8 @@ from engine.runtime.child.native.devices import CPU_ID, ResolvedDevices
 from engine.runtime.child.native.failures import RequestError, failure
 from engine.runtime.child.native.log import EngineLog, FailedAllocation, FreeMemory, allocation_failure
 from engine.runtime.child.native.stop import StopFlag
-from engine.runtime.protocol.messages import (
-    PROJECTOR,
-    AdapterFile,
-    AllocationFailure,
-    Load,
-    Message,
-    Part,
-    ProjectorFile,
-)
+from engine.runtime.protocol.messages import PROJECTOR, AllocationFailure, Message, Part
+from engine.runtime.protocol.requests import AdapterFile, Load, ProjectorFile
 
 _OF_ENCODER = "_Z18clip_get_mem_usagePK8clip_ctx"
 _ENCODERS = 2

@@ -19,7 +19,8 @@ import msgspec
 from engine.runtime.child.native.bindings import Bindings, InitParams
 from engine.runtime.child.native.devices import CPU_ID, resolve_devices
 from engine.runtime.child.native.failures import failure
-from engine.runtime.protocol.messages import DeviceSpeed, MeasureSpeed
+from engine.runtime.protocol.messages import DeviceSpeed
+from engine.runtime.protocol.requests import MeasureSpeed
 
 _F16, _F32 = 1, 0
 _COLUMNS = 4096

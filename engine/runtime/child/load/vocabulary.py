@@ -22,7 +22,8 @@ from engine.runtime.child.native.bindings import Bindings
 from engine.runtime.child.native.devices import resolve_devices
 from engine.runtime.child.native.failures import RequestError
 from engine.runtime.child.native.log import EngineLog, model_failure
-from engine.runtime.protocol.messages import Counted, CountVocabulary
+from engine.runtime.protocol.messages import Counted
+from engine.runtime.protocol.requests import CountVocabulary
 
 _NO_DEVICES = EngineParameters(n_gpu_layers=0, devices=(), tensor_split=(), split_mode="none")
 

@@ -16,14 +16,8 @@ from engine.base.pci import parse_pci_name
 from engine.runtime.child.native.bindings import DEVICE_KINDS, Bindings, InitParams
 from engine.runtime.child.native.cuda_driver import DriverCard, list_driver_cards
 from engine.runtime.child.native.failures import StepLimit, failure
-from engine.runtime.protocol.messages import (
-    DeviceList,
-    DeviceMemoryReading,
-    DeviceRef,
-    GgmlDevice,
-    ListDevices,
-    PackLoad,
-)
+from engine.runtime.protocol.messages import DeviceList, DeviceMemoryReading, GgmlDevice, PackLoad
+from engine.runtime.protocol.requests import DeviceRef, ListDevices
 
 _I8 = 24
 """`GGML_TYPE_I8`, with one byte for each element."""

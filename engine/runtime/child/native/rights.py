@@ -26,7 +26,7 @@ from engine.base.confinement import (
     make_driver_caches,
 )
 from engine.runtime.child.native.bindings import Bindings
-from engine.runtime.protocol.messages import (
+from engine.runtime.protocol.requests import (
     AnyRequest,
     CountVocabulary,
     DeviceRef,

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from engine.base.confinement import FORMULA
 from engine.base.errors import EngineError
 from engine.runtime.process.decoders import run_decoder
-from engine.runtime.protocol.messages import Job, Message
+from engine.runtime.protocol.messages import Message
+from engine.runtime.protocol.requests import Job
 
 if TYPE_CHECKING:
     from engine.runtime.process.questions import KeptChild

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from engine.base.confinement import IMAGE
 from engine.base.errors import ChatError, EngineError
 from engine.runtime.process.decoders import ask_decoder, run_decoder
-from engine.runtime.protocol.messages import Job, Message
+from engine.runtime.protocol.messages import Message
+from engine.runtime.protocol.requests import Job
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -15,7 +15,8 @@ import msgspec
 from engine.base.confinement import SOUND
 from engine.base.errors import ChatError, EngineError
 from engine.runtime.process.decoders import ask_decoder, run_decoder
-from engine.runtime.protocol.messages import Job, Message
+from engine.runtime.protocol.messages import Message
+from engine.runtime.protocol.requests import Job
 
 MAX_SOUND_BYTES = 32 << 20
 _LOUDEST = 1 << 15

@@ -24,7 +24,8 @@ from engine.model.gguf.reader import read_model
 from engine.planning.layout.layout import single_device
 from engine.planning.plan.edit import Edit
 from engine.planning.settings.context_settings import ContextSettings
-from engine.runtime.protocol.messages import Counted, CountTokens, Rendered, RenderTemplate, ToolCall
+from engine.runtime.protocol.messages import Counted, Rendered
+from engine.runtime.protocol.requests import CountTokens, RenderTemplate, ToolCall
 from engine.runtime.session.events import Answered
 from engine.runtime.session.status import ModelStatus, Phase
 from tests.support.models import write_tiny_llama

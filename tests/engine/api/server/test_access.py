@@ -253,7 +253,7 @@ class _Stopped:
 
 def test_an_answer_that_nobody_takes_is_stopped_at_a_bounded_size() -> None:
     from engine.api.server.asking import Requests, TooSlowError
-    from engine.runtime.protocol.messages import Generate
+    from engine.runtime.protocol.requests import Generate
     from engine.runtime.session.events import Token
 
     session = _Stopped()

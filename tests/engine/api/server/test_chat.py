@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from engine.api.server import exchange as exchange_module
-from engine.runtime.protocol.messages import Generate
+from engine.runtime.protocol.requests import Generate
 from tests.support.api_server import RunningServer, entry_of, running
 from tests.support.models import write_tiny_llama
 

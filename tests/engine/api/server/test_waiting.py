@@ -30,7 +30,7 @@ from engine.api.wire.errors import ApiError
 from engine.api.wire.names import ModelEntry
 from engine.base.errors import ArgumentError
 from engine.devices.device import Rig
-from engine.runtime.protocol.messages import Generate, Tokenise
+from engine.runtime.protocol.requests import Generate, Tokenise
 from engine.runtime.session.events import Done, Reading, Token
 from engine.runtime.session.load_order import LoadOrder
 from engine.runtime.session.session import ModelSession

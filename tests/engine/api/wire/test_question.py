@@ -23,7 +23,7 @@ from engine.api.wire.question import (
 from engine.api.wire.responses import read_responses
 from engine.chat.thinking import TEMPLATE_KEY
 from engine.model.gguf.model_file import ModelFile
-from engine.runtime.protocol.messages import ChatMessage, ToolCall
+from engine.runtime.protocol.requests import ChatMessage, ToolCall
 
 NODE = {"type": "object", "properties": {"child": {"$ref": "#/$defs/node"}, "$ref": {"type": "string"}}}
 HERMES = "{% if tools %}<tool_call>{% endif %}"

@@ -12,7 +12,7 @@ from engine.api.wire.openai_chat import read_chat
 from engine.api.wire.question import Question
 from engine.api.wire.responses import ResponsesRequest, ResponseWriter
 from engine.chat.tool_calls import CallDelta
-from engine.runtime.protocol.messages import ChatMessage
+from engine.runtime.protocol.requests import ChatMessage
 from engine.runtime.session.events import Done
 
 PARTS = (

@@ -23,7 +23,8 @@ from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan
 from engine.planning.settings.context_settings import ContextSettings
-from engine.runtime.protocol.messages import Generate, Generated, LoadedModel, Piece
+from engine.runtime.protocol.messages import Generated, LoadedModel, Piece
+from engine.runtime.protocol.requests import Generate
 from engine.runtime.requests import load_request
 from tests.support.conversation import Conversation
 from tests.support.models import write_tiny_llama

@@ -14,7 +14,8 @@ from engine.devices.telemetry.cards import NvidiaCard
 from engine.machines.rigs import cuda_cards
 from engine.machines.rigs.cuda_cards import list_all_devices, visible_cards
 from engine.planning.memory.backends import TRAITS
-from engine.runtime.protocol.messages import GgmlDevice, ListDevices
+from engine.runtime.protocol.messages import GgmlDevice
+from engine.runtime.protocol.requests import ListDevices
 
 REQUEST = ListDevices(endpoints=(), routes={})
 

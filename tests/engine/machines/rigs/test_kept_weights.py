@@ -23,7 +23,7 @@ from engine.model.gguf.reader import read_model
 from engine.planning.layout.layout import single_device, split_evenly
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.settings.context_settings import ContextSettings
-from engine.runtime.protocol.messages import Serve
+from engine.runtime.protocol.requests import Serve
 from engine.runtime.requests import early_weights
 from engine.runtime.session.events import Loaded, sent_words
 from tests.support.models import write_tiny_llama

@@ -26,7 +26,7 @@ from engine.model.gguf.reader import read_model
 from engine.planning.layout.layout import Layout, Run
 from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.probing.probe import probe
-from engine.runtime.protocol.messages import Generate
+from engine.runtime.protocol.requests import Generate
 from engine.runtime.session.events import Done, Failed, Loaded, Token
 from tests.support.faulty_relay import Fault, Relay
 from tests.support.lending import CAP_BYTES, Served, reached

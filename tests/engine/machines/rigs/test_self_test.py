@@ -15,7 +15,8 @@ from engine.machines.rigs import self_test
 from engine.machines.rigs.lab import LabRig
 from engine.machines.rigs.self_test import SelfTest, keep_verdict, read_verdicts, with_verdicts
 from engine.runtime.process.questions import Questions
-from engine.runtime.protocol.messages import AnyRequest, Load, Logits, Message
+from engine.runtime.protocol.messages import Message
+from engine.runtime.protocol.requests import AnyRequest, Load, Logits
 from tests.support.models import write_tiny_llama
 
 CARD = Device("CUDA0", "card", "CUDA", "gpu", GIB)

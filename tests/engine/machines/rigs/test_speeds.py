@@ -15,7 +15,8 @@ from engine.machines.rigs.discovery import host_device
 from engine.machines.rigs.lab import LabRig
 from engine.machines.rigs.speeds import measure_speeds
 from engine.runtime.process.questions import ask_child
-from engine.runtime.protocol.messages import DeviceRef, DeviceSpeed, MeasureSpeed
+from engine.runtime.protocol.messages import DeviceSpeed
+from engine.runtime.protocol.requests import DeviceRef, MeasureSpeed
 from tests.support.patience import DEADLINE_S
 
 SMALL = make_host("host", 16 * GIB, 256 * MIB)

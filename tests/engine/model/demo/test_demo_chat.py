@@ -11,7 +11,8 @@ from engine.model.demo.writer import DEMO_SHAPE, write_demo_model
 from engine.planning.layout.engine_parameters import engine_parameters
 from engine.planning.layout.layout import single_device
 from engine.planning.settings.context_settings import ContextSettings
-from engine.runtime.protocol.messages import ChatMessage, Generate, Generated, Load, LoadedModel, Piece
+from engine.runtime.protocol.messages import Generated, LoadedModel, Piece
+from engine.runtime.protocol.requests import ChatMessage, Generate, Load
 from tests.support.conversation import Conversation
 
 _CONTEXT = ContextSettings(n_ctx=1024, n_batch=64, n_ubatch=64, threads=1, threads_batch=1)

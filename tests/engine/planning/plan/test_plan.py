@@ -24,7 +24,7 @@ from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan, make_plan
 from engine.planning.plan.report import DeviceRow, make_row
 from engine.planning.settings.context_settings import AUTO_CONTEXT, ContextSettings
-from engine.runtime.protocol.messages import OFFLOAD_VARIABLE
+from engine.runtime.protocol.requests import OFFLOAD_VARIABLE
 from engine.runtime.requests import environment, load_request, probe_request
 from tests.support.models import write_tiny_llama
 

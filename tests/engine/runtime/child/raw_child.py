@@ -14,21 +14,18 @@ import msgspec
 
 from engine.planning.layout.engine_parameters import MAX_DEVICES, EngineParameters
 from engine.runtime.protocol.messages import (
-    SERVE_ENVIRONMENT,
     AllocationFailure,
     AnyMessage,
-    AnyRequest,
-    DeviceRef,
     Failure,
     FinalMessage,
     Hello,
     Piece,
     Reading,
-    Serve,
     Serving,
     Shifted,
     StageProgress,
 )
+from engine.runtime.protocol.requests import SERVE_ENVIRONMENT, AnyRequest, DeviceRef, Serve
 from tests.support.patience import DEADLINE_S
 
 

@@ -8,21 +8,8 @@ from pathlib import Path
 import pytest
 
 from engine.planning.settings.context_settings import ContextSettings
-from engine.runtime.protocol.messages import (
-    ChatMessage,
-    Counted,
-    CountTokens,
-    Failure,
-    Generate,
-    Generated,
-    Load,
-    LoadedModel,
-    Piece,
-    Rendered,
-    RenderTemplate,
-    Tokenise,
-    Tokenised,
-)
+from engine.runtime.protocol.messages import Counted, Failure, Generated, LoadedModel, Piece, Rendered, Tokenised
+from engine.runtime.protocol.requests import ChatMessage, CountTokens, Generate, Load, RenderTemplate, Tokenise
 from tests.engine.runtime.child.raw_child import RawChild, entries
 from tests.support.models import write_tiny_llama
 

@@ -16,21 +16,23 @@ from engine.planning.settings.sampling_settings import SamplingSettings
 from engine.runtime.protocol.messages import (
     AllocationFailure,
     AnyMessage,
-    ChatMessage,
-    DraftSource,
     DraftStatistics,
     Failure,
-    Generate,
     Generated,
-    Load,
     LoadedModel,
     Piece,
-    ProjectorFile,
-    RestoreSequence,
-    SaveSequence,
     SequenceRestored,
     SequenceSaved,
     StageProgress,
+)
+from engine.runtime.protocol.requests import (
+    ChatMessage,
+    DraftSource,
+    Generate,
+    Load,
+    ProjectorFile,
+    RestoreSequence,
+    SaveSequence,
     Stop,
 )
 from tests.engine.runtime.child.raw_child import RawChild, entries, rpc_workers

@@ -14,20 +14,8 @@ from engine.model.gguf.reader import read_model
 from engine.planning.layout.layout import Layout, Run
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.settings.context_settings import ContextSettings
-from engine.runtime.protocol.messages import (
-    AnyMessage,
-    Embed,
-    Embedded,
-    Failure,
-    Generate,
-    Generated,
-    Load,
-    LoadedModel,
-    Piece,
-    Stop,
-    Tokenise,
-    Tokenised,
-)
+from engine.runtime.protocol.messages import AnyMessage, Embedded, Failure, Generated, LoadedModel, Piece, Tokenised
+from engine.runtime.protocol.requests import Embed, Generate, Load, Stop, Tokenise
 from tests.engine.runtime.child.raw_child import RawChild, entries
 from tests.support.bare_embeddings import bare_embeddings
 from tests.support.models import write_tiny_encoder, write_tiny_llama

@@ -11,18 +11,14 @@ from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.protocol.messages import (
     Aborting,
     DeviceList,
-    DeviceRef,
     Failure,
-    Generate,
     GgmlDevice,
-    ListDevices,
-    Load,
     LoadedModel,
     LoadStage,
-    Quit,
     Reading,
     StageProgress,
 )
+from engine.runtime.protocol.requests import DeviceRef, Generate, ListDevices, Load, Quit
 from tests.engine.runtime.child.raw_child import RawChild, entries, rpc_workers
 from tests.support.models import write_tiny_llama
 

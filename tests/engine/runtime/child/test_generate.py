@@ -11,17 +11,8 @@ import pytest
 from engine.planning.settings.context_settings import ContextSettings
 from engine.planning.settings.sampling_settings import Repetition, SamplingSettings
 from engine.runtime.child.generate.repetition import PROSE_TOKENS
-from engine.runtime.protocol.messages import (
-    ChatMessage,
-    Failure,
-    Generate,
-    Generated,
-    Load,
-    LoadedModel,
-    Piece,
-    Reading,
-    Stop,
-)
+from engine.runtime.protocol.messages import Failure, Generated, LoadedModel, Piece, Reading
+from engine.runtime.protocol.requests import ChatMessage, Generate, Load, Stop
 from tests.engine.runtime.child.raw_child import RawChild, entries
 from tests.support.models import write_tiny_llama
 

@@ -11,25 +11,27 @@ from engine.planning.memory.backends import HOST_RULE
 from engine.planning.memory.side_files import read_projector
 from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.protocol.messages import (
-    ChatMessage,
     Counted,
-    CountTokens,
-    DeviceRef,
     Failure,
-    Generate,
     Generated,
-    ImageFile,
-    Load,
     LoadedModel,
     Piece,
-    ProjectorFile,
     Reading,
     Rendered,
+    SequenceRestored,
+    SequenceSaved,
+)
+from engine.runtime.protocol.requests import (
+    ChatMessage,
+    CountTokens,
+    DeviceRef,
+    Generate,
+    ImageFile,
+    Load,
+    ProjectorFile,
     RenderTemplate,
     RestoreSequence,
     SaveSequence,
-    SequenceRestored,
-    SequenceSaved,
     Stop,
 )
 from tests.engine.runtime.child.raw_child import RawChild, entries, rpc_workers

@@ -16,16 +16,8 @@ from engine.planning.layout.engine_parameters import TensorOverride
 from engine.planning.memory.backends import HOST_RULE
 from engine.planning.memory.side_files import read_projector
 from engine.planning.settings.context_settings import ContextSettings
-from engine.runtime.protocol.messages import (
-    AnyMessage,
-    ChatMessage,
-    DeviceRef,
-    Generate,
-    Generated,
-    Load,
-    LoadedModel,
-    ProjectorFile,
-)
+from engine.runtime.protocol.messages import AnyMessage, Generated, LoadedModel
+from engine.runtime.protocol.requests import ChatMessage, DeviceRef, Generate, Load, ProjectorFile
 from tests.engine.runtime.child.raw_child import RawChild, entries, rpc_workers
 from tests.support.collecting_child import DROPS
 from tests.support.models import write_tiny_llama

@@ -15,20 +15,14 @@ from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.protocol.messages import (
     AllocationFailure,
     AnyMessage,
-    ChatMessage,
-    DeviceRef,
     Failure,
-    Generate,
     Generated,
-    ImageFile,
-    Load,
     LoadedModel,
     Part,
-    Probe,
     Probed,
-    ProjectorFile,
     Reading,
 )
+from engine.runtime.protocol.requests import ChatMessage, DeviceRef, Generate, ImageFile, Load, Probe, ProjectorFile
 from tests.engine.runtime.child.raw_child import RawChild, entries, rpc_workers
 from tests.support.models import write_tiny_llama
 from tests.support.pictures import image_file, picture

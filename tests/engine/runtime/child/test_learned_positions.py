@@ -9,7 +9,7 @@ from engine.devices.device import Rig, make_host
 from engine.model.gguf.reader import read_model
 from engine.planning.layout.layout import single_device
 from engine.planning.settings.context_settings import ContextSettings
-from engine.runtime.protocol.messages import Generate
+from engine.runtime.protocol.requests import Generate
 from engine.runtime.session.events import Done, Failed, Loaded
 from tests.support.headers import write_with_hole
 from tests.support.orders import order_of

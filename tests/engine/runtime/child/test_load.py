@@ -13,22 +13,17 @@ from engine.planning.layout.engine_parameters import EngineParameters
 from engine.planning.settings.context_settings import ContextSettings, NumaMode
 from engine.runtime.protocol.messages import (
     AllocationFailure,
-    DeviceMemoryQuery,
     DeviceMemoryReadings,
-    DeviceRef,
     Failure,
-    Load,
     LoadedModel,
     LoadStage,
     LogitDigest,
-    Logits,
     Part,
-    Probe,
     Probed,
     StageProgress,
-    Stop,
     Stopped,
 )
+from engine.runtime.protocol.requests import DeviceMemoryQuery, DeviceRef, Load, Logits, Probe, Stop
 from tests.engine.runtime.child.raw_child import RawChild, entries, rpc_workers
 from tests.support.models import write_tiny_llama
 

@@ -19,19 +19,16 @@ from engine.runtime.child.generate.chat_template import TemplateError
 from engine.runtime.child.generate.markup import GuessedMarkError, PromptText, render_shielded, without_markup
 from engine.runtime.child.generate.renderer import render_chat
 from engine.runtime.child.load.special_tokens import SpecialToken, SpecialTokens, any_of
-from engine.runtime.protocol.messages import (
+from engine.runtime.protocol.messages import Counted, LoadedModel, Rendered, Tokenised
+from engine.runtime.protocol.requests import (
     NO_INPUT,
     ChatMessage,
-    Counted,
     CountTokens,
     Generate,
     Load,
-    LoadedModel,
-    Rendered,
     RenderTemplate,
     TemplateInput,
     Tokenise,
-    Tokenised,
     ToolCall,
 )
 from tests.engine.runtime.child.raw_child import RawChild, entries

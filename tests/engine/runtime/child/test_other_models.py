@@ -9,16 +9,8 @@ import pytest
 
 from engine.model.demo.llama_writer import ExtraMetadata
 from engine.planning.settings.context_settings import ContextSettings
-from engine.runtime.protocol.messages import (
-    ChatMessage,
-    Failure,
-    Generate,
-    Generated,
-    ListDevices,
-    Load,
-    LoadedModel,
-    Logits,
-)
+from engine.runtime.protocol.messages import Failure, Generated, LoadedModel
+from engine.runtime.protocol.requests import ChatMessage, Generate, ListDevices, Load, Logits
 from tests.engine.runtime.child.raw_child import RawChild, entries
 from tests.support.models import write_tiny_encoder, write_tiny_llama
 

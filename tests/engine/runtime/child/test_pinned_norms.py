@@ -14,7 +14,8 @@ from engine.planning.layout.engine_parameters import engine_parameters
 from engine.planning.layout.layout import make_layout
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.settings.context_settings import ContextSettings
-from engine.runtime.protocol.messages import Load, LoadedModel
+from engine.runtime.protocol.messages import LoadedModel
+from engine.runtime.protocol.requests import Load
 from tests.engine.runtime.child.raw_child import RawChild, rpc_workers
 from tests.support.models import write_tiny_llama
 

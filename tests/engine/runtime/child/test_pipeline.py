@@ -17,7 +17,8 @@ from engine.planning.memory.estimate import DeviceMemory
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.plan.decisions.pipeline import pipeline_choices
 from engine.planning.settings.context_settings import ContextSettings, Pipeline
-from engine.runtime.protocol.messages import DeviceRef, Load, LoadedModel, LogitDigest, Logits, Part, Probe, Probed
+from engine.runtime.protocol.messages import LoadedModel, LogitDigest, Part, Probed
+from engine.runtime.protocol.requests import DeviceRef, Load, Logits, Probe
 from tests.engine.runtime.child.raw_child import RawChild, rpc_workers
 from tests.support.models import write_tiny_llama
 

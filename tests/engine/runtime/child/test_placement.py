@@ -21,7 +21,8 @@ from engine.model.gguf.reader import read_model
 from engine.planning.layout.engine_parameters import MAX_ENTRIES, engine_parameters, entry_count
 from engine.planning.layout.layout import Layout, Override, make_layout, single_device
 from engine.planning.settings.context_settings import ContextSettings, FlashAttention, LoadMode
-from engine.runtime.protocol.messages import DeviceRef, Load, LoadedModel, LogitDigest, Logits, Serve, Serving
+from engine.runtime.protocol.messages import LoadedModel, LogitDigest, Serving
+from engine.runtime.protocol.requests import DeviceRef, Load, Logits, Serve
 from tests.support.conversation import Conversation
 from tests.support.models import write_tiny_llama, write_tiny_moe
 

@@ -9,7 +9,8 @@ import pytest
 from engine.planning.memory.backends import HOST_RULE
 from engine.planning.memory.side_files import read_projector
 from engine.planning.settings.context_settings import ContextSettings
-from engine.runtime.protocol.messages import Load, LoadedModel, Part, Probe, Probed, ProjectorFile
+from engine.runtime.protocol.messages import LoadedModel, Part, Probed
+from engine.runtime.protocol.requests import Load, Probe, ProjectorFile
 from tests.engine.runtime.child.raw_child import RawChild, entries, rpc_workers
 from tests.support.models import write_tiny_llama
 from tests.support.side_models import ProjectorKind, write_tiny_projector

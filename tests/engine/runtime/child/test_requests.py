@@ -12,23 +12,25 @@ from engine.planning.settings.context_settings import ContextSettings
 from engine.planning.settings.sampling_settings import SamplingSettings
 from engine.runtime.protocol.messages import (
     AnyMessage,
-    ChatMessage,
-    DeviceMemoryQuery,
     DeviceMemoryReadings,
     Failure,
-    Generate,
     Generated,
-    Load,
     LoadedModel,
     LogitDigest,
-    Logits,
     Piece,
     Reading,
     Rendered,
+    Tokenised,
+)
+from engine.runtime.protocol.requests import (
+    ChatMessage,
+    DeviceMemoryQuery,
+    Generate,
+    Load,
+    Logits,
     RenderTemplate,
     Stop,
     Tokenise,
-    Tokenised,
 )
 from tests.engine.runtime.child.raw_child import RawChild, entries
 from tests.support.models import write_tiny_llama

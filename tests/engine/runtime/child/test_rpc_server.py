@@ -11,16 +11,8 @@ import pytest
 from engine.base.units import MIB
 from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.child.rpc_server import is_listening
-from engine.runtime.protocol.messages import (
-    AllocationFailure,
-    Failure,
-    Load,
-    LoadedModel,
-    Probe,
-    Probed,
-    Serve,
-    Serving,
-)
+from engine.runtime.protocol.messages import AllocationFailure, Failure, LoadedModel, Probed, Serving
+from engine.runtime.protocol.requests import Load, Probe, Serve
 from tests.engine.runtime.child.raw_child import RawChild, entries, rpc_workers
 from tests.support.models import write_tiny_llama
 

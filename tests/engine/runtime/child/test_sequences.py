@@ -15,20 +15,15 @@ import pytest
 from engine.planning.layout.engine_parameters import EngineParameters
 from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.protocol.messages import (
-    DeviceRef,
     Failure,
-    Generate,
     Generated,
-    Load,
     LoadedModel,
     Piece,
     Reading,
-    RestoreSequence,
-    SaveSequence,
     SequenceRestored,
     SequenceSaved,
-    Stop,
 )
+from engine.runtime.protocol.requests import DeviceRef, Generate, Load, RestoreSequence, SaveSequence, Stop
 from tests.engine.runtime.child.raw_child import RawChild, entries, rpc_workers
 from tests.support.kept_models import write_kept_model
 from tests.support.models import write_tiny_llama

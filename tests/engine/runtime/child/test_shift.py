@@ -12,19 +12,8 @@ from engine.planning.memory.backends import HOST_RULE
 from engine.planning.memory.side_files import read_projector
 from engine.planning.settings.context_settings import ContextSettings
 from engine.planning.settings.sampling_settings import SamplingSettings
-from engine.runtime.protocol.messages import (
-    ChatMessage,
-    Failure,
-    Generate,
-    Generated,
-    Load,
-    LoadedModel,
-    Piece,
-    ProjectorFile,
-    SaveSequence,
-    SequenceSaved,
-    Shifted,
-)
+from engine.runtime.protocol.messages import Failure, Generated, LoadedModel, Piece, SequenceSaved, Shifted
+from engine.runtime.protocol.requests import ChatMessage, Generate, Load, ProjectorFile, SaveSequence
 from tests.engine.runtime.child.raw_child import RawChild, entries
 from tests.support.kept_models import write_kept_model
 from tests.support.models import write_tiny_llama

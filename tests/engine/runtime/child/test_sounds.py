@@ -19,25 +19,27 @@ from engine.planning.memory.side_files import read_projector
 from engine.planning.settings.context_settings import ContextSettings
 from engine.planning.settings.sampling_settings import SamplingSettings
 from engine.runtime.protocol.messages import (
-    ChatMessage,
     Counted,
-    CountTokens,
     Failure,
-    Generate,
     Generated,
-    Load,
     LoadedModel,
-    MediaFile,
     Piece,
-    Probe,
     Probed,
-    ProjectorFile,
     Rendered,
+    SequenceRestored,
+    SequenceSaved,
+)
+from engine.runtime.protocol.requests import (
+    ChatMessage,
+    CountTokens,
+    Generate,
+    Load,
+    MediaFile,
+    Probe,
+    ProjectorFile,
     RenderTemplate,
     RestoreSequence,
     SaveSequence,
-    SequenceRestored,
-    SequenceSaved,
     Stop,
 )
 from tests.engine.runtime.child.raw_child import RawChild, entries

@@ -24,7 +24,7 @@ from engine.planning.plan.report import make_row
 from engine.planning.settings.context_settings import AUTO_CONTEXT, ContextSettings
 from engine.runtime.probing.probe import ProbeCache, ProbeRun, Probes
 from engine.runtime.process.questions import Questions, SpareChild
-from engine.runtime.protocol.messages import OFFLOAD_VARIABLE
+from engine.runtime.protocol.requests import OFFLOAD_VARIABLE
 from tests.support.models import write_tiny_llama
 from tests.support.orders import N_LAYERS, made_up_model, plan_of
 from tests.support.side_models import write_tiny_projector

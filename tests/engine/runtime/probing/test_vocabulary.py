@@ -14,7 +14,8 @@ import pytest
 from engine.base.errors import ArgumentError, ModelFileError
 from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.probing.vocabulary import VocabularyCounter
-from engine.runtime.protocol.messages import ChatMessage, Counted, CountTokens, Load, LoadedModel
+from engine.runtime.protocol.messages import Counted, LoadedModel
+from engine.runtime.protocol.requests import ChatMessage, CountTokens, Load
 from tests.engine.runtime.child.raw_child import RawChild, entries
 from tests.support.models import write_tiny_llama
 from tests.support.patience import DEADLINE_S

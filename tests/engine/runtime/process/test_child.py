@@ -12,7 +12,8 @@ import pytest
 from engine.runtime.process import child as child_module
 from engine.runtime.process.child import ChildProcess
 from engine.runtime.process.outcome import EndReason, ProcessOutcome
-from engine.runtime.protocol.messages import AnyMessage, Generate, Hello, Piece
+from engine.runtime.protocol.messages import AnyMessage, Hello, Piece
+from engine.runtime.protocol.requests import Generate
 from tests.support.fake_worker import fake_worker_argv
 from tests.support.patience import DEADLINE_S
 

@@ -24,18 +24,8 @@ from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.process.questions import Questions
 from engine.runtime.protocol import pipe
 from engine.runtime.protocol.media import MediaCache
-from engine.runtime.protocol.messages import (
-    AnyMessage,
-    ChatMessage,
-    CountTokens,
-    Embedded,
-    Failure,
-    Generate,
-    ImageFile,
-    Piece,
-    SoundFile,
-    Tokenise,
-)
+from engine.runtime.protocol.messages import AnyMessage, Embedded, Failure, Piece
+from engine.runtime.protocol.requests import ChatMessage, CountTokens, Generate, ImageFile, SoundFile, Tokenise
 from engine.runtime.session.events import Done, Loaded, Token
 from tests.support.fake_worker import fake_worker_argv
 from tests.support.models import write_tiny_llama
@@ -46,7 +36,8 @@ from tests.support.session_log import SessionLog
 TELLS_ITS_THREADS = """
 import json, sys
 from pathlib import Path
-from engine.runtime.protocol.messages import Piece, Tokenise
+from engine.runtime.protocol.messages import Piece
+from engine.runtime.protocol.requests import Tokenise
 from engine.base.confinement import LIBRARY
 from engine.runtime.protocol.pipe import Limits, run_child
 

@@ -12,7 +12,8 @@ import pytest
 from engine.base.cancellation import CancelToken
 from engine.base.errors import EngineError, WorkerCrashedError
 from engine.runtime.process.questions import Questions, SpareChild
-from engine.runtime.protocol.messages import DeviceList, ListDevices
+from engine.runtime.protocol.messages import DeviceList
+from engine.runtime.protocol.requests import ListDevices
 from tests.support.fake_worker import fake_worker_argv
 from tests.support.patience import DEADLINE_S
 

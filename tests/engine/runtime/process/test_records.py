@@ -14,7 +14,7 @@ from engine.planning.plan.placement_check import PlaceDifference
 from engine.planning.plan.report import DeviceRow
 from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.process.records import MAX_RECORD, device_facts, log_record, log_start, logged_environment
-from engine.runtime.protocol.messages import DeviceRef, Load
+from engine.runtime.protocol.requests import DeviceRef, Load
 from engine.runtime.session.events import Cancelled, Failed, Loaded, Progress
 from engine.runtime.session.load_records import LoadRecorder
 from tests.support.fake_worker import fake_worker_argv

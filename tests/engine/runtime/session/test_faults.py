@@ -28,7 +28,7 @@ from engine.model.gguf.model_file import ModelFile
 from engine.model.gguf.reader import read_model
 from engine.planning.layout.layout import single_device
 from engine.planning.settings.context_settings import ContextSettings
-from engine.runtime.protocol.messages import Generate
+from engine.runtime.protocol.requests import Generate
 from engine.runtime.session.events import AnyEvent, Crashed, Done, Failed, Loaded, OutOfMemory
 from engine.runtime.session.load_order import LoadOrder
 from engine.runtime.session.status import Phase

@@ -18,17 +18,8 @@ from engine.base.units import MIB
 from engine.planning.fit.step_back import NextLayout, Refusal
 from engine.planning.layout.layout import single_device
 from engine.runtime.process.outcome import EndReason, ProcessOutcome
-from engine.runtime.protocol.messages import (
-    AnyMessage,
-    DeviceMemoryQuery,
-    Failure,
-    Generate,
-    Piece,
-    StageProgress,
-    Stop,
-    Tokenise,
-    Tokenised,
-)
+from engine.runtime.protocol.messages import AnyMessage, Failure, Piece, StageProgress, Tokenised
+from engine.runtime.protocol.requests import DeviceMemoryQuery, Generate, Stop, Tokenise
 from engine.runtime.session import effects, inputs
 from engine.runtime.session.events import (
     AnyEvent,

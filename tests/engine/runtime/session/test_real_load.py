@@ -25,7 +25,7 @@ from engine.planning.layout.layout import Layout, Run
 from engine.planning.memory.estimate import Grade
 from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.probing.probe import ProbeRun, probe
-from engine.runtime.protocol.messages import Generate
+from engine.runtime.protocol.requests import Generate
 from engine.runtime.session.events import Cancelled, Done, Failed, Loaded, OutOfMemory, Progress, Token
 from engine.runtime.session.load_order import LoadOrder
 from engine.runtime.session.status import Phase

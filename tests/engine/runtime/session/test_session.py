@@ -18,7 +18,7 @@ import pytest
 from engine.base.errors import ArgumentError
 from engine.base.units import MIB
 from engine.planning.layout.layout import Layout, Run
-from engine.runtime.protocol.messages import Generate
+from engine.runtime.protocol.requests import Generate
 from engine.runtime.session.events import Cancelled, Crashed, Done, Failed, Loaded, OutOfMemory, Progress, Stage, Token
 from engine.runtime.session.session import ModelSession
 from engine.runtime.session.status import Phase

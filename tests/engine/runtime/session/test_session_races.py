@@ -22,7 +22,7 @@ from engine.devices.device import Rig, make_host
 from engine.model.gguf.reader import read_model
 from engine.planning.layout.layout import Layout, Run
 from engine.planning.settings.context_settings import ContextSettings
-from engine.runtime.protocol.messages import Generate
+from engine.runtime.protocol.requests import Generate
 from engine.runtime.session.events import Done, Loaded
 from engine.runtime.session.load_order import LoadOrder, RetryPolicy
 from engine.runtime.session.status import Phase

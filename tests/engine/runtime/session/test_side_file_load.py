@@ -19,7 +19,7 @@ from engine.planning.memory.side_files import SideFiles, read_adapter, read_proj
 from engine.planning.plan.preview import make_report
 from engine.planning.settings.context_settings import AUTO_CONTEXT, ContextSettings
 from engine.runtime.probing.probe import probe
-from engine.runtime.protocol.messages import OFFLOAD_VARIABLE
+from engine.runtime.protocol.requests import OFFLOAD_VARIABLE
 from engine.runtime.session.events import Loaded
 from engine.runtime.session.load_order import LoadOrder
 from tests.support.models import write_tiny_llama

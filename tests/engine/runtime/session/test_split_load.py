@@ -19,7 +19,7 @@ from engine.planning.memory.estimate import Grade
 from engine.planning.plan.preview import make_report
 from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.probing.probe import probe
-from engine.runtime.protocol.messages import Generate
+from engine.runtime.protocol.requests import Generate
 from engine.runtime.session.events import Done, Loaded, OutOfMemory
 from tests.support.models import write_tiny_llama
 from tests.support.orders import order_of

@@ -27,7 +27,7 @@ from engine.planning.memory.estimate import Grade
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.plan.plan import Plan
 from engine.planning.settings.context_settings import ContextSettings
-from engine.runtime.protocol.messages import Generate
+from engine.runtime.protocol.requests import Generate
 from engine.runtime.session.events import (
     AnyEvent,
     Attempt,

@@ -18,22 +18,19 @@ from engine.runtime.process.outcome import EndReason, ProcessOutcome
 from engine.runtime.protocol.messages import (
     AllocationFailure,
     AnyMessage,
-    AnyModelRequest,
     DeviceMemoryReadings,
     Failure,
-    Generate,
     Generated,
     Hello,
-    Load,
     LoadedModel,
     LoadStage,
     Piece,
     StageProgress,
     Stopped,
-    Tokenise,
     Tokenised,
 )
 from engine.runtime.protocol.messages import Reading as ReadingMessage
+from engine.runtime.protocol.requests import AnyModelRequest, Generate, Load, Tokenise
 from engine.runtime.session import effects, inputs
 from engine.runtime.session.events import (
     Answered,

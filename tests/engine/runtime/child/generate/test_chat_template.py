@@ -11,7 +11,7 @@ import pytest
 
 from engine.runtime.child.generate import chat_template
 from engine.runtime.child.generate.chat_template import TemplateError, TemplateProcess, render_plain_chat
-from engine.runtime.protocol.messages import ChatMessage, TemplateInput, ToolCall
+from engine.runtime.protocol.requests import ChatMessage, TemplateInput, ToolCall
 from tests.support.patience import DEADLINE_S
 
 CHAT = (ChatMessage("system", "Be brief."), ChatMessage("user", "Hi"))

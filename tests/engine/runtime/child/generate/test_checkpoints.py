@@ -12,21 +12,15 @@ import pytest
 from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.child.generate.checkpoints import Checkpoint, least_missed, next_checkpoint
 from engine.runtime.protocol.messages import (
-    ChatMessage,
     Failure,
-    Generate,
     Generated,
-    Load,
     LoadedModel,
     LogitDigest,
-    Logits,
     Piece,
-    RestoreSequence,
-    SaveSequence,
     SequenceRestored,
     SequenceSaved,
-    Stop,
 )
+from engine.runtime.protocol.requests import ChatMessage, Generate, Load, Logits, RestoreSequence, SaveSequence, Stop
 from tests.engine.runtime.child.raw_child import RawChild, entries
 from tests.support.kept_models import write_kept_model
 from tests.support.models import write_tiny_llama

@@ -23,7 +23,8 @@ from engine.runtime.child.generate.ngrams import N, NgramIndex
 from engine.runtime.child.generate.slots import Slot
 from engine.runtime.child.generate.tasks import SequenceTask
 from engine.runtime.child.native.stop import StopFlag
-from engine.runtime.protocol.messages import DraftSource, Message
+from engine.runtime.protocol.messages import Message
+from engine.runtime.protocol.requests import DraftSource
 
 
 def test_plain_steps_are_measured_first_and_again_and_for_each_number_of_answers() -> None:

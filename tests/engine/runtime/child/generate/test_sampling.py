@@ -11,7 +11,8 @@ import pytest
 
 from engine.planning.settings.context_settings import ContextSettings
 from engine.planning.settings.sampling_settings import SamplingSettings
-from engine.runtime.protocol.messages import Failure, Generate, Generated, Load, LoadedModel, Piece
+from engine.runtime.protocol.messages import Failure, Generated, LoadedModel, Piece
+from engine.runtime.protocol.requests import Generate, Load
 from tests.engine.runtime.child.raw_child import RawChild, entries
 from tests.support.models import write_tiny_llama
 

@@ -16,7 +16,7 @@ from engine.runtime.child.load.media import Media, MediaPrompt
 from engine.runtime.child.load.side_files import Projector
 from engine.runtime.child.native.failures import RequestError
 from engine.runtime.child.native.stop import StopFlag
-from engine.runtime.protocol.messages import MediaFile
+from engine.runtime.protocol.requests import MediaFile
 from tests.support.pictures import image_file, picture
 from tests.support.sounds import RATE, sound_file, tone
 

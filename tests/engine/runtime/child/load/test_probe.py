@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from engine.planning.settings.context_settings import ContextSettings
-from engine.runtime.protocol.messages import DeviceRef, Load, LoadedModel, Part, Probe, Probed
+from engine.runtime.protocol.messages import LoadedModel, Part, Probed
+from engine.runtime.protocol.requests import DeviceRef, Load, Probe
 from tests.engine.runtime.child.raw_child import RawChild, entries, rpc_workers
 from tests.support.models import write_tiny_llama
 

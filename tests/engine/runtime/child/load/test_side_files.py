@@ -15,18 +15,8 @@ from engine.planning.layout.engine_parameters import EngineParameters
 from engine.planning.memory.backends import HOST_RULE
 from engine.planning.memory.side_files import read_adapter, read_projector
 from engine.planning.settings.context_settings import ContextSettings
-from engine.runtime.protocol.messages import (
-    AdapterFile,
-    AllocationFailure,
-    DeviceRef,
-    Failure,
-    Load,
-    LoadedModel,
-    LogitDigest,
-    Logits,
-    Part,
-    ProjectorFile,
-)
+from engine.runtime.protocol.messages import AllocationFailure, Failure, LoadedModel, LogitDigest, Part
+from engine.runtime.protocol.requests import AdapterFile, DeviceRef, Load, Logits, ProjectorFile
 from tests.engine.runtime.child.raw_child import RawChild, entries, rpc_workers
 from tests.support.models import write_tiny_llama
 from tests.support.side_models import write_tiny_lora, write_tiny_projector

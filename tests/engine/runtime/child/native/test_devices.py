@@ -12,7 +12,8 @@ from engine.runtime.child.native.bindings import Bindings
 from engine.runtime.child.native.cuda_driver import DriverCard
 from engine.runtime.child.native.devices import UNIFIED_VARIABLE, list_devices, resolve_devices
 from engine.runtime.child.native.failures import RequestError
-from engine.runtime.protocol.messages import DeviceRef, Failure, ListDevices
+from engine.runtime.protocol.messages import Failure
+from engine.runtime.protocol.requests import DeviceRef, ListDevices
 
 CPU = 9
 SERVERS = {"a:1": [101, 102], "b:1": [103]}

@@ -154,7 +154,9 @@ class LayoutGraph:
         places = [backends.places[device] for device in (*layers, placement.output_device)]
         # Overrides name devices as the backends do, so that steps hold for all devices of the same kinds.
         names = {device: _name(devices, device) for device in devices}
-        overrides = tuple(replace(rule, device=names.get(rule.device, rule.device)) for rule in placement.overrides)
+        overrides = tuple(
+            TensorOverride(rule.pattern, names.get(rule.device, rule.device)) for rule in placement.overrides
+        )
         sections = self._section_maker.parts(overrides, tuple(place.kernel_class for place in places))
         placed_sections = [
             self._interned(section, tuple([places[layer] for layer in section.layers])) for section in sections

@@ -316,3 +316,168 @@ def test_whichever_write_fails_what_was_confirmed_is_there(tmp_path: Path, n_wri
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert int(done.stdout) > n_writes // 2
+
+
+LEFT_TO_THE_USER = """
+import json, logging, os, sys
+from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
+from app.chats.transfer import FORMS, ChatTransfer
+from app.library.named_layouts import NamedLayouts
+from app.log_file import log_file
+from app.run_marks import OpenedModel, RunMarks
+from app.settings import Settings
+from app.window.dialogs import write_chosen
+from app.window.layout.exchange_presenter import _write
+from engine.base.errors import EngineError
+from engine.chat.conversation import Conversation
+from engine.chat.message import Message
+from engine.chat.store import ChatStore
+from engine.library.downloads.placing import write_refs
+from engine.library.downloads.queue import DownloadQueue
+from engine.library.hub.remote_header import HeaderCache
+from engine.library.index import LibraryIndex
+from engine.library.notes import SavedDocument
+from engine.machines.bench import results
+
+root = Path(sys.argv[1])
+document = SavedDocument("layout", "mine", "x" * 500)
+store = ChatStore(root / "home" / "chats.sqlite3")
+store.save(Conversation(id="c", title="Chat")).result()
+store.finish("c", Message(id="m", role="user", content="x" * 500)).result()
+archive = SimpleNamespace(work=lambda what, work, then: work(store))
+library = SimpleNamespace(run=lambda what, work, then: work())
+layouts = SimpleNamespace(_library=library, _notices=None)
+results.encode_document = lambda found: b"x" * 500
+results.msgspec = SimpleNamespace(to_builtins=lambda found: found)
+
+
+def export(form):
+    return lambda path: ChatTransfer(archive, None).export(["c"], path, form)
+
+
+def headers(path):
+    cache = HeaderCache(path.parent)
+    cache._path = lambda key: path
+    cache.keep("key", b"x" * 500)
+
+
+def mark(path):
+    marks = RunMarks(path.parent)
+    marks._path = path
+    try:
+        marks.keep((OpenedModel("x" * 500),), restored=False)
+    except OSError:
+        pass  # its caller writes a line into the log
+
+
+def queue(path):
+    # The thread is not needed for a list that is only written.
+    downloads = SimpleNamespace(_path=path, _jobs=[])
+    DownloadQueue._keep(downloads)
+
+
+def settings(path):
+    found = Settings(path)
+    found.store.setValue("text", "x" * 500)
+    found.sync()
+
+
+writes = {
+    "bench.json": lambda path: results.write_results(path, None),
+    "readings.csv": lambda path: write_chosen(path, b"x" * 500),
+    "history.png": lambda path: write_chosen(path, bytes(500)),
+    **{f"chat{number}": export(form) for number, form in enumerate(FORMS)},
+    "layout.json": lambda path: NamedLayouts.export_file(layouts, document, path),
+    "command.txt": lambda path: _write(path, "x" * 500),
+    "refs": lambda path: write_refs([(str(path), "x" * 500)]),
+    "a.header": headers,
+    "run.mark": mark,
+    "queue.json": queue,
+    "layerdeck.ini": settings,
+}
+said = {}
+for folder in map(Path, sys.argv[2:]):
+    for name, write in writes.items():
+        path = folder / name
+        for fault in (folder.name, ""):
+            os.environ["FAULTY_DISK_FAULT"] = fault
+            try:
+                write(path)
+                told = ""
+            except EngineError as error:
+                told = error.summary()
+            os.environ["FAULTY_DISK_FAULT"] = ""
+            said.setdefault(f"{folder.name}/{name}", []).append([told, path.read_text("latin-1") == "old"])
+store.close()
+
+# Files that are written bit by bit.
+for fault in ("full", "gone"):
+    path = root / fault / "library.sqlite"
+    with closing(LibraryIndex(path)) as index:
+        index.save_document("f", SavedDocument("layout", "before", "x"))
+        os.environ["FAULTY_DISK_FAULT"] = fault
+        try:
+            index.save_document("f", SavedDocument("layout", "amid", "x"))
+            told = ""
+        except EngineError as error:
+            told = error.summary()
+        os.environ["FAULTY_DISK_FAULT"] = ""
+    with closing(LibraryIndex(path)) as index:
+        index.save_document("f", SavedDocument("layout", "after", "x"))
+        names = sorted(each.name for each in index.documents("f"))
+        said[f"{fault}/library"] = [told, index.set_aside is None, names]
+    handler = log_file(root / fault / "log" / "app.log")
+    for entry in ("before", "amid", "after"):
+        os.environ["FAULTY_DISK_FAULT"] = fault if entry == "amid" else ""
+        handler.handle(logging.makeLogRecord({"msg": entry}))
+    handler.close()
+    said[f"{fault}/log"] = (root / fault / "log" / "app.log").read_text()
+print(json.dumps(said))
+"""
+USERS = (
+    "bench.json", "readings.csv", "history.png", "chat0", "chat1", "chat2", "chat3", "chat4", "layout.json",
+    "command.txt", "refs", "a.header", "run.mark", "queue.json", "layerdeck.ini",
+)  # fmt: skip
+SILENT = {"a.header", "run.mark", "queue.json", "layerdeck.ini"}
+"""Files whose loss is noted in the log at most: caches, marks and lists that are written again with the next change."""
+
+
+def test_what_a_fault_has_kept_from_a_file_is_written_when_there_is_room(tmp_path: Path) -> None:
+    library = build_preload("faulty_disk", tmp_path)
+    folders = [tmp_path / fault for fault in FAULTS]
+    for folder in folders:
+        folder.mkdir()
+        for name in USERS:
+            (folder / name).write_text("old")
+    environment = {"FAULTY_DISK_FOLDER": str(tmp_path), "FAULTY_DISK_AFTER": "20", "LD_PRELOAD": str(library)}
+    environment |= {"HOME": str(tmp_path / "home"), "QT_QPA_PLATFORM": "offscreen", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", LEFT_TO_THE_USER, str(tmp_path), *map(str, folders)],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    said = json.loads(done.stdout)
+    for fault in ("full", "gone"):
+        sentence, is_whole, names = said.pop(f"{fault}/library")
+        assert "cannot be written" in sentence
+        assert (is_whole, names) == (True, ["after", "before"]), fault
+        lines = said.pop(f"{fault}/log").splitlines()
+        # The entry in between is lost, or written from the buffer with the next one.
+        assert [line.rpartition(" ")[2] for line in lines if "amid" not in line] == ["before", "after"], fault
+    assert len(said) == len(USERS) * len(folders)
+    for place, ((sentence, is_old), later) in said.items():
+        fault, name = place.split("/")
+        # QSettings replaces its file as we do, and does not sync it.
+        if fault in FAIL and place != "sync/layerdeck.ini":
+            assert name in SILENT or sentence, place
+            assert is_old, place
+        else:
+            assert (sentence, is_old) == ("", False), place
+        assert later == ["", False], place
+    # Lock files of QSettings are its own, and stay for no longer than a write.
+    assert [path.name for folder in folders for path in folder.iterdir() if path.is_file() and "tmp" in path.name] == []

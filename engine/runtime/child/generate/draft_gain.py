@@ -23,6 +23,41 @@ STEPS_BETWEEN = 40
 """Steps with drafts after which a plain step is measured again."""
 TESTED_TOKENS = 200
 """Tokens from steps with drafts after which drafts that have lost time are paused."""
+LEAST_TESTED = 8
+"""Fewest steps with drafted tokens after which a large loss pauses them earlier."""
+MOST_LOST, MOST_LOST_AGAIN = 8.0, 4.0
+"""Loss that pauses drafts before `TESTED_TOKENS`, in plain steps; the second if drafts of an earlier answer lost."""
+RESTED_TOKENS, MOST_RESTED = 200, 3200
+"""Tokens of answers without drafts after drafts have lost: at first, doubled with each further loss, and at most."""
+
+
+class Rest:
+    """Keeps drafts that have lost time out of the next answers of a loaded model, until enough tokens have passed."""
+
+    def __init__(self) -> None:
+        self._left = 0
+        self._tokens = RESTED_TOKENS
+        self.has_lost = False
+
+    @property
+    def is_on(self) -> bool:
+        """Whether an answer that begins now is to be without drafts."""
+        return self._left > 0
+
+    def begin(self) -> None:
+        """Begin a rest, because drafts have lost time. Answers at the same time begin one rest together."""
+        if self.is_on:
+            return
+        self._left, self._tokens = self._tokens, min(2 * self._tokens, MOST_RESTED)
+        self.has_lost = True
+
+    def count(self, tokens: int) -> None:
+        """Count tokens of answers."""
+        self._left = max(0, self._left - tokens)
+
+    def forget(self) -> None:
+        """Forget earlier losses, because drafts have gained over `TESTED_TOKENS`."""
+        self._left, self._tokens, self.has_lost = 0, RESTED_TOKENS, False
 
 
 class PlainSteps:
@@ -56,10 +91,12 @@ class AnswerDraft:
     `paused`: why nothing is drafted any more; empty: drafts go on.
     `ngrams`: n-grams of the sequence, for drafts of that kind.
     `step_tokens`: tokens that the present step has given so far.
+    `rest`: of all answers of the loaded model.
     """
 
     def __init__(self, kind: DraftKind) -> None:
         self.paused: DraftPause = ""
+        self.rest = Rest()
         self.ngrams = NgramIndex()
         self.step_tokens = 0
         self._kind: DraftKind = kind
@@ -67,6 +104,10 @@ class AnswerDraft:
         self._seconds = self._plain_seconds = 0.0
         self._was_drafted = False
         self._tested_tokens, self._lost_seconds = 0, 0.0
+        # Of steps with drafted tokens only: a draft model that reads a long prompt first costs that once.
+        self._step_drafted = 0
+        self._costs: list[float] = []
+        self._cost_tokens = 0
 
     def forget(self) -> None:
         """Forget the n-grams, because tokens were removed from the sequence."""
@@ -76,7 +117,7 @@ class AnswerDraft:
         """Count a step. `drafted`: number of tokens that were drafted for it."""
         self._steps += 1
         self._drafted += drafted
-        self.step_tokens = 1
+        self.step_tokens, self._step_drafted = 1, drafted
 
     def accept(self) -> None:
         """Count a drafted token that the model sampled too."""
@@ -89,18 +130,43 @@ class AnswerDraft:
         `plain_seconds`: seconds of a plain step; `seconds` itself if this was one.
         `has_drafts`: whether something was drafted for this answer, or tried to be, and not only for others.
         """
-        without = self.step_tokens * plain_seconds
+        # A batch that computes lost tokens again may give no token.
+        tokens, self.step_tokens = self.step_tokens, 0
+        without = tokens * plain_seconds
         self._seconds += seconds
         self._plain_seconds += without
         if not has_drafts:
             return
         self._was_drafted = True
-        self._tested_tokens += self.step_tokens
+        self._tested_tokens += tokens
         self._lost_seconds += seconds - without
-        if self._tested_tokens >= TESTED_TOKENS:
+        if self._step_drafted and plain_seconds > 0:
+            self._costs.append(seconds / plain_seconds)
+            self._cost_tokens += tokens
+        if self._loses_much:
+            self._pause()
+        elif self._tested_tokens >= TESTED_TOKENS:
             if self._lost_seconds > 0:
-                self.paused = self.paused or "slower"
+                self._pause()
+            else:
+                self.rest.forget()
             self._tested_tokens, self._lost_seconds = 0, 0.0
+            self._costs, self._cost_tokens = [], 0
+
+    @property
+    def _loses_much(self) -> bool:
+        """Whether the drafts have lost so much that further steps are not worth their time."""
+        steps = len(self._costs)
+        if steps < LEAST_TESTED:
+            return False
+        # The median: a few slow steps may be the work of another program.
+        most = MOST_LOST_AGAIN if self.rest.has_lost else MOST_LOST
+        return steps * median(self._costs) - self._cost_tokens >= most
+
+    def _pause(self) -> None:
+        if not self.paused:
+            self.paused = "slower"
+            self.rest.begin()
 
     @property
     def statistics(self) -> DraftStatistics:

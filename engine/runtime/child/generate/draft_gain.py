@@ -88,13 +88,15 @@ class PlainSteps:
 class AnswerDraft:
     """Counts and times the drafts of one answer, and pauses them if they lose time.
 
+    `pauses`: as of `DraftSource`.
     `paused`: why nothing is drafted any more; empty: drafts go on.
     `ngrams`: n-grams of the sequence, for drafts of that kind.
     `step_tokens`: tokens that the present step has given so far.
     `rest`: of all answers of the loaded model.
     """
 
-    def __init__(self, kind: DraftKind) -> None:
+    def __init__(self, kind: DraftKind, *, pauses: bool = True) -> None:
+        self._pauses = pauses
         self.paused: DraftPause = ""
         self.rest = Rest()
         self.ngrams = NgramIndex()
@@ -164,7 +166,7 @@ class AnswerDraft:
         return steps * median(self._costs) - self._cost_tokens >= most
 
     def _pause(self) -> None:
-        if not self.paused:
+        if self._pauses and not self.paused:
             self.paused = "slower"
             self.rest.begin()
 

@@ -24,7 +24,7 @@ STEPS_BETWEEN = 40
 TESTED_TOKENS = 200
 """Tokens from steps with drafts after which drafts that have lost time are paused."""
 LEAST_TESTED = 8
-"""Fewest steps with drafted tokens after which a large loss pauses them earlier."""
+"""Fewest steps with drafts after which a large loss pauses them earlier."""
 MOST_LOST, MOST_LOST_AGAIN = 8.0, 4.0
 """Loss that pauses drafts before `TESTED_TOKENS`, in plain steps; the second if drafts of an earlier answer lost."""
 RESTED_TOKENS, MOST_RESTED = 200, 3200
@@ -32,9 +32,14 @@ RESTED_TOKENS, MOST_RESTED = 200, 3200
 
 
 class Rest:
-    """Keeps drafts that have lost time out of the next answers of a loaded model, until enough tokens have passed."""
+    """Keeps drafts that have lost time out of the next answers of a loaded model, until enough tokens have passed.
+
+    Losses are added up over answers, because a short one has few steps.
+    """
 
     def __init__(self) -> None:
+        self._costs: list[float] = []
+        self._tokens_given = 0
         self._left = 0
         self._tokens = RESTED_TOKENS
         self.has_lost = False
@@ -46,6 +51,7 @@ class Rest:
 
     def begin(self) -> None:
         """Begin a rest, because drafts have lost time. Answers at the same time begin one rest together."""
+        self._clear()
         if self.is_on:
             return
         self._left, self._tokens = self._tokens, min(2 * self._tokens, MOST_RESTED)
@@ -57,7 +63,27 @@ class Rest:
 
     def forget(self) -> None:
         """Forget earlier losses, because drafts have gained over `TESTED_TOKENS`."""
+        self._clear()
         self._left, self._tokens, self.has_lost = 0, RESTED_TOKENS, False
+
+    def is_lost(self, cost: float, tokens: int) -> bool:
+        """Add a step with drafts; return whether drafts have lost so much that further ones are not worth their time.
+
+        `cost`: its time in plain steps. `tokens`: what it has given.
+        """
+        self._costs.append(cost)
+        self._tokens_given += tokens
+        steps = len(self._costs)
+        # The median: a few slow steps may be the work of another program.
+        lost = steps * median(self._costs) - self._tokens_given
+        if self._tokens_given >= TESTED_TOKENS:
+            self._clear()
+        # An answer that gains is not paused for the loss of another one.
+        most = MOST_LOST_AGAIN if self.has_lost else MOST_LOST
+        return steps >= LEAST_TESTED and lost >= most and cost > tokens
+
+    def _clear(self) -> None:
+        self._costs, self._tokens_given = [], 0
 
 
 class PlainSteps:
@@ -106,10 +132,6 @@ class AnswerDraft:
         self._seconds = self._plain_seconds = 0.0
         self._was_drafted = False
         self._tested_tokens, self._lost_seconds = 0, 0.0
-        # Of steps with drafted tokens only: a draft model that reads a long prompt first costs that once.
-        self._step_drafted = 0
-        self._costs: list[float] = []
-        self._cost_tokens = 0
 
     def forget(self) -> None:
         """Forget the n-grams, because tokens were removed from the sequence."""
@@ -119,18 +141,19 @@ class AnswerDraft:
         """Count a step. `drafted`: number of tokens that were drafted for it."""
         self._steps += 1
         self._drafted += drafted
-        self.step_tokens, self._step_drafted = 1, drafted
+        self.step_tokens = 1
 
     def accept(self) -> None:
         """Count a drafted token that the model sampled too."""
         self._accepted += 1
         self.step_tokens += 1
 
-    def note_seconds(self, seconds: float, plain_seconds: float, *, has_drafts: bool) -> None:
+    def note_seconds(self, seconds: float, plain_seconds: float, *, has_drafts: bool, is_reading: bool = False) -> None:
         """Add the time of the present step, and pause the drafts if they have lost time.
 
         `plain_seconds`: seconds of a plain step; `seconds` itself if this was one.
         `has_drafts`: whether something was drafted for this answer, or tried to be, and not only for others.
+        `is_reading`: whether the draft model still read a prompt, which costs time only once.
         """
         # A batch that computes lost tokens again may give no token.
         tokens, self.step_tokens = self.step_tokens, 0
@@ -142,10 +165,7 @@ class AnswerDraft:
         self._was_drafted = True
         self._tested_tokens += tokens
         self._lost_seconds += seconds - without
-        if self._step_drafted and plain_seconds > 0:
-            self._costs.append(seconds / plain_seconds)
-            self._cost_tokens += tokens
-        if self._loses_much:
+        if not is_reading and plain_seconds > 0 and self.rest.is_lost(seconds / plain_seconds, tokens):
             self._pause()
         elif self._tested_tokens >= TESTED_TOKENS:
             if self._lost_seconds > 0:
@@ -153,17 +173,6 @@ class AnswerDraft:
             else:
                 self.rest.forget()
             self._tested_tokens, self._lost_seconds = 0, 0.0
-            self._costs, self._cost_tokens = [], 0
-
-    @property
-    def _loses_much(self) -> bool:
-        """Whether the drafts have lost so much that further steps are not worth their time."""
-        steps = len(self._costs)
-        if steps < LEAST_TESTED:
-            return False
-        # The median: a few slow steps may be the work of another program.
-        most = MOST_LOST_AGAIN if self.rest.has_lost else MOST_LOST
-        return steps * median(self._costs) - self._cost_tokens >= most
 
     def _pause(self) -> None:
         if self._pauses and not self.paused:

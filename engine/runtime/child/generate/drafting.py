@@ -104,7 +104,8 @@ class Drafting:
             if step.task.draft is not None:
                 self._rest.count(step.task.draft.step_tokens)
                 has_drafts = bool(step.drafted) or step.computed > 1 or step.task.id in self._computed_for
-                step.task.draft.note_seconds(seconds, plain_seconds, has_drafts=has_drafts)
+                is_reading = bool(self._computed_for) and self._drafter is not None and self._drafter.is_reading
+                step.task.draft.note_seconds(seconds, plain_seconds, has_drafts=has_drafts, is_reading=is_reading)
 
     def _most(self, task: SequenceTask, count: int) -> int:
         """Return the most tokens that may be drafted for a request of which `count` tokens are in the next batch."""

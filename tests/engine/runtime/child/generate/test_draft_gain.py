@@ -92,7 +92,9 @@ def test_drafts_that_lose_much_are_paused_long_before(seconds: float) -> None:
 def test_a_few_slow_steps_are_no_loss() -> None:
     """Another program took the processor, or the draft model read a long prompt."""
     draft = AnswerDraft("model")
-    stepped(draft, 0, 0, 90.0)
+    for _ in range(30):
+        draft.begin_step(0)
+        draft.note_seconds(9.0, 1.0, has_drafts=True, is_reading=True)
     for number in range(40):
         stepped(draft, 4, 2, 60.0 if number in (3, 11, 30) else 2.0)
     assert not draft.paused
@@ -117,6 +119,19 @@ def test_the_next_answers_do_not_pay_again() -> None:
     for _ in range(TESTED_TOKENS):
         stepped(draft, 4, 3, 2.0)
     assert not rest.has_lost
+
+
+def test_losses_of_short_answers_add_up() -> None:
+    rest = Rest()
+    for number in range(6):
+        draft = AnswerDraft("ngram")
+        draft.rest = rest
+        for _ in range(2):
+            stepped(draft, 4, 1, 4.0)
+        assert bool(draft.paused) == (number >= 3), "the fourth answer has the eighth step"
+        if draft.paused:
+            break
+    assert rest.is_on
 
 
 def test_a_batch_that_gives_no_token_is_no_gain() -> None:
@@ -177,6 +192,8 @@ def test_a_text_without_repeats_gives_no_draft() -> None:
 class Unsure:
     """A draft model that computes and drafts nothing."""
 
+    is_reading = False
+
     def refusal(self, _number: int, _tokens: int) -> str:
         return ""
 
@@ -232,6 +249,11 @@ def test_a_draft_model_that_drafts_nothing_costs_its_time() -> None:
         drafting.note([Step(task, is_answer=True, computed=1, drafted=0)], seconds)
     # Three plain steps of a second, and two that took twice as long for a token each.
     assert task.draft.statistics.gain == round(5 / 7, 3)
+    for _ in range(6):
+        task.draft.begin_step(0)
+        drafting.drafts([task], [1], 60)
+        drafting.note([Step(task, is_answer=True, computed=1, drafted=0)], 2.0)
+    assert task.draft.paused == "slower", "in vain for 8 steps"
 
 
 def test_an_answer_that_begins_while_drafts_rest_has_none() -> None:

@@ -110,7 +110,7 @@ class TogetherDialog(Dialog):
         self._enable()
 
     def say(self, sentence: str) -> None:
-        """Show a sentence in place of the layouts, which are not known yet or any more."""
+        """Show a sentence in place of the layouts while there are none."""
         self.show_plan((), (), sentence, may_load=False)
 
     def _on_add(self) -> None:

@@ -113,9 +113,10 @@ def strategy_candidates(base: Plan, book: SpeedBook, cancel: CancelToken) -> tup
 
 
 def numa_candidates(base: Plan) -> tuple[Candidate, ...]:
-    """Return the layouts that show what a split by NUMA node gains: the CPU as it is is the first.
+    """Return three plans that show what a split by NUMA node gains.
 
-    The others are llama.cpp's own placement of threads, and the layers split evenly over the devices of the rig.
+    They are: the model on the CPU alone; the same with llama.cpp's `--numa distribute`; and the layers split evenly
+    over the devices of the rig.
 
     `base`: plan on a rig whose devices are workers bound to NUMA nodes (`numa_rig`).
     """

@@ -27,9 +27,9 @@ _ADD_BOS = ("llama", "bert")
 
 
 def head_fault(model: ModelFile, draft: ModelFile) -> str:
-    """Return how the vocabulary of `draft` differs from that of `model`, by their headers alone; empty: it does not.
+    """Return how the vocabulary of `draft` differs from that of `model`, by their headers alone; empty if it does not.
 
-    It reads no file, so it is quick enough for a list of models.
+    It reads no file, so it is fast enough for a list of models.
     """
     mine, other = (each.metadata.get(TOKENIZER) for each in (model, draft))
     if not model.has_vocabulary or not draft.has_vocabulary:

@@ -75,9 +75,9 @@ class Needs:
         return found
 
     def estimate_as_asked(self, layout: Layout, side_files: SideFiles) -> Beside:
-        """Return the memory estimate of `layout` with `side_files`, and the devices of these.
+        """Return the memory estimate of `layout` with `side_files`, and the devices of the side files.
 
-        Settings are used as the user set them.
+        The settings are those that the user chose; "auto" is not decided first.
         """
         memory, rig, context = self._plan.memory, self._plan.rig, self._plan.edit.context
         return estimate_beside(memory, rig, layout, context, side_files)

@@ -113,7 +113,7 @@ def _output_types(model: ModelFile) -> set[str]:
 def flash_fault(layout: Layout, rig: Rig, context: ContextSettings, model: ModelFile) -> tuple[Device, Fault] | None:
     """Return the first device of the layout with a known fault in flash attention for these cache types.
 
-    None if there is none. A lent card without a kernel for it counts too: its worker would end.
+    None if there is none. A lent card that has no such kernel counts too, because its worker would end.
     """
     # Without `offload_kqv` the CPU computes attention for all layers.
     has_flash = context.offload_kqv and not without_flash_attention(model, context)

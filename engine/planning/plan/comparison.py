@@ -185,9 +185,9 @@ def compare_plans(one: Plan, other: Plan) -> Comparison:
 
 
 def place_changes(model: ModelFile, one: Layout, other: Layout) -> Iterable[PlaceChange]:
-    """Yield what is on different devices in two layouts of `model`, in ranges of layers.
+    """Yield the layers and parts that are on different devices in two layouts of `model`, in ranges of layers.
 
-    In modes tensor and row layers have no device of their own, so only the first and the last part is compared.
+    In modes tensor and row layers have no device of their own, so only token embedding and output layer are compared.
     """
     n_layers = min(one.n_layers, other.n_layers)
     if one.split_mode in ("layer", "none") and other.split_mode in ("layer", "none"):

@@ -373,5 +373,5 @@ class LibraryCatalogue:
 
 
 def _mark_of_path(path: Path) -> str:
-    """Return the key under which layouts are saved by path: a hash of the path with a prefix that no fingerprint has."""
+    """Return the key for layouts that are saved by path: a hash of the path with a prefix that no fingerprint has."""
     return f"path:{blake2b(os.fsencode(path.absolute()), digest_size=16).hexdigest()}"

@@ -1,4 +1,4 @@
-"""Plans a layout that nobody has edited again when devices get or lose free memory, such as when a model is unloaded."""
+"""Plans a layout that nobody has edited again when free memory changes, such as when a model is unloaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a model fits beside the loaded models, and which of them to unload so that it fits, or fits without the CPU."""
+"""Whether a model fits beside the loaded models, and which of them to unload so that it fits, or needs no CPU."""
 
 from __future__ import annotations
 

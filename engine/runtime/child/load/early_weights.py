@@ -96,7 +96,7 @@ class Links:
         return {address: written for address, (written, _) in self._counts().items()}
 
     def _counts(self) -> dict[str, tuple[int, int]]:
-        """Return (bytes written so far, bytes of these that are not acknowledged yet) of each worker, by its address."""
+        """Return (bytes written so far, bytes of these not acknowledged yet) for each worker, by its address."""
         found: dict[str, tuple[int, int]] = {}
         peers = {peer: worker.address for worker in self._workers for peer in _peers(worker.address)}
         for link in _own_connections():

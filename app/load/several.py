@@ -118,7 +118,7 @@ class SeveralModels(QObject):
     def load(self, several: SeveralPlanned) -> None:
         """Park idle models, then load the planned ones in their order, each after the one before it."""
         if self._models.loading is not None or self._loader.is_waiting or self._queue:
-            self._notices.say(tr("A model is being loaded. Load all when that has ended, or cancel it."), bad=True)
+            self._notices.say(tr("A model is being loaded. Wait for that load or cancel it, then load all."), bad=True)
             return
         for held in self._idle():
             model = self._models.find(held.key)

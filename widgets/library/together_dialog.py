@@ -65,8 +65,8 @@ class TogetherDialog(Dialog):
         for button in (self.add_model_button, self.remove_button, self.up_button):
             choice.addWidget(button)
         introduction = tr(
-            "Choose models that are to be loaded at the same time, the most important one first. Idle models that are "
-            "loaded now are parked before."
+            "Choose the models to load at the same time, the most important one first. Models that are loaded now and "
+            "idle are parked first."
         )
         self.load_button = self.add_button(tr("&Load All"), self._on_load)
         self.lay_out(

@@ -119,7 +119,9 @@ class LoadPresenter(QObject):
         words = {Phase.LOADING: tr("loading"), Phase.STOPPING: tr("cancelling")}
         tool_tip = [held.name, *(f"{device}: {format_bytes(size_bytes)}" for device, size_bytes in held_bytes.items())]
         if self._power_text(model):
-            tool_tip.append(tr("The watts are what its devices draw while it waits. Park gives its memory back."))
+            tool_tip.append(
+                tr("The watts are the power that its devices draw while it is idle. Park frees its memory.")
+            )
         if checkpoint_bytes:
             tool_tip.append(
                 tr("including context checkpoints of conversations: {size}", size=format_bytes(checkpoint_bytes))

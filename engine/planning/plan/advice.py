@@ -152,7 +152,7 @@ def draft_advice(draft: Draft | None, devices: Sequence[str], model: ModelFile, 
     if is_slow and CPU_ID in devices:
         yield Advice(
             "draft_on_cpu",
-            tr("The draft model is on the CPU, where its tokens take half as long as those of the model, or longer."),
+            tr("The draft model is on the CPU, where a token takes it at least half as long as the model."),
             tr("Move the draft to a card with room, choose a smaller draft model, or load without the draft."),
         )
 

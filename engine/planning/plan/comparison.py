@@ -265,7 +265,7 @@ def figure_rows(one: Side, other: Side) -> list[tuple[str, str, str]]:
     rows = list(zip(FIGURES, one.figures.words(), other.figures.words(), strict=True))
     rows.append((tr("answers, measured"), _measured_words(one), _measured_words(other)))
     rows.append((tr("transfers for each token"), _transfer_words(one), _transfer_words(other)))
-    rows.append((tr("sent to workers by a load"), _sent_words(one), _sent_words(other)))
+    rows.append((tr("weights sent to workers"), _sent_words(one), _sent_words(other)))
     return [row for row in rows if row[1] or row[2]]
 
 

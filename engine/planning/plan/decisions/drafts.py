@@ -125,7 +125,7 @@ def draft_violations(
         yield Violation(
             "draft_batch",
             tr(
-                "With {sequences} requests and {tokens} drafted tokens each, a step has more than a batch of {batch}.",
+                "{sequences} requests with {tokens} drafted tokens each do not fit into a batch of {batch} tokens.",
                 sequences=context.n_seq_max,
                 tokens=draft.n_tokens,
                 batch=context.n_batch,

@@ -92,7 +92,7 @@ class TogetherDialog(Dialog):
         return self._words.text()
 
     def choose(self, paths: Sequence[Path]) -> None:
-        """Add these models, as far as they are offered."""
+        """Add those of these models that the dialog offers."""
         for path in paths:
             row = self.model_box.findData(path)
             if row >= 0:

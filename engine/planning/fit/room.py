@@ -1,4 +1,7 @@
-"""Whether a model fits beside the loaded models, and which of them to unload so that it fits, or needs no CPU."""
+"""Whether a model fits beside the loaded models, and which of those have to be unloaded if it does not.
+
+A model that fits only with layers on the CPU may fit on the other devices alone after such an unload (`find_whole`).
+"""
 
 from __future__ import annotations
 

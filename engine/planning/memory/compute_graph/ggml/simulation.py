@@ -518,7 +518,7 @@ class Simulation:
         split_sections: Sequence[tuple[SplitSection, ...]],
         live_outs: Sequence[tuple[int, ...]],
     ) -> dict[str, Size]:
-        """Return the sizes with several chunks for buffer types whose buffer would be larger than `largest`.
+        """Return `sizes`, with several chunks (backend buffers) where one would be larger than `largest` allows.
 
         The layout is allocated again without the cache, whose steps are for buffers without a limit.
         """

@@ -543,9 +543,10 @@ class _Ordering:
         return own, size, tuple(in_place), tuple(read)
 
     def _slot(self, distance: int, slot: int) -> int | None:
-        """Return the slot in this section of the tensor that has `slot` in the section at this distance.
+        """Return the slot in this section of a tensor of a later section, which has `slot` there.
 
-        None for weights and caches, which are not allocated. A slot is the index of a tensor in a section.
+        None for weights and caches, which are not allocated. `distance`: number of sections from this one to the later
+        one. A slot is the index of a tensor in a section.
         """
         if not distance:
             return slot
@@ -560,7 +561,7 @@ class _Ordering:
         return self._named(distance, key)
 
     def _named(self, distance: int, key: Key) -> int | None:
-        """Return the slot in this section of the tensor that has the name `key` in the section at this distance."""
+        """Return the slot in this section of the tensor that has the name `key` in a later section."""
         if distance:
             slot = None if is_early(key) else self._split_sections[distance].slots.get(key)
             if slot is not None:
@@ -577,7 +578,7 @@ class _Ordering:
         return found
 
     def _name_before(self, distance: int, key: Key) -> Key | None:
-        """Return the name in the section before of the tensor that has the name `key` in the section at this distance.
+        """Return the name that the tensor `key` of a later section has in the section before that one.
 
         None if the section before cannot know it.
         """

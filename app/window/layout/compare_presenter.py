@@ -67,7 +67,7 @@ class ComparePresenter(OneDialog[CompareDialog]):
         self._show_kept()
 
     def _show_kept(self) -> None:
-        """Disable Keep the Winner while the edited layout is the winner."""
+        """Disable the button Keep the Winner while the edited layout is the winner."""
         dialog, edit, model = self.dialog, self._document.edit, self._document.model
         results = None if dialog is None else dialog.results
         winner = None if results is None else results.layout(results.winner)
@@ -78,7 +78,8 @@ class ComparePresenter(OneDialog[CompareDialog]):
         except LayoutError:
             dialog.set_kept(False)
             return
-        dialog.set_kept((file.layout, file.context) == (edit.layout, edit.context))
+        kept = self._with_draft_of(winner.name, Edit(file.layout, file.context, edit.side_files))
+        dialog.set_kept(kept == edit)
 
     def _follow_model(self) -> None:
         """Forget the layout files of another model; what was measured stays, with a note."""
@@ -199,12 +200,14 @@ class ComparePresenter(OneDialog[CompareDialog]):
         except LayoutError as error:
             dialog.say(error.summary(), bad=True)
             return
-        found = Edit(file.layout, file.context, edit.side_files)
-        added = next((each for name, each in self._files if name == winner.name), None)
-        if added is not None:
-            found = replace(found, side_files=replace(found.side_files, draft=added.side_files.draft))
+        found = self._with_draft_of(winner.name, Edit(file.layout, file.context, edit.side_files))
         self._document.replace(found, tr("keep {name}", name=winner.name))
         dialog.say(tr("The edited layout is now: {name}.", name=winner.name))
+
+    def _with_draft_of(self, name: str, edit: Edit) -> Edit:
+        """Return `edit` with the draft of the added layout file with this name; unchanged if there is none."""
+        added = next((each for known, each in self._files if known == name), None)
+        return edit if added is None else _with_side_files(replace(edit, side_files=added.side_files), edit.side_files)
 
     def _export(self) -> None:
         if self.dialog is not None and self.dialog.results is not None:

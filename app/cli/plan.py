@@ -87,8 +87,8 @@ def _compare(here: _Forecast, file: LayoutFile, options: Namespace) -> int:
     The other layout has settings and draft of its file, on the same devices and with the same projector and adapters.
     """
     plan = here.plan
-    other = edit_of_file(file, plan.model, options.against.parent, plan.edit.side_files)
-    there = _Forecast(plan.with_edit(other), None)
+    edit = edit_of_file(file, plan.model, options.against.parent, plan.edit.side_files)
+    there = _Forecast(plan.with_edit(edit), None)
     if there.plan.report.probe_only is not None and not there.plan.violations:
         there = _Forecast(_probed_or_known(there.plan), None)
     found = compare_plans(plan, there.plan)

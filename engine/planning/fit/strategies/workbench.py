@@ -166,6 +166,18 @@ class Workbench:
         """Return the missing bytes, by id of the devices that `layout` overfills. `left_free`: as for `is_short`."""
         return self._leaving(left_free).short(layout)
 
+    def may_hold_all(self, devices: Sequence[Device]) -> bool:
+        """Return False if weights and caches of all layers surely exceed the usable bytes of `devices` together."""
+        if self.pinned or self.constraints.parts:
+            return True
+        least_bytes = min(map(self._least_bytes, devices))
+        return least_bytes <= sum(self.usable[device.id] for device in devices)
+
+    def _least_bytes(self, device: Device) -> int:
+        """Return the bytes of weights and caches on a device that holds all layers."""
+        found = self._needs.least(self.layout([device.id] * self.n_layers, CPU_ID))[device.id]
+        return found.weights_bytes + found.kv_cache_bytes + found.recurrent_bytes
+
     def _leaving(self, left_free: Mapping[str, int] | None) -> Needs:
         if not left_free or not any(left_free.values()):
             return self._needs

@@ -96,9 +96,12 @@ class Needs:
         """Return whether `layout` exceeds the limit of at least one of these devices."""
         # Weights and caches alone often show it, and are much quicker to estimate than compute buffers. That is only
         # possible for settings as asked for: decisions need the whole estimate.
-        if self._as_asked and layout not in self._known:
-            if not shortfalls(self.least(layout), self.limits, self._plan.rig.pool).keys().isdisjoint(devices):
-                return True
+        if (
+            self._as_asked
+            and layout not in self._known
+            and not shortfalls(self.least(layout), self.limits, self._plan.rig.pool).keys().isdisjoint(devices)
+        ):
+            return True
         return not self.short(layout).keys().isdisjoint(devices)
 
     def room(self, layout: Layout) -> dict[str, int]:

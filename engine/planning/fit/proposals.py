@@ -397,7 +397,7 @@ def _length_words(context: ContextSettings) -> str:
 
 
 def _held_by_key(rig: Rig, device_id: str) -> dict[FileIdentity, int]:
-    """Return the bytes that each loaded model would free for a device: its own, and those of devices that share them."""
+    """Return the bytes that each loaded model would free for a device; those of devices that share memory count too."""
     shared = rig.pool.ids if rig.pool is not None and device_id in rig.pool.ids else (device_id,)
     held: dict[FileIdentity, int] = {}
     for device in rig.all_devices:

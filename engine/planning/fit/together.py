@@ -13,6 +13,7 @@ from functools import cached_property
 from engine.base.errors import ArgumentError
 from engine.base.language import tr, tr_count
 from engine.devices.device import CPU_ID, Device, Rig
+from engine.model.gguf.model_file import ModelFile
 from engine.planning.fit.room import is_whole
 from engine.planning.fit.strategies.catalogue import auto_layout
 from engine.planning.fit.strategies.constraints import NO_CONSTRAINTS, Constraints
@@ -152,6 +153,19 @@ def plan_together(
     planner = _Planner(rig, speeds, strategy, constraints)
     best = planner.best(wanted)
     return best if best.is_whole or len(wanted) == 1 else replace(best, give_way=planner.give_way(wanted, best))
+
+
+def distinct_names(models: Sequence[ModelFile]) -> list[str]:
+    """Return a name for each model: its own, else the name of its file, else that with a number."""
+    own = [model.name for model in models]
+    names: list[str] = []
+    for model in models:
+        name = model.name if own.count(model.name) == 1 else model.paths[0].stem
+        number = 2
+        while name in names:
+            name, number = f"{model.paths[0].stem} ({number})", number + 1
+        names.append(name)
+    return names
 
 
 def small_models(wanted: Sequence[Wanted]) -> frozenset[str]:

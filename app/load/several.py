@@ -187,9 +187,9 @@ class SeveralModels(QObject):
         workers = self._loader.room_for(model, plan).workers
         if workers and not obstacle:
             obstacle = tr(
-                "{workers} works for another model now, so {name} was not loaded. Plan again.",
-                workers=", ".join(workers),
+                "{name} was not loaded, because another model uses {workers} now. Plan again.",
                 name=model.name,
+                workers=", ".join(workers),
             )
         if obstacle:
             self._queue.clear()

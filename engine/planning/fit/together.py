@@ -233,10 +233,12 @@ class _Planner:
     def best(self, wanted: Sequence[Wanted]) -> Together:
         """Return the best result of all orders; the first of equal ones."""
         small = small_models(wanted)
+        large = {each.name for each in _too_large(wanted, self._rig)}
         found: list[Together] = []
         for order in _orders(wanted, small, self._rig):
             found.append(self._in_order(order, small))
-            if found[-1].is_whole:
+            # In another order, a model that is too large anyway would only get about the same rest.
+            if found[-1].fits and all(each.is_whole or each.name in large for each in found[-1].placed):
                 return found[-1]
         return max(found, key=lambda each: _score(each, wanted, small))
 
@@ -312,13 +314,18 @@ def _orders(wanted: Sequence[Wanted], small: frozenset[str], rig: Rig) -> Iterat
     Small models come last, where memory is left over, or first. A model that cannot be wholly on devices even alone
     takes what the others leave, since it would cost them all and still be slow. The last order is by size alone.
     """
-    room_bytes = sum(device.available_bytes for device in rig.devices if device.kind != "accel")
-    too_large = [each for each in wanted if each.memory.model.size_bytes > room_bytes]
+    too_large = _too_large(wanted, rig)
     main = [each for each in wanted if each.name not in small and each not in too_large]
     rest = [each for each in wanted if each.name in small and each not in too_large]
     by_size = sorted(main, key=lambda each: -each.memory.model.size_bytes)
     orders = ((main, rest), (rest, main), (by_size, rest))
     yield from dict.fromkeys((*first, *second, *too_large) for first, second in orders)
+
+
+def _too_large(wanted: Sequence[Wanted], rig: Rig) -> list[Wanted]:
+    """Return the models that cannot be wholly on devices even alone."""
+    room_bytes = sum(device.available_bytes for device in rig.devices if device.kind != "accel")
+    return [each for each in wanted if each.memory.model.size_bytes > room_bytes]
 
 
 def _score(found: Together, wanted: Sequence[Wanted], small: frozenset[str]) -> tuple[object, ...]:

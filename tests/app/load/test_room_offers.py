@@ -262,7 +262,7 @@ def test_no_model_of_a_plan_is_unloaded_for_the_next_one(bench: Bench) -> None:
     # As if bob were to go on the device that ada has.
     wrong = replace(bob, plan=bob.plan.with_layout(single_device(N_LAYERS, "RPC0")))
     bench.desk.several.load(replace(planned, found=replace(planned.found, placed=(ada, wrong))))
-    bench.wait(lambda: any("RPC0 works for another model now, so bob was not loaded" in each for each in bench.notices))
+    bench.wait(lambda: any("bob was not loaded, because another model uses RPC0 now." in each for each in bench.notices))
     assert [held.name for held in bench.desk.models.held] == ["ada"]
 
 

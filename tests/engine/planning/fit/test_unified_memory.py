@@ -15,6 +15,7 @@ from engine.devices.device import CPU_ID, Device, Rig, make_host
 from engine.model.gguf.model_file import FileIdentity
 from engine.model.gguf.reader import read_model
 from engine.planning.fit.loaded_models import HeldModel, rig_beside
+from engine.planning.fit.proposal import ProposalKind
 from engine.planning.fit.proposals import propose_by_forecast, rig_without
 from engine.planning.fit.strategies.catalogue import STRATEGIES, auto_layout
 from engine.planning.fit.together import Wanted, plan_together, rig_after
@@ -200,6 +201,7 @@ def test_a_loaded_model_that_is_unloaded_gives_the_pool_its_bytes() -> None:
     rig = rig_beside(mac(8, free_gib=1), [HeldModel(key, "a", {"Metal0": 5 * GIB, CPU_ID: 10 * MIB})])
     plan = Plan(memory_of(), rig, Edit(single_device(N_LAYERS, "Metal0"), CONTEXT))
     assert {row.id for row in plan.forecast if row.is_short} == {"Metal0", CPU_ID}
-    (found,) = propose_by_forecast(plan, kinds=("unload",))
+    kinds: tuple[ProposalKind, ...] = ("unload",)
+    (found,) = propose_by_forecast(plan, kinds=kinds)
     assert found.unload == key
     assert rig_without(rig, key).host.available_bytes == 6 * GIB + 10 * MIB

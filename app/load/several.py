@@ -49,9 +49,10 @@ class SeveralPlanned:
 
 
 class SeveralModels(QObject):
-    """Finds layouts with which several models are loaded at once, and loads these. Calls return at once.
+    """Finds layouts with which several models are loaded at once, and loads them. Calls return at once.
 
-    Idle models that are loaded count as gone, and are parked before the first load. After that no model is unloaded.
+    The memory of idle loaded models counts as free, and they are parked (unloaded until their next question) before the
+    first load. After that no model is unloaded.
     """
 
     planned = Signal(object)  # SeveralPlanned
@@ -124,10 +125,10 @@ class SeveralModels(QObject):
         # A load of the last call may have been cancelled while it waited for memory.
         self._go_on()
         if self._models.loading is not None or self._loader.is_waiting or self._queue:
-            self._notices.say(tr("A model is being loaded. Load all when that has ended, or cancel it."), bad=True)
+            self._notices.say(tr("A model is being loaded. Wait for that load or cancel it, then load all."), bad=True)
             return
         for held in self._answering(several.paths):
-            text = tr("{name} is answering. Load all when the answer has ended, or stop it.", name=held.name)
+            text = tr("{name} is answering. Wait for the answer or stop it, then load all.", name=held.name)
             self._notices.say(text, bad=True)
             return
         for held in [each for each in self._models.held if not each.is_busy]:
@@ -143,7 +144,7 @@ class SeveralModels(QObject):
         return [held for held in self._models.held if held.is_busy and held.key in chosen]
 
     def _go_on(self) -> None:
-        """Start the next load if the one before it has ended well; give up if it has not."""
+        """Start the next load if the one before it has succeeded; if it has failed, cancel the rest."""
         begun = self._begun
         if begun is not None:
             if begun.loading.is_busy or self._loader.memory_return.waiting is begun:

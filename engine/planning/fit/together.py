@@ -31,7 +31,7 @@ MAX_MODELS = 8
 """Largest number of models in one plan. Each of them is a search for a layout, in several orders."""
 DEFAULT_STRATEGY = "fewest"
 _SMALL_PART = 8
-"""A model is small beside others if its file is at most an eighth of the largest one's."""
+"""Divisor of the largest model's file size: models up to that size count as small."""
 _MUCH_PART = 8
 """A model gains by another's absence if at least an eighth of its layers leaves the CPU."""
 
@@ -80,7 +80,7 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """What a model gains if another one is left out: its figures beside that one, and without it."""
+    """Figures of a model beside another one (`before`), and if that other one is left out (`after`)."""
 
     name: str
     before: Figures
@@ -156,7 +156,7 @@ def plan_together(
 
 
 def distinct_names(models: Sequence[ModelFile]) -> list[str]:
-    """Return a name for each model: its own, else the name of its file, else that with a number."""
+    """Return a distinct name for each model: its own name, else the name of its file, else that with a number."""
     own = [model.name for model in models]
     names: list[str] = []
     for model in models:
@@ -228,7 +228,7 @@ class _Planner:
     def __init__(self, rig: Rig, speeds: Speeds, strategy: str, constraints: Constraints) -> None:
         self._rig, self._speeds, self._strategy, self._constraints = rig, speeds, strategy, constraints
         self._placed: dict[tuple[str, Rig], Placed] = {}
-        """Each model on each rig that was left for it: orders begin alike, and a search takes most of the time."""
+        """Placed models by name and rig. Orders of planning begin alike, so this cache saves most searches."""
 
     def best(self, wanted: Sequence[Wanted]) -> Together:
         """Return the best result of all orders; the first of equal ones."""
@@ -329,7 +329,10 @@ def _too_large(wanted: Sequence[Wanted], rig: Rig) -> list[Wanted]:
 
 
 def _score(found: Together, wanted: Sequence[Wanted], small: frozenset[str]) -> tuple[object, ...]:
-    """Return a value that is larger for a better result."""
+    """Return a sort key of a result; the larger, the better.
+
+    By number of models that fit, then large models wholly on devices, then all such models, then layers on the CPU.
+    """
     by_name = {each.name: each for each in found.placed}
     placed = [by_name[each.name] for each in wanted]
     main = [each for each in placed if each.name not in small]
@@ -342,9 +345,10 @@ def _score(found: Together, wanted: Sequence[Wanted], small: frozenset[str]) -> 
 
 
 def rig_after(rig: Rig, need_bytes: Mapping[str, int]) -> Rig:
-    """Return `rig` with the memory that is left after a model that needs `need_bytes` was loaded, by device id.
+    """Return `rig` with the memory that is left after a load of a model.
 
-    A worker that it uses has nothing left: it serves one client at a time.
+    `need_bytes`: bytes that the model needs, by device id. An RPC worker that it uses has no memory left, because it
+    serves one client at a time.
     """
     endpoints = {device.endpoint for device in rig.devices if device.endpoint and device.id in need_bytes}
     shared_bytes = sum(need_bytes.get(device.id, 0) for device in rig.devices if device.unified)

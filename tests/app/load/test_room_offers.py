@@ -262,7 +262,9 @@ def test_no_model_of_a_plan_is_unloaded_for_the_next_one(bench: Bench) -> None:
     # As if bob were to go on the device that ada has.
     wrong = replace(bob, plan=bob.plan.with_layout(single_device(N_LAYERS, "RPC0")))
     bench.desk.several.load(replace(planned, found=replace(planned.found, placed=(ada, wrong))))
-    bench.wait(lambda: any("bob was not loaded, because another model uses RPC0 now." in each for each in bench.notices))
+    bench.wait(
+        lambda: any("bob was not loaded, because another model uses RPC0 now." in each for each in bench.notices)
+    )
     assert [held.name for held in bench.desk.models.held] == ["ada"]
 
 
@@ -272,7 +274,7 @@ def test_a_chosen_model_that_answers_is_planned_once_and_not_interrupted(bench: 
     ada.conversation.send("go on")
     bench.desk.several.load(planned)
     assert ada.loading.phase is Phase.ANSWERING
-    assert bench.notices[-1] == "ada is answering. Load all when the answer has ended, or stop it."
+    assert bench.notices[-1] == "ada is answering. Wait for the answer or stop it, then load all."
     # The memory that its own load gives back is free for it.
     assert plan_both(bench).found.find("ada").plan.edit.layout.devices == ("RPC0",)
 

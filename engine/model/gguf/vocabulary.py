@@ -22,7 +22,7 @@ FIRST_COMPARED = 5
 _LENGTH = Struct("<Q")
 _MAX_TOKEN_BYTES = 1 << 20
 _ADDED = (("bos", "add_bos_token", "bos_token_id"), ("eos", "add_eos_token", "eos_token_id"))
-_ADD_BOS = frozenset("llama bert".split())
+_ADD_BOS = frozenset(["llama", "bert"])
 """Tokenizers that begin a text with BOS if the header does not say it (`llama_vocab::impl::load`)."""
 
 

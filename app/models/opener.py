@@ -71,12 +71,13 @@ class _Request:
 class _FirstPlan:
     """The initial edit of a model, and tables that have computed its first preview.
 
-    `pace`: duration of the computation.
+    `pace`: duration of the computation. `rig`: the devices for which the layout was found; None if it was given.
     """
 
     tables: PreviewTables
     edit: Edit
     pace: Pace
+    rig: Rig | None = None
 
 
 class ModelOpener(QObject):
@@ -154,7 +155,8 @@ class ModelOpener(QObject):
         def read() -> tuple[OpenedFile, _FirstPlan]:
             found = open_file(path, kept)
             edit = aside_edit(found, rig, layout, find)
-            return found, _first_plan(found, rig, speeds_of(rig), edit)
+            first = _first_plan(found, rig, speeds_of(rig), edit)
+            return found, first if layout else replace(first, rig=rig)
 
         def show(found: tuple[OpenedFile, _FirstPlan]) -> None:
             (file, first), models = found, self._models
@@ -170,6 +172,7 @@ class ModelOpener(QObject):
                 if is_first:
                     self._begin(model, first)
                 else:
+                    model.planned_rig = first.rig
                     model.edit_state = self._document.make_state(first.tables, first.edit, first.pace)
                     model.show_edit(first.edit)
             opened(model)
@@ -284,6 +287,7 @@ class ModelOpener(QObject):
             self._notices.tell(problem)
 
     def _begin(self, model: OpenModel, first: _FirstPlan) -> None:
+        model.planned_rig = first.rig
         self._make_current(model)
         self._document.open(first.tables, self._live.rig, first.edit, first.pace)
         self.model_changed.emit(first.tables.memory.model)
@@ -331,8 +335,9 @@ def _first_plan(opened: OpenedFile, rig: Rig, speeds: Speeds, edit: Edit | None 
     # Large models of unknown architecture may take long to forecast.
     with limited(OPENING_SECONDS):
         begun_s = thread_time()
+        is_found = edit is None
         if edit is None:
             context, beside = default_context(opened.model), opened.side_files
             edit = Edit(initial_layout(tables.memory, rig, context, beside, speeds), context, beside)
         make_preview(tables, Plan(tables.memory, rig, edit))
-    return _FirstPlan(tables, edit, Pace(thread_time() - begun_s))
+    return _FirstPlan(tables, edit, Pace(thread_time() - begun_s), rig if is_found else None)

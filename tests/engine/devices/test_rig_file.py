@@ -209,3 +209,12 @@ def test_unified_memory_and_swap_are_kept_where_they_are_known() -> None:
 def test_a_worker_has_no_unified_memory() -> None:
     with pytest.raises(RigError, match="a worker's memory is not that of this host"):
         parse({**RPC, "unified_memory": True})
+
+
+def test_a_rig_of_thousands_of_devices_is_refused_at_once() -> None:
+    """Each is compared with all others, and layout files have rigs too."""
+    devices = [{"id": f"D{number}", "backend": "CUDA", "total_bytes": 10} for number in range(10_000)]
+    document = {"version": 1, "devices": devices, "host": {"total_bytes": 10}}
+    with pytest.raises(RigError, match="devices: a rig has at most 256 devices; remove some of these 10000"):
+        parse_rig(json.dumps(document))
+    assert len(parse_rig(json.dumps({**document, "devices": devices[:256]})).devices) == 256

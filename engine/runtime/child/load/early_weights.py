@@ -99,8 +99,8 @@ class Links:
 
     def _counts(self) -> dict[str, tuple[int, int]]:
         """Return the bytes written to each worker so far, and those of them that are on their way, by its address."""
-        # Duplicates of the descriptors, found once: this is read ten times a second, and a walk over all descriptors
-        # would take enough of the processor to pass for work (`WorkHeartbeat`) while a link hangs.
+        # The connections were found once: this is read ten times a second, and neither a look at each descriptor of
+        # the process nor a name server that takes seconds may hold it up.
         found: dict[str, tuple[int, int]] = {}
         for address, connection in self._connections.items():
             with suppress(OSError, struct.error, ImportError):

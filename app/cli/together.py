@@ -55,7 +55,7 @@ def run_plan_together(options: Namespace) -> int:
 
 
 def distinct_names(models: Sequence[ModelFile]) -> list[str]:
-    """Return a name for each model: its own, else the name of its file, else that with a number."""
+    """Return a distinct name for each model: its own name, else the name of its file, else that with a number."""
     own = [model.name for model in models]
     names: list[str] = []
     for model in models:

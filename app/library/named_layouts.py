@@ -73,7 +73,7 @@ class NamedLayouts(QObject):
             self._run(tr("Saving a layout"), self._save(SavedDocument("layout", name, text)))
 
     def use(self, document: SavedDocument) -> None:
-        """Replace the edited layout by a named one, as one step of undo."""
+        """Replace the edited layout by a named one, as one undo step."""
         self._layouts.use(document.name, document.text)
 
     def duplicate(self, document: SavedDocument) -> None:
@@ -137,7 +137,10 @@ class NamedLayouts(QObject):
         )
 
     def noted_speed(self, path: Path, layout: Layout) -> float | None:
-        """Return the tokens per second that an earlier window noted for `layout` of the model file `path`. Blocks."""
+        """Return the measured tokens per second that the library has for `layout` of the model file `path`. Blocks.
+
+        None if it has none.
+        """
         try:
             notes = self._library.catalogue.notes_of(path)
         except EngineError:

@@ -56,7 +56,7 @@ class Loader(QObject):
     question_changed = Signal(object)  # LoadQuestion | None
     notice = Signal(Notice)
     load_asked = Signal()
-    """Emitted when a person asks for a load, before the edit is checked. Receivers may still replace the layout."""
+    """Emitted when the user requests a load, before the edit is checked. Receivers may still replace the layout."""
 
     def __init__(
         self,

@@ -123,7 +123,7 @@ class RoomOffers(QObject):
             self.offer_changed.emit(None)
 
     def _others(self) -> list[HeldModel]:
-        """Return the loaded models that an offer may unload; empty if none is to be made now."""
+        """Return the loaded models that an offer may unload; empty if no offer is to be made now."""
         current, plan, document = self._models.current, self._document.plan, self._document
         if plan is None or current.loading.phase is not Phase.STOPPED or self._models.loading is not None:
             return []

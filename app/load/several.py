@@ -49,9 +49,10 @@ class SeveralPlanned:
 
 
 class SeveralModels(QObject):
-    """Finds layouts with which several models are loaded at once, and loads these. Calls return at once.
+    """Finds layouts with which several models are loaded at once, and loads them. Calls return at once.
 
-    Idle models that are loaded count as gone, and are parked before the first load.
+    The memory of idle loaded models counts as free, and they are parked (unloaded until their next question) before the
+    first load.
     """
 
     planned = Signal(object)  # SeveralPlanned
@@ -117,7 +118,7 @@ class SeveralModels(QObject):
     def load(self, several: SeveralPlanned) -> None:
         """Park idle models, then load the planned ones in their order, each after the one before it."""
         if self._models.loading is not None or self._loader.is_waiting or self._queue:
-            self._notices.say(tr("A model is being loaded. Load all when that has ended, or cancel it."), bad=True)
+            self._notices.say(tr("A model is being loaded. Wait for that load or cancel it, then load all."), bad=True)
             return
         for held in self._idle():
             model = self._models.find(held.key)
@@ -130,7 +131,7 @@ class SeveralModels(QObject):
         return [held for held in self._models.held if not held.is_busy]
 
     def _go_on(self) -> None:
-        """Start the next load if the one before it has ended well; give up if it has not."""
+        """Start the next load if the one before it has succeeded; if it has failed, cancel the rest."""
         begun = self._begun
         if begun is not None:
             if begun.loading.is_busy or self._loader.memory_return.waiting is begun:

@@ -321,7 +321,7 @@ class LayoutDocument(QObject):
             self._draw_meanwhile(state)
 
     def _last_answer(self, path: Path, edit: Edit) -> Answered | None:
-        """Return the last answer of the model at `path` with `edit`; without one, its last answer with another edit."""
+        """Return the last answer of the model at `path` with `edit`; if there is none, the last with another edit."""
         same = self._answered.get((path, edit))
         if same is not None:
             return Answered(edit, same)

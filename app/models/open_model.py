@@ -62,7 +62,7 @@ class OpenModel(QObject):
         """Its present edit, or the last one before another model became current; None before the first."""
         self._waits = ""
         self.is_parked = False
-        """Whether it was unloaded to give its memory back, and the next question loads it again."""
+        """Whether the model was unloaded to free its memory, and the next question loads it again."""
         self.loading.phase_changed.connect(self._on_changed)
         self.loading.loaded_changed.connect(self._on_changed)
         self.loading.held_changed.connect(self._on_changed)
@@ -139,7 +139,7 @@ class OpenModel(QObject):
             self._set_held(self.held.kept_alive(keep_alive_s, self._clock()))
 
     def set_default_keep_alive(self, keep_alive_s: float) -> None:
-        """Set the idle time of the preferences, in seconds. A model that has it follows; others keep their own."""
+        """Set the idle time of the preferences, in seconds. A model with an idle time of its own keeps that."""
         follows = self._keep_alive_s == self._default_keep_alive_s and not self.is_of_program
         self._default_keep_alive_s = keep_alive_s
         if follows:

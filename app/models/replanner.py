@@ -1,4 +1,4 @@
-"""Plans an untouched layout anew when devices get memory back or lose some, for example when a model is unloaded."""
+"""Plans a layout that nobody has edited again when free memory changes, such as when a model is unloaded."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from engine.model.gguf.model_file import FileIdentity
 SETTLE_MS = 1500
 """Milliseconds for which changed memory must stay changed. Drivers give memory back in steps."""
 _STEPS = 32
-"""A device's memory counts as changed if it moves by a 32nd of the total: other programs move less all the time."""
+"""Number of steps of a device's total memory. Changes of less than a step are ignored: other programs cause them."""
 _LEAST_BYTES = 16 * MIB
 
 
 class Replanner(QObject):
-    """Watches the free memory of devices, and has the layout found again if nobody has edited it.
+    """Watches the free memory of devices, and starts a search for a new layout if nobody has edited the layout.
 
-    The memory for which a layout was found is kept for each model, so that a model that is shown again later is planned
-    for the memory of that time. Nothing is done during a drag, while a model is being loaded, or for a loaded model.
+    The free memory for which a layout was found is stored for each model. A model that is shown again later is compared
+    with that. Nothing is done during a drag, while a model is being loaded, or for a loaded model.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Replanner(QObject):
         opener.model_changed.connect(self._look)
 
     def _look(self) -> None:
-        """Start the wait if memory has changed since the layout was found; stop it if memory is back."""
+        """Start the timer if free memory is not that for which the layout was found; stop it if it is again."""
         key = self._models.current.key
         if key is None or self._document.model is None:
             self._timer.stop()
@@ -82,7 +82,7 @@ class Replanner(QObject):
 
 
 def available_of(rig: Rig) -> dict[str, int]:
-    """Return the available bytes of each device, by id; of the host only if devices share its memory."""
+    """Return the available bytes of each device, by id. The host is included only if devices share its memory."""
     devices = rig.devices if rig.pool is None else rig.all_devices
     return {device.id: device.available_bytes for device in devices}
 

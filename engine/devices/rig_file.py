@@ -38,7 +38,7 @@ MAX_BACKEND_LENGTH = 60
 MAX_SPEED = 1e15
 MAX_NODE = 1023
 _SAME_SHARE = 0.02
-"""Relative difference of total memory up to which a device is the same: drivers differ in what they keep."""
+"""Relative difference of total memory up to which two devices count as the same: drivers reserve different amounts."""
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 
 
@@ -52,7 +52,7 @@ def parse_rig(data: bytes | str, *, source: str = "") -> Rig:
 
 
 def rig_of(root: JsonObject) -> Rig:
-    """Return the rig in a JSON object with the keys of a rig file; raises the error of that object."""
+    """Return the rig in a JSON object with the keys of a rig file. An error is raised as `root` raises its errors."""
     root.allow("version", "devices", "host")
     items = root.nested_list("devices")
     devices = tuple(_parse_device(item) for item in items)
@@ -90,9 +90,9 @@ def encode_rig(rig: Rig) -> bytes:
 
 
 def rig_changes(made: Rig, now: Rig, used: Iterable[str]) -> tuple[str, ...]:
-    """Return what is different in rig `now` from rig `made`, for which something was made; a text for each device.
+    """Return the differences of rig `now` from rig `made`, for which a layout was made; one text for each device.
 
-    `used`: ids of the devices that count. Free memory does not count, and small differences of the total do not either.
+    `used`: ids of the devices that are compared. Free memory and small differences of total memory are ignored.
     """
     found = []
     for device_id in dict.fromkeys(used):

@@ -23,13 +23,13 @@ GROUP_FROM = 13
 def with_groups(
     contents: Sequence[LaneContent], rig: Rig, rows: Sequence[DeviceRow], unfolded: frozenset[str]
 ) -> tuple[LaneContent, ...]:
-    """Return the lanes with a head before the lanes of each machine that lends several devices.
+    """Return the lanes with a head lane before the lanes of each machine that lends several devices.
 
-    The lanes of a folded machine are left out, and its head has what they hold. Each machine stands where its first
-    device was.
+    A folded machine has its head lane only, which shows what its devices hold. A machine has the place of its first
+    device.
 
     `rows`: memory of the devices with this layout.
-    `unfolded`: fingerprints of the machines whose devices are shown.
+    `unfolded`: fingerprints of the machines whose devices have lanes.
     """
     if len(contents) < GROUP_FROM:
         return tuple(contents)
@@ -103,7 +103,7 @@ def _merged(members: Sequence[LaneContent]) -> Blocks:
 
 
 def row_of(content: LaneContent, rows: Mapping[str, DeviceRow]) -> DeviceRow | None:
-    """Return the memory row of a lane; for a head the sum over the machine's devices. None if a row is missing."""
+    """Return the memory row of a lane; for a head lane the sum of its machine's devices. None if a row is missing."""
     if content.group is None:
         return rows.get(content.device.id)
     found = [rows[name] for name in content.group.devices if name in rows]

@@ -357,7 +357,7 @@ class ChatPresenter(QObject):
             self._on_send(text)
 
     def _forget_waiting(self) -> None:
-        """Leave a question in the input if the load for it does not begin or has failed."""
+        """Cancel the question that waits for a load if no load runs. Its text stays in the input."""
         if not self._model.status.is_loading:
             self._asks_when_loaded = False
 

@@ -66,7 +66,7 @@ class ComparePresenter(OneDialog[CompareDialog]):
         self._show_kept()
 
     def _show_kept(self) -> None:
-        """Disable Keep the Winner while the edited layout is the winner."""
+        """Disable the button Keep the Winner while the edited layout is the winner."""
         dialog, edit, model = self.dialog, self._document.edit, self._document.model
         results = None if dialog is None else dialog.results
         winner = None if results is None else results.layout(results.winner)

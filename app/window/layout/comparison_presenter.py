@@ -1,4 +1,4 @@
-"""The presenter of Layout > Compare Two Layouts: it finds the layouts of both sides, and takes one into the editor."""
+"""The presenter of Layout > Compare Two Layouts: it finds the layouts of both sides, and copies one to the editor."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class ComparisonPresenter(OneDialog[ComparisonDialog]):
         self._keys = ["current", ""]
         self._found: list[_Found | None] = [None, None]
         self._asked: list[tuple[object, ...]] = [(), ()]
-        """What each side was found for; a side is found again if this changes."""
+        """Inputs of the last search for the layout of each side; if they change, the side is searched again."""
         self._chosen_files: list[tuple[str, Path]] = []
         """Keys and paths of the layout files and rig files that the user has chosen."""
         self._model: ModelFile | None = None
@@ -308,7 +308,7 @@ class ComparisonPresenter(OneDialog[ComparisonDialog]):
     # ------------------------------------------------------------------ taking
 
     def _take(self, side: int) -> None:
-        """Replace the edited layout by that of a side, as one step of undo."""
+        """Replace the edited layout by that of a side, as one undo step."""
         found, dialog = self._found[side], self.dialog
         if found is None or dialog is None:
             return
@@ -322,7 +322,7 @@ class ComparisonPresenter(OneDialog[ComparisonDialog]):
 
 
 def _on_other_rig(base: _Base, path: Path) -> Plan:
-    """Return the plan of a good layout on the devices of a rig file."""
+    """Return the plan of an automatic layout on the devices of a rig file."""
     rig, edit = read_rig(path), base.plan.edit
     if not rig.ids:
         raise LayoutError(tr("{name} has no devices.", name=path.name))

@@ -39,10 +39,10 @@ _HOST_MARGIN_SHARE = 20
 _END_TIMEOUT_S = 5.0
 _POLL_S = 0.25
 RESTART_AFTER_S = 60.0
-"""Seconds after which the end of a worker counts as the first one again."""
+"""Seconds: a worker that ends sooner than this after its start has ended quickly (`MAX_QUICK_ENDS`)."""
 MAX_QUICK_ENDS = 5
-"""Most ends of a worker in a row, each within `RESTART_AFTER_S`, after which it is still started again. A borrower's
-model can end a worker (ggml aborts at an operation that its device cannot compute), and others are to go on.
+"""Number of quick ends in a row up to which a worker is started again. A borrower's model can end a worker (ggml aborts
+at an operation that its device cannot compute), and the device shall stay available to others.
 """
 _log = logging.getLogger("layerdeck.engine")
 
@@ -161,7 +161,7 @@ class _Worker:
         self.lending = lending
         self.serving: Serving | None = None
         self.is_over = False
-        """Whether it has ended for good; then its device is not offered."""
+        """Whether the worker has ended and is not started again; its device is then not offered."""
         self._key = key
         device = lending.device
         self._request = Serve(
@@ -229,7 +229,10 @@ class _Worker:
         return self._key.connect(self.serving.port)
 
     def describe(self) -> OfferedDevice | None:
-        """Return the description of the device for borrowers, with its current free memory; None if it is over."""
+        """Return the description of the device for borrowers, with its current free memory.
+
+        None if the worker has ended and is not started again.
+        """
         if self.is_over:
             return None
         lending, device = self.lending, self.lending.device

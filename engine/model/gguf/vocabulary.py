@@ -22,14 +22,14 @@ FIRST_COMPARED = 5
 _LENGTH = Struct("<Q")
 _MAX_TOKEN_BYTES = 1 << 20
 _ADDED = (("bos", "add_bos_token", "bos_token_id"), ("eos", "add_eos_token", "eos_token_id"))
-_ADD_BOS = ("llama", "bert")
+_ADD_BOS = frozenset("llama bert".split())
 """Tokenizers that begin a text with BOS if the header does not say it (`llama_vocab::impl::load`)."""
 
 
 def head_fault(model: ModelFile, draft: ModelFile) -> str:
-    """Return how the vocabulary of `draft` differs from that of `model`, by their headers alone; empty: it does not.
+    """Return how the vocabulary of `draft` differs from that of `model`, by their headers alone; empty if it does not.
 
-    It reads no file, so it is quick enough for a list of models.
+    It reads no file, so it is fast enough for a list of models.
     """
     mine, other = (each.metadata.get(TOKENIZER) for each in (model, draft))
     if not model.has_vocabulary or not draft.has_vocabulary:
@@ -42,7 +42,7 @@ def head_fault(model: ModelFile, draft: ModelFile) -> str:
         adds = [_adds(each, name, add_key) for each in (model, draft)]
         ids = [each.metadata.get(f"tokenizer.ggml.{id_key}") for each in (model, draft)]
         if adds[0] != adds[1] or (adds[0] and ids[0] != ids[1]):
-            return tr("it has another {name} token than the model", name=name.upper())
+            return tr("its {name} token is not that of the model", name=name.upper())
     if abs(model.n_vocab - draft.n_vocab) > MOST_DIFFERENCE:
         return tr(
             "it has {other} tokens and the model {mine}; at most {most} may differ",

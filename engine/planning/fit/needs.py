@@ -74,10 +74,16 @@ class Needs:
             found = self._known[layout] = device_needs(estimate, self._plan.learned_rig)
         return found
 
-    def estimate_as_asked(self, layout: Layout, side_files: SideFiles) -> Beside:
-        """Return the memory estimate of `layout` with `side_files`, and the devices of these.
+    def least(self, layout: Layout) -> Mapping[str, DeviceMemory]:
+        """Return the memory of `layout` without compute buffers, by device id, with settings as the user set them."""
+        plan = self._plan
+        estimate = plan.memory.estimate(layout, plan.edit.context, plan.rig, with_compute=False)
+        return device_needs(estimate, plan.learned_rig)
 
-        Settings are used as the user set them.
+    def estimate_as_asked(self, layout: Layout, side_files: SideFiles) -> Beside:
+        """Return the memory estimate of `layout` with `side_files`, and the devices of the side files.
+
+        The settings are those that the user chose; "auto" is not decided first.
         """
         memory, rig, context = self._plan.memory, self._plan.rig, self._plan.edit.context
         return estimate_beside(memory, rig, layout, context, side_files)
@@ -90,12 +96,12 @@ class Needs:
         """Return whether `layout` exceeds the limit of at least one of these devices."""
         # Weights and caches alone often show it, and are much quicker to estimate than compute buffers. That is only
         # possible for settings as asked for: decisions need the whole estimate.
-        if self._as_asked and layout not in self._known:
-            plan = self._plan
-            least = plan.memory.estimate(layout, plan.edit.context, plan.rig, with_compute=False)
-            needs = device_needs(least, plan.learned_rig)
-            if not shortfalls(needs, self.limits, plan.rig.pool).keys().isdisjoint(devices):
-                return True
+        if (
+            self._as_asked
+            and layout not in self._known
+            and not shortfalls(self.least(layout), self.limits, self._plan.rig.pool).keys().isdisjoint(devices)
+        ):
+            return True
         return not self.short(layout).keys().isdisjoint(devices)
 
     def room(self, layout: Layout) -> dict[str, int]:

@@ -251,7 +251,10 @@ class _Search:
         return self._proposal("experts", text, move.after(self._layout, count))
 
     def moved_draft(self) -> Proposal | None:
-        """Return the move of the draft model to the first other device where everything fits, the CPU last."""
+        """Return a proposal that moves the draft model to the first other device with which everything fits.
+
+        The CPU is tried last. None if no device helps.
+        """
         draft = self._plan.edit.side_files.draft
         if draft is None or draft.model is None:
             return None
@@ -267,7 +270,7 @@ class _Search:
         return None
 
     def no_draft(self) -> Proposal | None:
-        """Return the plan without its draft: the same answers, more slowly."""
+        """Return a proposal to load without the draft, if that fits. Answers are the same, but slower."""
         if self._plan.edit.side_files.draft is None:
             return None
         return self._draft_proposal("no_draft", tr("Load without the draft"), None)

@@ -30,7 +30,7 @@ MAX_MODELS = 8
 """Largest number of models in one plan. Each of them is a search for a layout, in several orders."""
 DEFAULT_STRATEGY = "fewest"
 _SMALL_PART = 8
-"""A model is small beside others if its file is at most an eighth of the largest one's."""
+"""Divisor of the largest model's file size: models up to that size count as small."""
 _MUCH_PART = 8
 """A model gains by another's absence if at least an eighth of its layers leaves the CPU."""
 
@@ -79,7 +79,7 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """What a model gains if another one is left out: its figures beside that one, and without it."""
+    """Figures of a model beside another one (`before`), and if that other one is left out (`after`)."""
 
     name: str
     before: Figures
@@ -214,7 +214,7 @@ class _Planner:
     def __init__(self, rig: Rig, speeds: Speeds, strategy: str, constraints: Constraints) -> None:
         self._rig, self._speeds, self._strategy, self._constraints = rig, speeds, strategy, constraints
         self._placed: dict[tuple[str, Rig], Placed] = {}
-        """Each model on each rig that was left for it: orders begin alike, and a search takes most of the time."""
+        """Placed models by name and rig. Orders of planning begin alike, so this cache saves most searches."""
 
     def best(self, wanted: Sequence[Wanted]) -> Together:
         """Return the best result of all orders; the first of equal ones."""
@@ -308,7 +308,10 @@ def _orders(wanted: Sequence[Wanted], small: frozenset[str], rig: Rig) -> Iterat
 
 
 def _score(found: Together, wanted: Sequence[Wanted], small: frozenset[str]) -> tuple[object, ...]:
-    """Return a value that is larger for a better result."""
+    """Return a sort key of a result; the larger, the better.
+
+    By number of models that fit, then large models wholly on devices, then all such models, then layers on the CPU.
+    """
     by_name = {each.name: each for each in found.placed}
     placed = [by_name[each.name] for each in wanted]
     main = [each for each in placed if each.name not in small]
@@ -321,9 +324,10 @@ def _score(found: Together, wanted: Sequence[Wanted], small: frozenset[str]) -> 
 
 
 def rig_after(rig: Rig, need_bytes: Mapping[str, int]) -> Rig:
-    """Return `rig` with the memory that is left after a model that needs `need_bytes` was loaded, by device id.
+    """Return `rig` with the memory that is left after a load of a model.
 
-    A worker that it uses has nothing left: it serves one client at a time.
+    `need_bytes`: bytes that the model needs, by device id. An RPC worker that it uses has no memory left, because it
+    serves one client at a time.
     """
     endpoints = {device.endpoint for device in rig.devices if device.endpoint and device.id in need_bytes}
     shared_bytes = sum(need_bytes.get(device.id, 0) for device in rig.devices if device.unified)

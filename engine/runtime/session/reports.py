@@ -273,7 +273,7 @@ def _is_busy(greeting: Greeting | None) -> bool:
 
 
 def _is_back(held: Sequence[Device], greeting: Greeting | None) -> bool:
-    """Return whether these devices are lent by a paired machine and answer now."""
+    """Return whether these devices are lent by a paired machine that answers again."""
     return greeting is not None and greeting.ok and all(device.fingerprint is not None for device in held)
 
 

@@ -129,7 +129,11 @@ def _fewest_filled(bench: Workbench) -> Layout:
     """Return the filling of as few of the first devices as hold everything; if none do, that of all devices."""
     layout = fill(bench, [])
     for count in range(1, len(bench.devices) + 1):
-        layout = fill(bench, bench.in_layer_order(bench.devices[:count]))
+        devices = bench.devices[:count]
+        # A filling takes a search of many forecasts, and weights alone show that most of them cannot hold everything.
+        if count < len(bench.devices) and not bench.may_hold_all(devices):
+            continue
+        layout = fill(bench, bench.in_layer_order(devices))
         if bench.holds_all(layout):
             break
     return layout

@@ -19,7 +19,8 @@ def whole_layout(bench: Workbench, device: Device) -> Layout | None:
     None if it does not fit or something is pinned to another device.
     """
     layout = bench.layout([device.id] * bench.n_layers)
-    fits = len(layout.devices) == 1 and bench.report(layout).fits and not bench.shortfalls(layout)
+    # The usable bytes first: weights alone often exceed them, which is quick to see, and a report decides settings.
+    fits = len(layout.devices) == 1 and not bench.is_short(bench.usable.keys(), layout) and bench.report(layout).fits
     return layout if fits else None
 
 

@@ -29,10 +29,11 @@ _UNKNOWN_RESERVE = 5
 SLOW_LINK = 3
 """Rank of a remote device over a slow link (`reach_rank`)."""
 SLOW_HOP_S = 5e-3
-"""Seconds of a hop from which a link is used last: a token crosses it once in each direction, whatever is computed
-there. 100 Mbit/s and links to other places are beyond, wired gigabit and good wireless networks are not."""
+"""Latency of a hop, in seconds, from which a remote device is used last: each token crosses the link once in each
+direction. 100 Mbit/s links and those to other places take longer; wired gigabit and good wireless networks do not.
+"""
 _HOP_BYTES = 1 << 16
-"""A token's activations of a large model: 16,384 values of 4 bytes."""
+"""Bytes that a hop carries: one token's activations of a large model, 16,384 float32 values."""
 _PREFERRED_BACKENDS = ("CUDA", "HIP", "ROCm")
 
 
@@ -164,6 +165,18 @@ class Workbench:
     def shortfalls(self, layout: Layout, left_free: Mapping[str, int] | None = None) -> dict[str, int]:
         """Return the missing bytes, by id of the devices that `layout` overfills. `left_free`: as for `is_short`."""
         return self._leaving(left_free).short(layout)
+
+    def may_hold_all(self, devices: Sequence[Device]) -> bool:
+        """Return False if weights and caches of all layers surely exceed the usable bytes of `devices` together."""
+        if self.pinned or self.constraints.parts:
+            return True
+        least_bytes = min(map(self._least_bytes, devices))
+        return least_bytes <= sum(self.usable[device.id] for device in devices)
+
+    def _least_bytes(self, device: Device) -> int:
+        """Return the bytes of weights and caches on a device that holds all layers."""
+        found = self._needs.least(self.layout([device.id] * self.n_layers, CPU_ID))[device.id]
+        return found.weights_bytes + found.kv_cache_bytes + found.recurrent_bytes
 
     def _leaving(self, left_free: Mapping[str, int] | None) -> Needs:
         if not left_free or not any(left_free.values()):

@@ -149,10 +149,15 @@ class LayoutGraph:
     def _whole_segment(self, placement: Placement) -> Segment:
         """Return the whole graph as one segment, for models whose layers read tensors of distant layers."""
         devices = backend_devices(placement)
-        backends = self._backends_for(placement, self._rig(placement), devices, frozenset(devices))
+        backends = self._backends_for(placement, self._rig(placement), devices, frozenset())
         layers = _devices(self._parts(placement), 0, self._tables.n_trunk - 1)
         places = [backends.places[device] for device in (*layers, placement.output_device)]
-        sections = self._section_maker.parts(placement.overrides, tuple(place.kernel_class for place in places))
+        # Overrides name devices as the backends do, so that steps hold for all devices of the same kinds.
+        names = {device: _name(devices, device) for device in devices}
+        overrides = tuple(
+            TensorOverride(rule.pattern, names.get(rule.device, rule.device)) for rule in placement.overrides
+        )
+        sections = self._section_maker.parts(overrides, tuple(place.kernel_class for place in places))
         placed_sections = [
             self._interned(section, tuple([places[layer] for layer in section.layers])) for section in sections
         ]
@@ -170,7 +175,7 @@ class LayoutGraph:
         # Pass 3 moves nodes between entries of one device, so with a repeated device every entry matters to every
         # section.
         if len({*devices}) < len(devices):
-            backends = self._backends_for(placement, rig, devices, frozenset(devices))
+            backends = self._backends_for(placement, rig, devices, frozenset[str]().union(*known.named))
             yield self._segment(known, backends, parts, placement.output_device, 0, n_sections)
             return
         # Backwards, so that the first device of each kind stays in the dict. The last device is the CPU and is left
@@ -230,10 +235,7 @@ class LayoutGraph:
     def _make_backends(
         self, devices: tuple[str, ...], traits: Sequence[BackendTraits], named: Set[str], unknown: Set[str]
     ) -> _SegmentBackends:
-        names = [
-            buft_of_device(device) if device in named or device == CPU_ID else f"#{number}"
-            for number, device in enumerate(devices)
-        ]
+        names = [buft_of_device(device if device in named else _name(devices, device)) for device in devices]
         entries = tuple(zip(names, traits, strict=True))
         steps = self._steps.get(entries)
         if steps is None:
@@ -404,6 +406,11 @@ class LayoutGraph:
         if found is None:
             found = known.alike[sizes] = self._tables.alike(known.overrides, sizes)
         return found
+
+
+def _name(devices: Sequence[str], device: str) -> str:
+    """Return a name for a device from its first place in a list, which is equal for lists of other devices."""
+    return device if device == CPU_ID else f"#{devices.index(device)}"
 
 
 def _devices(parts: Sequence[Part], first: int, last: int) -> tuple[str, ...]:

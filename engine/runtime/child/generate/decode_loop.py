@@ -309,7 +309,7 @@ class DecodeLoop:
             self._tell(*answers)
 
     def _sample(self, share: _Share, answers: list[Message]) -> bool:
-        """Sample the next token of a task, and one more for each drafted token that was sampled; then drop the others.
+        """Sample the next token of a task, and another one after each accepted draft token; drop rejected ones.
 
         Return whether the task continues.
         """

@@ -16,17 +16,19 @@ from engine.runtime.protocol.messages import DraftPause, DraftStatistics
 from engine.runtime.protocol.requests import DraftKind
 
 LEAST_PLAIN = 3
-"""Plain steps that are measured before the first draft. The first one after a prompt is often slow."""
+"""Number of plain steps (steps without drafts) measured before the first draft. The first one after a prompt is often
+slow.
+"""
 KEPT_PLAIN = 9
-"""Plain steps of which the median counts. Later steps take longer, because the context grows."""
+"""Number of latest plain steps (steps without drafts) whose median counts. Steps get slower as the context grows."""
 STEPS_BETWEEN = 40
-"""Steps with drafts after which a plain step is measured again."""
+"""Number of steps with drafts after which a plain step (a step without drafts) is measured again."""
 TESTED_TOKENS = 200
-"""Tokens from steps with drafts after which drafts that have lost time are paused."""
+"""Number of tokens from steps with drafts after which drafts are paused if they have made the answer slower."""
 
 
 class PlainSteps:
-    """The last plain steps, by the number of answers at the same time."""
+    """Seconds of the last plain steps (steps of the decode loop without drafts), by the number of running answers."""
 
     def __init__(self) -> None:
         self._seconds: dict[int, deque[float]] = {}

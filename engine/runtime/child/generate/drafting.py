@@ -21,11 +21,11 @@ from engine.runtime.protocol.requests import DraftSource
 
 
 class Step(NamedTuple):
-    """The part of a computed batch that belongs to one request, for its time.
+    """One request's part of a computed batch, from which the time of its drafts is counted.
 
-    `is_answer`: whether the request was answering, and not reading its prompt.
-    `computed`: tokens that were computed besides drafts.
-    `drafted`: drafted tokens.
+    `is_answer`: whether the request was generating an answer; False while its prompt is computed.
+    `computed`: number of its tokens in the batch, without drafts.
+    `drafted`: number of drafted tokens.
     """
 
     task: SequenceTask
@@ -80,7 +80,10 @@ class Drafting:
         return none
 
     def note(self, steps: Sequence[Step], seconds: float) -> None:
-        """Take the time of a computed batch. `seconds`: from the beginning of the drafts to the last sampled token."""
+        """Add the time of a computed batch to the statistics of its answers.
+
+        `seconds`: from the start of drafting to the last sampled token. Batches with tokens of a prompt are ignored.
+        """
         if not all(step.is_answer for step in steps):
             return
         answers = len(steps)

@@ -1,9 +1,9 @@
-"""Sends the large weights of a load to several RPC workers at the same time, and measures what each link carries.
+"""Sends the large weights of a load to several RPC workers in parallel, and measures what each link carries.
 
-llama.cpp sends one tensor after another, so that only one link works at a time. A worker that caches weights
-(`engine.base.kept_weights`) asks for none that it has. So the large tensors are sent to a scratch buffer of each worker
-in parallel first; the load itself then finds them in the caches. Nobody says whether a worker caches: the bytes
-written to its connection show it. Without these counters, which Linux has, nothing is sent early.
+llama.cpp sends one tensor after another, so that only one link is busy at a time. A worker that caches weights
+(`engine.base.kept_weights`) does not need those that it has. So the large tensors are first sent to a scratch buffer of
+each worker in parallel, and the load then finds them in the caches. ggml's protocol does not say whether a worker
+caches: that is seen from the bytes written to its connection. Only Linux counts these; elsewhere nothing is sent early.
 """
 
 from __future__ import annotations
@@ -34,9 +34,11 @@ _ACKED = struct.Struct("=Q")
 _ACKED_AT = 120
 """Offset of `tcpi_bytes_acked` in `struct tcp_info` (linux/tcp.h, since 4.1)."""
 _QUEUED = 0x5411
-"""SIOCOUTQ: bytes written to a socket that the other end has not acknowledged."""
+"""SIOCOUTQ: the ioctl for the number of bytes written to a socket that the other end has not acknowledged."""
 _HASHED_BYTES = 4096
-"""More than a question by hash and its tensor take on the wire; a tensor that is sent has more than 10 MiB."""
+"""Most bytes that ggml-rpc writes for a tensor that the worker has already (its hash). A tensor that is sent has 10
+MiB.
+"""
 _PROBE_BYTES = (10 << 20) + 4096
 """Zeros that tell whether a worker caches. Smaller tensors are never cached (`HASH_THRESHOLD` of ggml-rpc)."""
 _I8 = 24
@@ -90,7 +92,7 @@ class Links:
 
     @property
     def workers(self) -> tuple[_Worker, ...]:
-        """The workers whose connections have counters."""
+        """The workers to whose connections the system has counters."""
         return tuple(worker for worker in self._workers if worker.address in self._began)
 
     def written(self) -> dict[str, int]:
@@ -98,7 +100,7 @@ class Links:
         return {address: written for address, (written, _) in self._counts().items()}
 
     def _counts(self) -> dict[str, tuple[int, int]]:
-        """Return the bytes written to each worker so far, and those of them that are on their way, by its address."""
+        """Return (bytes written so far, bytes of these not acknowledged yet) for each worker, by its address."""
         # The connections were found once: this is read ten times a second, and neither a look at each descriptor of
         # the process nor a name server that takes seconds may hold it up.
         found: dict[str, tuple[int, int]] = {}
@@ -108,7 +110,7 @@ class Links:
         return found
 
     def sent(self) -> tuple[SentWeights, ...]:
-        """Return what was sent to each worker, and the seconds in which its link was busy. It ends the measurement."""
+        """End the measurement; return what was sent to each worker, and the seconds in which its link was busy."""
         now = self.written()
         self._end()
         return tuple(
@@ -229,7 +231,7 @@ class _Sender:
         return was_sent
 
     def _send(self, span: WeightSpan) -> bool:
-        """Send a tensor unless the worker has it; return whether its bytes were sent."""
+        """Send a tensor to the worker unless its cache has it; return whether the tensor's bytes were sent."""
         with _mapped(span) as address:
             was_sent = self._put(address, span.size_bytes)
         self.done_bytes += span.size_bytes
@@ -327,7 +329,7 @@ def _duplicate(descriptor: int) -> socket.socket:
 
 
 def _counts(link: socket.socket) -> tuple[int, int]:
-    """Return the bytes written to a connection, and those of them that the other end has not acknowledged."""
+    """Return (bytes written to a connection, bytes of these that the other end has not acknowledged)."""
     import fcntl
 
     info = link.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _ACKED_AT + _ACKED.size)

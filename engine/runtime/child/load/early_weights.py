@@ -208,18 +208,19 @@ class _Sender:
         # Only a worker that caches has the probe after it was sent. It always has it in later loads, of any model.
         if self._send_probe() and self._send_probe():
             return
-        # Small ones first: of those it is cheap to ask whether the worker has them.
         spans = sorted(self._spans, key=lambda span: span.size_bytes)
-        asked = spans[: 1 + len(spans) // 2]
-        # Three that it has tell that it has them all. A tensor that it lacks after all is sent by the load.
-        if not any(self._send(span) for span in dict.fromkeys((asked[0], asked[-1], asked[len(asked) // 2]))):
+        # Two that it has tell that it has them all: the first, which a small quota loses first, and one of medium size.
+        # Large ones take longer to hash and to find. A tensor that it lacks after all is sent by the load.
+        asked = dict.fromkeys((spans[0], spans[len(spans) // 2]))
+        if not any([self._send(span) for span in asked]):
             return
-        for count, span in enumerate(spans, start=1):
+        rest = [span for span in spans if span not in asked]
+        for count, span in enumerate(rest, start=1):
             if self._stop.requested:
                 return
             self._send(span)
             # At 4, 8, 16...: if the quota of the worker is too small, early ones are gone, and more are of no use.
-            if count >= 4 and count.bit_count() == 1 and self._send(spans[count // 2]):
+            if count >= 4 and count.bit_count() == 1 and self._send(rest[count // 2]):
                 return
 
     def _send_probe(self) -> bool:

@@ -212,7 +212,8 @@ class _Sender:
         # Two that it has tell that it has them all: the first, which a small quota loses first, and one of medium size.
         # Large ones take longer to hash and to find. A tensor that it lacks after all is sent by the load.
         asked = dict.fromkeys((spans[0], spans[len(spans) // 2]))
-        if not any([self._send(span) for span in asked]):
+        were_sent = [self._send(span) for span in asked]
+        if not any(were_sent):
             return
         rest = [span for span in spans if span not in asked]
         for count, span in enumerate(rest, start=1):

@@ -32,7 +32,7 @@ def settle_used(options: Namespace, rig: Rig) -> Rig:
 
 
 def settle(rig: Rig, choice: str, ask: Callable[[Machine], Offer], pause: Callable[[float], None] = time.sleep) -> Rig:
-    """Wait for lent devices in use, or leave them out, as `choice` says: "wait", "skip", or empty for neither.
+    """Return `rig` without lent devices that others use if `choice` is "skip", else wait until none is in use.
 
     `ask`: returns what a machine lends now, and to whom. `pause`: sleeps for a number of seconds.
     """

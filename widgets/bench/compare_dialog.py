@@ -184,7 +184,7 @@ class CompareDialog(Dialog):
         self._refresh()
 
     def set_kept(self, kept: bool) -> None:
-        """Set whether the edited layout is the winner of the results, so that there is nothing to keep."""
+        """Set whether the edited layout is the winner of the results; the button Keep the Winner is then disabled."""
         self._is_kept = kept
         self._refresh()
 

@@ -90,7 +90,7 @@ class LaneContent:
 def lane_devices(rig: Rig, layout: Layout, further: Sequence[str] = ()) -> tuple[LaneDevice, ...]:
     """Return the devices of the lanes: those of the rig with the host last, then those that only the layout names.
 
-    `further`: ids of devices besides those of the layout.
+    `further`: ids of more devices that need a lane, such as those of a draft model.
     """
     known = set(rig.ids)
     named = [run.device for run in layout.runs] + [layout.output_device] + [item.device for item in layout.overrides]

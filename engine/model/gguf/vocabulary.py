@@ -5,6 +5,7 @@ Mirrors `common_speculative_are_compatible` in llama.cpp's common/speculative.cp
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from itertools import islice
 from struct import Struct
@@ -22,7 +23,7 @@ FIRST_COMPARED = 5
 _LENGTH = Struct("<Q")
 _MAX_TOKEN_BYTES = 1 << 20
 _ADDED = (("bos", "add_bos_token", "bos_token_id"), ("eos", "add_eos_token", "eos_token_id"))
-_ADD_BOS = frozenset("llama bert".split())
+_ADDS_BOS = re.compile("llama|bert")
 """Tokenizers that begin a text with BOS if the header does not say it (`llama_vocab::impl::load`)."""
 
 
@@ -98,4 +99,6 @@ def _adds(model: ModelFile, name: str, key: str) -> bool:
         return value
     pre = str(model.metadata.get("tokenizer.ggml.pre", ""))
     # Of the byte-pair tokenizers only those of Llama 3 and its relatives add BOS by themselves.
-    return name == "bos" and (model.metadata.get(TOKENIZER) in _ADD_BOS or pre in ("llama3", "llama-bpe", "falcon3"))
+    return name == "bos" and (
+        _ADDS_BOS.fullmatch(str(model.metadata.get(TOKENIZER))) is not None or pre in ("llama3", "llama-bpe", "falcon3")
+    )

@@ -229,7 +229,7 @@ def _part(layout: Layout, part: MovablePart, layer: int) -> str:
 def _ranges(
     part: ComparedPart, layers: Iterable[int], one: Callable[[int], str], other: Callable[[int], str]
 ) -> Iterable[PlaceChange]:
-    """Yield a change for each range of neighbouring layers with the same two devices, if these differ."""
+    """Yield a change for each range of layers that is on one device in `one` and on another in `other`."""
     changed = [(layer, one(layer), other(layer)) for layer in layers if one(layer) != other(layer)]
     # Neighbours have a constant difference between their layer and their place in the list.
     for _, group in groupby(enumerate(changed), key=lambda each: (each[1][1:], each[1][0] - each[0])):

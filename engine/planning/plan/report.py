@@ -161,9 +161,9 @@ def sharing(rows: tuple[DeviceRow, ...], rig: Rig) -> tuple[DeviceRow, ...]:
 
 
 def missing_bytes(rows: Iterable[DeviceRow], rig: Rig) -> dict[str, int]:
-    """Return the shortfall in bytes by device id: need plus margin less available memory; negative if there is room.
+    """Return the missing bytes of each device that has too little memory: need plus margin less available memory.
 
-    Rows without needs, and rows of devices that `rig` lacks, are left out.
+    By device id. Devices with enough memory are left out, and rows of devices that `rig` lacks.
     """
     devices, rows = {device.id: device for device in rig.all_devices}, [row for row in rows if row.need_bytes]
     short = {

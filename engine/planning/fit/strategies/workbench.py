@@ -45,7 +45,7 @@ def rank(device: Device) -> int:
 
 
 def reach_rank(device: Device, speeds: Speeds) -> int:
-    """Return `rank`, or `SLOW_LINK` for a remote device whose measured link takes at least `SLOW_HOP_S` for a hop."""
+    """Return the rank of a device; it is `SLOW_LINK` if a hop over its measured link takes `SLOW_HOP_S` or longer."""
     if not device.is_rpc or device.id not in speeds.links:
         return rank(device)
     measured = speeds.links[device.id]

@@ -163,7 +163,7 @@ def _layout_violations(placed: PlacedDraft, model: ModelFile, rig: Rig) -> Itera
 
 
 def draft_candidates(rig: Rig, model: ModelFile, order: Sequence[str] = ()) -> list[Device]:
-    """Return the devices that a draft model can be put on automatically, the most wanted one first, the CPU last.
+    """Return the devices for an automatic choice of a draft model's device, the best one first, the CPU last.
 
     Cards with their own memory come before integrated ones, and faster ones before slower ones. RPC devices are used
     only if the user chose one. `order`: ids of devices that come first.

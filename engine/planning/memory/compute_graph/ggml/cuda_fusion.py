@@ -149,7 +149,7 @@ class _Matcher:
         return None
 
     def _is_sum(self, weighted: int, last: int) -> bool:
-        """Return whether the nodes after the product `weighted` are its views, one per expert, and their sum."""
+        """Return whether the nodes from `weighted` + 1 to `last` are a view of each expert's result, and their sum."""
         product, total = self._tensors[weighted], self._tensors[last]
         n_used, shape = product.ne[1], (product.ne[0], product.ne[2] * product.ne[3], 1, 1)
         views: list[int] = []

@@ -398,7 +398,7 @@ def order_section(
     """Return a section in Vulkan's order, and the places of later sections' nodes that it now computes.
 
     `ahead`: following sections in which the last split of this one continues.
-    `used`: places of nodes of this and later sections that earlier sections compute.
+    `used`: places of the nodes, in this section and later ones, that were moved to earlier sections.
     """
     return _Ordering(((split_section, None), *ahead), used).run(backends)
 

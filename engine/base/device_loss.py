@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 
-# Texts of Vulkan's headers and of ggml-vulkan; then of cudaErrorLaunchTimeout and cudaErrorECCUncorrectable.
 CARD_MEMORY = r"out of memory|.*resource allocation failed"
 """Pattern of the text after "CUDA error: " if a card has no memory left (cudaMalloc, cuBLAS, cuFFT)."""
+# Texts of Vulkan's headers and of ggml-vulkan; then of cudaErrorLaunchTimeout and cudaErrorECCUncorrectable.
 _WORDS = re.compile(
     r"ErrorDeviceLost|vk::DeviceLostError|ggml_vulkan: device lost on"
     r"|the launch timed out and was terminated|uncorrectable ECC error encountered"

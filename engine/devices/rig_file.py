@@ -25,6 +25,7 @@ from engine.devices.device import (
     RemoteFacts,
     Rig,
     find_id_fault,
+    is_on_this_machine,
     make_host,
 )
 from engine.devices.endpoint import MAX_ALIGNMENT_BYTES, parse_lent_endpoint
@@ -136,9 +137,7 @@ def _parse_device(item: JsonObject) -> Device:
     # Accelerators such as BLAS work in the host's memory and report none of their own.
     total_bytes, free_bytes = _parse_memory(item, zero_allowed=kind == "accel")
     unified = item.maybe("unified_memory", item.flag, False)
-    if unified and backend == "RPC":
-        item.refuse(tr("a worker's memory is not that of this host; leave the key out"), "unified_memory")
-    return Device(
+    device = Device(
         id=device_id,
         name=item.maybe("name", lambda key: clean(item.text(key)), device_id),
         backend=backend,
@@ -165,6 +164,10 @@ def _parse_device(item: JsonObject) -> Device:
         remote=_parse_remote(item, backend),
         unified=unified,
     )
+    # The workers of this machine's NUMA nodes share its memory.
+    if unified and device.is_rpc and (device.fingerprint is not None or not is_on_this_machine(device)):
+        item.refuse(tr("a worker's memory is not that of this host; leave the key out"), "unified_memory")
+    return device
 
 
 def _parse_id(item: JsonObject) -> str:

@@ -69,6 +69,8 @@ def load_request(plan: Plan, *, sequences: Path | None = None) -> Load:
 
 EARLY_BYTES = 10 << 20
 """Size above which a worker caches a tensor: `HASH_THRESHOLD` of ggml-rpc."""
+EARLY_LEAST_BYTES = 400 << 20
+"""Least weights that are worth it: to find out that a worker caches nothing takes 20 MiB on its link."""
 
 
 def early_weights(plan: Plan) -> tuple[EarlyWeights, ...]:
@@ -89,7 +91,8 @@ def early_weights(plan: Plan) -> tuple[EarlyWeights, ...]:
         if tensor.size_bytes > EARLY_BYTES and device in remote:
             span = WeightSpan(path_text(model.paths[tensor.file_index]), tensor.offset, tensor.size_bytes)
             found.setdefault(device, []).append(span)
-    if len({remote[device] for device in found}) < 2:
+    total_bytes = sum(span.size_bytes for spans in found.values() for span in spans)
+    if len({remote[device] for device in found}) < 2 or total_bytes < EARLY_LEAST_BYTES:
         return ()
     return tuple(EarlyWeights(device, tuple(spans)) for device, spans in found.items())
 

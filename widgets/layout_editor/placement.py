@@ -47,7 +47,8 @@ class MachineGroup:
 
     key: fingerprint of the machine's certificate.
     devices: ids of its devices.
-    roomiest: id of the device that gets layers that are dropped on a folded machine; None if none has room.
+    roomiest: id of the device that gets layers that are dropped on a folded machine: the one with most memory to
+    spare in this layout; None if none can be used.
     is_folded: whether the lanes of its devices are hidden.
     """
 

@@ -476,4 +476,6 @@ def _lab_device(index: int, node: NumaNode | None, port: int, cap_bytes: int) ->
         total_bytes=cap_bytes,
         free_bytes=cap_bytes,
         endpoint=f"{_LOCAL_HOST}:{port}",
+        # A cap on a simulated device stands for memory of its own; a node's memory is the host's.
+        unified=node is not None,
     )

@@ -192,24 +192,29 @@ class _Worker:
         return self.serving
 
     def look(self) -> EngineError | None:
-        """Start the worker again if it has ended; return the error if that is not possible, else None."""
+        """Start the worker again if it has ended; return the error if that is not possible, else None.
+
+        It does not wait for the new worker, because stopping and the other workers must not wait for it.
+        """
         outcome = self._child.wait_for_end(0)
         if outcome is None:
+            # One that was started again says its port when it accepts connections.
+            self.serving = self._child.serving
             return None
-        has_served, self.serving = self.serving is not None, None
+        has_served, self.serving = self._child.serving is not None, None
         is_quick = time.monotonic() - self._began_s < RESTART_AFTER_S
         self._quick_ends = self._quick_ends + 1 if is_quick else 1
-        # One that never served would end for the same reason again.
-        if not has_served or self._quick_ends > MAX_QUICK_ENDS:
-            return outcome.error()
-        _log.warning("the worker of %s is started again: %s", self.lending.device.id, outcome.sentence)
-        self._child = ServingChild(self._request, name=f"lent-{self.lending.device.id}")
-        self.start()
+        if has_served and self._quick_ends <= MAX_QUICK_ENDS:
+            _log.warning("the worker of %s is started again: %s", self.lending.device.id, outcome.sentence)
+            self._child = ServingChild(self._request, name=f"lent-{self.lending.device.id}")
+            self.start()
+            return None
         try:
-            self.wait(time.monotonic() + START_TIMEOUT_S)
+            # One that never served would end for the same reason again. It may have said more than its end does.
+            self._child.wait_until_serving(0.0)
         except EngineError as error:
             return error
-        return None
+        return outcome.error()
 
     def begin_stop(self) -> None:
         self._child.begin_stop()

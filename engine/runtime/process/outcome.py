@@ -37,7 +37,10 @@ _CHECK = tr(" Run Help > Check This Machine (or `layerdeck-cli doctor`) to find 
 _ABORT_SOURCE = re.compile(r"^(?:\S*[/\\])?([\w.-]+):\d+: GGML_ASSERT\((.*)")
 _OF_READING = re.compile(r"^(?:\S*[/\\])?llama-(?:vocab|hparams|arch|model\w*)\.cpp:\d+: ")
 """Matches abort texts from llama.cpp's sources that read the model file, of GGML_ASSERT as well as of GGML_ABORT."""
-_OF_LOOKUP = re.compile(r"^terminate called after throwing an instance of 'std::out_of_range'")
+_OF_LOOKUP = re.compile(
+    r"^(?:terminate called after throwing an instance of 'std::out_of_range'"
+    r"|libc\+\+abi: terminating (?:due to|with) uncaught exception of type std::out_of_range)"
+)
 """Matches the C++ runtime's message on a failed lookup in a map: llama.cpp's tokenizers look up tokens that a
 vocabulary should have, such as those of single bytes.
 """

@@ -34,10 +34,9 @@ from engine.model.gguf.model_file import file_type_name
 from engine.planning.fit.loaded_models import HeldModel
 from engine.planning.fit.strategies.fastest import initial_layout
 from engine.planning.layout.layout_file import parse_layout
-from engine.planning.memory.drafts import draft_of_file
 from engine.planning.memory.work_limit import limited
 from engine.planning.plan.decisions.context_length import default_context
-from engine.planning.plan.edit import Edit
+from engine.planning.plan.edit import Edit, edit_of_file
 from engine.planning.plan.plan import Plan
 from engine.planning.plan.preview import PreviewTables, make_preview
 from engine.planning.speed.speeds import Speeds
@@ -323,9 +322,7 @@ def aside_edit(opened: OpenedFile, rig: Rig, layout: str, find: Find) -> Edit:
     if not layout:
         return find(opened.model, rig, default_context(opened.model), opened.side_files)
     document = parse_layout(layout, source=opened.model.name, n_layers=opened.model.n_layers)
-    draft = draft_of_file(document.draft, opened.model, opened.model.paths[0].parent)
-    files = opened.side_files if draft is None else replace(opened.side_files, draft=draft)
-    return Edit(document.layout, document.context, files)
+    return edit_of_file(document, opened.model, opened.model.paths[0].parent, opened.side_files)
 
 
 def _first_plan(opened: OpenedFile, rig: Rig, speeds: Speeds, edit: Edit | None = None) -> _FirstPlan:

@@ -31,7 +31,7 @@ from engine.model.gguf.model_file import ModelFile
 from engine.planning.fit.strategies.fastest import initial_layout
 from engine.planning.layout.layout_file import LayoutFile, parse_layout, read_layout
 from engine.planning.plan.comparison import Side, compare_plans, side_of
-from engine.planning.plan.edit import Edit
+from engine.planning.plan.edit import Edit, edit_of_file
 from engine.planning.plan.plan import Plan
 from engine.planning.plan.preview import Preview, PreviewTables, make_preview
 from engine.planning.speed.speeds import Speeds
@@ -64,8 +64,11 @@ class _Base:
     speeds_of: Callable[[Rig], Speeds]
     find: Callable[[str, Plan, CancelToken], Edit]
 
-    def with_file(self, file: LayoutFile) -> Plan:
-        return Plan(self.plan.memory, self.rig, Edit(file.layout, file.context, self.plan.edit.side_files))
+    def with_file(self, file: LayoutFile, folder: Path | None = None) -> Plan:
+        """Return the plan of a layout file in `folder`; None: it is kept with the model. Blocks."""
+        model = self.plan.model
+        edit = edit_of_file(file, model, folder or model.paths[0].parent, self.plan.edit.side_files)
+        return Plan(self.plan.memory, self.rig, edit)
 
 
 class ComparisonPresenter(OneDialog[ComparisonDialog]):
@@ -264,7 +267,7 @@ class ComparisonPresenter(OneDialog[ComparisonDialog]):
         if kind == "auto":
             return lambda base, token: base.plan.on(base.rig).with_edit(base.find(name, base.plan, token))
         if kind == "file":
-            return lambda base, _token: base.with_file(read_layout(Path(name), n_layers=n_layers))
+            return lambda base, _token: base.with_file(read_layout(Path(name), n_layers=n_layers), Path(name).parent)
         if kind == "rig":
             return lambda base, _token: _on_other_rig(base, Path(name))
         return lambda base, _token: base.plan

@@ -148,6 +148,13 @@ class Loader(QObject):
         """
         self._go_on(self._wanted(model, plan), LoadAnswer.UNLOAD)
 
+    def load_beside(self, model: OpenModel, plan: Plan) -> None:
+        """Load `plan` without questions beside all loaded models. The caller must make sure that no load runs or waits.
+
+        If the forecast was wrong, the load tries other layouts or fails; nothing is unloaded for it.
+        """
+        self._go_on(self._wanted(model, plan), LoadAnswer.BESIDE)
+
     def reload(self, model: OpenModel) -> None:
         """Load `model` again with the layout and settings of its last load.
 

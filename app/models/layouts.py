@@ -100,12 +100,19 @@ class Layouts(QObject):
 
         Its draft model is read in the background first.
 
-        `folder`: folder of the file. If the draft cannot be used, the layout is used without it.
+        `folder`: folder of the file. If the file has no draft, or one that cannot be used, the layout has none.
         """
         entry, text = document.draft, tr("open {name}", name=name)
+
+        def put(draft: Draft | None) -> None:
+            edit = self._document.edit
+            if edit is not None and self._document.model is model:
+                files = replace(edit.side_files, draft=draft)
+                self._document.replace(Edit(document.layout, document.context, files), text)
+                self._tell_rig(name, document)
+
         if entry is None:
-            self._document.set_edit(document.layout, document.context, text)
-            self._tell_rig(name, document)
+            put(None)
             return
 
         def read() -> tuple[Draft | None, EngineError | None]:
@@ -115,11 +122,8 @@ class Layouts(QObject):
                 return None, error
 
         def apply(found: tuple[Draft | None, EngineError | None]) -> None:
-            (draft, error), edit = found, self._document.edit
-            if edit is not None and self._document.model is model:
-                files = edit.side_files if draft is None else replace(edit.side_files, draft=draft)
-                self._document.replace(Edit(document.layout, document.context, files), text)
-                self._tell_rig(name, document)
+            draft, error = found
+            put(draft)
             if error is not None:
                 self._notices.tell(error)
 

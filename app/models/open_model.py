@@ -10,6 +10,7 @@ from app.models.conversation import Conversation
 from app.models.document import EditState
 from app.models.loading import Loading
 from app.rig.calibrator import Calibrator
+from engine.devices.device import Rig
 from engine.devices.telemetry.processes import is_local
 from engine.model.gguf.model_file import FileIdentity, ModelFile
 from engine.planning.fit.loaded_models import UNTIL_UNLOADED_S, HeldModel, held_bytes
@@ -54,6 +55,8 @@ class OpenModel(QObject):
         """Device memory that it holds; None if it is neither loaded nor being loaded."""
         self.is_of_program = False
         """Whether it was opened for a client of the API server. Then requests set its idle time."""
+        self.planned_rig: Rig | None = None
+        """The devices for whose memory its layout was found; None if it was not found but given."""
         self._keep_alive_s = self._default_keep_alive_s = keep_alive_s
         self._clock = clock
         self._phase = Phase.STOPPED
@@ -86,6 +89,7 @@ class OpenModel(QObject):
     def begin(self, file: ModelFile, key: FileIdentity) -> None:
         """Make this object the open model of `file`. It has no edit yet."""
         self.file, self.key, self.edit_state, self._edit = file, key, None, None
+        self.planned_rig = None
         if self.is_of_program:
             self.is_of_program = False
             self._keep_alive_s = self._default_keep_alive_s

@@ -33,6 +33,8 @@ from engine.model.gguf.quoting import clean
 
 VERSION = 1
 MAX_ENDPOINT_DEVICE = 63
+MAX_DEVICES = 256
+"""Largest number of devices in a rig. Each is compared with all others, and the engine uses at most 16 at once."""
 _BUFFER_KEYS = ("alignment_bytes", "host_alignment_bytes", "largest_tensor_bytes", "largest_buffer_bytes")
 MAX_BACKEND_LENGTH = 60
 MAX_SPEED = 1e15
@@ -55,6 +57,11 @@ def rig_of(root: JsonObject) -> Rig:
     """Return the rig in a JSON object with the keys of a rig file. An error is raised as `root` raises its errors."""
     root.allow("version", "devices", "host")
     items = root.nested_list("devices")
+    if len(items) > MAX_DEVICES:
+        root.refuse(
+            tr("a rig has at most {most} devices; remove some of these {count}", most=MAX_DEVICES, count=len(items)),
+            "devices",
+        )
     devices = tuple(_parse_device(item) for item in items)
     for index, device in enumerate(devices):
         for earlier in devices[:index]:

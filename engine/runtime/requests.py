@@ -13,7 +13,7 @@ from engine.base.language import tr
 from engine.base.pci import parse_pci_id
 from engine.devices.device import CPU_ID, Device, Rig
 from engine.devices.telemetry.cards import list_nvidia_cards
-from engine.model.gguf.model_file import ModelFile
+from engine.model.gguf.model_file import ModelFile, identify
 from engine.planning.memory.backends import backend_traits
 from engine.planning.memory.side_files import Projector
 from engine.planning.memory.tensors import OverrideHomes
@@ -98,8 +98,25 @@ def early_weights(plan: Plan) -> tuple[EarlyWeights, ...]:
 
 
 def _draft_paths(plan: Plan) -> list[Path]:
-    """Return the files of the draft model; empty if there is none."""
-    return [] if plan.draft_plan is None else list(plan.draft_plan.model.paths)
+    """Return the files of the draft model; empty if there is none.
+
+    Raises:
+        ModelFileError: a file is gone, or is another one than that of which the header was read.
+    """
+    draft = plan.edit.side_files.draft
+    if plan.draft_plan is None or draft is None:
+        return []
+    paths = list(plan.draft_plan.model.paths)
+    gone = next((path for path in paths if not path.exists()), None)
+    if gone is not None:
+        raise ModelFileError(gone, tr("the draft model is gone. Choose another one, or load without the draft"))
+    # Its layers, and so its devices and its memory, may be others now.
+    if draft.files is not None and identify(paths) != draft.files:
+        raise ModelFileError(
+            paths[0],
+            tr("the draft model has changed since it was chosen. Choose it again, or load without the draft"),
+        )
+    return paths
 
 
 def _draft_source(plan: Plan) -> DraftSource | None:
@@ -108,13 +125,10 @@ def _draft_source(plan: Plan) -> DraftSource | None:
         return None
     if of_draft is None:
         return DraftSource(kind=draft.kind, n_tokens=draft.n_tokens)
-    path = of_draft.model.paths[0]
-    if not path.exists():
-        raise ModelFileError(path, tr("the draft model is gone. Choose another one, or load without the draft"))
     return DraftSource(
         kind=draft.kind,
         n_tokens=draft.n_tokens,
-        path=path_text(path),
+        path=path_text(of_draft.model.paths[0]),
         parameters=of_draft.parameters,
         context=of_draft.settings,
     )

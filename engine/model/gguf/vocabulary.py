@@ -25,6 +25,11 @@ _MAX_TOKEN_BYTES = 1 << 20
 _ADDED = (("bos", "add_bos_token", "bos_token_id"), ("eos", "add_eos_token", "eos_token_id"))
 _ADDS_BOS = re.compile("llama|bert")
 """Tokenizers that begin a text with BOS if the header does not say it (`llama_vocab::impl::load`)."""
+_PRE_ADD_BOS = (
+    "llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano", "tekken",
+    "chameleon",
+)  # fmt: skip
+"""Byte-pair tokenizers that do so too, by their `tokenizer.ggml.pre`."""
 
 
 def head_fault(model: ModelFile, draft: ModelFile) -> str:
@@ -98,7 +103,7 @@ def _adds(model: ModelFile, name: str, key: str) -> bool:
     if isinstance(value, bool):
         return value
     pre = str(model.metadata.get("tokenizer.ggml.pre", ""))
-    # Of the byte-pair tokenizers only those of Llama 3 and its relatives add BOS by themselves.
+    # The metadata may be of any type, a list too.
     return name == "bos" and (
-        _ADDS_BOS.fullmatch(str(model.metadata.get(TOKENIZER))) is not None or pre in ("llama3", "llama-bpe", "falcon3")
+        _ADDS_BOS.fullmatch(str(model.metadata.get(TOKENIZER))) is not None or pre in _PRE_ADD_BOS
     )

@@ -117,10 +117,12 @@ class DraftSource(msgspec.Struct, frozen=True, kw_only=True):
     `n_tokens`: most tokens that are drafted for one step.
     `path`, `parameters`, `context`: file, placement and settings of a draft model or of the MTP context. The devices
     are those of the load.
+    `pauses`: whether drafts that lose time are paused. False if drafts themselves are tested or measured.
     """
 
     kind: DraftKind
     n_tokens: int = 4
+    pauses: bool = True
     path: str = ""
     parameters: EngineParameters | None = None
     context: ContextSettings | None = None

@@ -222,3 +222,12 @@ def test_workers_of_numa_nodes_of_this_host_share_its_memory() -> None:
     assert rig.pool is not None
     assert rig.pool.ids == {"NODE0", "NODE1", "CPU"}
     assert parse_rig(encode_rig(rig)) == rig
+
+
+def test_a_rig_of_thousands_of_devices_is_refused_at_once() -> None:
+    """Each is compared with all others, and layout files have rigs too."""
+    devices = [{"id": f"D{number}", "backend": "CUDA", "total_bytes": 10} for number in range(10_000)]
+    document = {"version": 1, "devices": devices, "host": {"total_bytes": 10}}
+    with pytest.raises(RigError, match="devices: a rig has at most 256 devices; remove some of these 10000"):
+        parse_rig(json.dumps(document))
+    assert len(parse_rig(json.dumps({**document, "devices": devices[:256]})).devices) == 256

@@ -169,6 +169,8 @@ class DecodeLoop:
                     return
                 task.slot = slot
                 task.begin()
+                if self._drafting is not None:
+                    self._drafting.begin(task)
                 self._running.append(task)
                 # With several streams llama.cpp puts only sequences with consecutive ids into a micro batch
                 # (llama_batch_allocr::split_equal).

@@ -56,6 +56,7 @@ class ModelDrafter:
     """The draft model of a loaded model. For the main thread.
 
     `n_tokens`: size of the model's vocabulary; the draft model may have a few tokens more.
+    `is_reading`: whether the last call of `draft` left tokens of a prompt to be computed.
     """
 
     def __init__(self, draft_model: LoadedContext, n_tokens: int) -> None:
@@ -71,7 +72,7 @@ class ModelDrafter:
         self._window = int(self._low.llama_model_n_swa(draft_model.model))
         self._batch = Batch(draft_model.engine, draft_model.batch_tokens)
         self._sequences = [_Sequence() for _ in range(draft_model.n_sequences)]
-        self.has_failed = False
+        self.has_failed = self.is_reading = False
 
     def refusal(self, number: int, tokens: int) -> DraftPause:
         """Return why nothing can be drafted for the slot `number` with so many tokens; empty if it can."""
@@ -138,8 +139,10 @@ class ModelDrafter:
         """Compute one batch of tokens that the sequences lack. A draft whose tokens do not fit in it stays empty."""
         self._batch.clear()
         begun = []
+        self.is_reading = False
         for draft in drafts:
             count = min(len(draft.missing), self._batch.size - self._batch.count)
+            self.is_reading = self.is_reading or count < len(draft.missing)
             if not count:
                 continue
             sequence = self._sequences[draft.number]

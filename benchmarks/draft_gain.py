@@ -1,7 +1,7 @@
 """What drafts gain on a real model: acceptance, tokens per step, and speed against the same answers without drafts.
 
     python -m benchmarks.draft_gain [--model FILE.gguf] [--draft FILE.gguf] [--keep 0-7,24-29] [--tokens 120]
-        [--rounds 3] [--threads 1] [--drafted 4]
+        [--rounds 3] [--threads 1] [--drafted 4] [--never-pause]
 
 Three children hold the model: without drafts, with n-grams, with a draft model. They answer each prompt in turn, so
 that what else the machine does hits all; ratios are medians of those of each turn. "told" is the gain that the child
@@ -51,6 +51,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--drafted", type=int, default=4)
+    parser.add_argument("--never-pause", action="store_true", help="draft on where drafts lose time")
     parser.add_argument("--prompts", default=",".join(PROMPTS), help="some of: " + ", ".join(PROMPTS))
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
@@ -59,10 +60,11 @@ def main() -> None:
         small = load_request(draft, load_mode="mmap", n_ctx=N_CTX, threads=options.threads)
         sources = {
             "none": None,
-            "ngram": DraftSource(kind="ngram", n_tokens=options.drafted),
+            "ngram": DraftSource(kind="ngram", n_tokens=options.drafted, pauses=not options.never_pause),
             "model": DraftSource(
                 kind="model",
                 n_tokens=options.drafted,
+                pauses=not options.never_pause,
                 path=str(draft),
                 parameters=small.parameters,
                 context=small.context,

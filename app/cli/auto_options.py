@@ -48,7 +48,7 @@ def add_auto_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def add_off_argument(command: argparse.ArgumentParser) -> None:
-    """Add --off and --margin for a command that always finds the layouts."""
+    """Add --off and --margin to a command that always searches for layouts itself."""
     command.add_argument(
         "--off", type=_ids, action="append", default=[], metavar="ID[,ID...]", help="do not use these devices"
     )

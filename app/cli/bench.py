@@ -71,6 +71,7 @@ def _order(options: Namespace) -> BenchOrder:
     # No file is the initial layout, or that of a strategy.
     named: list[tuple[Path | None, LayoutFile | None]] = [*documents] or [(None, None)]
     for path, document in named:
+        asked.layout = path
         plan = load_plan(asked_on(asked, model, rig, document).plan)
         taken = [each.name for each in found]
         found.append(Candidate(_name(path, options.auto if not automatic else None, taken), plan))
@@ -80,7 +81,9 @@ def _order(options: Namespace) -> BenchOrder:
 def _numa_order(options: Namespace, lab: LabRig) -> BenchOrder:
     if warning := memory_not_bound(lab.unbound_nodes):
         say(warning)
-    base = asked_on(options, read_model(options.file), lab.rig, None).plan
+    asked = copy.copy(options)
+    asked.layout = None
+    base = asked_on(asked, read_model(options.file), lab.rig, None).plan
     found = (Candidate(each.name, load_plan(each.plan), each.reason) for each in numa_candidates(base))
     return BenchOrder(tuple(found), preset_of(options))
 

@@ -177,7 +177,10 @@ def _with_embedding(layout: Layout, device_id: str, model: ModelFile) -> Layout:
 
 
 def with_placed_side_files(side_files: SideFiles, options: Namespace, rig: Rig) -> SideFiles:
-    """Return the side files with projector and draft on the first device of --device, unless they have one already."""
+    """Return the side files with the projector and the draft model on the first device of --device.
+
+    A side file that has a device already keeps it.
+    """
     from engine.planning.layout.layout import single_device
 
     listed, projector, draft = listed_devices(options, rig), side_files.projector, side_files.draft

@@ -14,7 +14,7 @@ from engine.machines.rigs.speeds import known_speeds
 from engine.planning.fit.speed_book import read_speed_book
 from engine.planning.layout.layout_file import LayoutFile, read_layout
 from engine.planning.plan.comparison import compare_plans, comparison_text, side_of
-from engine.planning.plan.edit import Edit
+from engine.planning.plan.edit import edit_of_file
 from engine.planning.plan.figures import FIGURES, figures_of
 from engine.planning.plan.plan import Plan
 from engine.planning.plan.plan_document import plan_document, plan_text
@@ -84,10 +84,11 @@ class _Forecast:
 def _compare(here: _Forecast, file: LayoutFile, options: Namespace) -> int:
     """Print the forecast of a plan and its differences from the layout in `file`; return the exit code of the plan.
 
-    The other layout has the settings of its file, on the same devices and with the same side files.
+    The other layout has settings and draft of its file, on the same devices and with the same projector and adapters.
     """
     plan = here.plan
-    there = _Forecast(plan.with_edit(Edit(file.layout, file.context, plan.edit.side_files)), None)
+    edit = edit_of_file(file, plan.model, options.against.parent, plan.edit.side_files)
+    there = _Forecast(plan.with_edit(edit), None)
     if there.plan.report.probe_only is not None and not there.plan.violations:
         there = _Forecast(_probed_or_known(there.plan), None)
     found = compare_plans(plan, there.plan)

@@ -37,6 +37,7 @@ from engine.model.gguf.reader import read_model
 from engine.planning.fit.loaded_models import UNTIL_UNLOADED_S
 from engine.planning.fit.strategies.catalogue import find_strategy
 from engine.planning.layout.layout_file import parse_layout, read_layout
+from engine.planning.memory.drafts import drafts_for
 from engine.runtime.session.load_order import LoadOrder
 
 _SCAN_S = 10.0
@@ -216,6 +217,10 @@ class Catalogue:
         if not is_named:
             # Modules are those of the named model: another one may lack them.
             options.place = []
+            # So is a draft model. n-grams of a text are for any model that writes text.
+            options.draft_device = None
+            if options.draft != "ngram" or not drafts_for(model):
+                options.draft, options.draft_tokens = "none" if options.draft == "none" else None, None
         if not is_named or options.mmproj is None:
             options.mmproj, options.lora = entry.projector, options.lora if is_named else []
         return load_order(options, asked_on(options, model, rig, document).plan)

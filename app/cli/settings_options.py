@@ -179,11 +179,11 @@ def side_files_of(options: Namespace, model: ModelFile, rig: Rig, given: LayoutF
 def _draft_of(
     options: Namespace, model: ModelFile, rig: Rig, placed: Mapping[str, str], given: LayoutFile | None
 ) -> Draft | None:
-    """Return the draft of the options, else that of the layout file; None if both have none.
+    """Return the draft (speculative decoding) of the options, else that of the layout file; None if both have none.
 
     Raises:
         ModelFileError: the draft model cannot draft for `model`.
-        ArgumentError: an option goes with no draft model, or names no device.
+        ArgumentError: an option needs a draft model that is not named, or names an unknown device.
     """
     from engine.planning.layout.layout import split_evenly
     from engine.planning.memory.drafts import Draft, draft_of_file, read_draft

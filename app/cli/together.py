@@ -22,7 +22,15 @@ from engine.model.gguf.reader import read_model
 from engine.planning.fit.speed_book import read_speed_book
 from engine.planning.fit.strategies.catalogue import find_strategy
 from engine.planning.fit.strategies.constraints import Constraints, Watch, check_constraints
-from engine.planning.fit.together import GiveWay, Placed, Together, Wanted, plan_together, together_sentence
+from engine.planning.fit.together import (
+    GiveWay,
+    Placed,
+    Together,
+    Wanted,
+    distinct_names,
+    plan_together,
+    together_sentence,
+)
 from engine.planning.layout.layout_file import layout_document, write_layout
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.plan.decisions.context_length import default_context
@@ -52,19 +60,6 @@ def run_plan_together(options: Namespace) -> int:
     else:
         print_line(_text(found))
     return exit_codes.OK if found.fits else exit_codes.DOES_NOT_FIT
-
-
-def distinct_names(models: Sequence[ModelFile]) -> list[str]:
-    """Return a name for each model: its own, else the name of its file, else that with a number."""
-    own = [model.name for model in models]
-    names: list[str] = []
-    for model in models:
-        name = model.name if own.count(model.name) == 1 else model.paths[0].stem
-        number = 2
-        while name in names:
-            name, number = f"{model.paths[0].stem} ({number})", number + 1
-        names.append(name)
-    return names
 
 
 def _context(model: ModelFile, n_ctx: int | None) -> ContextSettings:

@@ -286,14 +286,14 @@ class LibraryCatalogue:
     def documents_of(self, path: Path) -> tuple[SavedDocument, ...]:
         """Return the saved layouts and presets of the model file `path`; none if it cannot be read any more.
 
-        If the file was replaced by another one since, these are the layouts of the one before.
+        If another file has replaced it since, the layouts that were saved for the former file are returned.
         """
         mark = fingerprint(path)
         found = self.documents((mark,)) if mark else ()
         return found if found or not mark else self._left_behind(path, mark)
 
     def is_left_behind(self, path: Path) -> bool:
-        """Return whether `documents_of` returns layouts of a file that was at `path` before."""
+        """Return whether `documents_of` returns layouts that were saved for a former file at `path`."""
         mark = fingerprint(path)
         return bool(mark) and not self.documents((mark,)) and bool(self._left_behind(path, mark))
 
@@ -373,5 +373,5 @@ class LibraryCatalogue:
 
 
 def _mark_of_path(path: Path) -> str:
-    """Return the key under which layouts are saved by the path of their model file; no fingerprint looks like it."""
+    """Return the key for layouts that are saved by path: a hash of the path with a prefix that no fingerprint has."""
     return f"path:{blake2b(os.fsencode(path.absolute()), digest_size=16).hexdigest()}"

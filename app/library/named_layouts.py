@@ -20,7 +20,7 @@ from engine.library.fit import layout_key
 from engine.library.notes import SavedDocument
 from engine.model.gguf.model_file import ModelFile
 from engine.planning.layout.layout import Layout
-from engine.planning.layout.layout_file import LayoutFile, parse_layout, read_layout
+from engine.planning.layout.layout_file import LayoutFile, encode_layout, parse_layout, read_layout
 
 _Change = Callable[[Path], object]
 
@@ -55,12 +55,14 @@ class NamedLayouts(QObject):
         """The named layouts of the current model, by name."""
         self.deleted: SavedDocument | None = None
         """The layout of the current model that was deleted last, which `restore` brings back."""
+        self._contents: dict[str, LayoutFile | None] = {}
+        """What each of `documents` contains, by its text; None if it cannot be used."""
 
     def refresh(self) -> None:
         """Read the named layouts of the current model; `changed` is emitted."""
         model = self._document.model
         if model is not self._model:
-            self._model, self.documents, self.deleted = model, (), None
+            self._model, self.documents, self.deleted, self._contents = model, (), None, {}
         if model is None:
             self.changed.emit()
             return
@@ -73,7 +75,7 @@ class NamedLayouts(QObject):
             self._run(tr("Saving a layout"), self._save(SavedDocument("layout", name, text)))
 
     def use(self, document: SavedDocument) -> None:
-        """Replace the edited layout by a named one, as one step of undo."""
+        """Replace the edited layout by a named one, as one undo step."""
         self._layouts.use(document.name, document.text)
 
     def duplicate(self, document: SavedDocument) -> None:
@@ -113,8 +115,9 @@ class NamedLayouts(QObject):
         name, catalogue = self._free(file.stem), self._library.catalogue
 
         def change(path: Path) -> None:
-            read_layout(file, n_layers=model.n_layers)
-            catalogue.save_document(path, SavedDocument("layout", name, file.read_text(encoding="utf-8")))
+            layout = read_layout(file, n_layers=model.n_layers)
+            # Written anew: the file may have changed since it was read.
+            catalogue.save_document(path, SavedDocument("layout", name, encode_layout(layout).decode()))
 
         self._run(tr("Reading {name}", name=file.name), change)
 
@@ -137,7 +140,10 @@ class NamedLayouts(QObject):
         )
 
     def noted_speed(self, path: Path, layout: Layout) -> float | None:
-        """Return the tokens per second that an earlier window noted for `layout` of the model file `path`. Blocks."""
+        """Return the measured tokens per second that the library has for `layout` of the model file `path`. Blocks.
+
+        None if it has none.
+        """
         try:
             notes = self._library.catalogue.notes_of(path)
         except EngineError:
@@ -146,11 +152,7 @@ class NamedLayouts(QObject):
 
     def content(self, document: SavedDocument) -> LayoutFile | None:
         """Return the content of a named layout; None if it is damaged or for another number of layers."""
-        model = self._document.model
-        try:
-            return parse_layout(document.text, n_layers=None if model is None else model.n_layers)
-        except EngineError:
-            return None
+        return self._contents.get(document.text)
 
     def _free(self, name: str) -> str:
         return free_name(name, (each.name for each in self.documents))
@@ -163,17 +165,27 @@ class NamedLayouts(QObject):
         model = self._document.model
         if model is None:
             return
-        path = model.paths[0].absolute()
+        path, known = model.paths[0].absolute(), self._contents if model is self._model else {}
 
-        def work() -> tuple[SavedDocument, ...]:
+        def work() -> tuple[tuple[SavedDocument, ...], dict[str, LayoutFile | None]]:
             change(path)
-            return self._library.catalogue.documents_of(path)
+            documents = tuple(each for each in self._library.catalogue.documents_of(path) if each.kind == "layout")
+            # Read here: there may be thousands of them.
+            texts = {each.text for each in documents}
+            return documents, {text: known[text] if text in known else _content(text, model.n_layers) for text in texts}
 
-        def show(documents: tuple[SavedDocument, ...]) -> None:
+        def show(found: tuple[tuple[SavedDocument, ...], dict[str, LayoutFile | None]]) -> None:
             # Another model may be current by now.
             if self._document.model is model:
                 self._model = model
-                self.documents = tuple(each for each in documents if each.kind == "layout")
+                self.documents, self._contents = found
                 self.changed.emit()
 
         self._library.run(what, work, show)
+
+
+def _content(text: str, n_layers: int) -> LayoutFile | None:
+    try:
+        return parse_layout(text, n_layers=n_layers)
+    except EngineError:
+        return None

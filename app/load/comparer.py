@@ -20,9 +20,11 @@ from engine.machines.bench.candidates import Candidate
 from engine.machines.bench.order import BenchOrder, run_order
 from engine.machines.bench.results import PRESETS, BenchResults, read_results, write_results
 from engine.machines.bench.runner import BenchProgress
+from engine.model.gguf.model_file import ModelFile
 from engine.planning.fit.speed_book import SpeedBook
-from engine.planning.layout.layout_file import LayoutFile, read_layout
-from engine.planning.plan.edit import Edit
+from engine.planning.layout.layout_file import read_layout
+from engine.planning.memory.side_files import NO_SIDE_FILES
+from engine.planning.plan.edit import Edit, edit_of_file
 from engine.planning.plan.plan import Plan
 
 _END_S = 12.0
@@ -119,12 +121,15 @@ class LayoutComparer(QObject):
         if self._cancel is not None:
             self._cancel.cancel()
 
-    def read_layout(self, path: Path, n_layers: int, add: Callable[[str, LayoutFile], None]) -> None:
-        """Read the layout file `path` in the background, then call `add` with its name and content."""
+    def read_layout(self, path: Path, model: ModelFile, add: Callable[[str, Edit], None]) -> None:
+        """Read the layout file `path` and its draft in the background, then call `add` with its name and edit.
+
+        The edit has no projector and no adapters.
+        """
         self._background.run(
             tr("Reading {name}", name=path.name),
-            lambda: read_layout(path, n_layers=n_layers),
-            lambda file: add(path.stem, file),
+            lambda: edit_of_file(read_layout(path, n_layers=model.n_layers), model, path.parent, NO_SIDE_FILES),
+            lambda edit: add(path.stem, edit),
             self._notices.tell,
         )
 

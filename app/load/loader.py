@@ -56,7 +56,7 @@ class Loader(QObject):
     question_changed = Signal(object)  # LoadQuestion | None
     notice = Signal(Notice)
     load_asked = Signal()
-    """Emitted when a person asks for a load, before the edit is checked. Receivers may still replace the layout."""
+    """Emitted when the user requests a load, before the edit is checked. Receivers may still replace the layout."""
 
     def __init__(
         self,
@@ -147,6 +147,13 @@ class Loader(QObject):
         The caller must make sure that no load runs or waits, and that no model in the way is answering.
         """
         self._go_on(self._wanted(model, plan), LoadAnswer.UNLOAD)
+
+    def load_beside(self, model: OpenModel, plan: Plan) -> None:
+        """Load `plan` without questions beside all loaded models. The caller must make sure that no load runs or waits.
+
+        If the forecast was wrong, the load tries other layouts or fails; nothing is unloaded for it.
+        """
+        self._go_on(self._wanted(model, plan), LoadAnswer.BESIDE)
 
     def reload(self, model: OpenModel) -> None:
         """Load `model` again with the layout and settings of its last load.

@@ -10,12 +10,13 @@ from app.background import Background, Task
 from app.load.loader import Loader
 from app.models.document import LayoutDocument
 from app.models.open_models import OpenModels
+from app.models.replanner import available_of, has_moved
 from app.models.speeds import SpeedRepository
 from app.notices import Notices
 from app.rig.live_rig import LiveRig
 from app.settings import Settings
 from engine.base.language import tr, tr_count
-from engine.devices.device import CPU_ID
+from engine.devices.device import CPU_ID, Rig
 from engine.model.gguf.model_file import FileIdentity
 from engine.planning.fit.loaded_models import HeldModel
 from engine.planning.fit.room import WholeWithout, choices_to_unload, find_whole, is_whole
@@ -58,6 +59,8 @@ class RoomOffers(QObject):
         self._searching = background.latest()
         self._asked: tuple[object, ...] | None = None
         """Model, edit, loaded models and devices of the last search; None if there was none."""
+        self._rig: Rig | None = None
+        """The devices at the last search, with the memory that was free without all idle models."""
         self._found: WholeWithout | None = None
         self._edit: Edit | None = None
         self._timer = QTimer(self)
@@ -69,12 +72,15 @@ class RoomOffers(QObject):
         models.current_changed.connect(self._on_changed)
         loader.load_asked.connect(self._on_load_asked)
 
-    def accept(self) -> None:
-        """Unload the models of the offer, and use the layout that has the current model wholly on devices."""
-        found, edit = self._found, self._edit
+    def accept(self) -> bool:
+        """Unload the models of the offer, and use the layout that has the current model wholly on devices.
+
+        Return whether there was an offer that still holds.
+        """
+        found, edit, is_current = self._found, self._edit, self._is_current
         self._forget()
-        if found is None or edit is None or self._document.edit != edit:
-            return
+        if found is None or edit is None or not is_current:
+            return False
         for victim in found.victims:
             model = self._models.find(victim.key)
             if model is not None and model.loading.unload():
@@ -85,12 +91,20 @@ class RoomOffers(QObject):
         else:
             self._document.replace(made, tr("use the memory of idle models"))
         names = ", ".join(victim.name for victim in found.victims)
-        self._notices.say(tr("Parked {names}; its next question loads it again.", names=names))
+        self._notices.say(
+            tr_count(
+                "Parked {names}; its next question loads it again.",
+                "Parked {names}; the next question to one of them loads it again.",
+                len(found.victims),
+                names=names,
+            )
+        )
+        return True
 
     def accept_and_load(self) -> None:
-        """Accept the offer, then load the current model."""
-        self.accept()
-        self._loader.load()
+        """Accept the offer, then load the current model; do neither if the offer does not hold any more."""
+        if self.accept():
+            self._loader.load()
 
     def close(self) -> None:
         """Stop looking for offers; called before the window closes."""
@@ -108,9 +122,11 @@ class RoomOffers(QObject):
 
     @property
     def _is_current(self) -> bool:
-        """Whether the offer is for the edit that is shown, and its models are still loaded and idle."""
-        found = self._found
-        if found is None or self._document.edit != self._edit:
+        """Whether the offer is for the shown edit and the present devices, and its models are still loaded and idle."""
+        found, model = self._found, self._models.current
+        if found is None or self._document.edit != self._edit or found.plan.rig.ids != self._live.rig.ids:
+            return False
+        if self._asked is None or self._asked[0] != model.key or model.loading.phase is not Phase.STOPPED:
             return False
         idle = {held.key for held in self._models.held if not held.is_busy}
         return all(victim.key in idle for victim in found.victims)
@@ -123,7 +139,7 @@ class RoomOffers(QObject):
             self.offer_changed.emit(None)
 
     def _others(self) -> list[HeldModel]:
-        """Return the loaded models that an offer may unload; empty if none is to be made now."""
+        """Return the loaded models that an offer may unload; empty if no offer is to be made now."""
         current, plan, document = self._models.current, self._document.plan, self._document
         if plan is None or current.loading.phase is not Phase.STOPPED or self._models.loading is not None:
             return []
@@ -139,10 +155,12 @@ class RoomOffers(QObject):
         if plan is None or not choices:
             self._forget()
             return
-        asked = (self._models.current.key, plan.edit, _known(others), tuple(rig.ids for _, rig in choices))
-        if asked == self._asked:
+        # With all idle models gone: what they hold is not free now, whatever other programs take.
+        rig = choices[-1][1]
+        asked = (self._models.current.key, plan.edit, _known(others), rig.ids)
+        if asked == self._asked and self._rig is not None and not has_moved(rig, available_of(self._rig)):
             return
-        self._asked = asked
+        self._asked, self._rig = asked, rig
         own, speeds_of = plan.with_own_tables(), self._speeds.known_speeds
 
         def find_layout(on: Plan) -> Layout:
@@ -155,12 +173,13 @@ class RoomOffers(QObject):
             return find_whole(own, choices, find_layout)
 
         def show(found: WholeWithout | None) -> None:
-            if asked != self._asked or self._document.edit != plan.edit:
+            if asked != self._asked or self._document.edit != plan.edit or (found is None and self._found is None):
                 return
             self._found, self._edit = found, plan.edit
             self.offer_changed.emit(None if found is None else offer_of(found))
 
-        self._searching.run("Looking for room", work, show, lambda _error: None, quiet=True)
+        # After an error there is no offer, as if nothing had been found.
+        self._searching.run("Looking for room", work, show, lambda _error: show(None), quiet=True)
 
 
 def _known(others: list[HeldModel]) -> tuple[tuple[FileIdentity, bool], ...]:

@@ -37,21 +37,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SeveralPlanned:
-    """Layouts for the models at `paths`. `speeds`: predicted speed of each as text, by its name in `found`."""
+    """Layouts for the models at `paths`.
+
+    `path_of`, `speeds`: path and predicted speed (as text) of each model, by its name in `found`.
+    """
 
     paths: tuple[Path, ...]
     found: Together
+    path_of: Mapping[str, Path]
     speeds: Mapping[str, str]
-
-    def path_of(self, name: str) -> Path:
-        placed = self.found.find(name)
-        return next(path for path in self.paths if path == placed.plan.model.paths[0])
 
 
 class SeveralModels(QObject):
-    """Finds layouts with which several models are loaded at once, and loads these. Calls return at once.
+    """Finds layouts with which several models are loaded at once, and loads them. Calls return at once.
 
-    Idle models that are loaded count as gone, and are parked before the first load.
+    The memory of idle loaded models counts as free, and they are parked (unloaded until their next question) before the
+    first load. After that no model is unloaded.
     """
 
     planned = Signal(object)  # SeveralPlanned
@@ -85,26 +86,28 @@ class SeveralModels(QObject):
 
     def plan(self, paths: Sequence[Path]) -> None:
         """Find layouts for the models at `paths`, the most important one first. A newer call replaces this one."""
-        rig, speeds_of = self._live.rig_without(self._idle()), self._speeds.known_speeds
+        # A chosen model that answers is not idle, but its own load will replace it.
+        answering = self._answering(paths)
+        leaving = [each for each in self._models.held if not each.is_busy or each in answering]
+        rig, speeds_of = self._live.rig_without(leaving), self._speeds.known_speeds
         asked = [(path, self._settings.side_files(path)) for path in paths]
 
         def work(_task: Task[None]) -> SeveralPlanned:
             # Imported here: the searches need much that the window's start can do without.
-            from engine.planning.fit.together import Wanted, plan_together
+            from engine.planning.fit.together import Wanted, distinct_names, plan_together
             from engine.planning.plan.figures import figures_of
 
-            wanted: list[Wanted] = []
-            for path, kept in asked:
-                opened = open_file(path, kept)
-                model = opened.model
-                taken = {each.name for each in wanted}
-                name = model.name if model.name not in taken else f"{model.name} ({path.stem})"
-                wanted.append(Wanted(name, ModelMemory(model), default_context(model), opened.side_files))
+            opened = [open_file(path, kept) for path, kept in asked]
+            names = distinct_names([each.model for each in opened])
+            wanted = [
+                Wanted(name, ModelMemory(each.model), default_context(each.model), each.side_files)
+                for name, each in zip(names, opened, strict=True)
+            ]
             speeds = speeds_of(rig)
             found = plan_together(wanted, rig, speeds)
             figures = {each.name: figures_of(each.plan, speeds).speed for each in found.placed}
             words = {name: "" if speed is None else speed.text() for name, speed in figures.items()}
-            return SeveralPlanned(tuple(paths), found, words)
+            return SeveralPlanned(tuple(paths), found, dict(zip(names, paths, strict=True)), words)
 
         self._planning.run(
             tr("Planning several models"), work, self.planned.emit, lambda error: self.refused.emit(error.summary())
@@ -115,22 +118,33 @@ class SeveralModels(QObject):
         self._planning.cancel()
 
     def load(self, several: SeveralPlanned) -> None:
-        """Park idle models, then load the planned ones in their order, each after the one before it."""
+        """Park idle models, then load the planned ones in their order, each after the one before it.
+
+        If a load runs, or one of the models is answering, a notice says so and nothing is loaded.
+        """
+        # A load of the last call may have been cancelled while it waited for memory.
+        self._go_on()
         if self._models.loading is not None or self._loader.is_waiting or self._queue:
-            self._notices.say(tr("A model is being loaded. Load all when that has ended, or cancel it."), bad=True)
+            self._notices.say(tr("A model is being loaded. Wait for that load or cancel it, then load all."), bad=True)
             return
-        for held in self._idle():
+        for held in self._answering(several.paths):
+            text = tr("{name} is answering. Wait for the answer or stop it, then load all.", name=held.name)
+            self._notices.say(text, bad=True)
+            return
+        for held in [each for each in self._models.held if not each.is_busy]:
             model = self._models.find(held.key)
             if model is not None and model.loading.unload():
                 model.set_parked(True)
-        self._queue = [(several.path_of(each.name), each.plan.edit) for each in several.found.placed]
+        self._queue = [(several.path_of[each.name], each.plan.edit) for each in several.found.placed]
         self._go_on()
 
-    def _idle(self) -> list[HeldModel]:
-        return [held for held in self._models.held if not held.is_busy]
+    def _answering(self, paths: Sequence[Path]) -> list[HeldModel]:
+        """Return the models at `paths` that are answering now."""
+        chosen = {model.key for model in self._models.all if model.file is not None and model.file.paths[0] in paths}
+        return [held for held in self._models.held if held.is_busy and held.key in chosen]
 
     def _go_on(self) -> None:
-        """Start the next load if the one before it has ended well; give up if it has not."""
+        """Start the next load if the one before it has succeeded; if it has failed, cancel the rest."""
         begun = self._begun
         if begun is not None:
             if begun.loading.is_busy or self._loader.memory_return.waiting is begun:
@@ -158,21 +172,32 @@ class SeveralModels(QObject):
         file = model.file
         if file is None:
             return
+        if self._models.loading is not None or self._loader.is_waiting:
+            # A load that was begun meanwhile goes first; its end is told by `changed`.
+            self._queue.insert(0, (file.paths[0], edit))
+            return
         # It was opened for a person, who sees it like any other.
         model.is_of_program = False
         if model is self._models.current:
             self._document.replace(edit, tr("plan several models"))
         elif model.edit_state is not None:
-            model.edit_state.edit = edit
+            self._document.replace_in(model.edit_state, edit, tr("plan several models"))
             model.show_edit(edit)
         plan = Plan(ModelMemory(file), self._live.rig_without(()), edit)
         obstacle = self._loader.obstacle(plan)
+        workers = self._loader.room_for(model, plan).workers
+        if workers and not obstacle:
+            obstacle = tr(
+                "{name} was not loaded, because another model uses {workers} now. Plan again.",
+                name=model.name,
+                workers=", ".join(workers),
+            )
         if obstacle:
             self._queue.clear()
             self._notices.say(obstacle, bad=True)
             return
         self._begun = model
-        self._loader.load_unasked(model, plan)
+        self._loader.load_beside(model, plan)
         self._go_on()
 
     def _on_failed(self, error: EngineError) -> None:

@@ -288,9 +288,17 @@ class LayoutDocument(QObject):
         if self._state is not None and edit != self._state.edit:
             self._push(self._state, self._state.edit, edit, text)
 
+    def replace_in(self, state: EditState, edit: Edit, text: str) -> None:
+        """Replace the edit of a state that is not current as one step of its undo stack, named `text`."""
+        if edit != state.edit:
+            self._push(state, state.edit, edit, text)
+
     def _push(self, state: EditState, before: Edit, after: Edit, text: str) -> None:
         def restore(edit: Edit) -> None:
-            # Only the current state is undone. A drag would continue from a layout that no longer exists.
+            if state is not self._state:
+                state.edit = edit
+                return
+            # A drag would continue from a layout that no longer exists.
             self._end_drag()
             state.edit = edit
             self._recompute()
@@ -321,7 +329,7 @@ class LayoutDocument(QObject):
             self._draw_meanwhile(state)
 
     def _last_answer(self, path: Path, edit: Edit) -> Answered | None:
-        """Return the last answer of the model at `path` with `edit`; without one, its last answer with another edit."""
+        """Return the last answer of the model at `path` with `edit`; if there is none, the last with another edit."""
         same = self._answered.get((path, edit))
         if same is not None:
             return Answered(edit, same)

@@ -96,14 +96,23 @@ class Layouts(QObject):
         return True
 
     def _take(self, model: ModelFile, document: LayoutFile, name: str, folder: Path) -> None:
-        """Replace the edit by a layout file, as one step of undo. Its draft model is read in the background first.
+        """Replace the edit by the content of a layout file, as one undo step.
 
-        `folder`: folder of the file. If the draft cannot be used, the layout is taken without it.
+        Its draft model is read in the background first.
+
+        `folder`: folder of the file. If the file has no draft, or one that cannot be used, the layout has none.
         """
         entry, text = document.draft, tr("open {name}", name=name)
+
+        def put(draft: Draft | None) -> None:
+            edit = self._document.edit
+            if edit is not None and self._document.model is model:
+                files = replace(edit.side_files, draft=draft)
+                self._document.replace(Edit(document.layout, document.context, files), text)
+                self._tell_rig(name, document)
+
         if entry is None:
-            self._document.set_edit(document.layout, document.context, text)
-            self._tell_rig(name, document)
+            put(None)
             return
 
         def read() -> tuple[Draft | None, EngineError | None]:
@@ -113,18 +122,15 @@ class Layouts(QObject):
                 return None, error
 
         def apply(found: tuple[Draft | None, EngineError | None]) -> None:
-            (draft, error), edit = found, self._document.edit
-            if edit is not None and self._document.model is model:
-                files = edit.side_files if draft is None else replace(edit.side_files, draft=draft)
-                self._document.replace(Edit(document.layout, document.context, files), text)
-                self._tell_rig(name, document)
+            draft, error = found
+            put(draft)
             if error is not None:
                 self._notices.tell(error)
 
         self._background.run(tr("Reading {name}", name=Path(entry.model).name or name), read, apply, self._notices.tell)
 
     def _tell_rig(self, name: str, file: LayoutFile) -> None:
-        """Say which devices of a layout are others than those for which it was made; nothing if they are the same."""
+        """Show a notice on devices that differ from those for which a layout was made; nothing if none differs."""
         layout = file.layout
         used = (*layout.devices, *(device for device, _ in layout.tensor_split), *(o.device for o in layout.overrides))
         changes = () if file.rig is None else rig_changes(file.rig, self._live.rig, used)
@@ -193,7 +199,7 @@ class Layouts(QObject):
             self._follow(before.on(rig))
 
     def follow_memory(self) -> None:
-        """Find a layout for the memory that is free now, if the layout is still the proposed one."""
+        """Search for a layout with the memory that is free now, unless the user has edited the proposed layout."""
         plan = self._document.plan
         if plan is not None and self._is_untouched:
             self._follow(plan.on(self._live.rig))

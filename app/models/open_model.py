@@ -10,6 +10,7 @@ from app.models.conversation import Conversation
 from app.models.document import EditState
 from app.models.loading import Loading
 from app.rig.calibrator import Calibrator
+from engine.devices.device import Rig
 from engine.devices.telemetry.processes import is_local
 from engine.model.gguf.model_file import FileIdentity, ModelFile
 from engine.planning.fit.loaded_models import UNTIL_UNLOADED_S, HeldModel, held_bytes
@@ -54,6 +55,8 @@ class OpenModel(QObject):
         """Device memory that it holds; None if it is neither loaded nor being loaded."""
         self.is_of_program = False
         """Whether it was opened for a client of the API server. Then requests set its idle time."""
+        self.planned_rig: Rig | None = None
+        """The devices for whose memory its layout was found; None if it was not found but given."""
         self._keep_alive_s = self._default_keep_alive_s = keep_alive_s
         self._clock = clock
         self._phase = Phase.STOPPED
@@ -62,7 +65,7 @@ class OpenModel(QObject):
         """Its present edit, or the last one before another model became current; None before the first."""
         self._waits = ""
         self.is_parked = False
-        """Whether it was unloaded to give its memory back, and the next question loads it again."""
+        """Whether the model was unloaded to free its memory, and the next question loads it again."""
         self.loading.phase_changed.connect(self._on_changed)
         self.loading.loaded_changed.connect(self._on_changed)
         self.loading.held_changed.connect(self._on_changed)
@@ -86,6 +89,7 @@ class OpenModel(QObject):
     def begin(self, file: ModelFile, key: FileIdentity) -> None:
         """Make this object the open model of `file`. It has no edit yet."""
         self.file, self.key, self.edit_state, self._edit = file, key, None, None
+        self.planned_rig = None
         if self.is_of_program:
             self.is_of_program = False
             self._keep_alive_s = self._default_keep_alive_s
@@ -139,7 +143,7 @@ class OpenModel(QObject):
             self._set_held(self.held.kept_alive(keep_alive_s, self._clock()))
 
     def set_default_keep_alive(self, keep_alive_s: float) -> None:
-        """Set the idle time of the preferences, in seconds. A model that has it follows; others keep their own."""
+        """Set the idle time of the preferences, in seconds. A model with an idle time of its own keeps that."""
         follows = self._keep_alive_s == self._default_keep_alive_s and not self.is_of_program
         self._default_keep_alive_s = keep_alive_s
         if follows:

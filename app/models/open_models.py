@@ -101,7 +101,10 @@ class OpenModels(QObject):
         self._wait_for_next()
 
     def set_keep_alive(self, keep_alive_s: float) -> None:
-        """Set the idle time in seconds after which models are unloaded unless the user chose another for a model."""
+        """Set the idle time, in seconds, after which models are unloaded.
+
+        A model whose user chose another one keeps that one.
+        """
         self._keep_alive_s = keep_alive_s
         for model in self._all:
             model.set_default_keep_alive(keep_alive_s)

@@ -34,10 +34,9 @@ from engine.model.gguf.model_file import file_type_name
 from engine.planning.fit.loaded_models import HeldModel
 from engine.planning.fit.strategies.fastest import initial_layout
 from engine.planning.layout.layout_file import parse_layout
-from engine.planning.memory.drafts import draft_of_file
 from engine.planning.memory.work_limit import limited
 from engine.planning.plan.decisions.context_length import default_context
-from engine.planning.plan.edit import Edit
+from engine.planning.plan.edit import Edit, edit_of_file
 from engine.planning.plan.plan import Plan
 from engine.planning.plan.preview import PreviewTables, make_preview
 from engine.planning.speed.speeds import Speeds
@@ -72,12 +71,13 @@ class _Request:
 class _FirstPlan:
     """The initial edit of a model, and tables that have computed its first preview.
 
-    `pace`: duration of the computation.
+    `pace`: duration of the computation. `rig`: the devices for which the layout was found; None if it was given.
     """
 
     tables: PreviewTables
     edit: Edit
     pace: Pace
+    rig: Rig | None = None
 
 
 class ModelOpener(QObject):
@@ -155,7 +155,8 @@ class ModelOpener(QObject):
         def read() -> tuple[OpenedFile, _FirstPlan]:
             found = open_file(path, kept)
             edit = aside_edit(found, rig, layout, find)
-            return found, _first_plan(found, rig, speeds_of(rig), edit)
+            first = _first_plan(found, rig, speeds_of(rig), edit)
+            return found, first if layout else replace(first, rig=rig)
 
         def show(found: tuple[OpenedFile, _FirstPlan]) -> None:
             (file, first), models = found, self._models
@@ -171,6 +172,7 @@ class ModelOpener(QObject):
                 if is_first:
                     self._begin(model, first)
                 else:
+                    model.planned_rig = first.rig
                     model.edit_state = self._document.make_state(first.tables, first.edit, first.pace)
                     model.show_edit(first.edit)
             opened(model)
@@ -285,6 +287,7 @@ class ModelOpener(QObject):
             self._notices.tell(problem)
 
     def _begin(self, model: OpenModel, first: _FirstPlan) -> None:
+        model.planned_rig = first.rig
         self._make_current(model)
         self._document.open(first.tables, self._live.rig, first.edit, first.pace)
         self.model_changed.emit(first.tables.memory.model)
@@ -319,9 +322,7 @@ def aside_edit(opened: OpenedFile, rig: Rig, layout: str, find: Find) -> Edit:
     if not layout:
         return find(opened.model, rig, default_context(opened.model), opened.side_files)
     document = parse_layout(layout, source=opened.model.name, n_layers=opened.model.n_layers)
-    draft = draft_of_file(document.draft, opened.model, opened.model.paths[0].parent)
-    files = opened.side_files if draft is None else replace(opened.side_files, draft=draft)
-    return Edit(document.layout, document.context, files)
+    return edit_of_file(document, opened.model, opened.model.paths[0].parent, opened.side_files)
 
 
 def _first_plan(opened: OpenedFile, rig: Rig, speeds: Speeds, edit: Edit | None = None) -> _FirstPlan:
@@ -334,8 +335,9 @@ def _first_plan(opened: OpenedFile, rig: Rig, speeds: Speeds, edit: Edit | None 
     # Large models of unknown architecture may take long to forecast.
     with limited(OPENING_SECONDS):
         begun_s = thread_time()
+        is_found = edit is None
         if edit is None:
             context, beside = default_context(opened.model), opened.side_files
             edit = Edit(initial_layout(tables.memory, rig, context, beside, speeds), context, beside)
         make_preview(tables, Plan(tables.memory, rig, edit))
-    return _FirstPlan(tables, edit, Pace(thread_time() - begun_s))
+    return _FirstPlan(tables, edit, Pace(thread_time() - begun_s), rig if is_found else None)

@@ -1,4 +1,4 @@
-"""Plans an untouched layout anew when devices get memory back or lose some, for example when a model is unloaded."""
+"""Plans a layout that nobody has edited again when free memory changes, such as when a model is unloaded."""
 
 from __future__ import annotations
 
@@ -11,22 +11,25 @@ from app.models.layouts import Layouts
 from app.models.open_models import OpenModels
 from app.models.opener import ModelOpener
 from app.rig.live_rig import LiveRig
+from app.settings import Settings
 from engine.base.units import MIB
 from engine.devices.device import Rig
-from engine.model.gguf.model_file import FileIdentity
+from widgets.library.load_question import LoadAnswer
 
 SETTLE_MS = 1500
 """Milliseconds for which changed memory must stay changed. Drivers give memory back in steps."""
 _STEPS = 32
-"""A device's memory counts as changed if it moves by a 32nd of the total: other programs move less all the time."""
+"""Number of steps of a device's total memory. Changes of less than a step are ignored: other programs cause them."""
 _LEAST_BYTES = 16 * MIB
 
 
 class Replanner(QObject):
-    """Watches the free memory of devices, and has the layout found again if nobody has edited it.
+    """Watches the free memory of devices, and starts a search for a new layout if nobody has edited the layout.
 
-    The memory for which a layout was found is kept for each model, so that a model that is shown again later is planned
-    for the memory of that time. Nothing is done during a drag, while a model is being loaded, or for a loaded model.
+    The devices for which a layout was found are stored with each model (`OpenModel.planned_rig`). A model that is shown
+    again or unloaded later is compared with these. Nothing is done during a drag, while a model is being loaded, or for
+    a loaded model. A parked model keeps a layout that does not fit now: its next load asks, or unloads other models, as
+    the preference for idle models says.
     """
 
     def __init__(
@@ -36,12 +39,12 @@ class Replanner(QObject):
         live: LiveRig,
         layouts: Layouts,
         opener: ModelOpener,
+        settings: Settings,
         parent: QObject | None = None,
     ) -> None:
         super().__init__(parent)
         self._document, self._models, self._live, self._layouts = document, models, live, layouts
-        self._planned: dict[FileIdentity, Mapping[str, int]] = {}
-        """Available bytes by device id for which the layout of each model was found."""
+        self._settings = settings
         self._timer = QTimer(self)
         self._timer.setSingleShot(True)
         self._timer.setInterval(SETTLE_MS)
@@ -51,38 +54,45 @@ class Replanner(QObject):
         opener.model_changed.connect(self._look)
 
     def _look(self) -> None:
-        """Start the wait if memory has changed since the layout was found; stop it if memory is back."""
-        key = self._models.current.key
-        if key is None or self._document.model is None:
+        """Start the timer if free memory is not that for which the layout was found; stop it if it is again."""
+        model, rig = self._models.current, self._live.rig
+        planned = model.planned_rig
+        if planned is None or self._document.model is None:
             self._timer.stop()
-            return
-        now = available_of(self._live.rig)
-        before = self._planned.setdefault(key, now)
-        if before.keys() != now.keys():
+        elif planned.ids != rig.ids:
             # Other devices: `Layouts` follows these.
-            self._planned[key] = now
+            model.planned_rig = rig
             self._timer.stop()
-        elif not has_moved(self._live.rig, before):
+        elif not has_moved(rig, available_of(planned)):
             self._timer.stop()
         elif not self._timer.isActive():
             self._timer.start()
 
     def _on_settled(self) -> None:
-        key, rig = self._models.current.key, self._live.rig
-        if key is None or key not in self._planned or not has_moved(rig, self._planned[key]):
+        model, rig = self._models.current, self._live.rig
+        if model.planned_rig is None or not has_moved(rig, available_of(model.planned_rig)):
             return
-        if self._models.loading is not None:
-            # Memory moves until that load has ended, which `changed` tells.
+        if self._models.loading is not None or model.held is not None:
+            # Its end, or the unload, is told by `changed`. Memory moves until then.
             return
-        if self._document.is_dragging:
+        if self._document.is_dragging or self._document.is_behind:
             self._timer.start()
             return
-        self._planned[key] = available_of(rig)
+        if self._stays_parked:
+            return
+        model.planned_rig = rig
         self._layouts.follow_memory()
+
+    @property
+    def _stays_parked(self) -> bool:
+        """Whether the model is parked, and models in the way of its layout are to be unloaded, or asked about."""
+        plan = self._document.plan
+        is_around = self._settings.without_room is LoadAnswer.BESIDE
+        return self._models.current.is_parked and not is_around and plan is not None and not plan.report.fits
 
 
 def available_of(rig: Rig) -> dict[str, int]:
-    """Return the available bytes of each device, by id; of the host only if devices share its memory."""
+    """Return the available bytes of each device, by id. The host is included only if devices share its memory."""
     devices = rig.devices if rig.pool is None else rig.all_devices
     return {device.id: device.available_bytes for device in devices}
 

@@ -38,7 +38,7 @@ class Unloader(QObject):
         self.park(self._models.current)
 
     def park(self, model: OpenModel) -> None:
-        """Unload `model` so that the next question loads it again. Its KV state is saved first, as at each unload."""
+        """Unload `model` and save its KV state; the next question loads it again."""
         if model.loading.unload():
             model.set_parked(True)
             self._notices.say(tr("Parked {name}. The next question loads it again.", name=model.name))

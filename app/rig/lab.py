@@ -1,6 +1,6 @@
-"""The lab rig of the window:
+"""Starts and stops the window's lab rig: RPC workers on this machine.
 
-RPC workers on this machine with a cap on their memory, to try layouts without more cards, or one for each NUMA node.
+Their memory is capped, to try layouts for cards that are not here; or each one is bound to a NUMA node.
 """
 
 from __future__ import annotations

@@ -189,7 +189,7 @@ def _held_bytes(models: Sequence[HeldModel]) -> Counter[str]:
 
 
 def _with_shared(rig: Rig, held_bytes: Counter[str]) -> Counter[str]:
-    """Return `held_bytes` by device id, with what devices with unified memory hold added to the host's."""
+    """Return `held_bytes` by device id; the host's bytes include those of the devices that share its memory."""
     shared_bytes = sum(held_bytes[device.id] for device in rig.devices if device.unified)
     return held_bytes + Counter({CPU_ID: shared_bytes})
 

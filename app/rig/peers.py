@@ -149,7 +149,7 @@ class Peers(QObject):
         self.found.emit(tuple(replace(row, answers=row in answering) for row in rows))
 
     def _ask(self, machine: Machine) -> None:
-        """Ask a machine that announces nothing whether it is there."""
+        """Connect to a paired machine that is not announced, and store whether it answers."""
         self._answers[machine] = False
 
         def show(_offer: object) -> None:
@@ -158,7 +158,7 @@ class Peers(QObject):
                 self._tell_found()
 
         def failed(_error: EngineError) -> None:
-            """Leave it as it is shown: not found."""
+            """Ignore the error: the machine is shown as not found already."""
 
         self._background.run("Looking at machines", partial(self.machines.ask, machine), show, failed, quiet=True)
 

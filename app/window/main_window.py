@@ -248,7 +248,7 @@ class MainWindow(QMainWindow):
 
     @property
     def _has_our_height(self) -> bool:
-        """Whether the load report has a height that the program has given it."""
+        """Whether the load report has a height that the program has set, so that the user has not dragged it."""
         height = self.docks["report"].height()
         return any(abs(height - ours) <= _SAME_HEIGHT for ours in (self._report_height, self._settled_height))
 

@@ -187,7 +187,7 @@ def devices_menu(
             "split_numa",
             tr("Split CP&U by NUMA Node…"),
             questions.split_numa,
-            tip=tr("Make a device of each part of the processor that has memory of its own"),
+            tip=tr("Make each NUMA node, a part of the processor with memory of its own, a device"),
         ),
         Command("restart_lab", tr("Restart La&b Workers"), restart_lab),
         Command("stop_lab", tr("&Stop Lab Rig"), unloader.stop_lab),

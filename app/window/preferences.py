@@ -186,7 +186,7 @@ class PreferencesDialog(Dialog):
         self.idle_time_box.setCurrentIndex(times.index(idle_s) if idle_s in times else 0)
 
     def showEvent(self, event: QShowEvent) -> None:
-        """Show the answers that were stored meanwhile: a question before a load stores one too."""
+        """Read the preferences again before the dialog is shown: a question before a load may have stored one."""
         self._show_idle()
         super().showEvent(event)
 

@@ -190,7 +190,7 @@ def make_desk(
 
     layouts = Layouts(document, models, live, background, notices, speeds, parent)
     # As the parked models: signals do all of it.
-    Replanner(document, models, live, layouts, opener, parent or models)
+    Replanner(document, models, live, layouts, opener, settings, parent or models)
     desk = Desk(
         settings=settings,
         background=background,

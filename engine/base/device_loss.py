@@ -1,16 +1,16 @@
-"""Recognises from the engine's log that a driver lost a device or memory ran out, and the sentence for the first.
+"""Recognises a lost device and a card without free memory in the engine's log, and words the error of a lost device.
 
-Vulkan throws an exception, which fails a load with a reason, and ends the process during a computation. CUDA always
-aborts the process.
+Vulkan throws an exception: a load fails with a reason, and a computation ends the process. CUDA always aborts the
+process.
 """
 
 from __future__ import annotations
 
 import re
 
-# Texts of Vulkan's headers and of ggml-vulkan; then of cudaErrorLaunchTimeout and cudaErrorECCUncorrectable.
 CARD_MEMORY = r"out of memory|.*resource allocation failed"
-"""Pattern of the text after "CUDA error: ", if a card refused memory: of cudaMalloc, and of cuBLAS and cuFFT."""
+"""Pattern of the text after "CUDA error: " if a card has no memory left (cudaMalloc, cuBLAS, cuFFT)."""
+# Texts of Vulkan's headers and of ggml-vulkan; then of cudaErrorLaunchTimeout and cudaErrorECCUncorrectable.
 _WORDS = re.compile(
     r"ErrorDeviceLost|vk::DeviceLostError|ggml_vulkan: device lost on"
     r"|the launch timed out and was terminated|uncorrectable ECC error encountered"

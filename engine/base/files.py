@@ -88,8 +88,14 @@ def write_private(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         # Another process may have been quicker: then its file counts.
-        with suppress(FileExistsError):
+        try:
             os.link(unfinished, path)
+        except FileExistsError:
+            pass
+        except OSError:
+            # FAT, and some network file systems, have no hard links.
+            if not path.exists():
+                unfinished.rename(path)
     finally:
         unfinished.unlink(missing_ok=True)
 

@@ -25,7 +25,7 @@ STATUS = Path("/proc/self/status")
 _NAME = re.compile(r"node(\d{1,4})", re.ASCII)
 _LINE = re.compile(r"Node \d+ ([\w()]+): +(\d+) kB", re.ASCII)
 _RECLAIMABLE = ("MemFree", "Active(file)", "Inactive(file)")
-"""Memory that a node can give to a process: a full page cache is no use of memory."""
+"""Lines of a node's `meminfo` that add up to its free memory. Page cache counts, because the kernel can drop it."""
 _CALLS = {"x86_64": (238, 239), "aarch64": (237, 236)}
 """Numbers of `set_mempolicy` and `get_mempolicy`. libnuma, which wraps them, is not on every system."""
 _BIND = 2
@@ -101,7 +101,7 @@ def _allowed(status: Path) -> frozenset[int]:
 
 
 def serving_nodes(nodes: Sequence[NumaNode]) -> tuple[NumaNode, ...]:
-    """Return the nodes to each of which a worker can be bound; empty if that would split nothing."""
+    """Return the nodes to each of which a worker can be bound; empty if there are fewer than two."""
     serving = tuple(node for node in nodes if node.can_serve)
     return serving if len(serving) > 1 else ()
 
@@ -118,7 +118,7 @@ def numbers_text(numbers: Iterable[int]) -> str:
 
 
 def numa_sentence(nodes: Sequence[NumaNode]) -> str:
-    """Return a sentence on the NUMA nodes of this machine, and whether it can be split by them."""
+    """Return a sentence for users on the NUMA nodes of this machine, and whether a worker can be bound to each."""
     if not nodes:
         return tr("This system describes no NUMA nodes; there is nothing to split.")
     listed = "; ".join(node_words(node) for node in nodes)
@@ -156,7 +156,7 @@ def bind_to_node(node: NumaNode) -> bool:
 
 
 def bound_nodes() -> frozenset[int]:
-    """Return the nodes from which alone this thread gets memory; empty if it is not bound."""
+    """Return the numbers of the nodes to which this thread's memory is bound; empty if it is not bound."""
     _, get_policy = _CALLS.get(platform.machine(), (0, 0))
     if not get_policy or not sys.platform.startswith("linux"):
         return frozenset()

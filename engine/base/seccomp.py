@@ -96,11 +96,14 @@ _NEVER = (
 """System calls that are always refused: no child and no driver needs them. io_uring would bypass every filter."""
 _SIGNALLING = ("kill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo")
 _PRIORITY = {"setpriority": 0, "ioprio_set": 1}
-"""Value of the first argument for a single process (PRIO_PROCESS, IOPRIO_WHO_PROCESS), besides groups and users."""
+"""First argument with which a call changes a single process (PRIO_PROCESS, IOPRIO_WHO_PROCESS), by call.
+
+Other values stand for process groups and users; those are refused.
+"""
 _SCHEDULING = ("sched_setparam", "sched_setscheduler", "sched_setaffinity", "sched_setattr", "migrate_pages",
                "move_pages")  # fmt: skip
-"""Calls that slow down another process of the user. Drivers use them for threads of their own, whose ids a filter
-cannot know.
+"""Calls that can slow down another process of the user. They are refused only for the parent: drivers use them for
+their own threads, whose ids a filter cannot know.
 """
 _NAMESPACES = 0x7E020000
 """CLONE_NEW*: in namespaces of its own a process has all capabilities, and with them reaches more of the kernel."""

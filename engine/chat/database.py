@@ -84,9 +84,9 @@ def open_read_only(path: Path) -> sqlite3.Connection:
 
 
 def our_name() -> str:
-    """Return the id of this process for messages that it writes: process id and start.
+    """Return the id of this process for messages that it writes: its process id and start time.
 
-    The start is needed because process ids are reused.
+    The start time is needed because process ids are reused.
     """
     return name_of(os.getpid())
 
@@ -111,7 +111,7 @@ def is_alive(writer: str) -> bool:
 
 
 def _start_of(pid: int) -> str:
-    """Return the start of a process, as a text that stays the same when the clock is set."""
+    """Return the start time of a process as text that does not change when the system clock is set."""
     if not sys.platform.startswith("linux"):
         return f"{psutil.Process(pid).create_time():.2f}"
     # psutil's time is that of the boot and these ticks, and the former moves with the clock.
@@ -121,7 +121,7 @@ def _start_of(pid: int) -> str:
 
 @cache
 def _boot() -> str:
-    """Return what tells this run of the system from others; empty if it cannot be read."""
+    """Return the first digits of the kernel's boot id, which changes at each boot; empty if it cannot be read."""
     with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")[:8]
     return ""

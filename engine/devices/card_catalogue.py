@@ -112,7 +112,7 @@ def with_cards(rig: Rig, asked: Sequence[str]) -> Rig:
     `asked`: names in the catalogue; "2 x RTX 3090" adds two.
 
     Raises:
-        ArgumentError: a name is unknown, there are too many cards, or others beside a whole computer.
+        ArgumentError: a name is unknown, there are too many cards, or a whole computer is named together with others.
     """
     added: list[Device] = []
     for text in asked:

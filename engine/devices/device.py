@@ -246,8 +246,8 @@ class MemoryPool:
     """The host's memory on a computer whose devices use it too, so that one byte counts once for all of them.
 
     `ids`: ids of the host and of the devices with unified memory.
-    `available_bytes`: what is available of it. `limit_bytes`: the same without the largest margin of these devices;
-    negative if less is available.
+    `available_bytes`: memory that is available to all of them together.
+    `limit_bytes`: `available_bytes` less the largest margin of these devices; negative if less is available.
     """
 
     ids: frozenset[str]

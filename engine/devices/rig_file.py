@@ -25,6 +25,7 @@ from engine.devices.device import (
     RemoteFacts,
     Rig,
     find_id_fault,
+    is_on_this_machine,
     make_host,
 )
 from engine.devices.endpoint import MAX_ALIGNMENT_BYTES, parse_lent_endpoint
@@ -32,12 +33,14 @@ from engine.model.gguf.quoting import clean
 
 VERSION = 1
 MAX_ENDPOINT_DEVICE = 63
+MAX_DEVICES = 256
+"""Largest number of devices in a rig. Each is compared with all others, and the engine uses at most 16 at once."""
 _BUFFER_KEYS = ("alignment_bytes", "host_alignment_bytes", "largest_tensor_bytes", "largest_buffer_bytes")
 MAX_BACKEND_LENGTH = 60
 MAX_SPEED = 1e15
 MAX_NODE = 1023
 _SAME_SHARE = 0.02
-"""Relative difference of total memory up to which a device is the same: drivers differ in what they keep."""
+"""Relative difference of total memory up to which two devices count as the same: drivers reserve different amounts."""
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 
 
@@ -51,9 +54,14 @@ def parse_rig(data: bytes | str, *, source: str = "") -> Rig:
 
 
 def rig_of(root: JsonObject) -> Rig:
-    """Return the rig in a JSON object with the keys of a rig file; raises the error of that object."""
+    """Return the rig in a JSON object with the keys of a rig file. An error is raised as `root` raises its errors."""
     root.allow("version", "devices", "host")
     items = root.nested_list("devices")
+    if len(items) > MAX_DEVICES:
+        root.refuse(
+            tr("a rig has at most {most} devices; remove some of these {count}", most=MAX_DEVICES, count=len(items)),
+            "devices",
+        )
     devices = tuple(_parse_device(item) for item in items)
     for index, device in enumerate(devices):
         for earlier in devices[:index]:
@@ -89,9 +97,9 @@ def encode_rig(rig: Rig) -> bytes:
 
 
 def rig_changes(made: Rig, now: Rig, used: Iterable[str]) -> tuple[str, ...]:
-    """Return what is different in rig `now` from rig `made`, for which something was made; a text for each device.
+    """Return the differences of rig `now` from rig `made`, for which a layout was made; one text for each device.
 
-    `used`: ids of the devices that count. Free memory does not count, and small differences of the total do not either.
+    `used`: ids of the devices that are compared. Free memory and small differences of total memory are ignored.
     """
     found = []
     for device_id in dict.fromkeys(used):
@@ -129,9 +137,7 @@ def _parse_device(item: JsonObject) -> Device:
     # Accelerators such as BLAS work in the host's memory and report none of their own.
     total_bytes, free_bytes = _parse_memory(item, zero_allowed=kind == "accel")
     unified = item.maybe("unified_memory", item.flag, False)
-    if unified and backend == "RPC":
-        item.refuse(tr("a worker's memory is not that of this host; leave the key out"), "unified_memory")
-    return Device(
+    device = Device(
         id=device_id,
         name=item.maybe("name", lambda key: clean(item.text(key)), device_id),
         backend=backend,
@@ -158,6 +164,10 @@ def _parse_device(item: JsonObject) -> Device:
         remote=_parse_remote(item, backend),
         unified=unified,
     )
+    # The workers of this machine's NUMA nodes share its memory.
+    if unified and device.is_rpc and (device.fingerprint is not None or not is_on_this_machine(device)):
+        item.refuse(tr("a worker's memory is not that of this host; leave the key out"), "unified_memory")
+    return device
 
 
 def _parse_id(item: JsonObject) -> str:

@@ -1,4 +1,4 @@
-"""Draft models of the library: small models whose vocabulary is that of a model, by the facts of their headers."""
+"""Draft models in the library: small models with the vocabulary of a larger model, judged by their headers alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from engine.model.gguf.model_file import TOKENIZER, ModelFile
 from engine.model.gguf.vocabulary import MOST_DIFFERENCE
 
 _LARGEST_SHARE = 2
-"""A draft model is proposed up to half the size of the main model; a larger one hardly gains."""
+"""Divisor of the main model's size: larger draft models are not proposed, because they hardly speed up answers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from engine.base.language import tr
 from engine.base.pci import parse_pci_id
 from engine.devices.device import CPU_ID, Device, Rig
 from engine.devices.telemetry.cards import list_nvidia_cards
-from engine.model.gguf.model_file import ModelFile
+from engine.model.gguf.model_file import ModelFile, identify
 from engine.planning.memory.backends import backend_traits
 from engine.planning.memory.side_files import Projector
 from engine.planning.memory.tensors import OverrideHomes
@@ -69,6 +69,8 @@ def load_request(plan: Plan, *, sequences: Path | None = None) -> Load:
 
 EARLY_BYTES = 10 << 20
 """Size above which a worker caches a tensor: `HASH_THRESHOLD` of ggml-rpc."""
+EARLY_LEAST_BYTES = 400 << 20
+"""Least weights that are worth it: to find out that a worker caches nothing takes 20 MiB on its link."""
 
 
 def early_weights(plan: Plan) -> tuple[EarlyWeights, ...]:
@@ -89,14 +91,32 @@ def early_weights(plan: Plan) -> tuple[EarlyWeights, ...]:
         if tensor.size_bytes > EARLY_BYTES and device in remote:
             span = WeightSpan(path_text(model.paths[tensor.file_index]), tensor.offset, tensor.size_bytes)
             found.setdefault(device, []).append(span)
-    if len({remote[device] for device in found}) < 2:
+    total_bytes = sum(span.size_bytes for spans in found.values() for span in spans)
+    if len({remote[device] for device in found}) < 2 or total_bytes < EARLY_LEAST_BYTES:
         return ()
     return tuple(EarlyWeights(device, tuple(spans)) for device, spans in found.items())
 
 
 def _draft_paths(plan: Plan) -> list[Path]:
-    """Return the files of the draft model; empty if there is none."""
-    return [] if plan.draft_plan is None else list(plan.draft_plan.model.paths)
+    """Return the files of the draft model; empty if there is none.
+
+    Raises:
+        ModelFileError: a file is gone, or is another one than that of which the header was read.
+    """
+    draft = plan.edit.side_files.draft
+    if plan.draft_plan is None or draft is None:
+        return []
+    paths = list(plan.draft_plan.model.paths)
+    gone = next((path for path in paths if not path.exists()), None)
+    if gone is not None:
+        raise ModelFileError(gone, tr("the draft model is gone. Choose another one, or load without the draft"))
+    # Its layers, and so its devices and its memory, may be others now.
+    if draft.files is not None and identify(paths) != draft.files:
+        raise ModelFileError(
+            paths[0],
+            tr("the draft model has changed since it was chosen. Choose it again, or load without the draft"),
+        )
+    return paths
 
 
 def _draft_source(plan: Plan) -> DraftSource | None:
@@ -105,13 +125,10 @@ def _draft_source(plan: Plan) -> DraftSource | None:
         return None
     if of_draft is None:
         return DraftSource(kind=draft.kind, n_tokens=draft.n_tokens)
-    path = of_draft.model.paths[0]
-    if not path.exists():
-        raise ModelFileError(path, tr("the draft model is gone. Choose another one, or load without the draft"))
     return DraftSource(
         kind=draft.kind,
         n_tokens=draft.n_tokens,
-        path=path_text(path),
+        path=path_text(of_draft.model.paths[0]),
         parameters=of_draft.parameters,
         context=of_draft.settings,
     )

@@ -95,7 +95,7 @@ def test_layers_across_workers_and_the_cpu_generate(lab: Lab, tmp_path: Path) ->
     assert all(0 <= fraction <= 1 for fraction in read)
 
     (loaded,) = [event for event in events if event["event"] == "loaded"]
-    assert list(loaded) == ["event", "devices", "forecast", "elsewhere", "seconds"]
+    assert list(loaded) == ["event", "devices", "forecast", "elsewhere", "seconds", "sent"]
     assert loaded["elsewhere"] == []
     measured, forecast = by_id(loaded["devices"]), by_id(loaded["forecast"])
     assert list(measured) == list(forecast) == ["RPC0", "RPC1", "RPC2", "CPU"]

@@ -57,7 +57,7 @@ class CompareDialog(Dialog):
     import_requested = Signal()
 
     def __init__(self, parent: QWidget | None = None, titles: Mapping[str, str] | None = None) -> None:
-        """Make the dialog. `titles`: the title of each strategy by its name, which results have."""
+        """Make the dialog. `titles`: titles to show in place of the strategies' names in the results."""
         super().__init__(tr("Compare Speed"), parent)
         self._titles = titles or {}
         self._results: BenchResults | None = None
@@ -184,7 +184,7 @@ class CompareDialog(Dialog):
         self._refresh()
 
     def set_kept(self, kept: bool) -> None:
-        """Set whether the edited layout is the winner of the results, so that there is nothing to keep."""
+        """Set whether the edited layout is the winner of the results; the button Keep the Winner is then disabled."""
         self._is_kept = kept
         self._refresh()
 
@@ -195,7 +195,7 @@ class CompareDialog(Dialog):
 
     @property
     def _titled(self) -> BenchResults | None:
-        """The shown results with the titles of strategies."""
+        """The shown results, with titles in place of the strategies' names."""
         return None if self._results is None else with_titles(self._results, self._titles)
 
     def apply_palette(self, palette: Palette) -> None:

@@ -86,7 +86,11 @@ class DraftForm(QWidget):
         self.kind_box.setCurrentIndex(max(0, self.kind_box.findData(draft.path or draft.kind)))
         self.device_box.clear()
         self.device_box.addItems([AUTO, *devices])
-        self.device_box.setCurrentText(draft.device or AUTO)
+        # Several devices of a layout file, or one that has gone away.
+        if draft.device and draft.device not in devices:
+            self.device_box.addItem(draft.device)
+        index = self.device_box.findText(draft.device) if draft.device else 0
+        self.device_box.setCurrentIndex(max(0, index))
         self.device_box.setVisible(bool(draft.path))
         for widget in (self.tokens_label, self.tokens_box):
             widget.setVisible(draft.kind != _NONE)
@@ -109,4 +113,6 @@ class DraftForm(QWidget):
 
     def _on_device(self) -> None:
         # The first entry is "auto", by its place: a device could have that name.
-        self.device_chosen.emit("" if self.device_box.currentIndex() == 0 else self.device_box.currentText())
+        device = "" if self.device_box.currentIndex() == 0 else self.device_box.currentText()
+        if device != (self._draft.device or ""):
+            self.device_chosen.emit(device)

@@ -1,4 +1,4 @@
-"""The dialog of Layout > Named Layouts: the saved layouts of the current model."""
+"""The dialog of Layout > Named Layouts: it lists the saved layouts of the current model."""
 
 from __future__ import annotations
 

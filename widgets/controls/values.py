@@ -29,7 +29,7 @@ class DraftChoice:
 
     path: file of the draft model; empty for n-gram and for no draft.
     kind: "none", "ngram", "model" or "mtp".
-    device: device of the draft model; None if it is decided automatically, or is not one device.
+    device: device of the draft model, or several with commas; None if it is decided automatically.
     """
 
     kind: str = "none"

@@ -31,7 +31,7 @@ WIDTH_PX, HEIGHT_PX = 760, 640
 _LABEL_SHARE = 0.2
 """Part of the time span that the label of a mark may take; a mark that is closer has its label one line lower."""
 _LABEL_LINES, _LABEL_STEP = 5, 0.16
-"""Number of such lines, and their distance as a part of the graph's height."""
+"""Number of lines for the labels of marks, and the distance of two lines as a share of the graph's height."""
 
 
 @dataclass(frozen=True, slots=True)

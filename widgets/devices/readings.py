@@ -72,7 +72,11 @@ def away_text(device: Device) -> str:
 
 def shared_text(device: Device) -> str:
     """Return a sentence on a device that uses the computer's memory; empty if it has its own."""
-    return tr("Its memory is that of the computer: what one uses is not free for the other.") if device.unified else ""
+    return (
+        tr("It shares the computer's memory: what one of them uses is not free for the other.")
+        if device.unified
+        else ""
+    )
 
 
 def simulated_words(ids: Sequence[str]) -> str:

@@ -45,7 +45,7 @@ class Kind(StrEnum):
 
 
 Place = tuple[Kind, int]
-"""Kind and index of a part: lane, layer, or i for the boundary after run i; 0 for output, embedding and draft."""
+"""Kind and index of a part: index of the lane, layer, or run before the boundary; 0 for output, embedding and draft."""
 
 
 class EditorPart(QObject):

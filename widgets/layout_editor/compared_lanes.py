@@ -201,7 +201,7 @@ class _Canvas(QWidget):
         painter.end()
 
     def _strips(self) -> Lanes:
-        """Return the strips of one track, `_STRIP_HEIGHT` pixels high."""
+        """Return the drawing areas of the strips of one track, which is `_STRIP_HEIGHT` pixels high."""
         experts = any(layer.expert_bytes for each in self._sides if each is not None for layer in each.layers)
         if experts:
             return Lanes(1, _PITCH, Strip(2, 6), Strip(9, 6), Strip(16, 3))

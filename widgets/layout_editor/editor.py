@@ -240,8 +240,9 @@ class LayoutEditor(QFrame):
             return
         state = loaded_words(preview, self._loaded)
         self._state.setText(f"{state.sign} {state.text}")
-        # The summary gives way: it is elided, and the state is not.
+        # The summary gives way: it is elided. State and speed are not.
         self._state.setMinimumWidth(self._state.sizeHint().width())
         self._speed.setText(speed_text(preview))
+        self._speed.setMinimumWidth(self._speed.sizeHint().width())
         self._speed.setToolTip(plain_tool_tip(speed_tool_tip(preview)))
         self._summary.setText(summary_text(preview, self.selection))

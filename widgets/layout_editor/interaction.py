@@ -111,15 +111,19 @@ class Interaction(QObject):
                 self.set_focus(BoundaryFocus(index))
             case OutputTarget():
                 lane = shown.lane_of[layout.output_device]
-                self.drag = LaneDrag(None, lane, (x, y), shown.drop_devices(), self._threshold)
+                drops = shown.drop_devices(lane, layout.output_device)
+                self.drag = LaneDrag(None, lane, (x, y), drops, self._threshold)
                 self.set_focus(OutputFocus())
             case EmbeddingTarget():
-                drag = LaneDrag(None, shown.embedding_lane, (x, y), shown.drop_devices(), self._threshold)
+                drops = shown.drop_devices(shown.embedding_lane, embedding_device(layout))
+                drag = LaneDrag(None, shown.embedding_lane, (x, y), drops, self._threshold)
                 drag.part = "embedding"
                 self.drag = drag
                 self.set_focus(EmbeddingFocus())
             case DraftTarget(lane):
-                drag = LaneDrag(None, lane, (x, y), shown.drop_devices(), self._threshold)
+                draft = shown.preview.draft
+                home = None if draft is None or len(draft.devices) > 1 else draft.devices[0]
+                drag = LaneDrag(None, lane, (x, y), shown.drop_devices(lane, home), self._threshold)
                 drag.part = "draft"
                 self.drag = drag
                 self.set_focus(DraftFocus())
@@ -153,7 +157,7 @@ class Interaction(QObject):
             self.set_focus(LayerFocus(layer, layer))
         # A click selects the layer on release only: until then the press may begin a drag of the selection.
         self._clicked = LayerFocus(layer, layer)
-        self.drag = LaneDrag(span, lane, at, shown.drop_devices(), self._threshold)
+        self.drag = LaneDrag(span, lane, at, shown.drop_devices(lane, shown.run_at(layer).device), self._threshold)
 
     def _press_part(self, shown: Shown, target: PartTarget, at: tuple[float, float], *, extend: bool) -> None:
         layer = target.layer
@@ -167,7 +171,8 @@ class Interaction(QObject):
             # A part of one layer does not cut a run in two, so without a selection the layer's own part is taken.
             self.set_focus(LayerFocus(layer, layer))
         self._clicked = LayerFocus(layer, layer)
-        drag = LaneDrag(span, target.lane, at, shown.drop_devices(), self._threshold)
+        home = part_device(shown.preview.layout, MOVABLE_PARTS[target.part][0], layer)
+        drag = LaneDrag(span, target.lane, at, shown.drop_devices(target.lane, home), self._threshold)
         drag.part = target.part
         self.drag = drag
 
@@ -375,6 +380,8 @@ class Interaction(QObject):
                 device = layout.output_device
             case EmbeddingFocus():
                 device = embedding_device(layout)
+            case DraftFocus() if shown.preview.draft is not None:
+                device = shown.preview.draft.devices[0]
             case _:
                 return ()
         group = shown.group_of(device)

@@ -20,13 +20,16 @@ GROUP_FROM = 13
 """Least number of lanes of a rig whose machines are groups. Twelve lanes are as many as a large window shows."""
 
 
-def with_groups(contents: Sequence[LaneContent], rig: Rig, unfolded: frozenset[str]) -> tuple[LaneContent, ...]:
-    """Return the lanes with a head before the lanes of each machine that lends several devices.
+def with_groups(
+    contents: Sequence[LaneContent], rig: Rig, rows: Sequence[DeviceRow], unfolded: frozenset[str]
+) -> tuple[LaneContent, ...]:
+    """Return the lanes with a head lane before the lanes of each machine that lends several devices.
 
-    The lanes of a folded machine are left out, and its head has what they hold. Each machine stands where its first
-    device was.
+    A folded machine has its head lane only, which shows what its devices hold. A machine has the place of its first
+    device.
 
-    `unfolded`: fingerprints of the machines whose devices are shown.
+    `rows`: memory of the devices with this layout.
+    `unfolded`: fingerprints of the machines whose devices have lanes.
     """
     if len(contents) < GROUP_FROM:
         return tuple(contents)
@@ -43,21 +46,31 @@ def with_groups(contents: Sequence[LaneContent], rig: Rig, unfolded: frozenset[s
         if key not in members:
             order.append(key)
         members[key].append(content)
+    spare_bytes = {row.id: -row.shortfall_bytes for row in rows}
     found: list[LaneContent] = []
     for each in order:
         if isinstance(each, LaneContent):
             found.append(each)
             continue
         is_folded = each not in unfolded
-        found.append(_head(each, members[each], devices, is_folded=is_folded))
+        found.append(_head(each, members[each], devices, spare_bytes, is_folded=is_folded))
         found += () if is_folded else members[each]
     return tuple(found)
 
 
-def _head(key: str, members: Sequence[LaneContent], devices: Mapping[str, Device], *, is_folded: bool) -> LaneContent:
+def _head(
+    key: str,
+    members: Sequence[LaneContent],
+    devices: Mapping[str, Device],
+    spare_bytes: Mapping[str, int],
+    *,
+    is_folded: bool,
+) -> LaneContent:
     ids = tuple(content.device.id for content in members)
-    roomiest = max(ids, key=lambda name: devices[name].available_bytes)
-    group = MachineGroup(key, ids, roomiest if devices[roomiest].available_bytes else None, is_folded=is_folded)
+    # By what the layout leaves free: several drops one after another must not all go to one device.
+    usable = [name for name in ids if devices[name].available_bytes]
+    roomiest = max(usable, key=lambda name: spare_bytes.get(name, devices[name].available_bytes), default=None)
+    group = MachineGroup(key, ids, roomiest, is_folded=is_folded)
     used = sum(not content.is_empty for content in members)
     words = tr("{used} of {count} devices used", used=used, count=len(ids))
     away = {content.device.state for content in members}
@@ -73,6 +86,7 @@ def _head(key: str, members: Sequence[LaneContent], devices: Mapping[str, Device
         (),
         has_embedding=any(content.has_embedding for content in members),
         has_output=any(content.has_output for content in members),
+        has_draft=any(content.has_draft for content in members),
         group=group,
     )
 
@@ -89,7 +103,7 @@ def _merged(members: Sequence[LaneContent]) -> Blocks:
 
 
 def row_of(content: LaneContent, rows: Mapping[str, DeviceRow]) -> DeviceRow | None:
-    """Return the memory row of a lane; for a head the sum over the machine's devices. None if a row is missing."""
+    """Return the memory row of a lane; for a head lane the sum of its machine's devices. None if a row is missing."""
     if content.group is None:
         return rows.get(content.device.id)
     found = [rows[name] for name in content.group.devices if name in rows]

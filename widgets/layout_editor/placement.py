@@ -47,7 +47,8 @@ class MachineGroup:
 
     key: fingerprint of the machine's certificate.
     devices: ids of its devices.
-    roomiest: id of the device that gets layers that are dropped on a folded machine; None if none has room.
+    roomiest: id of the device that gets layers that are dropped on a folded machine: the one with most memory to
+    spare in this layout; None if none can be used.
     is_folded: whether the lanes of its devices are hidden.
     """
 
@@ -89,7 +90,7 @@ class LaneContent:
 def lane_devices(rig: Rig, layout: Layout, further: Sequence[str] = ()) -> tuple[LaneDevice, ...]:
     """Return the devices of the lanes: those of the rig with the host last, then those that only the layout names.
 
-    `further`: ids of devices besides those of the layout.
+    `further`: ids of more devices that need a lane, such as those of a draft model.
     """
     known = set(rig.ids)
     named = [run.device for run in layout.runs] + [layout.output_device] + [item.device for item in layout.overrides]

@@ -55,7 +55,7 @@ class EditorScene(QGraphicsScene):
 
         The lanes fill `view_height` pixels as far as the limits of a lane's height allow.
         """
-        contents = with_groups(lane_contents(preview), preview.rig, unfolded)
+        contents = with_groups(lane_contents(preview), preview.rig, preview.report.rows, unfolded)
         experts = any(layer.expert_bytes for layer in preview.layers)
         lanes = make_lanes(len(contents), view_height, experts=experts)
         places = columns(width)

@@ -134,12 +134,16 @@ class Shown:
         """Return the index of the lane of the device that holds `layer`."""
         return self.lane_of[self.run_at(layer).device]
 
-    def drop_devices(self) -> tuple[str | None, ...]:
+    def drop_devices(self, lane: int | None = None, home: str | None = None) -> tuple[str | None, ...]:
         """Return the device that gets what is dropped on each lane; None for a lane that accepts no layers.
 
         Such a lane's device is not in the rig, or the lane is the head of a machine whose devices are shown.
+        `lane`, `home`: where a drag begins. What comes back to the head of a folded machine returns to its device.
         """
-        return tuple(map(_drop_device, self.contents))
+        found = [_drop_device(content) for content in self.contents]
+        if lane is not None and home is not None and self.contents[lane].group is not None:
+            found[lane] = home
+        return tuple(found)
 
     def destinations(self) -> tuple[str, ...]:
         """Return all devices that accept layers, those of folded machines too, from top to bottom."""

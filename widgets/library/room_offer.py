@@ -54,8 +54,9 @@ class RoomOfferBar(QFrame):
         if offer is not None:
             self.text_label.setText(offer.text)
             self.setAccessibleName(offer.text)
-            self.unload_button.setText(offer.unload_text)
-            self.load_button.setText(offer.load_text)
-            for button in (self.unload_button, self.load_button):
-                button.setToolTip(plain_tool_tip(f"{button.text()}\n{offer.tool_tip}"))
+            for button, text in ((self.unload_button, offer.unload_text), (self.load_button, offer.load_text)):
+                # The text has the name of a model, in which "&" is no mnemonic.
+                button.setText(text.replace("&", "&&"))
+                button.setAccessibleName(text)
+                button.setToolTip(plain_tool_tip(f"{text}\n{offer.tool_tip}"))
         self.setVisible(offer is not None)

@@ -65,8 +65,8 @@ class TogetherDialog(Dialog):
         for button in (self.add_model_button, self.remove_button, self.up_button):
             choice.addWidget(button)
         introduction = tr(
-            "Choose models that are to be loaded at the same time, the most important one first. Idle models that are "
-            "loaded now are parked before."
+            "Choose the models to load at the same time, the most important one first. Models that are loaded now and "
+            "idle are parked first."
         )
         self.load_button = self.add_button(tr("&Load All"), self._on_load)
         self.lay_out(
@@ -92,7 +92,7 @@ class TogetherDialog(Dialog):
         return self._words.text()
 
     def choose(self, paths: Sequence[Path]) -> None:
-        """Add these models, as far as they are offered."""
+        """Add those of these models that the dialog offers."""
         for path in paths:
             row = self.model_box.findData(path)
             if row >= 0:
@@ -110,7 +110,7 @@ class TogetherDialog(Dialog):
         self._enable()
 
     def say(self, sentence: str) -> None:
-        """Show a sentence in place of the layouts, which are not known yet or any more."""
+        """Show a sentence in place of the layouts while there are none."""
         self.show_plan((), (), sentence, may_load=False)
 
     def _on_add(self) -> None:

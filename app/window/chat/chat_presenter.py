@@ -82,8 +82,8 @@ class ChatPresenter(QObject):
         self._pace = ReadingPace()
         self._logged = ""
         """The last logged message about a chat template that cannot be used."""
-        self._asks_when_loaded = False
-        """Whether the text in the input is a question that waits until the parked model is loaded."""
+        self._waiting_question: str | None = None
+        """The question in the input that waits until the parked model is loaded; None if none waits."""
         self._before_delete: MessageTree | None = None
         """The messages before a deletion, for Undo; None if there is no deletion that can be undone."""
         self._after_delete = MessageTree()
@@ -221,8 +221,7 @@ class ChatPresenter(QObject):
         pane, file = self._pane, self._model.file
         pane.set_status(status)
         self._count_unloaded()
-        if status.phase is Phase.READY and self._asks_when_loaded:
-            self._asks_when_loaded = False
+        if status.phase is Phase.READY and self._waiting_question is not None:
             # Later, when everybody knows the loaded model.
             QTimer.singleShot(0, self, self._ask_now)
         # The next context may be longer.
@@ -345,21 +344,22 @@ class ChatPresenter(QObject):
             # The text stays in the input until the model is loaded, so that a load that fails does not lose it.
             self._pane.show_draft(text)
             self._show_answering()
-            self._asks_when_loaded = True
+            self._waiting_question = text.strip()
             self._on_start()
 
     def _ask_now(self) -> None:
-        """Send the question for which a parked model was loaded."""
-        text = self._pane.prompt_edit.toPlainText().strip()
-        if (text or self._files.attacher.files) and self._conversation.can_ask:
+        """Send the question for which a parked model was loaded, unless it was changed in the input since."""
+        text, asked = self._pane.prompt_edit.toPlainText().strip(), self._waiting_question
+        self._waiting_question = None
+        if text == asked and (text or self._files.attacher.files) and self._conversation.can_ask:
             self._pane.show_draft("")
             self._on_draft("")
             self._on_send(text)
 
     def _forget_waiting(self) -> None:
-        """Leave a question in the input if the load for it does not begin or has failed."""
+        """Cancel the question that waits for a load if no load runs. Its text stays in the input."""
         if not self._model.status.is_loading:
-            self._asks_when_loaded = False
+            self._waiting_question = None
 
     def _on_start(self) -> None:
         """Load the model of this chat, or open a model if the chat has none."""

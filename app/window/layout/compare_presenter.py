@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from PySide6.QtWidgets import QWidget
@@ -18,7 +19,7 @@ from engine.machines.bench.results import BenchModel, BenchResults, import_note,
 from engine.machines.bench.runner import BenchProgress
 from engine.machines.bench.tables import winner_words, with_titles
 from engine.model.gguf.model_file import ModelFile
-from engine.planning.layout.layout_file import LayoutFile
+from engine.planning.memory.side_files import SideFiles
 from engine.planning.plan.edit import Edit
 from widgets.bench.compare_dialog import CompareDialog
 
@@ -41,7 +42,7 @@ class ComparePresenter(OneDialog[CompareDialog]):
         self._theme = theme
         self._window = window
         self._model: ModelFile | None = None
-        self._files: list[tuple[str, LayoutFile]] = []
+        self._files: list[tuple[str, Edit]] = []
         document.preview_changed.connect(lambda _preview: self._on_preview_changed())
         comparer.progressed.connect(self._on_progressed)
         comparer.finished.connect(self._on_finished)
@@ -66,7 +67,7 @@ class ComparePresenter(OneDialog[CompareDialog]):
         self._show_kept()
 
     def _show_kept(self) -> None:
-        """Disable Keep the Winner while the edited layout is the winner."""
+        """Disable the button Keep the Winner while the edited layout is the winner."""
         dialog, edit, model = self.dialog, self._document.edit, self._document.model
         results = None if dialog is None else dialog.results
         winner = None if results is None else results.layout(results.winner)
@@ -77,7 +78,8 @@ class ComparePresenter(OneDialog[CompareDialog]):
         except LayoutError:
             dialog.set_kept(False)
             return
-        dialog.set_kept((file.layout, file.context) == (edit.layout, edit.context))
+        kept = self._with_draft_of(winner.name, Edit(file.layout, file.context, edit.side_files))
+        dialog.set_kept(kept == edit)
 
     def _follow_model(self) -> None:
         """Forget the layout files of another model; what was measured stays, with a note."""
@@ -117,7 +119,7 @@ class ComparePresenter(OneDialog[CompareDialog]):
             return
         edit = plan.edit
         named = [NamedEdit(CURRENT, edit)]
-        named += [NamedEdit(name, Edit(file.layout, file.context, edit.side_files)) for name, file in self._files]
+        named += [NamedEdit(name, _with_side_files(each, edit.side_files)) for name, each in self._files]
         chosen = tuple(named[at] for at in dialog.chosen if at < len(named))
         if not chosen:
             return
@@ -174,32 +176,38 @@ class ComparePresenter(OneDialog[CompareDialog]):
             return
         path = dialogs.ask_open(dialog, tr("Add a layout"), dialogs.LAYOUT_FILTER)
         if path is not None:
-            self._comparer.read_layout(path, model.n_layers, partial(self._add, model))
+            self._comparer.read_layout(path, model, partial(self._add, model))
 
-    def _add(self, model: ModelFile, name: str, file: LayoutFile) -> None:
+    def _add(self, model: ModelFile, name: str, edit: Edit) -> None:
         # It was read in the background: another model may be shown by now.
         if model is not self._document.model:
             return
         taken = {CURRENT, *(known for known, _ in self._files)}
         free = next(each for number in range(1, len(taken) + 2)
                     if (each := name if number == 1 else f"{name} {number}") not in taken)  # fmt: skip
-        self._files.append((free, file))
+        self._files.append((free, edit))
         self._show_layouts()
 
     def _keep_winner(self) -> None:
         """Replace the edited layout by the fastest one, as one step of undo."""
         dialog, model = self.dialog, self._document.model
         results = None if dialog is None else dialog.results
-        winner = None if results is None else results.layout(results.winner)
-        if dialog is None or winner is None or model is None:
+        winner, edit = None if results is None else results.layout(results.winner), self._document.edit
+        if dialog is None or winner is None or model is None or edit is None:
             return
         try:
             file = layout_of(winner, model.n_layers)
         except LayoutError as error:
             dialog.say(error.summary(), bad=True)
             return
-        self._document.set_edit(file.layout, file.context, tr("keep {name}", name=winner.name))
+        found = self._with_draft_of(winner.name, Edit(file.layout, file.context, edit.side_files))
+        self._document.replace(found, tr("keep {name}", name=winner.name))
         dialog.say(tr("The edited layout is now: {name}.", name=winner.name))
+
+    def _with_draft_of(self, name: str, edit: Edit) -> Edit:
+        """Return `edit` with the draft of the added layout file with this name; unchanged if there is none."""
+        added = next((each for known, each in self._files if known == name), None)
+        return edit if added is None else _with_side_files(replace(edit, side_files=added.side_files), edit.side_files)
 
     def _export(self) -> None:
         if self.dialog is not None and self.dialog.results is not None:
@@ -212,6 +220,11 @@ class ComparePresenter(OneDialog[CompareDialog]):
             path = dialogs.ask_open(self.dialog, tr("Open results"), RESULTS_FILTER)
             if path is not None:
                 self._comparer.open(path)
+
+
+def _with_side_files(edit: Edit, beside: SideFiles) -> Edit:
+    """Return the edit of a layout file with projector and adapters of `beside`, which such a file does not have."""
+    return replace(edit, side_files=replace(beside, draft=edit.side_files.draft))
 
 
 def model_facts(model: ModelFile) -> BenchModel:

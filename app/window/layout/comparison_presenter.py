@@ -1,4 +1,4 @@
-"""The presenter of Layout > Compare Two Layouts: it finds the layouts of both sides, and takes one into the editor."""
+"""The presenter of Layout > Compare Two Layouts: it finds the layouts of both sides, and copies one to the editor."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from engine.model.gguf.model_file import ModelFile
 from engine.planning.fit.strategies.fastest import initial_layout
 from engine.planning.layout.layout_file import LayoutFile, parse_layout, read_layout
 from engine.planning.plan.comparison import Side, compare_plans, side_of
-from engine.planning.plan.edit import Edit
+from engine.planning.plan.edit import Edit, edit_of_file
 from engine.planning.plan.plan import Plan
 from engine.planning.plan.preview import Preview, PreviewTables, make_preview
 from engine.planning.speed.speeds import Speeds
@@ -64,8 +64,11 @@ class _Base:
     speeds_of: Callable[[Rig], Speeds]
     find: Callable[[str, Plan, CancelToken], Edit]
 
-    def with_file(self, file: LayoutFile) -> Plan:
-        return Plan(self.plan.memory, self.rig, Edit(file.layout, file.context, self.plan.edit.side_files))
+    def with_file(self, file: LayoutFile, folder: Path | None = None) -> Plan:
+        """Return the plan of a layout file in `folder`; None: it is kept with the model. Blocks."""
+        model = self.plan.model
+        edit = edit_of_file(file, model, folder or model.paths[0].parent, self.plan.edit.side_files)
+        return Plan(self.plan.memory, self.rig, edit)
 
 
 class ComparisonPresenter(OneDialog[ComparisonDialog]):
@@ -94,14 +97,14 @@ class ComparisonPresenter(OneDialog[ComparisonDialog]):
         self._keys = ["current", ""]
         self._found: list[_Found | None] = [None, None]
         self._asked: list[tuple[object, ...]] = [(), ()]
-        """What each side was found for; a side is found again if this changes."""
+        """Inputs of the last search for the layout of each side; if they change, the side is searched again."""
         self._chosen_files: list[tuple[str, Path]] = []
         """Keys and paths of the layout files and rig files that the user has chosen."""
         self._model: ModelFile | None = None
         self._results: BenchResults | None = None
         comparer.finished.connect(self._take_results)
         document.preview_changed.connect(lambda _preview: self._follow())
-        named.changed.connect(self._show_options)
+        named.changed.connect(self._on_named_changed)
 
     def _make_dialog(self) -> ComparisonDialog:
         dialog = ComparisonDialog(self._window)
@@ -116,6 +119,12 @@ class ComparisonPresenter(OneDialog[ComparisonDialog]):
         self._follow_model()
         self._show_options()
         self._find_all()
+
+    def _on_named_changed(self) -> None:
+        self._show_options()
+        if self.dialog is not None and self.dialog.isVisible():
+            # The layout of a side may have been replaced, renamed or deleted.
+            self._find_all()
 
     def _take_results(self, results: BenchResults) -> None:
         self._results = results
@@ -215,6 +224,7 @@ class ComparisonPresenter(OneDialog[ComparisonDialog]):
         key, rig = self._keys[side], self._live.rig
         # Forecasts of other layouts follow devices, but not each change of free memory.
         asked = (key, plan.model, plan.edit, rig) if key == "current" else (key, plan.model, plan.edit.context, rig.ids)
+        asked = (*asked, self._named_text(key))
         if asked == self._asked[side]:
             return
         self._asked[side] = asked
@@ -252,15 +262,19 @@ class ComparisonPresenter(OneDialog[ComparisonDialog]):
             edit = loaded.edit
             return lambda base, _token: Plan(base.plan.memory, base.rig, edit)
         if kind == "named":
-            text = next((each.text for each in self._named.documents if each.name == name), "")
+            text = self._named_text(key)
             return lambda base, _token: base.with_file(parse_layout(text, source=name, n_layers=n_layers))
         if kind == "auto":
             return lambda base, token: base.plan.on(base.rig).with_edit(base.find(name, base.plan, token))
         if kind == "file":
-            return lambda base, _token: base.with_file(read_layout(Path(name), n_layers=n_layers))
+            return lambda base, _token: base.with_file(read_layout(Path(name), n_layers=n_layers), Path(name).parent)
         if kind == "rig":
             return lambda base, _token: _on_other_rig(base, Path(name))
         return lambda base, _token: base.plan
+
+    def _named_text(self, key: str) -> str:
+        """Return the content of the named layout with this key; empty if the key is of something else."""
+        return next((each.text for each in self._named.documents if f"named:{each.name}" == key), "")
 
     def _finder(self, model: ModelFile) -> Callable[[str, Plan, CancelToken], Edit]:
         constraints, speeds_of = self._auto_layouts.constraints(model), self._speeds.known_speeds
@@ -308,7 +322,7 @@ class ComparisonPresenter(OneDialog[ComparisonDialog]):
     # ------------------------------------------------------------------ taking
 
     def _take(self, side: int) -> None:
-        """Replace the edited layout by that of a side, as one step of undo."""
+        """Replace the edited layout by that of a side, as one undo step."""
         found, dialog = self._found[side], self.dialog
         if found is None or dialog is None:
             return
@@ -322,7 +336,7 @@ class ComparisonPresenter(OneDialog[ComparisonDialog]):
 
 
 def _on_other_rig(base: _Base, path: Path) -> Plan:
-    """Return the plan of a good layout on the devices of a rig file."""
+    """Return the plan of an automatic layout on the devices of a rig file."""
     rig, edit = read_rig(path), base.plan.edit
     if not rig.ids:
         raise LayoutError(tr("{name} has no devices.", name=path.name))

@@ -14,6 +14,19 @@ from engine.base.language import tr
 from engine.library.notes import SavedDocument
 from widgets.controls.named_layouts_dialog import NamedLayoutRow, NamedLayoutsDialog
 
+MAX_NAME_BYTES = 100
+"""Longest proposed file name in bytes: file systems take 255, and some programs add to it."""
+_RESERVED = frozenset({"con", "prn", "aux", "nul", *(f"{port}{n}" for port in ("com", "lpt") for n in range(10))})
+"""Names that Windows has for devices, with any extension."""
+
+
+def file_name_of(name: str) -> str:
+    """Return a file name, without extension, that every file system takes, from the name of a layout."""
+    safe = "".join(letter if letter.isalnum() or letter in " -_." else "_" for letter in name)
+    # Points and spaces at the ends hide a file, or are dropped.
+    safe = safe.encode()[:MAX_NAME_BYTES].decode(errors="ignore").strip(" .")
+    return f"_{safe}" if not safe or safe.partition(".")[0].casefold() in _RESERVED else safe
+
 
 class NamedLayoutsPresenter(OneDialog[NamedLayoutsDialog]):
     """Fills the dialog of named layouts and carries out its commands. It follows the current model."""
@@ -80,7 +93,7 @@ class NamedLayoutsPresenter(OneDialog[NamedLayoutsDialog]):
 
     def _export(self, document: SavedDocument) -> None:
         if self.dialog is not None:
-            name = "".join(letter if letter.isalnum() or letter in " -_." else "_" for letter in document.name)
+            name = file_name_of(document.name)
             path = dialogs.ask_save(self.dialog, tr("Export the layout"), dialogs.LAYOUT_FILTER, f"{name}.json")
             if path is not None:
                 self._named.export_file(document, path)

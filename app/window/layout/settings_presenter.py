@@ -141,7 +141,7 @@ def _draft_choice(draft: Draft | None) -> DraftChoice:
     if draft is None:
         return DraftChoice()
     layout = draft.layout
-    device = layout.devices[0] if layout is not None and len(layout.devices) == 1 else None
+    device = None if layout is None else ", ".join(layout.devices)
     return DraftChoice(draft.kind, "" if draft.path is None else str(draft.path), draft.n_tokens, device)
 
 

@@ -66,7 +66,7 @@ class LoadPresenter(QObject):
         models.changed.connect(self._show_entries)
         models.current_changed.connect(self._show_entries)
         self._power_w: dict[str, float] = {}
-        """Power of each device that tells it, by id, from the last sample."""
+        """Power draw in watts by device id, from the last telemetry sample. Devices that report none are left out."""
         live.samples_arrived.connect(self._on_samples)
         loaded_list.chosen.connect(lambda number: opener.show(self._model(number)))
         loaded_list.end_requested.connect(self._on_end)
@@ -103,7 +103,7 @@ class LoadPresenter(QObject):
         self._show_entries()
 
     def _power_text(self, model: OpenModel) -> str:
-        """Return what the devices of a model draw while it only waits; empty if none tells that, or it works."""
+        """Return the power draw of an idle model's devices as text; empty if unknown, or if the model is not idle."""
         held = model.held
         if held is None or held.is_busy:
             return ""
@@ -119,7 +119,9 @@ class LoadPresenter(QObject):
         words = {Phase.LOADING: tr("loading"), Phase.STOPPING: tr("cancelling")}
         tool_tip = [held.name, *(f"{device}: {format_bytes(size_bytes)}" for device, size_bytes in held_bytes.items())]
         if self._power_text(model):
-            tool_tip.append(tr("The watts are what its devices draw while it waits. Park gives its memory back."))
+            tool_tip.append(
+                tr("The watts are the power that its devices draw while it is idle. Park frees its memory.")
+            )
         if checkpoint_bytes:
             tool_tip.append(
                 tr("including context checkpoints of conversations: {size}", size=format_bytes(checkpoint_bytes))
@@ -272,7 +274,7 @@ class LoadReportPresenter(QObject):
                 self._notices.say(self._named(tr("Cancelled")))
 
     def _settle(self) -> None:
-        """Give the report the height of its content, when its parts have their places."""
+        """Set the height of the report to that of its content, after Qt has laid out its parts."""
         if self._is_current:
             QTimer.singleShot(0, self, lambda: self._main.settle_report(self._report.needed_height))
 

@@ -46,7 +46,7 @@ READERS = 2
 """Number of threads that parse large bodies. Each decodes images and sounds one at a time, in a child process."""
 
 _MAX_PATH = 200
-"""Length to which the path of a refused request is cut in the journal."""
+"""Number of characters of a refused request's path that the journal of requests stores."""
 
 
 class Api:
@@ -97,7 +97,7 @@ class Api:
         return Guard(app, self._access, self._note_refused)
 
     def _note_refused(self, scope: Scope, error: ApiError) -> None:
-        """Add a request that the guard refuses to the journal: a client without a key is looked for there."""
+        """Add a request that the guard refuses to the journal, so that users find clients without a key there."""
         client = scope.get("client")
         # Cut, because a stranger may send long ones.
         self.journal.begin(client[0] if client else "", scope["path"][:_MAX_PATH]).end(error.status, error.code or "")

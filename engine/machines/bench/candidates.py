@@ -113,9 +113,10 @@ def strategy_candidates(base: Plan, book: SpeedBook, cancel: CancelToken) -> tup
 
 
 def numa_candidates(base: Plan) -> tuple[Candidate, ...]:
-    """Return the layouts that show what a split by NUMA node gains: the CPU as it is is the first.
+    """Return three plans that show what a split by NUMA node gains.
 
-    The others are llama.cpp's own placement of threads, and the layers split evenly over the devices of the rig.
+    They are: the model on the CPU alone; the same with llama.cpp's `--numa distribute`; and the layers split evenly
+    over the devices of the rig.
 
     `base`: plan on a rig whose devices are workers bound to NUMA nodes (`numa_rig`).
     """
@@ -124,7 +125,7 @@ def numa_candidates(base: Plan) -> tuple[Candidate, ...]:
     spread = Edit(alone.edit.layout, msgspec.structs.replace(context, numa="distribute"), base.edit.side_files)
     nodes = base.with_layout(split_evenly(n_layers, [device.id for device in base.rig.devices]))
     return (
-        Candidate("CPU", alone, tr("the CPU as it is")),
+        Candidate("CPU", alone, tr("the CPU without a split")),
         Candidate("CPU, distribute", alone.with_edit(spread), tr("threads spread over the nodes by llama.cpp")),
         Candidate(tr("NUMA nodes"), nodes, tr("each node has a worker and an equal part of the layers")),
     )

@@ -235,9 +235,9 @@ def closing_lines(results: BenchResults) -> Iterator[str]:
 
 
 def with_titles(results: BenchResults, titles: Mapping[str, str]) -> BenchResults:
-    """Return the results with the names of strategies replaced by `titles`, for people; files keep the names.
+    """Return the results with the names of strategies replaced by `titles`, to be shown; files keep the names.
 
-    A name may go on after a comma, as in "priority, split".
+    A name may be followed by a comma and other words, as in "priority, split".
     """
 
     def title(name: str) -> str:

@@ -35,7 +35,7 @@ START_TIMEOUT_S = 60.0
 MIN_CAP_BYTES = MIB
 CAPS_NOT_ENFORCED = tr("This system cannot limit a worker's memory: the caps count in plans but are not enforced.")
 NODE_MARGIN_SHARE = 8
-"""Divisor of a node's free memory: this part stays for the CPU lane, the window and other programs."""
+"""Divisor of a NUMA node's free memory: this share is left for the CPU lane, the window and other programs."""
 _LOCAL_HOST = "127.0.0.1"
 _ASK_S = 0.5
 _END_TIMEOUT_S = 5.0
@@ -476,4 +476,6 @@ def _lab_device(index: int, node: NumaNode | None, port: int, cap_bytes: int) ->
         total_bytes=cap_bytes,
         free_bytes=cap_bytes,
         endpoint=f"{_LOCAL_HOST}:{port}",
+        # A cap on a simulated device stands for memory of its own; a node's memory is the host's.
+        unified=node is not None,
     )

@@ -39,10 +39,10 @@ _HOST_MARGIN_SHARE = 20
 _END_TIMEOUT_S = 5.0
 _POLL_S = 0.25
 RESTART_AFTER_S = 60.0
-"""Seconds after which the end of a worker counts as the first one again."""
+"""Seconds: a worker that ends sooner than this after its start has ended quickly (`MAX_QUICK_ENDS`)."""
 MAX_QUICK_ENDS = 5
-"""Most ends of a worker in a row, each within `RESTART_AFTER_S`, after which it is still started again. A borrower's
-model can end a worker (ggml aborts at an operation that its device cannot compute), and others are to go on.
+"""Number of quick ends in a row up to which a worker is started again. A borrower's model can end a worker (ggml aborts
+at an operation that its device cannot compute), and the device shall stay available to others.
 """
 _log = logging.getLogger("layerdeck.engine")
 
@@ -161,7 +161,7 @@ class _Worker:
         self.lending = lending
         self.serving: Serving | None = None
         self.is_over = False
-        """Whether it has ended for good; then its device is not offered."""
+        """Whether the worker has ended and is not started again; its device is then not offered."""
         self._key = key
         device = lending.device
         self._request = Serve(
@@ -192,24 +192,29 @@ class _Worker:
         return self.serving
 
     def look(self) -> EngineError | None:
-        """Start the worker again if it has ended; return the error if that is not possible, else None."""
+        """Start the worker again if it has ended; return the error if that is not possible, else None.
+
+        It does not wait for the new worker, because stopping and the other workers must not wait for it.
+        """
         outcome = self._child.wait_for_end(0)
         if outcome is None:
+            # One that was started again says its port when it accepts connections.
+            self.serving = self._child.serving
             return None
-        has_served, self.serving = self.serving is not None, None
+        has_served, self.serving = self._child.serving is not None, None
         is_quick = time.monotonic() - self._began_s < RESTART_AFTER_S
         self._quick_ends = self._quick_ends + 1 if is_quick else 1
-        # One that never served would end for the same reason again.
-        if not has_served or self._quick_ends > MAX_QUICK_ENDS:
-            return outcome.error()
-        _log.warning("the worker of %s is started again: %s", self.lending.device.id, outcome.sentence)
-        self._child = ServingChild(self._request, name=f"lent-{self.lending.device.id}")
-        self.start()
+        if has_served and self._quick_ends <= MAX_QUICK_ENDS:
+            _log.warning("the worker of %s is started again: %s", self.lending.device.id, outcome.sentence)
+            self._child = ServingChild(self._request, name=f"lent-{self.lending.device.id}")
+            self.start()
+            return None
         try:
-            self.wait(time.monotonic() + START_TIMEOUT_S)
+            # One that never served would end for the same reason again. It may have said more than its end does.
+            self._child.wait_until_serving(0.0)
         except EngineError as error:
             return error
-        return None
+        return outcome.error()
 
     def begin_stop(self) -> None:
         self._child.begin_stop()
@@ -224,7 +229,10 @@ class _Worker:
         return self._key.connect(self.serving.port)
 
     def describe(self) -> OfferedDevice | None:
-        """Return the description of the device for borrowers, with its current free memory; None if it is over."""
+        """Return the description of the device for borrowers, with its current free memory.
+
+        None if the worker has ended and is not started again.
+        """
         if self.is_over:
             return None
         lending, device = self.lending, self.lending.device

@@ -50,7 +50,7 @@ class LentDevice:
 
     `name`: id of the device for clients.
     `reach`: returns a connection to its worker, or raises `OSError`. Called in threads.
-    `describe`: returns its current description, without users; None if it is lent no more. Called in threads.
+    `describe`: returns its current description, without users; None if it is no longer lent. Called in threads.
     """
 
     name: str

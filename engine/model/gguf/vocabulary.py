@@ -5,6 +5,7 @@ Mirrors `common_speculative_are_compatible` in llama.cpp's common/speculative.cp
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from itertools import islice
 from struct import Struct
@@ -22,14 +23,19 @@ FIRST_COMPARED = 5
 _LENGTH = Struct("<Q")
 _MAX_TOKEN_BYTES = 1 << 20
 _ADDED = (("bos", "add_bos_token", "bos_token_id"), ("eos", "add_eos_token", "eos_token_id"))
-_ADD_BOS = ("llama", "bert")
+_ADDS_BOS = re.compile("llama|bert")
 """Tokenizers that begin a text with BOS if the header does not say it (`llama_vocab::impl::load`)."""
+_PRE_ADD_BOS = (
+    "llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano", "tekken",
+    "chameleon",
+)  # fmt: skip
+"""Byte-pair tokenizers that do so too, by their `tokenizer.ggml.pre`."""
 
 
 def head_fault(model: ModelFile, draft: ModelFile) -> str:
-    """Return how the vocabulary of `draft` differs from that of `model`, by their headers alone; empty: it does not.
+    """Return how the vocabulary of `draft` differs from that of `model`, by their headers alone; empty if it does not.
 
-    It reads no file, so it is quick enough for a list of models.
+    It reads no file, so it is fast enough for a list of models.
     """
     mine, other = (each.metadata.get(TOKENIZER) for each in (model, draft))
     if not model.has_vocabulary or not draft.has_vocabulary:
@@ -42,7 +48,7 @@ def head_fault(model: ModelFile, draft: ModelFile) -> str:
         adds = [_adds(each, name, add_key) for each in (model, draft)]
         ids = [each.metadata.get(f"tokenizer.ggml.{id_key}") for each in (model, draft)]
         if adds[0] != adds[1] or (adds[0] and ids[0] != ids[1]):
-            return tr("it has another {name} token than the model", name=name.upper())
+            return tr("its {name} token is not that of the model", name=name.upper())
     if abs(model.n_vocab - draft.n_vocab) > MOST_DIFFERENCE:
         return tr(
             "it has {other} tokens and the model {mine}; at most {most} may differ",
@@ -97,5 +103,7 @@ def _adds(model: ModelFile, name: str, key: str) -> bool:
     if isinstance(value, bool):
         return value
     pre = str(model.metadata.get("tokenizer.ggml.pre", ""))
-    # Of the byte-pair tokenizers only those of Llama 3 and its relatives add BOS by themselves.
-    return name == "bos" and (model.metadata.get(TOKENIZER) in _ADD_BOS or pre in ("llama3", "llama-bpe", "falcon3"))
+    # The metadata may be of any type, a list too.
+    return name == "bos" and (
+        _ADDS_BOS.fullmatch(str(model.metadata.get(TOKENIZER))) is not None or pre in _PRE_ADD_BOS
+    )

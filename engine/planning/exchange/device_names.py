@@ -86,10 +86,10 @@ class DeviceNames:
 
 
 def with_plain_servers(rig: Rig) -> Rig:
-    """Return `rig` with a plain RPC endpoint for each device that a paired machine lends by its name.
+    """Return `rig` for other programs: each device that a paired machine lends by name gets a plain RPC endpoint.
 
-    Other programs cannot name a device behind a port. Its place is the machine's address with the port of the listener
-    plus 1, 2 and so on, in the order of the rig.
+    Other programs cannot use our `host:port/name` endpoints. The new port is that of the machine's listener plus 1, 2
+    and so on, in the order of the rig.
     """
     ports: Counter[str] = Counter()
 

@@ -50,7 +50,7 @@ def export_plan(plan: Plan, target: Target) -> Exported:
         for host, port in [parse_endpoint(device.endpoint or "")]
     ]
     note = tr(
-        "Without the tunnel the lent devices are served so, each on its machine: {commands}.",
+        "To serve the lent devices without the tunnel, run on their computers: {commands}.",
         commands=", ".join(commands),
     )
     return replace(exported, notes=(*exported.notes, note) if commands else exported.notes)

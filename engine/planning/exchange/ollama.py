@@ -72,7 +72,7 @@ def _file_notes(plan: Plan) -> Iterator[str]:
                 file=adapter.path.name,
             )
     if plan.edit.side_files.draft is not None:
-        yield tr("The draft is left out: a Modelfile cannot say it.")
+        yield tr("The draft is left out: a Modelfile has no option for it.")
     if len(plan.model.paths) > 1:
         yield tr("The model has {count} files; ollama needs them merged into one.", count=len(plan.model.paths))
 

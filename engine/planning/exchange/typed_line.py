@@ -129,9 +129,10 @@ def _divided(shares: tuple[float, ...], layout: Layout, model: ModelFile, rig: R
 
 
 def layers_by_share(n_layers: int, shares: Sequence[float]) -> tuple[int, ...]:
-    """Return the number of layers for each share, in proportion; they add up to `n_layers`.
+    """Return the number of layers for each share, in proportion to the shares; they add up to `n_layers`.
 
-    What rounding down leaves goes to the largest remainders. `shares` must have a number above 0.
+    Numbers are rounded down, and the layers left over go to the shares with the largest remainders. `shares` must have
+    a number above 0.
     """
     total = sum(shares)
     exact = [n_layers * share / total for share in shares]

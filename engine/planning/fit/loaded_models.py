@@ -125,7 +125,11 @@ def _fewest(
 
 
 def eviction_order(model: HeldModel) -> tuple[float, float, str]:
-    """Return the sort key by which idle models are unloaded first: the shortest idle time, then the longest idle."""
+    """Return the key by which idle models are sorted; the first one is unloaded first.
+
+    Models with a shorter idle time before they are unloaded come first; among equal ones, the one that is idle the
+    longest.
+    """
     # The name comes last, so that equal models are always unloaded in the same order.
     return (model.keep_alive_s, inf if model.idle_since_s is None else model.idle_since_s, model.name)
 

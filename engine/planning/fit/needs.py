@@ -81,9 +81,9 @@ class Needs:
         return device_needs(estimate, plan.learned_rig)
 
     def estimate_as_asked(self, layout: Layout, side_files: SideFiles) -> Beside:
-        """Return the memory estimate of `layout` with `side_files`, and the devices of these.
+        """Return the memory estimate of `layout` with `side_files`, and the devices of the side files.
 
-        Settings are used as the user set them.
+        The settings are those that the user chose; "auto" is not decided first.
         """
         memory, rig, context = self._plan.memory, self._plan.rig, self._plan.edit.context
         return estimate_beside(memory, rig, layout, context, side_files)
@@ -96,9 +96,11 @@ class Needs:
         """Return whether `layout` exceeds the limit of at least one of these devices."""
         # Weights and caches alone often show it, and are much quicker to estimate than compute buffers. That is only
         # possible for settings as asked for: decisions need the whole estimate.
-        is_quick = self._as_asked and layout not in self._known
-        pool = self._plan.rig.pool
-        if is_quick and not shortfalls(self.least(layout), self.limits, pool).keys().isdisjoint(devices):
+        if (
+            self._as_asked
+            and layout not in self._known
+            and not shortfalls(self.least(layout), self.limits, self._plan.rig.pool).keys().isdisjoint(devices)
+        ):
             return True
         return not self.short(layout).keys().isdisjoint(devices)
 

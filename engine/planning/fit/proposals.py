@@ -117,10 +117,11 @@ class _Search:
         self._plan, self._missing, self._constraints = plan, missing, constraints
         self._layout, self._context = plan.edit.layout, plan.edit.context
         self.before = plan.with_edit(plan.edit)  # Without probed rows: other layouts have none to compare with.
-        self._limits = {row.id: row.need_bytes - row.shortfall_bytes for row in self.before.forecast}
+        # Not from the rows: what devices lack of memory that they share (`Rig.pool`) is in the row of each of them.
+        self._limits = {each.id: each.available_bytes - each.margin_bytes for each in plan.rig.all_devices}
         for row in self.before.forecast:
-            if row.id in missing:
-                # What the load was short of counts more than what was forecast.
+            # What the load was short of counts more than what was forecast.
+            if row.id in missing and missing[row.id] > row.shortfall_bytes:
                 self._limits[row.id] = min(self._limits[row.id], row.need_bytes - missing[row.id])
         self._needs = Needs(self.before, self._limits)
         self._relief = Relief(plan, self._needs, constraints)
@@ -152,11 +153,12 @@ class _Search:
         return next(filter(None, proposals), None)
 
     def _rig_within_limits(self) -> Rig:
-        """Return the rig with margins that leave each device no more memory than it had in the failed load."""
+        """Return the rig with caps that leave each device no more memory than it had in the failed load."""
 
+        # Not larger margins: the largest one counts for all devices that share the host's memory.
         def limited(device: Device) -> Device:
-            kept_bytes = device.available_bytes - self._limits[device.id]
-            return replace(device, margin_bytes=max(device.margin_bytes, kept_bytes))
+            limit_bytes = max(0, self._limits[device.id] + device.margin_bytes)
+            return replace(device, cap_bytes=min(device.available_bytes, limit_bytes))
 
         return Rig(tuple(map(limited, self._plan.rig.devices)), limited(self._plan.rig.host))
 
@@ -251,7 +253,10 @@ class _Search:
         return self._proposal("experts", text, move.after(self._layout, count))
 
     def moved_draft(self) -> Proposal | None:
-        """Return the move of the draft model to the first other device where everything fits, the CPU last."""
+        """Return a proposal that moves the draft model to the first other device with which everything fits.
+
+        The CPU is tried last. None if no device helps.
+        """
         draft = self._plan.edit.side_files.draft
         if draft is None or draft.model is None:
             return None
@@ -267,7 +272,7 @@ class _Search:
         return None
 
     def no_draft(self) -> Proposal | None:
-        """Return the plan without its draft: the same answers, more slowly."""
+        """Return a proposal to load without the draft, if that fits. Answers are the same, but slower."""
         if self._plan.edit.side_files.draft is None:
             return None
         return self._draft_proposal("no_draft", tr("Load without the draft"), None)
@@ -306,11 +311,7 @@ class _Search:
     def unloaded_model(self) -> Proposal | None:
         """Return a proposal to unload another model: the smallest one that holds enough on every short device."""
         rig = self._plan.rig
-        held = {
-            device: {each.key: each.size_bytes for each in found.holdings}
-            for device in self._missing
-            if (found := rig.device(device)) is not None
-        }
+        held = {device: _held_by_key(rig, device) for device in self._missing if rig.device(device) is not None}
         names = {each.key: each.model for device in rig.all_devices for each in device.holdings}
         enough = [
             key
@@ -321,7 +322,8 @@ class _Search:
             # Enough bytes are not all: the plan may also be short of devices on which that model holds nothing.
             report = self._plan.on(rig_without(rig, key)).report
             if report.fits:
-                freed = ", ".join(less_words(device, sizes[key]) for device, sizes in held.items())
+                own = [(each.id, one.size_bytes) for each in rig.all_devices for one in each.holdings if one.key == key]
+                freed = ", ".join(less_words(device, size) for device, size in own if device in held and size)
                 text = tr("Unload {name}", name=names[key])
                 return Proposal(text, self._plan.edit, freed, "unload", report.rows, unload=key)
         return None
@@ -364,7 +366,8 @@ class _Search:
 
     def _helps(self, plan: Plan) -> bool:
         """Return whether `plan` breaks no rule and is within the limits; these exclude bytes missing in the load."""
-        return not plan.violations and not shortfalls({row.id: row.memory for row in plan.forecast}, self._limits)
+        needs = {row.id: row.memory for row in plan.forecast}
+        return not plan.violations and not shortfalls(needs, self._limits, plan.rig.pool)
 
     def _proposal(
         self, kind: ProposalKind, text: str, layout: Layout | None = None, context: ContextSettings | None = None
@@ -396,13 +399,27 @@ def _length_words(context: ContextSettings) -> str:
     )
 
 
+def _held_by_key(rig: Rig, device_id: str) -> dict[FileIdentity, int]:
+    """Return the bytes that each loaded model would free for a device; those of devices that share memory count too."""
+    shared = rig.pool.ids if rig.pool is not None and device_id in rig.pool.ids else (device_id,)
+    held: dict[FileIdentity, int] = {}
+    for device in rig.all_devices:
+        for each in device.holdings if device.id in shared else ():
+            held[each.key] = held.get(each.key, 0) + each.size_bytes
+    return held
+
+
 def rig_without(rig: Rig, key: FileIdentity) -> Rig:
     """Return `rig` with the memory that the model with this key holds counted as free."""
 
     def freed(device: Device) -> Device:
         held_bytes = sum(each.size_bytes for each in device.holdings if each.key == key)
+        if device.is_host:
+            # What it holds on devices that use the host's memory is free for the host too.
+            shared = [each for card in rig.devices if card.unified for each in card.holdings if each.key == key]
+            held_bytes += sum(each.size_bytes for each in shared)
         holdings = tuple(each for each in device.holdings if each.key != key)
-        if holdings == device.holdings:
+        if not held_bytes and holdings == device.holdings:
             return device
         free_bytes = None if device.free_bytes is None else min(device.free_bytes + held_bytes, device.total_bytes)
         return replace(device, free_bytes=free_bytes, holdings=holdings)

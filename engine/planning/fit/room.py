@@ -1,4 +1,7 @@
-"""Whether a model fits beside the loaded models, and which of them to unload so that it fits, or fits wholly."""
+"""Whether a model fits beside the loaded models, and which of those have to be unloaded if it does not.
+
+A model that fits only with layers on the CPU may fit on the other devices alone after such an unload (`find_whole`).
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,7 @@ def find_room(rows: Sequence[DeviceRow], others: Sequence[HeldModel], rig_withou
 
 
 MAX_CHOICES = 16
-"""Largest number of choices of models to unload that are tried for one layout. Each is a search."""
+"""Most choices of models to unload that are tried for one layout. Each one takes a search for a layout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +101,9 @@ def choices_to_unload(
 def find_whole(
     plan: Plan, choices: Sequence[tuple[tuple[HeldModel, ...], Rig]], find_layout: Callable[[Plan], Layout]
 ) -> WholeWithout | None:
-    """Return the first choice without which the whole model fits on devices; None if none helps. Blocks.
+    """Return a layout for the first choice whose unloading lets the whole model fit on devices; None if none does.
+
+    Blocks.
 
     `find_layout`: returns a good layout for the model, settings and rig of a plan.
     """

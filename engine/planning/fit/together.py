@@ -13,6 +13,7 @@ from functools import cached_property
 from engine.base.errors import ArgumentError
 from engine.base.language import tr, tr_count
 from engine.devices.device import CPU_ID, Device, Rig
+from engine.model.gguf.model_file import ModelFile
 from engine.planning.fit.room import is_whole
 from engine.planning.fit.strategies.catalogue import auto_layout
 from engine.planning.fit.strategies.constraints import NO_CONSTRAINTS, Constraints
@@ -30,7 +31,7 @@ MAX_MODELS = 8
 """Largest number of models in one plan. Each of them is a search for a layout, in several orders."""
 DEFAULT_STRATEGY = "fewest"
 _SMALL_PART = 8
-"""A model is small beside others if its file is at most an eighth of the largest one's."""
+"""Divisor of the largest model's file size: models up to that size count as small."""
 _MUCH_PART = 8
 """A model gains by another's absence if at least an eighth of its layers leaves the CPU."""
 
@@ -79,7 +80,7 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """What a model gains if another one is left out: its figures beside that one, and without it."""
+    """Figures of a model beside another one (`before`), and if that other one is left out (`after`)."""
 
     name: str
     before: Figures
@@ -154,6 +155,19 @@ def plan_together(
     return best if best.is_whole or len(wanted) == 1 else replace(best, give_way=planner.give_way(wanted, best))
 
 
+def distinct_names(models: Sequence[ModelFile]) -> list[str]:
+    """Return a distinct name for each model: its own name, else the name of its file, else that with a number."""
+    own = [model.name for model in models]
+    names: list[str] = []
+    for model in models:
+        name = model.name if own.count(model.name) == 1 else model.paths[0].stem
+        number = 2
+        while name in names:
+            name, number = f"{model.paths[0].stem} ({number})", number + 1
+        names.append(name)
+    return names
+
+
 def small_models(wanted: Sequence[Wanted]) -> frozenset[str]:
     """Return the names of the models that are embedding models, or small beside the largest one."""
     largest_bytes = max(each.memory.model.size_bytes for each in wanted)
@@ -214,15 +228,17 @@ class _Planner:
     def __init__(self, rig: Rig, speeds: Speeds, strategy: str, constraints: Constraints) -> None:
         self._rig, self._speeds, self._strategy, self._constraints = rig, speeds, strategy, constraints
         self._placed: dict[tuple[str, Rig], Placed] = {}
-        """Each model on each rig that was left for it: orders begin alike, and a search takes most of the time."""
+        """Placed models by name and rig. Orders of planning begin alike, so this cache saves most searches."""
 
     def best(self, wanted: Sequence[Wanted]) -> Together:
         """Return the best result of all orders; the first of equal ones."""
         small = small_models(wanted)
+        large = {each.name for each in _too_large(wanted, self._rig)}
         found: list[Together] = []
         for order in _orders(wanted, small, self._rig):
             found.append(self._in_order(order, small))
-            if found[-1].is_whole:
+            # In another order, a model that is too large anyway would only get about the same rest.
+            if found[-1].fits and all(each.is_whole or each.name in large for each in found[-1].placed):
                 return found[-1]
         return max(found, key=lambda each: _score(each, wanted, small))
 
@@ -298,8 +314,7 @@ def _orders(wanted: Sequence[Wanted], small: frozenset[str], rig: Rig) -> Iterat
     Small models come last, where memory is left over, or first. A model that cannot be wholly on devices even alone
     takes what the others leave, since it would cost them all and still be slow. The last order is by size alone.
     """
-    room_bytes = sum(device.available_bytes for device in rig.devices if device.kind != "accel")
-    too_large = [each for each in wanted if each.memory.model.size_bytes > room_bytes]
+    too_large = _too_large(wanted, rig)
     main = [each for each in wanted if each.name not in small and each not in too_large]
     rest = [each for each in wanted if each.name in small and each not in too_large]
     by_size = sorted(main, key=lambda each: -each.memory.model.size_bytes)
@@ -307,8 +322,17 @@ def _orders(wanted: Sequence[Wanted], small: frozenset[str], rig: Rig) -> Iterat
     yield from dict.fromkeys((*first, *second, *too_large) for first, second in orders)
 
 
+def _too_large(wanted: Sequence[Wanted], rig: Rig) -> list[Wanted]:
+    """Return the models that cannot be wholly on devices even alone."""
+    room_bytes = sum(device.available_bytes for device in rig.devices if device.kind != "accel")
+    return [each for each in wanted if each.memory.model.size_bytes > room_bytes]
+
+
 def _score(found: Together, wanted: Sequence[Wanted], small: frozenset[str]) -> tuple[object, ...]:
-    """Return a value that is larger for a better result."""
+    """Return a sort key of a result; the larger, the better.
+
+    By number of models that fit, then large models wholly on devices, then all such models, then layers on the CPU.
+    """
     by_name = {each.name: each for each in found.placed}
     placed = [by_name[each.name] for each in wanted]
     main = [each for each in placed if each.name not in small]
@@ -321,9 +345,10 @@ def _score(found: Together, wanted: Sequence[Wanted], small: frozenset[str]) -> 
 
 
 def rig_after(rig: Rig, need_bytes: Mapping[str, int]) -> Rig:
-    """Return `rig` with the memory that is left after a model that needs `need_bytes` was loaded, by device id.
+    """Return `rig` with the memory that is left after a load of a model.
 
-    A worker that it uses has nothing left: it serves one client at a time.
+    `need_bytes`: bytes that the model needs, by device id. An RPC worker that it uses has no memory left, because it
+    serves one client at a time.
     """
     endpoints = {device.endpoint for device in rig.devices if device.endpoint and device.id in need_bytes}
     shared_bytes = sum(need_bytes.get(device.id, 0) for device in rig.devices if device.unified)

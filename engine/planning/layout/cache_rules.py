@@ -28,8 +28,10 @@ _CUDA_LACKS_FLASH = ("iq4_nl",)
 CUDA_LACKS_WEIGHTS = frozenset({"TQ1_0", "TQ2_0"})
 """Types of weights that CUDA cannot multiply (`ggml_backend_cuda_device_supports_op`)."""
 REMOTE_CUDA = frozenset({"CUDA", "HIP", "ROCm", "MUSA"})
-"""Backends of lent devices that have the gaps of CUDA. ggml's RPC client asks a worker about no kernel
-(`ggml_backend_rpc_device_supports_op`), so that what runs on the CPU instead of a local card ends a worker.
+"""Backends of lent devices that lack the same kernels as CUDA.
+
+ggml's RPC client does not ask a worker whether it has a kernel (`ggml_backend_rpc_device_supports_op`). An operation
+that would run on the CPU instead of a local card therefore ends a worker.
 """
 
 
@@ -83,9 +85,9 @@ def member_attention_violations(model: ModelFile, context: ContextSettings) -> I
 
 
 def cuda_flash_gaps(model: ModelFile, context: ContextSettings) -> tuple[KvType | None, int | None]:
-    """Return what CUDA's flash attention has no kernel for: (a type of the KV cache, a width of the heads).
+    """Return (cache type, head width) for which CUDA's flash attention has no kernel, for this model and context.
 
-    None where it has one. Of models whose K and V heads differ in width no gap is told.
+    Each is None if there is a kernel. The width is None too if K and V heads differ in width.
     """
     widths = _head_widths(model, "key")
     if not widths or not architecture_rules(model.architecture).has_cache or _has_latent_attention(model):

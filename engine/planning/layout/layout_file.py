@@ -38,7 +38,7 @@ _LAYERS = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?", re.ASCII)
 DraftKind = Literal["ngram", "model", "mtp"]
 DRAFT_KINDS: tuple[DraftKind, ...] = get_args(DraftKind)
 DRAFT_SETTINGS = ("n_ctx", "type_k", "type_v", "flash_attn", "offload_kqv", "swa_full")
-"""Keys of `context` that a draft model has for itself; the others are those of the main model."""
+"""Context settings that a draft model has of its own in a layout file. All others are those of the main model."""
 FOLLOWING = ContextSettings(n_ctx=AUTO_CONTEXT)
 """Settings of a draft model with a context as long as that of the main model."""
 

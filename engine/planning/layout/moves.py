@@ -123,7 +123,7 @@ class DraftMove(Move):
         return tr("move the draft")
 
     def apply(self, layout: Layout) -> Layout:
-        """Return `layout`; `Edit.after` moves the draft."""
+        """Return `layout` unchanged; it has no draft model, which `Edit.after` moves."""
         return layout
 
 

@@ -90,7 +90,7 @@ def weight_fault(device: Device, model: ModelFile, *, with_output: bool) -> Faul
         types |= _output_types(model)
     missing = min(types & lacks, default=None)
     if missing is not None:
-        return Fault("weights", tr("its backend has no kernel for them, and would end."), missing)
+        return Fault("weights", tr("its backend has no kernel for them, so its worker would crash."), missing)
     return next((fault for name in sorted(types) if (fault := device.fault("weights", name)) is not None), None)
 
 
@@ -113,7 +113,7 @@ def _output_types(model: ModelFile) -> set[str]:
 def flash_fault(layout: Layout, rig: Rig, context: ContextSettings, model: ModelFile) -> tuple[Device, Fault] | None:
     """Return the first device of the layout with a known fault in flash attention for these cache types.
 
-    None if there is none. A lent card without a kernel for it counts too: its worker would end.
+    None if there is none. A lent card that has no such kernel counts too, because its worker would end.
     """
     # Without `offload_kqv` the CPU computes attention for all layers.
     has_flash = context.offload_kqv and not without_flash_attention(model, context)
@@ -121,10 +121,10 @@ def flash_fault(layout: Layout, rig: Rig, context: ContextSettings, model: Model
         if has_flash and _is_remote_cuda(device) and any(run.device == device.id for run in layout.runs):
             lacking, odd = cuda_flash_gaps(model, context)
             if lacking is not None:
-                reason = tr("its backend has no kernel for this type, and would end.")
+                reason = tr("its backend has no kernel for this type, so its worker would crash.")
                 return device, Fault("flash_attention", reason, lacking)
             if odd is not None:
-                reason = tr("its backend has no kernel for heads of {width}, and would end.", width=odd)
+                reason = tr("its backend has no kernel for heads of {width}, so its worker would crash.", width=odd)
                 return device, Fault("flash_attention", reason, context.type_k)
         for cache_type in dict.fromkeys((context.type_k, context.type_v)):
             fault = device.fault("flash_attention", cache_type)

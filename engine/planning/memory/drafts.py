@@ -124,7 +124,7 @@ def drafts_for(model: ModelFile) -> bool:
 
 
 def _keeps_state(model: ModelFile) -> bool:
-    """Return whether layers have recurrent state; False if the header does not tell."""
+    """Return whether layers have recurrent state; False if the header does not say it."""
     try:
         return any(read_state(model)[0].recurrent)
     # A malformed header is named when the model is loaded.
@@ -135,7 +135,8 @@ def _keeps_state(model: ModelFile) -> bool:
 def draft_context(draft: Draft, main: ContextSettings) -> ContextSettings:
     """Return the settings of the draft model's context beside a main model with the settings `main`.
 
-    It has the requests and batches of the main model, and no pipeline: it computes one token after another.
+    It has as many sequences and the same batches as the main model, and no pipeline: it computes one token after
+    another.
     """
     own = draft.context
     chosen = {key: getattr(own, key) for key in DRAFT_SETTINGS if key != "n_ctx"}

@@ -157,7 +157,7 @@ class ModelMemory:
         return tables
 
     def of_draft(self, model: ModelFile) -> ModelMemory:
-        """Return the tables of a draft model, which belong to the same thread as these; the latest are cached."""
+        """Return the tables of a draft model, for the thread that uses these tables; the last ones are cached."""
         if self._beside is None or self._beside.model is not model:
             self._beside = ModelMemory(model, FEW_TABLES)
         return self._beside

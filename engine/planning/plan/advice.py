@@ -55,10 +55,12 @@ def advice(layout: Layout, model: ModelFile, rig: Rig, context: ContextSettings)
 
 
 def swap_advice(need_bytes: int, margin_bytes: int, free_bytes: int, swap_bytes: int | None) -> Iterator[Advice]:
-    """Yield advice on host memory that is missing: whether swap space would take it, or is too small as well.
+    """Yield advice if host memory is missing: swap space would be used, or is too small as well.
 
-    Rules: `swap_used`, `beyond_swap`. `need_bytes`: what the plan needs of the host's memory; `margin_bytes`: what must
-    stay free; `free_bytes`, `swap_bytes`: what is available; swap None if unknown.
+    Rules: `swap_used`, `beyond_swap`.
+
+    `need_bytes`: host memory that the plan needs. `margin_bytes`: host memory that must stay free.
+    `free_bytes`, `swap_bytes`: free host memory and swap space; swap is None if unknown.
     """
     short_bytes = need_bytes + margin_bytes - free_bytes
     if not need_bytes or short_bytes <= 0 or swap_bytes is None:
@@ -118,7 +120,7 @@ def side_file_advice(side_files: SideFiles, layout: Layout, context: ContextSett
 
 
 _LARGE_DRAFT = 2
-"""A draft model of half the size of the main model hardly gains: each drafted token costs half of one that is sure."""
+"""Divisor of the main model's size: a larger draft model hardly speeds up answers, and the plan warns of it."""
 
 
 def draft_advice(draft: Draft | None, devices: Sequence[str], model: ModelFile, *, is_slow: bool) -> Iterator[Advice]:
@@ -150,7 +152,7 @@ def draft_advice(draft: Draft | None, devices: Sequence[str], model: ModelFile, 
     if is_slow and CPU_ID in devices:
         yield Advice(
             "draft_on_cpu",
-            tr("The draft model is on the CPU, where its tokens take half as long as those of the model, or longer."),
+            tr("The draft model is on the CPU, where a token takes it at least half as long as the model."),
             tr("Move the draft to a card with room, choose a smaller draft model, or load without the draft."),
         )
 

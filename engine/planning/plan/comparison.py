@@ -185,9 +185,9 @@ def compare_plans(one: Plan, other: Plan) -> Comparison:
 
 
 def place_changes(model: ModelFile, one: Layout, other: Layout) -> Iterable[PlaceChange]:
-    """Yield what is on different devices in two layouts of `model`, in ranges of layers.
+    """Yield the layers and parts that are on different devices in two layouts of `model`, in ranges of layers.
 
-    In modes tensor and row layers have no device of their own, so only the first and the last part is compared.
+    In modes tensor and row layers have no device of their own, so only token embedding and output layer are compared.
     """
     n_layers = min(one.n_layers, other.n_layers)
     if one.split_mode in ("layer", "none") and other.split_mode in ("layer", "none"):
@@ -229,7 +229,7 @@ def _part(layout: Layout, part: MovablePart, layer: int) -> str:
 def _ranges(
     part: ComparedPart, layers: Iterable[int], one: Callable[[int], str], other: Callable[[int], str]
 ) -> Iterable[PlaceChange]:
-    """Yield a change for each range of neighbouring layers with the same two devices, if these differ."""
+    """Yield a change for each range of layers that is on one device in `one` and on another in `other`."""
     changed = [(layer, one(layer), other(layer)) for layer in layers if one(layer) != other(layer)]
     # Neighbours have a constant difference between their layer and their place in the list.
     for _, group in groupby(enumerate(changed), key=lambda each: (each[1][1:], each[1][0] - each[0])):
@@ -265,7 +265,7 @@ def figure_rows(one: Side, other: Side) -> list[tuple[str, str, str]]:
     rows = list(zip(FIGURES, one.figures.words(), other.figures.words(), strict=True))
     rows.append((tr("answers, measured"), _measured_words(one), _measured_words(other)))
     rows.append((tr("transfers for each token"), _transfer_words(one), _transfer_words(other)))
-    rows.append((tr("sent to workers by a load"), _sent_words(one), _sent_words(other)))
+    rows.append((tr("weights sent to workers"), _sent_words(one), _sent_words(other)))
     return [row for row in rows if row[1] or row[2]]
 
 

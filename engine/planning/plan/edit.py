@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from engine.devices.device import Rig
+from engine.model.gguf.model_file import ModelFile
 from engine.planning.layout.layout import Layout, single_device
 from engine.planning.layout.layout_file import LayoutFile
 from engine.planning.layout.moves import DraftMove, Move
-from engine.planning.memory.drafts import draft_file
+from engine.planning.memory.drafts import draft_file, draft_of_file
 from engine.planning.memory.side_files import NO_SIDE_FILES, SideFiles
 from engine.planning.settings.context_settings import ContextSettings
 
@@ -40,3 +42,16 @@ class Edit:
         `rig`: the devices for which the layout was made; None leaves them out of the file.
         """
         return LayoutFile(model_name, self.layout, self.context, draft_file(self.side_files.draft), rig)
+
+
+def edit_of_file(file: LayoutFile, model: ModelFile, folder: Path, beside: SideFiles) -> Edit:
+    """Return the edit that a layout file describes. Its draft model is read. Blocks.
+
+    A file without a draft gives an edit without one, because the file is all that is kept of a draft.
+
+    `folder`: folder of the layout file. `beside`: projector and adapters, which a layout file does not have.
+
+    Raises:
+        ModelFileError: as of `draft_of_file`.
+    """
+    return Edit(file.layout, file.context, replace(beside, draft=draft_of_file(file.draft, model, folder)))

@@ -127,7 +127,7 @@ class LoadedLayout:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """Last answer of a model, with the edit that it had been loaded with."""
+    """The last answer of a model, with the layout and settings of the load that gave it."""
 
     edit: Edit
     answer: LastAnswer

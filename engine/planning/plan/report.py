@@ -139,9 +139,9 @@ def check_fit(estimate: MemoryEstimate, rig: Rig, violations: Sequence[Violation
 
 
 def sharing(rows: tuple[DeviceRow, ...], rig: Rig) -> tuple[DeviceRow, ...]:
-    """Return `rows` with the memory that devices share with the host counted once; unchanged if no device does.
+    """Return `rows` with the memory that devices share with the host counted once; unchanged if no device shares it.
 
-    What one of them needs is not free for the others. Each lacks at least what all of them lack together.
+    What one of these devices needs is not free for the others. Each one's shortfall is at least that of all together.
     """
     pool = rig.pool
     if pool is None:
@@ -161,9 +161,9 @@ def sharing(rows: tuple[DeviceRow, ...], rig: Rig) -> tuple[DeviceRow, ...]:
 
 
 def missing_bytes(rows: Iterable[DeviceRow], rig: Rig) -> dict[str, int]:
-    """Return the bytes that the needs of `rows` lack on the devices of `rig`, by device id.
+    """Return the missing bytes of each device that has too little memory: need plus margin less available memory.
 
-    Rows without needs and of other devices are left out; margins stay free.
+    By device id. Devices with enough memory are left out, and rows of devices that `rig` lacks.
     """
     devices, rows = {device.id: device for device in rig.all_devices}, [row for row in rows if row.need_bytes]
     short = {

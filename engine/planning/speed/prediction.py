@@ -135,8 +135,8 @@ class LastAnswer:
     """Measured speed of the last answer.
 
     `fill_tokens`: number of tokens in the context in the middle of the answer.
-    `prompt_tokens`, `prompt_per_second`: number of prompt tokens that were computed, and their speed; 0: too few of
-    them to tell a speed.
+    `prompt_tokens`, `prompt_per_second`: number of prompt tokens that were computed, and their speed; 0 if they were
+    too few to measure a speed.
     """
 
     tokens_per_second: float

@@ -141,15 +141,15 @@ _EFFICIENCY: Mapping[Source, tuple[float, float]] = {
 A measurement runs one product after another, so even a measured bandwidth may not be reached.
 """
 _CPU_EFFICIENCY = (0.7, 0.95)
-"""The same of a CPU whose bandwidth was measured.
+"""(Smallest, largest) share of a CPU's measured bandwidth that a model reaches.
 
 The mean of the inverses, 1.24, was fitted to 36 layouts of five models (`benchmarks/speed_prediction.py`).
 """
 _CPU_OP_WEIGHT = 3.0
-"""Seconds of a mean graph node on a CPU, in those of the sum that is measured, which is among the cheapest.
+"""Mean time of a graph node on a CPU, as a multiple of the time of the addition that is measured.
 
-Norms, RoPE and softmax take longer, and products convert their column first. On cards starting the kernel takes most of
-the time, whatever it computes. Fitted as above.
+An addition is among the cheapest nodes: norms, RoPE and softmax take longer, and products convert their column first.
+On cards a launch takes most of the time, whatever the kernel computes. Fitted as `_CPU_EFFICIENCY`.
 """
 
 _FAMILIES: Mapping[str, str] = {

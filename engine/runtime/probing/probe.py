@@ -153,14 +153,14 @@ def probe(
 
 
 def _rows(plan: Plan, answer: Probed) -> tuple[DeviceRow, ...]:
-    """Return the rows of `plan` from what a dry load of its model reported."""
+    """Return the memory rows of `plan`, computed from what a dry load of its model reported."""
     members = member_estimate(plan, answer.parts)
     rows = rows_from_parts(answer.parts, plan.rig, Grade.PROBED, members)
     return _completed(plan, with_copies(rows, plan.rig, plan.resolved.model_estimate.devices))
 
 
 def _with_draft(device: Device, row: DeviceRow, of_draft: DeviceRow) -> DeviceRow:
-    """Return `row` with the draft model's bytes as its own dry load reported them."""
+    """Return `row` with `draft_bytes` as the draft model's own dry load reported them."""
     return make_row(device, replace(row.memory, draft_bytes=of_draft.buffer_bytes), row.grade)
 
 

@@ -308,11 +308,12 @@ class Shifted(Answer, frozen=True, tag="shifted", kw_only=True):
     dropped_tokens: int
 
 
-DraftPause = Literal["", "slower", "state", "context", "failed"]
+DraftPause = Literal["", "slower", "earlier", "state", "context", "failed"]
 """Why tokens are no longer drafted for an answer.
 
 Empty: they are.
 `slower`: drafts made the answer slower.
+`earlier`: drafts made an earlier answer slower, and rest for some tokens.
 `state`: recurrent state cannot be rolled back, and is too large to be copied at every step.
 `context`: the sequence is longer than the context of the draft model.
 `failed`: the draft model could not compute.

@@ -117,10 +117,12 @@ class DraftSource(msgspec.Struct, frozen=True, kw_only=True):
     `n_tokens`: most tokens that are drafted for one step.
     `path`, `parameters`, `context`: file, placement and settings of a draft model or of the MTP context. The devices
     are those of the load.
+    `pauses`: whether drafts that lose time are paused. False if drafts themselves are tested or measured.
     """
 
     kind: DraftKind
     n_tokens: int = 4
+    pauses: bool = True
     path: str = ""
     parameters: EngineParameters | None = None
     context: ContextSettings | None = None
@@ -162,7 +164,7 @@ class Load(Request, frozen=True, tag="load", kw_only=True):
 
     `access`: files that the child may open from now on, if the system can enforce it; None for no limit.
     `positions`: number of learned position embeddings, beyond which no sequence may go; None for no limit.
-    `early`: weights that are sent to several workers in parallel before; empty if there is one worker or none.
+    `early`: weights that are sent to several workers in parallel before the load; empty for less than two workers.
     """
 
     path: str

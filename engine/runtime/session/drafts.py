@@ -7,6 +7,7 @@ from engine.runtime.protocol.messages import DraftPause, DraftStatistics
 
 PAUSES: dict[DraftPause, str] = {
     "slower": tr("drafts paused: they made the answer slower"),
+    "earlier": tr("no drafts: they made an earlier answer slower"),
     "state": tr("no drafts: the model's recurrent state is too large to be copied at each step"),
     "context": tr("drafts paused: the conversation is longer than the context of the draft model"),
     "failed": tr("drafts paused: the draft model could not compute"),

@@ -106,7 +106,9 @@ class WorkRunner:
                 self.sequences.mkdir(parents=True, exist_ok=True, mode=0o700)
         if has_changed(plan.model):
             name = plan.model.paths[0].name
-            sentence = tr("{name} has changed since it was opened, and its layout is for the file before.", name=name)
+            sentence = tr(
+                "{name} has changed since it was opened, and its layout was made for the old file.", name=name
+            )
             remedy = tr("Open it again; Use Last Layout brings the layout back if it fits.")
             return inputs.Refused(work.ticket, Failed(kind="model_file", message=f"{sentence} {remedy}"))
         try:

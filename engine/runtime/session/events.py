@@ -94,8 +94,8 @@ class Sent(msgspec.Struct, frozen=True, kw_only=True):
 
     `devices`: ids of its devices.
     `weights_bytes`: weights of the model on them.
-    `sent_bytes`: bytes that went over the link, with all that is not weights.
-    `kept_bytes`: weights that the worker had from earlier.
+    `sent_bytes`: all bytes that went over the link, protocol overhead included.
+    `kept_bytes`: weights that the worker had in its cache already.
     `seconds`: time in which the link was busy.
     """
 

@@ -235,7 +235,7 @@ def _diagnose(transition: Transition, outcome: ProcessOutcome, stage: Stage | No
             return
     endpoints = tuple(plan.used_endpoints)
     if not endpoints or not (outcome.lost_rpc or outcome.reason is EndReason.STALLED):
-        crashed = crash_event(outcome, known_words(plan), plan.used_endpoints, model=_file_name(plan))
+        crashed = crash_event(outcome, known_words(plan), plan.used_endpoints, model=_file_name(transition, plan))
         _end_with(transition, _with_progress(transition, outcome, crashed))
         return
     ticket = transition.number()
@@ -292,13 +292,16 @@ def _take_lost_greetings(transition: Transition, greetings: Greetings) -> None:
         greetings,
         known_words(loss.plan),
         is_answering=bool(transition.state.requests),
-        model=_file_name(loss.plan),
+        model=_file_name(transition, loss.plan),
     )
     _end_with(transition, _with_progress(transition, loss.outcome, event))
 
 
-def _file_name(plan: Plan) -> str:
-    return show(plan.memory.model.paths[0].name)
+def _file_name(transition: Transition, plan: Plan) -> str:
+    """Return the name of the file that the child was at: of the model, or of its draft model during that one's load."""
+    load, draft = transition.state.load, plan.edit.side_files.draft
+    path = draft.path if draft is not None and load is not None and load.progress.draft else None
+    return show((path or plan.memory.model.paths[0]).name)
 
 
 def _with_progress(transition: Transition, outcome: ProcessOutcome, ending: Failed | Crashed) -> Failed | Crashed:

@@ -75,23 +75,35 @@ def out_of_memory_event(rig: Rig, message: AllocationFailure, *, answering: Answ
         where = tr("{where}, for the draft model", where=where)
     free = "" if free_bytes is None else tr(", {free} free", free=format_bytes(free_bytes))
     before = ", ".join(f"{device} {format_bytes(size_bytes)}" for device, size_bytes in placed.items() if size_bytes)
+    what = tr("Already allocated: {sizes}.", sizes=before) if before else tr("Nothing was allocated before.")
+    requested = format_bytes(message.requested_bytes)
+    if message.draft:
+        sentences = tr(
+            "{device} ran out of memory {where}: {requested} requested{free}. {what} Put the draft model on another "
+            "device, move layers off {device}, or load without the draft.",
+            device=message.device,
+            where=where,
+            requested=requested,
+            free=free,
+            what=what,
+        )
+    else:
+        sentences = tr(
+            "{device} ran out of memory {where}: {requested} requested{free}. {what} Move layers off "
+            "{device}, shorten the context or choose a smaller KV cache type.",
+            device=message.device,
+            where=where,
+            requested=requested,
+            free=free,
+            what=what,
+        )
     return OutOfMemory(
         stage=answering or message.stage,
         device=message.device,
         requested_bytes=message.requested_bytes,
         free_bytes=free_bytes,
         allocated=rows_from_parts(message.parts, rig, Grade.MEASURED),
-        message=(
-            tr(
-                "{device} ran out of memory {where}: {requested} requested{free}. {what} Move layers off "
-                "{device}, shorten the context or choose a smaller KV cache type.",
-                device=message.device,
-                where=where,
-                requested=format_bytes(message.requested_bytes),
-                free=free,
-                what=tr("Already allocated: {sizes}.", sizes=before) if before else tr("Nothing was allocated before."),
-            )
-        ),
+        message=sentences,
     )
 
 
@@ -273,7 +285,7 @@ def _is_busy(greeting: Greeting | None) -> bool:
 
 
 def _is_back(held: Sequence[Device], greeting: Greeting | None) -> bool:
-    """Return whether these devices are lent by a paired machine and answer now."""
+    """Return whether these devices are lent by a paired machine that answers again."""
     return greeting is not None and greeting.ok and all(device.fingerprint is not None for device in held)
 
 

@@ -100,4 +100,6 @@ def test_a_refused_allocation_says_that_it_was_the_draft() -> None:
         text="failed",
         draft=True,
     )
-    assert ", for the draft model: 1.0 MiB requested" in out_of_memory_event(rig, refused).message
+    message = out_of_memory_event(rig, refused).message
+    assert ", for the draft model: 1.0 MiB requested" in message
+    assert "Put the draft model on another device" in message

@@ -9,6 +9,12 @@ from typing import Any
 
 import pytest
 
+from app.cli.arguments import make_parser
+from app.cli.serve import Catalogue
+from engine.api.server.offers import entry_of_file
+from engine.api.server.preferences import Preferences
+from engine.devices.rig_file import read_rig
+from engine.planning.memory.drafts import Draft
 from engine.planning.settings.table import DRAFTED_TOKENS
 from tests.support.command_line import run_here
 from tests.support.models import write_tiny_llama
@@ -134,3 +140,33 @@ def test_a_wrong_draft_in_a_layout_file_is_named(
     answer = run(capsys, folder, "--layout", layout)
     assert answer.error["kind"] == "layout"
     assert f"draft.{key}" in answer.error["message"]
+
+
+def test_a_layout_to_compare_with_has_the_draft_of_its_file(
+    capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path
+) -> None:
+    small, files = folder / "small.gguf", {"with": tmp_path / "with.json", "without": tmp_path / "without.json"}
+    drafted, plain = plan(capsys, folder, "--draft", small), plan(capsys, folder)
+    files["with"].write_text(json.dumps(drafted["layout"]), encoding="utf-8")
+    files["without"].write_text(json.dumps(plain["layout"]), encoding="utf-8")
+    against = plan(capsys, folder, "--against", files["with"])["against"]
+    assert held(against) == held(drafted)
+    against = plan(capsys, folder, "--draft", small, "--against", files["without"])["against"]
+    assert not any(held(against).values())
+
+
+def test_the_draft_of_a_served_model_is_not_that_of_the_others(folder: Path) -> None:
+    """`serve A --draft B` loads other models of the library too, whose vocabulary may be another one."""
+    small, options = folder / "small.gguf", ["--ctx", "512", "--rig", str(folder / "rig.json")]
+
+    def drafts(*words: str | Path) -> list[Draft | None]:
+        line = ["serve", str(folder / "m.gguf"), *options, *map(str, words)]
+        catalogue = Catalogue(make_parser(line).parse_args(line), Preferences())
+        entries = [*catalogue.named(), entry_of_file(folder / "other.gguf")]
+        rig = read_rig(folder / "rig.json")
+        return [catalogue.plan(each, rig).plan.edit.side_files.draft for each in entries]
+
+    named, other = drafts("--draft", small, "--draft-tokens", "6", "--draft-device", "CUDA1")
+    assert named is not None
+    assert (named.path, other) == (small, None)
+    assert drafts("--draft", "ngram", "--draft-tokens", "6") == [Draft("ngram", 6)] * 2

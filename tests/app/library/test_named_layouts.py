@@ -12,6 +12,7 @@ from pytestqt.qtbot import QtBot
 
 from app.library.named_layouts import free_name
 from app.window import dialogs
+from app.window.layout.named_layouts_presenter import file_name_of
 from app.wiring import WindowParts
 from engine.devices.rig_file import encode_rig
 from engine.library.notes import SavedDocument
@@ -216,3 +217,20 @@ def test_the_rig_of_a_layout_file_is_checked() -> None:
     damaged["rig"]["devices"][0]["total_bytes"] = "many"
     with pytest.raises(LayoutError, match=r"rig\.devices\[0\]\.total_bytes"):
         parse_layout(msgspec.json.encode(damaged))
+
+
+@pytest.mark.parametrize(
+    ("name", "file_name"),
+    [
+        ("two cards", "two cards"),
+        ("a/b:c", "a_b_c"),
+        ("..", "_"),
+        (".hidden.", "hidden"),
+        ("con", "_con"),
+        ("LPT1.old", "_LPT1.old"),
+        ("/" * 3, "___"),
+        ("\u00e4" * 200, "\u00e4" * 50),
+    ],
+)
+def test_an_exported_layout_gets_a_name_that_every_file_system_takes(name: str, file_name: str) -> None:
+    assert file_name_of(name) == file_name

@@ -5,7 +5,7 @@ With the real engine and a lab worker, which serves one model at a time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from pytestqt.qtbot import QtBot
 
 from app.load.several import SeveralPlanned
 from app.models.open_model import OpenModel
-from app.models.replanner import has_moved
+from app.models.replanner import Replanner, has_moved
 from app.settings import Settings
 from app.wiring import Desk, make_desk
 from engine.base.units import GIB, MIB
@@ -39,7 +39,9 @@ class Bench:
             name: write_tiny_llama(folder / f"{name}.gguf", n_layers=N_LAYERS, seed=seed)
             for seed, name in enumerate(("ada", "bob"))
         }
+        self.notices: list[str] = []
         desk.room_offers.offer_changed.connect(self.offers.append)
+        desk.notices.given.connect(lambda notice: self.notices.append(notice.text))
         desk.rig.lab.start([256 * MIB])
         qtbot.waitUntil(lambda: len(desk.rig.live.rig.devices) == 1)
 
@@ -54,6 +56,16 @@ class Bench:
         self.desk.loader.load()
         self._qtbot.waitUntil(lambda: model.loading.phase is Phase.READY)
         return model
+
+    def wait(self, is_so: Callable[[], bool]) -> None:
+        self._qtbot.waitUntil(is_so)
+
+    def settle(self) -> None:
+        """Let the memory be taken for settled, as after `SETTLE_MS`."""
+        replanner = self.desk.models.findChild(Replanner)
+        assert isinstance(replanner, Replanner)
+        self.wait(lambda: not self.desk.document.is_behind)
+        replanner._on_settled()
 
     def wait_for_layout(self, device: str) -> None:
         """Wait until all layers of the shown model are on a device."""
@@ -168,3 +180,118 @@ def test_a_file_that_cannot_be_read_is_told(bench: Bench, qtbot: QtBot, tmp_path
     with qtbot.waitSignal(bench.desk.several.refused) as refused:
         bench.desk.several.plan((bench.paths["ada"], broken))
     assert "broken.gguf" in refused.args[0]
+
+
+def test_a_layout_found_before_memory_came_back_is_found_again(bench: Bench) -> None:
+    ada = bench.load("ada")
+    bench.desk.opener.open(bench.paths["bob"])
+    # The file is read and planned for the memory that ada holds; until it is shown, that is free again.
+    bench.desk.unloader.unload(ada)
+    bench.wait(lambda: bench.desk.models.current.name == "bob")
+    bench.wait_for_layout("RPC0")
+
+
+def test_a_loaded_model_is_planned_for_the_memory_of_the_time_when_it_is_unloaded(bench: Bench) -> None:
+    ada = bench.load("ada")
+    bob = bench.open("bob")
+    bench.wait_for_layout(CPU_ID)
+    bench.desk.loader.load()
+    bench.wait(lambda: bob.loading.phase is Phase.READY)
+    bench.desk.unloader.unload(ada)
+    bench.settle()
+    bench.wait_for_layout(CPU_ID)
+    bench.desk.unloader.unload(bob)
+    bench.wait_for_layout("RPC0")
+
+
+def test_a_parked_model_keeps_the_layout_for_which_it_has_to_ask(bench: Bench) -> None:
+    """Its question must not load it on the CPU without a word, because another model has its device now."""
+    ada = bench.load("ada")
+    bench.open("bob")
+    bench.wait_for_offer()
+    bench.desk.room_offers.accept_and_load()
+    bench.wait(lambda: bench.desk.models.current.loading.phase is Phase.READY)
+    bench.desk.opener.show(ada)
+    assert ada.is_parked
+    questions: list[object] = []
+    bench.desk.loader.question_changed.connect(questions.append)
+    bench.settle()
+    bench.wait_for_layout("RPC0")
+    bench.desk.loader.load()
+    bench.wait(lambda: bool(questions))
+    assert questions[-1] is not None
+    assert ada.loading.phase is Phase.STOPPED
+    bench.desk.settings.without_room = LoadAnswer.BESIDE
+    bench.settle()
+    bench.wait_for_layout(CPU_ID)
+
+
+def test_an_offer_for_other_devices_does_nothing(bench: Bench) -> None:
+    ada = bench.load("ada")
+    bench.open("bob")
+    bench.wait_for_offer()
+    live = bench.desk.rig.live
+    live.set_devices(replace(live.devices, rig=replace(live.rig, devices=(*live.rig.devices, make_gpu("CUDA9", 1)))))
+    bench.desk.room_offers.accept_and_load()
+    assert ada.loading.phase is Phase.READY
+    assert bench.offers[-1] is None
+
+
+def test_an_offer_is_looked_for_again_when_other_programs_take_the_memory(bench: Bench) -> None:
+    bench.load("ada")
+    bench.open("bob")
+    bench.wait_for_offer()
+    live = bench.desk.rig.live
+    (worker,) = live.devices.rig.devices
+    full = replace(worker, cap_bytes=MIB)
+    live.set_devices(replace(live.devices, rig=replace(live.devices.rig, devices=(full,))))
+    bench.wait(lambda: bench.offers[-1] is None)
+
+
+def plan_both(bench: Bench) -> SeveralPlanned:
+    planned: list[SeveralPlanned] = []
+    bench.desk.several.planned.connect(planned.append)
+    bench.desk.several.plan(tuple(bench.paths.values()))
+    bench.wait(lambda: bool(planned))
+    return planned[0]
+
+
+def test_no_model_of_a_plan_is_unloaded_for_the_next_one(bench: Bench) -> None:
+    planned = plan_both(bench)
+    ada, bob = planned.found.placed
+    # As if bob were to go on the device that ada has.
+    wrong = replace(bob, plan=bob.plan.with_layout(single_device(N_LAYERS, "RPC0")))
+    bench.desk.several.load(replace(planned, found=replace(planned.found, placed=(ada, wrong))))
+    bench.wait(
+        lambda: any("bob was not loaded, because another model uses RPC0 now." in each for each in bench.notices)
+    )
+    assert [held.name for held in bench.desk.models.held] == ["ada"]
+
+
+def test_a_chosen_model_that_answers_is_planned_once_and_not_interrupted(bench: Bench) -> None:
+    ada = bench.load("ada")
+    planned = plan_both(bench)
+    ada.conversation.send("go on")
+    bench.desk.several.load(planned)
+    assert ada.loading.phase is Phase.ANSWERING
+    assert bench.notices[-1] == "ada is answering. Wait for the answer or stop it, then load all."
+    # The memory that its own load gives back is free for it.
+    assert plan_both(bench).found.find("ada").plan.edit.layout.devices == ("RPC0",)
+
+
+def test_a_hand_made_layout_of_a_model_in_the_background_comes_back_by_undo(bench: Bench) -> None:
+    desk = bench.desk
+    bob = bench.open("bob")
+    bench.wait_for_layout("RPC0")
+    by_hand = single_device(N_LAYERS, CPU_ID).move_range(3, 3, "RPC0")
+    desk.document.set_layout(by_hand, "by hand")
+    desk.opener.open(bench.paths["ada"], beside=True)
+    bench.wait(lambda: desk.models.current.name == "ada")
+    assert bob.edit_state is not None
+    desk.several.load(plan_both(bench))
+    bench.wait(lambda: len(desk.models.held) == 2 and desk.models.loading is None)
+    desk.opener.show(bob)
+    bench.wait_for_layout(CPU_ID)
+    desk.document.undo_group.undo()
+    assert desk.document.edit is not None
+    assert desk.document.edit.layout == by_hand

@@ -229,3 +229,20 @@ def test_other_layouts_are_told_in_proportion_to_the_last_answer(document: Layou
     document.set_side_files(SideFiles(draft=draft), "draft")
     assert document.preview.speed is not None
     assert document.preview.speed.tokens_per_second == pytest.approx(forecast, rel=0.05), "no answer had a draft"
+
+
+def test_an_edit_put_aside_is_replaced_as_a_step_of_its_own_undo(document: LayoutDocument, tmp_path: Path) -> None:
+    by_hand = single_device(N_LAYERS, "RPC1")
+    document.set_layout(by_hand, "by hand")
+    aside = document.put_aside()
+    assert aside is not None
+    other = read_model(write_tiny_llama(tmp_path / "other.gguf", n_layers=3))
+    document.open(other, RIG, Edit(single_device(3, "CPU"), ContextSettings(n_ctx=1024)))
+    document.replace_in(aside, replace(aside.edit, layout=single_device(N_LAYERS, "CPU")), "plan several models")
+    assert layout_of(document) == single_device(3, "CPU")
+    assert not document.undo_group.canUndo()
+    document.put_aside()
+    document.show(aside, RIG)
+    assert layout_of(document) == single_device(N_LAYERS, "CPU")
+    document.undo_group.undo()
+    assert layout_of(document) == by_hand

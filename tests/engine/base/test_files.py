@@ -175,3 +175,15 @@ def test_a_private_file_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytes
     write_private(tmp_path / "folder" / "key", b"another")
     assert (tmp_path / "folder" / "key").read_bytes() == b"secret", "the first one counts"
     assert os.name == "nt" or (tmp_path / "folder" / "key").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_private_file_is_written_where_there_are_no_hard_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    write_private(tmp_path / "key", b"secret")
+    write_private(tmp_path / "key", b"another")
+    assert [entry.read_bytes() for entry in tmp_path.iterdir()] == [b"secret"]

@@ -209,3 +209,25 @@ def test_unified_memory_and_swap_are_kept_where_they_are_known() -> None:
 def test_a_worker_has_no_unified_memory() -> None:
     with pytest.raises(RigError, match="a worker's memory is not that of this host"):
         parse({**RPC, "unified_memory": True})
+    with pytest.raises(RigError, match="a worker's memory is not that of this host"):
+        parse({**RPC, "endpoint": "127.0.0.1:50052", "fingerprint": "ab" * 32, "unified_memory": True})
+
+
+def test_workers_of_numa_nodes_of_this_host_share_its_memory() -> None:
+    nodes = [
+        {**RPC, "id": f"NODE{number}", "endpoint": f"127.0.0.1:{5000 + number}", "unified_memory": True}
+        for number in (0, 1)
+    ]
+    rig = parse(*nodes, host={"total_bytes": "64GiB"})
+    assert rig.pool is not None
+    assert rig.pool.ids == {"NODE0", "NODE1", "CPU"}
+    assert parse_rig(encode_rig(rig)) == rig
+
+
+def test_a_rig_of_thousands_of_devices_is_refused_at_once() -> None:
+    """Each is compared with all others, and layout files have rigs too."""
+    devices = [{"id": f"D{number}", "backend": "CUDA", "total_bytes": 10} for number in range(10_000)]
+    document = {"version": 1, "devices": devices, "host": {"total_bytes": 10}}
+    with pytest.raises(RigError, match="devices: a rig has at most 256 devices; remove some of these 10000"):
+        parse_rig(json.dumps(document))
+    assert len(parse_rig(json.dumps({**document, "devices": devices[:256]})).devices) == 256

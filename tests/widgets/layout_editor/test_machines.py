@@ -12,11 +12,11 @@ from pytestqt.qtbot import QtBot
 
 from engine.base.units import GIB
 from engine.devices.device import Device, Rig
-from engine.planning.layout.moves import RangeMove
-from engine.planning.plan.preview import Preview
+from engine.planning.layout.moves import Move, RangeMove
+from engine.planning.plan.preview import DraftBlock, Preview
 from tests.support.previews import dense_layers, make_layout, make_preview, make_rig
 from widgets.layout_editor.editor import LayoutEditor
-from widgets.layout_editor.keyboard import LayerFocus
+from widgets.layout_editor.keyboard import DraftFocus, LayerFocus
 from widgets.layout_editor.placement import LaneContent
 
 MACHINES, DEVICES = 16, 4
@@ -151,3 +151,39 @@ def test_few_lanes_have_no_groups(editor: LayoutEditor) -> None:
 
 def test_a_machine_is_read_out_as_a_lane(editor: LayoutEditor) -> None:
     assert "m03: layers 0–39, 40–79, " in editor.view.summary
+
+
+def test_the_roomiest_device_is_the_one_with_most_to_spare(editor: LayoutEditor, preview: Preview) -> None:
+    """What the layout has there already counts."""
+    full = [
+        msgspec.structs.replace(row, shortfall_bytes=-GIB) if row.id == "m04-CUDA3" else row
+        for row in preview.report.rows
+    ]
+    editor.set_preview(replace(preview, report=replace(preview.report, rows=tuple(full))))
+    assert editor.shown is not None
+    assert editor.shown.drop_devices()[4] == "m04-CUDA2"
+
+
+def test_what_is_dragged_back_to_a_folded_machine_returns_to_its_device(editor: LayoutEditor) -> None:
+    interaction = editor.view.interaction
+    assert editor.shown is not None
+    moves: list[Move] = []
+    interaction.moved.connect(moves.append)
+    tops = editor.shown.lanes.track_top
+    x = editor.shown.block_rect(3, 0, 0).center().x()
+    interaction.press(x, tops(3) + 8, extend=False)
+    interaction.pointer_moved(x, tops(8) + 8)
+    interaction.pointer_moved(x, tops(3) + 8)
+    assert moves == [RangeMove(0, 39, "m08-CUDA3"), RangeMove(0, 39, "m03-CUDA0")]
+    assert interaction.cancel_drag()
+
+
+def test_a_draft_in_a_folded_machine_is_shown_on_its_head(editor: LayoutEditor, preview: Preview) -> None:
+    draft = DraftBlock("small.gguf", ("m03-CUDA2",), 8, GIB)
+    editor.set_preview(replace(preview, draft=draft))
+    assert editor.shown is not None
+    assert editor.shown.draft_lane == 3
+    assert lanes(editor)[3].device.name == "3 of 4 devices used"
+    editor.view.interaction.set_focus(DraftFocus())
+    press(editor, Qt.Key.Key_F)
+    assert editor.shown.draft_lane == names(editor).index("m03-CUDA2")

@@ -54,3 +54,12 @@ def test_the_bar_shows_an_offer_and_hides_without_one(qtbot: QtBot) -> None:
         bar.load_button.click()
     bar.set_offer(None)
     assert bar.isHidden()
+
+
+def test_a_name_in_the_bar_has_no_mnemonics(qtbot: QtBot) -> None:
+    bar = RoomOfferBar()
+    qtbot.addWidget(bar)
+    bar.set_offer(RoomOffer("Fits wholly on CUDA0 if R&D is unloaded.", "Unload R&D", "Unload and Load", "Kept."))
+    assert bar.unload_button.text() == "Unload R&&D"
+    assert bar.unload_button.accessibleName() == "Unload R&D"
+    assert bar.unload_button.shortcut().isEmpty()

@@ -1,7 +1,7 @@
-"""Automatic layouts with a draft model: the fastest card gets it if the main model still needs no more of the CPU.
+"""Automatic layouts with a draft model: it gets the fastest card if the main model does not lose layers to the CPU.
 
-A strategy places the main model first, and the draft model takes a card with room left, else the CPU, where it hardly
-gains. Then the strategy is run again with room for the draft on a card.
+A strategy places the main model first. Then the draft model takes a card with room left, else the CPU, where it hardly
+speeds up answers. In that case the strategy is run again, with room for the draft model reserved on a card.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def with_room_for_draft(
     constraints: Constraints,
     search: Callable[[Constraints], AutoLayout],
 ) -> AutoLayout:
-    """Return `found`, or a layout that leaves room for the draft model on a card with no more layers on the CPU.
+    """Return a layout with the draft model on a card and no more layers on the CPU than in `found`; else `found`.
 
     `search`: finds a layout with other constraints. It is called only if the draft model would be on the CPU.
     """

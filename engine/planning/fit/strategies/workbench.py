@@ -29,10 +29,11 @@ _UNKNOWN_RESERVE = 5
 SLOW_LINK = 3
 """Rank of a remote device over a slow link (`reach_rank`)."""
 SLOW_HOP_S = 5e-3
-"""Seconds of a hop from which a link is used last: a token crosses it once in each direction, whatever is computed
-there. 100 Mbit/s and links to other places are beyond, wired gigabit and good wireless networks are not."""
+"""Latency of a hop, in seconds, from which a remote device is used last: each token crosses the link once in each
+direction. 100 Mbit/s links and those to other places take longer; wired gigabit and good wireless networks do not.
+"""
 _HOP_BYTES = 1 << 16
-"""A token's activations of a large model: 16,384 values of 4 bytes."""
+"""Bytes that a hop carries: one token's activations of a large model, 16,384 float32 values."""
 _PREFERRED_BACKENDS = ("CUDA", "HIP", "ROCm")
 
 
@@ -44,7 +45,7 @@ def rank(device: Device) -> int:
 
 
 def reach_rank(device: Device, speeds: Speeds) -> int:
-    """Return `rank`, or `SLOW_LINK` for a remote device whose measured link takes at least `SLOW_HOP_S` for a hop."""
+    """Return the rank of a device; it is `SLOW_LINK` if a hop over its measured link takes `SLOW_HOP_S` or longer."""
     if not device.is_rpc or device.id not in speeds.links:
         return rank(device)
     measured = speeds.links[device.id]

@@ -125,7 +125,7 @@ def draft_violations(
         yield Violation(
             "draft_batch",
             tr(
-                "With {sequences} requests and {tokens} drafted tokens each, a step has more than a batch of {batch}.",
+                "{sequences} requests with {tokens} drafted tokens each do not fit into a batch of {batch} tokens.",
                 sequences=context.n_seq_max,
                 tokens=draft.n_tokens,
                 batch=context.n_batch,
@@ -163,7 +163,7 @@ def _layout_violations(placed: PlacedDraft, model: ModelFile, rig: Rig) -> Itera
 
 
 def draft_candidates(rig: Rig, model: ModelFile, order: Sequence[str] = ()) -> list[Device]:
-    """Return the devices that a draft model can be put on automatically, the most wanted one first, the CPU last.
+    """Return the devices for an automatic choice of a draft model's device, the best one first, the CPU last.
 
     Cards with their own memory come before integrated ones, and faster ones before slower ones. RPC devices are used
     only if the user chose one. `order`: ids of devices that come first.
@@ -183,7 +183,7 @@ def _by_speed(devices: Iterable[Device]) -> list[Device]:
 def reads_slower(draft: ModelFile, placed: Layout, model: ModelFile, layout: Layout, rig: Rig) -> bool:
     """Return whether a token of the draft model takes half as long as one of the main model, or longer.
 
-    By the bytes of their layers and the bandwidth of memory alone, since no device may have been measured.
+    It compares the bytes of their layers with memory bandwidths, because devices may be unmeasured.
 
     `placed`: layout of the draft model. `layout`: that of the main model.
     """

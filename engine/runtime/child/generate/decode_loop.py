@@ -169,6 +169,8 @@ class DecodeLoop:
                     return
                 task.slot = slot
                 task.begin()
+                if self._drafting is not None:
+                    self._drafting.begin(task)
                 self._running.append(task)
                 # With several streams llama.cpp puts only sequences with consecutive ids into a micro batch
                 # (llama_batch_allocr::split_equal).
@@ -309,7 +311,7 @@ class DecodeLoop:
             self._tell(*answers)
 
     def _sample(self, share: _Share, answers: list[Message]) -> bool:
-        """Sample the next token of a task, and one more for each drafted token that was sampled; then drop the others.
+        """Sample the next token of a task, and another one after each accepted draft token; drop rejected ones.
 
         Return whether the task continues.
         """

@@ -16,17 +16,80 @@ from engine.runtime.protocol.messages import DraftPause, DraftStatistics
 from engine.runtime.protocol.requests import DraftKind
 
 LEAST_PLAIN = 3
-"""Plain steps that are measured before the first draft. The first one after a prompt is often slow."""
+"""Number of plain steps (steps without drafts) measured before the first draft. The first one after a prompt is often
+slow.
+"""
 KEPT_PLAIN = 9
-"""Plain steps of which the median counts. Later steps take longer, because the context grows."""
+"""Number of latest plain steps (steps without drafts) whose median counts. Steps get slower as the context grows."""
 STEPS_BETWEEN = 40
-"""Steps with drafts after which a plain step is measured again."""
+"""Number of steps with drafts after which a plain step (a step without drafts) is measured again."""
 TESTED_TOKENS = 200
-"""Tokens from steps with drafts after which drafts that have lost time are paused."""
+"""Number of tokens from steps with drafts after which drafts are paused if they have made the answer slower."""
+LEAST_TESTED = 8
+"""Fewest steps with drafts after which a large loss pauses them earlier."""
+MOST_LOST, MOST_LOST_AGAIN = 8.0, 4.0
+"""Loss that pauses drafts before `TESTED_TOKENS`, in plain steps; the second if drafts of an earlier answer lost."""
+RESTED_TOKENS, MOST_RESTED = 200, 3200
+"""Tokens of answers without drafts after drafts have lost: at first, doubled with each further loss, and at most."""
+
+
+class Rest:
+    """Keeps drafts that have lost time out of the next answers of a loaded model, until enough tokens have passed.
+
+    Losses are added up over answers, because a short one has few steps.
+    """
+
+    def __init__(self) -> None:
+        self._costs: list[float] = []
+        self._tokens_given = 0
+        self._left = 0
+        self._tokens = RESTED_TOKENS
+        self.has_lost = False
+
+    @property
+    def is_on(self) -> bool:
+        """Whether an answer that begins now is to be without drafts."""
+        return self._left > 0
+
+    def begin(self) -> None:
+        """Begin a rest, because drafts have lost time. Answers at the same time begin one rest together."""
+        self._clear()
+        if self.is_on:
+            return
+        self._left, self._tokens = self._tokens, min(2 * self._tokens, MOST_RESTED)
+        self.has_lost = True
+
+    def count(self, tokens: int) -> None:
+        """Count tokens of answers."""
+        self._left = max(0, self._left - tokens)
+
+    def forget(self) -> None:
+        """Forget earlier losses, because drafts have gained over `TESTED_TOKENS`."""
+        self._clear()
+        self._left, self._tokens, self.has_lost = 0, RESTED_TOKENS, False
+
+    def is_lost(self, cost: float, tokens: int) -> bool:
+        """Add a step with drafts; return whether drafts have lost so much that further ones are not worth their time.
+
+        `cost`: its time in plain steps. `tokens`: what it has given.
+        """
+        self._costs.append(cost)
+        self._tokens_given += tokens
+        steps = len(self._costs)
+        # The median: a few slow steps may be the work of another program.
+        lost = steps * median(self._costs) - self._tokens_given
+        if self._tokens_given >= TESTED_TOKENS:
+            self._clear()
+        # An answer that gains is not paused for the loss of another one.
+        most = MOST_LOST_AGAIN if self.has_lost else MOST_LOST
+        return steps >= LEAST_TESTED and lost >= most and cost > tokens
+
+    def _clear(self) -> None:
+        self._costs, self._tokens_given = [], 0
 
 
 class PlainSteps:
-    """The last plain steps, by the number of answers at the same time."""
+    """Seconds of the last plain steps (steps of the decode loop without drafts), by the number of running answers."""
 
     def __init__(self) -> None:
         self._seconds: dict[int, deque[float]] = {}
@@ -53,13 +116,17 @@ class PlainSteps:
 class AnswerDraft:
     """Counts and times the drafts of one answer, and pauses them if they lose time.
 
+    `pauses`: as of `DraftSource`.
     `paused`: why nothing is drafted any more; empty: drafts go on.
     `ngrams`: n-grams of the sequence, for drafts of that kind.
     `step_tokens`: tokens that the present step has given so far.
+    `rest`: of all answers of the loaded model.
     """
 
-    def __init__(self, kind: DraftKind) -> None:
+    def __init__(self, kind: DraftKind, *, pauses: bool = True) -> None:
+        self._pauses = pauses
         self.paused: DraftPause = ""
+        self.rest = Rest()
         self.ngrams = NgramIndex()
         self.step_tokens = 0
         self._kind: DraftKind = kind
@@ -83,24 +150,36 @@ class AnswerDraft:
         self._accepted += 1
         self.step_tokens += 1
 
-    def note_seconds(self, seconds: float, plain_seconds: float, *, has_drafts: bool) -> None:
+    def note_seconds(self, seconds: float, plain_seconds: float, *, has_drafts: bool, is_reading: bool = False) -> None:
         """Add the time of the present step, and pause the drafts if they have lost time.
 
         `plain_seconds`: seconds of a plain step; `seconds` itself if this was one.
         `has_drafts`: whether something was drafted for this answer, or tried to be, and not only for others.
+        `is_reading`: whether the draft model still read a prompt, which costs time only once.
         """
-        without = self.step_tokens * plain_seconds
+        # A batch that computes lost tokens again may give no token.
+        tokens, self.step_tokens = self.step_tokens, 0
+        without = tokens * plain_seconds
         self._seconds += seconds
         self._plain_seconds += without
         if not has_drafts:
             return
         self._was_drafted = True
-        self._tested_tokens += self.step_tokens
+        self._tested_tokens += tokens
         self._lost_seconds += seconds - without
-        if self._tested_tokens >= TESTED_TOKENS:
+        if not is_reading and plain_seconds > 0 and self.rest.is_lost(seconds / plain_seconds, tokens):
+            self._pause()
+        elif self._tested_tokens >= TESTED_TOKENS:
             if self._lost_seconds > 0:
-                self.paused = self.paused or "slower"
+                self._pause()
+            else:
+                self.rest.forget()
             self._tested_tokens, self._lost_seconds = 0, 0.0
+
+    def _pause(self) -> None:
+        if self._pauses and not self.paused:
+            self.paused = "slower"
+            self.rest.begin()
 
     @property
     def statistics(self) -> DraftStatistics:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from engine.runtime.child.generate.draft_gain import PlainSteps
+from engine.runtime.child.generate.draft_gain import PlainSteps, Rest
 from engine.runtime.child.generate.model_drafter import ModelDrafter, Wanted
 from engine.runtime.child.generate.slots import Slots
 from engine.runtime.child.generate.tasks import SequenceTask
@@ -21,11 +21,11 @@ from engine.runtime.protocol.requests import DraftSource
 
 
 class Step(NamedTuple):
-    """The part of a computed batch that belongs to one request, for its time.
+    """One request's part of a computed batch, from which the time of its drafts is counted.
 
-    `is_answer`: whether the request was answering, and not reading its prompt.
-    `computed`: tokens that were computed besides drafts.
-    `drafted`: drafted tokens.
+    `is_answer`: whether the request was generating an answer; False while its prompt is computed.
+    `computed`: number of its tokens in the batch, without drafts.
+    `drafted`: number of drafted tokens.
     """
 
     task: SequenceTask
@@ -42,6 +42,7 @@ class Drafting:
         self._slots = slots
         self._stop = stop
         self._plain = PlainSteps()
+        self._rest = Rest()
         self._skips = False
         # Requests for which the draft model computed before the present batch, even if no draft came of it.
         self._computed_for: set[int] = set()
@@ -79,8 +80,18 @@ class Drafting:
             none[index] = draft
         return none
 
+    def begin(self, task: SequenceTask) -> None:
+        """Take a request that got its slot. While drafts rest after a loss, its answer is without them."""
+        if task.draft is not None:
+            task.draft.rest = self._rest
+            if self._rest.is_on and not task.is_answering:
+                task.draft.paused = "earlier"
+
     def note(self, steps: Sequence[Step], seconds: float) -> None:
-        """Take the time of a computed batch. `seconds`: from the beginning of the drafts to the last sampled token."""
+        """Add the time of a computed batch to the statistics of its answers.
+
+        `seconds`: from the start of drafting to the last sampled token. Batches with tokens of a prompt are ignored.
+        """
         if not all(step.is_answer for step in steps):
             return
         answers = len(steps)
@@ -94,8 +105,10 @@ class Drafting:
             return
         for step in steps:
             if step.task.draft is not None:
+                self._rest.count(step.task.draft.step_tokens)
                 has_drafts = bool(step.drafted) or step.computed > 1 or step.task.id in self._computed_for
-                step.task.draft.note_seconds(seconds, plain_seconds, has_drafts=has_drafts)
+                is_reading = bool(self._computed_for) and self._drafter is not None and self._drafter.is_reading
+                step.task.draft.note_seconds(seconds, plain_seconds, has_drafts=has_drafts, is_reading=is_reading)
 
     def _most(self, task: SequenceTask, count: int) -> int:
         """Return the most tokens that may be drafted for a request of which `count` tokens are in the next batch."""

@@ -15,12 +15,12 @@ from engine.runtime.child.load.loaded_context import DECODED, Batch, LoadedConte
 from engine.runtime.protocol.messages import DraftPause
 
 LEAST_PROBABILITY = 0.4
-"""A draft ends before a token that the draft model finds less probable: it would be rejected too often."""
+"""A draft ends before a token to which the draft model gives a lower probability: it would be rejected too often."""
 FAILED: DraftPause = "failed"
 
 
 class Wanted(NamedTuple):
-    """A draft that is wanted, of 1 to `most` tokens. `number`: the slot. `tokens`: its tokens."""
+    """A request for a draft of at most `most` tokens. `number`: index of the slot. `tokens`: the slot's tokens."""
 
     number: int
     tokens: Sequence[int]
@@ -29,7 +29,10 @@ class Wanted(NamedTuple):
 
 @dataclass(slots=True)
 class _Sequence:
-    """A sequence of the draft model. `tokens`: in its KV cache. `sure`: how many of them were no drafts."""
+    """A sequence of the draft model.
+
+    `tokens`: tokens in its KV cache. `sure`: number of first tokens that are the slot's own, and no drafts.
+    """
 
     tokens: list[int] = field(default_factory=list)
     sure: int = 0
@@ -37,7 +40,10 @@ class _Sequence:
 
 @dataclass(slots=True)
 class _Draft:
-    """A draft in the making. `place`: index of its logits in the last batch; -1: tokens are still missing."""
+    """A draft that is being computed.
+
+    `place`: index of its logits in the last batch; -1 while tokens of its sequence still have to be computed.
+    """
 
     number: int
     most: int
@@ -50,6 +56,7 @@ class ModelDrafter:
     """The draft model of a loaded model. For the main thread.
 
     `n_tokens`: size of the model's vocabulary; the draft model may have a few tokens more.
+    `is_reading`: whether the last call of `draft` left tokens of a prompt to be computed.
     """
 
     def __init__(self, draft_model: LoadedContext, n_tokens: int) -> None:
@@ -65,7 +72,7 @@ class ModelDrafter:
         self._window = int(self._low.llama_model_n_swa(draft_model.model))
         self._batch = Batch(draft_model.engine, draft_model.batch_tokens)
         self._sequences = [_Sequence() for _ in range(draft_model.n_sequences)]
-        self.has_failed = False
+        self.has_failed = self.is_reading = False
 
     def refusal(self, number: int, tokens: int) -> DraftPause:
         """Return why nothing can be drafted for the slot `number` with so many tokens; empty if it can."""
@@ -74,7 +81,10 @@ class ModelDrafter:
         return "" if tokens + 1 < self._most_tokens else "context"
 
     def draft(self, wanted: Sequence[Wanted]) -> list[list[int]]:
-        """Return a draft for each of `wanted`; empty for one whose sequence is still far behind, or after a stop."""
+        """Return the drafted tokens for each of `wanted`.
+
+        A draft is empty if one batch was not enough to compute the tokens that its sequence lacks, or after a stop.
+        """
         drafts = [self._begin(each) for each in wanted]
         self._catch_up(drafts)
         # One token for each draft at a time; the last one is not computed, because nothing follows it.
@@ -91,7 +101,7 @@ class ModelDrafter:
         return [each.tokens for each in drafts]
 
     def _begin(self, wanted: Wanted) -> _Draft:
-        """Cut the sequence of a slot to what it has in common with the slot; return a draft without tokens."""
+        """Cut the draft model's sequence to its common prefix with the slot, and return a draft without tokens."""
         tokens = wanted.tokens
         # Images, and tokens that only the model has, are left out.
         if min(tokens) < 0 or max(tokens) >= self._size:
@@ -126,11 +136,13 @@ class ModelDrafter:
         return kept == 0
 
     def _catch_up(self, drafts: Iterable[_Draft]) -> None:
-        """Compute one batch of missing tokens. A draft for which it is not enough stays empty."""
+        """Compute one batch of tokens that the sequences lack. A draft whose tokens do not fit in it stays empty."""
         self._batch.clear()
         begun = []
+        self.is_reading = False
         for draft in drafts:
             count = min(len(draft.missing), self._batch.size - self._batch.count)
+            self.is_reading = self.is_reading or count < len(draft.missing)
             if not count:
                 continue
             sequence = self._sequences[draft.number]

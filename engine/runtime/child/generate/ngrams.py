@@ -1,4 +1,4 @@
-"""Drafts from the sequence itself: what followed the last tokens where they stood before (prompt lookup).
+"""N-gram drafts (prompt lookup): the last tokens are found earlier in the sequence, and what followed there is drafted.
 
 Text is repeated when a model quotes the prompt, changes code, or loops. The idea is that of llama.cpp's `ngram-simple`;
 here an index finds the place, so that a search costs the same in a long sequence.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 N = 3
-"""Length of the n-grams. With shorter ones a match says too little about what follows."""
+"""Length of the n-grams, in tokens. A match of shorter ones says too little about what follows."""
 
 
 class NgramIndex:

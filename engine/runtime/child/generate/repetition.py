@@ -17,22 +17,25 @@ WINDOW = 1536
 PROSE_TIMES, PROSE_TOKENS = 6, 144
 """Fewest repetitions, and fewest tokens in all of them, of a text of words."""
 OTHER_TIMES, OTHER_TOKENS = 12, 1024
-"""The same of other texts: numbers, code, rows of a table, rules of dashes. An array of 500 zeros is none."""
+"""Fewest repetitions, and fewest tokens in all of them, of other texts: numbers, code, table rows, rules of dashes.
+
+They are so large that an array of 500 zeros does not count.
+"""
 _CODE = frozenset("<>{}[]()|=\\/_#*~^+;`\t")
 """Characters that hardly occur in prose."""
 _TAIL = 24
-"""Number of last tokens that must have come before; less than any repetition that counts."""
+"""Number of last tokens that are searched for earlier in the answer; fewer than in any repetition that counts."""
 _MOST_PERIODS = 64
-"""Most places of the tail that are looked at. A row of like tokens within a period gives many of them."""
+"""Most earlier occurrences of the last `_TAIL` tokens that are examined. A run of equal tokens yields many of them."""
 _MIN_LETTERS = 4
-"""Fewest letters of a period that counts as prose, so that a row of "0, " or "- - " does not."""
+"""Fewest letters in a period that counts as prose; a row of "0, " or "- - " has fewer."""
 
 
 def repeated_periods(tokens: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield (period, number of tokens) of repetitions at the end of `tokens`, the shortest period first.
+    """Yield (period, number of repeating tokens) for each repetition at the end of `tokens`, shortest period first.
 
-    The last number of tokens, at least two periods, repeat with this period. Only repetitions of `_TAIL` tokens or
-    more are looked for.
+    A period is the length of the repeated text, in tokens. It is yielded if the text stands there at least twice.
+    Repetitions of fewer than `_TAIL` tokens are not found.
     """
     # Bytes, because searching them is a hundred times as fast as comparing lists.
     held, found = array("i", tokens), list[tuple[int, int]]()

@@ -165,7 +165,7 @@ class Slots:
         return self._taker.size_bytes(slot.number) <= min(MOST_COPIED_BYTES, self._taker.most_bytes)
 
     def copy_state(self, slot: Slot) -> Checkpoint | None:
-        """Return a copy of a slot's state, to which `roll_back` can return; None if none is needed, or it failed."""
+        """Return a copy of a slot's state, to which `roll_back` can return; None if unneeded, or if the copy failed."""
         if not self._whole_only:
             return None
         return self._taker.take(slot.number, len(slot.tokens), self._taker.size_bytes(slot.number))

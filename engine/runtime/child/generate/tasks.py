@@ -58,7 +58,7 @@ class SequenceTask(Task, ABC):
 
     @property
     def is_answering(self) -> bool:
-        """Whether the prompt has been computed, so that each batch continues an answer."""
+        """Whether the whole prompt has been computed, so that each batch adds a token to the answer."""
         return False
 
     @property

@@ -103,7 +103,7 @@ class Generation(SequenceTask):
         self._started: float | None = None
         self._begun: float | None = None
         if loaded.draft is not None:
-            self.draft = AnswerDraft(loaded.draft.kind)
+            self.draft = AnswerDraft(loaded.draft.kind, pauses=loaded.draft.pauses)
 
     def begin(self) -> None:
         if self._started is None and self.slot is not None:

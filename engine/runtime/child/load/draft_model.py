@@ -24,7 +24,7 @@ NO_ROPE = -1
 
 
 def check_source(source: DraftSource | None) -> None:
-    """Raise `RequestError` if nothing can draft as this source asks."""
+    """Check how drafts are to be made; raise `RequestError` if that is not supported or incomplete."""
     if source is None:
         return
     if source.kind == "mtp":

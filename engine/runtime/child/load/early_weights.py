@@ -1,9 +1,9 @@
-"""Sends the large weights of a load to several RPC workers at the same time, and measures what each link carries.
+"""Sends the large weights of a load to several RPC workers in parallel, and measures what each link carries.
 
-llama.cpp sends one tensor after another, so that only one link works at a time. A worker that caches weights
-(`engine.base.kept_weights`) asks for none that it has. So the large tensors are sent to a scratch buffer of each worker
-in parallel first; the load itself then finds them in the caches. Nobody says whether a worker caches: the bytes
-written to its connection show it. Without these counters, which Linux has, nothing is sent early.
+llama.cpp sends one tensor after another, so that only one link is busy at a time. A worker that caches weights
+(`engine.base.kept_weights`) does not need those that it has. So the large tensors are first sent to a scratch buffer of
+each worker in parallel, and the load then finds them in the caches. ggml's protocol does not say whether a worker
+caches: that is seen from the bytes written to its connection. Only Linux counts these; elsewhere nothing is sent early.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,9 +34,13 @@ _ACKED = struct.Struct("=Q")
 _ACKED_AT = 120
 """Offset of `tcpi_bytes_acked` in `struct tcp_info` (linux/tcp.h, since 4.1)."""
 _QUEUED = 0x5411
-"""SIOCOUTQ: bytes written to a socket that the other end has not acknowledged."""
+"""SIOCOUTQ: the ioctl for the number of bytes written to a socket that the other end has not acknowledged."""
 _HASHED_BYTES = 4096
-"""More than a question by hash and its tensor take on the wire; a tensor that is sent has more than 10 MiB."""
+"""Most bytes that ggml-rpc writes for a tensor that the worker has already (its hash). A tensor that is sent has 10
+MiB.
+"""
+_PROBE_BYTES = (10 << 20) + 4096
+"""Zeros that tell whether a worker caches. Smaller tensors are never cached (`HASH_THRESHOLD` of ggml-rpc)."""
 _I8 = 24
 _WEIGHTS = 1
 """`GGML_BACKEND_BUFFER_USAGE_WEIGHTS`; ggml-rpc asks by hash for weights alone."""
@@ -62,6 +66,7 @@ class Links:
         self._engine, self._devices = engine, devices
         self._workers = _workers(refs, devices)
         self._buffers: list[int] = []
+        self._connections: dict[str, socket.socket] = {}
         self._began: dict[str, int] = {}
         self._seconds: dict[str, float] = {}
         self._ended = threading.Event()
@@ -74,6 +79,7 @@ class Links:
                 buffer_type = self._engine.device_buffer_type(self._devices.by_id[worker.devices[0]])
                 if buffer := self._engine.allocate_buffer(buffer_type, 1):
                     self._buffers.append(buffer)
+            self._connections = _connections([worker.address for worker in self._workers])
             self._began = self.written()
             self._seconds = dict.fromkeys(self._began, 0.0)
             self._thread.start()
@@ -86,7 +92,7 @@ class Links:
 
     @property
     def workers(self) -> tuple[_Worker, ...]:
-        """The workers whose connections have counters."""
+        """The workers to whose connections the system has counters."""
         return tuple(worker for worker in self._workers if worker.address in self._began)
 
     def written(self) -> dict[str, int]:
@@ -94,19 +100,17 @@ class Links:
         return {address: written for address, (written, _) in self._counts().items()}
 
     def _counts(self) -> dict[str, tuple[int, int]]:
-        """Return the bytes written to each worker so far, and those of them that are on their way, by its address."""
+        """Return (bytes written so far, bytes of these not acknowledged yet) for each worker, by its address."""
+        # The connections were found once: this is read ten times a second, and neither a look at each descriptor of
+        # the process nor a name server that takes seconds may hold it up.
         found: dict[str, tuple[int, int]] = {}
-        peers = {peer: worker.address for worker in self._workers for peer in _peers(worker.address)}
-        for link in _own_connections():
-            with link, suppress(OSError, struct.error, ImportError):
-                address = peers.get(link.getpeername()[:2])
-                if address is not None:
-                    counts, before = _counts(link), found.get(address, (0, 0))
-                    found[address] = before[0] + counts[0], before[1] + counts[1]
+        for address, connection in self._connections.items():
+            with suppress(OSError, struct.error, ImportError):
+                found[address] = _counts(connection)
         return found
 
     def sent(self) -> tuple[SentWeights, ...]:
-        """Return what was sent to each worker, and the seconds in which its link was busy. It ends the measurement."""
+        """End the measurement; return what was sent to each worker, and the seconds in which its link was busy."""
         now = self.written()
         self._end()
         return tuple(
@@ -125,6 +129,9 @@ class Links:
         for buffer in self._buffers:
             self._engine.free_buffer(buffer)
         self._buffers.clear()
+        for connection in self._connections.values():
+            connection.close()
+        self._connections = {}
 
     def _watch(self) -> None:
         before, last_s = self._began, time.monotonic()
@@ -181,7 +188,8 @@ class _Sender:
     def run(self) -> None:
         pointer = ctypes.c_void_p
         bind = self._engine.bind
-        buffer = self._engine.allocate_buffer(self._buffer_type, max(span.size_bytes for span in self._spans))
+        size_bytes = max(_PROBE_BYTES, *(span.size_bytes for span in self._spans))
+        buffer = self._engine.allocate_buffer(self._buffer_type, size_bytes)
         if not buffer:
             return
         try:
@@ -189,7 +197,7 @@ class _Sender:
             self._base = bind("ggml_backend_buffer_get_base", pointer, pointer)(buffer)
             self._buffer = buffer
             self._send_all()
-        except (OSError, ValueError):
+        except (OSError, ValueError, ImportError):
             # The load reads the same file next, and says what is wrong with it.
             return
         finally:
@@ -197,24 +205,42 @@ class _Sender:
             self._engine.free_buffer(buffer)
 
     def _send_all(self) -> None:
-        # The smallest tells whether the worker caches: then it is sent once at most.
-        smallest, *spans = sorted(self._spans, key=lambda span: span.size_bytes)
-        if self._send(smallest):
-            if self._send(smallest):
-                return
-        # Three that it has tell that it has them all. A tensor that it lacks after all is sent by the load.
-        elif not spans or not (self._send(spans[-1]) or self._send(spans[len(spans) // 2])):
+        # Only a worker that caches has the probe after it was sent. It always has it in later loads, of any model.
+        if self._send_probe() and self._send_probe():
             return
-        for count, span in enumerate(spans, start=1):
+        spans = sorted(self._spans, key=lambda span: span.size_bytes)
+        # Two that it has tell that it has them all: the first, which a small quota loses first, and one of medium size.
+        # Large ones take longer to hash and to find. A tensor that it lacks after all is sent by the load.
+        asked = dict.fromkeys((spans[0], spans[len(spans) // 2]))
+        were_sent = [self._send(span) for span in asked]
+        if not any(were_sent):
+            return
+        rest = [span for span in spans if span not in asked]
+        for count, span in enumerate(rest, start=1):
             if self._stop.requested:
                 return
             self._send(span)
             # At 4, 8, 16...: if the quota of the worker is too small, early ones are gone, and more are of no use.
-            if count >= 4 and count.bit_count() == 1 and self._send(spans[count // 2]):
+            if count >= 4 and count.bit_count() == 1 and self._send(rest[count // 2]):
                 return
 
+    def _send_probe(self) -> bool:
+        """Send the probe unless the worker has it; return whether its bytes were sent."""
+        with mmap.mmap(-1, _PROBE_BYTES) as zeros:
+            first = ctypes.c_char.from_buffer(zeros)
+            was_sent = self._put(ctypes.addressof(first), _PROBE_BYTES)
+            del first
+        return was_sent
+
     def _send(self, span: WeightSpan) -> bool:
-        """Send a tensor unless the worker has it; return whether its bytes were sent."""
+        """Send a tensor to the worker unless its cache has it; return whether the tensor's bytes were sent."""
+        with _mapped(span) as address:
+            was_sent = self._put(address, span.size_bytes)
+        self.done_bytes += span.size_bytes
+        return was_sent
+
+    def _put(self, address: int, size_bytes: int) -> bool:
+        """Send a tensor at an address of this process unless the worker has it; return whether its bytes were sent."""
         if self._stop.requested:
             return False
         pointer = ctypes.c_void_p
@@ -223,17 +249,15 @@ class _Sender:
         context = bind("ggml_init", pointer, InitParams)(InitParams(_ROOM_BYTES, None, True))
         try:
             tensor = bind("ggml_new_tensor_1d", pointer, pointer, ctypes.c_int, ctypes.c_int64)(
-                context, _I8, span.size_bytes
+                context, _I8, size_bytes
             )
             allocate = bind("ggml_backend_tensor_alloc", ctypes.c_int, pointer, pointer, pointer)
             # ggml_backend_tensor_set waits until the bytes are in the socket, without Python's lock.
             put = bind("ggml_backend_tensor_set", None, pointer, pointer, ctypes.c_size_t, ctypes.c_size_t)
             if allocate(self._buffer, tensor, self._base) == 0:
-                with _mapped(span) as address:
-                    put(tensor, address, 0, span.size_bytes)
+                put(tensor, address, 0, size_bytes)
         finally:
             bind("ggml_free", None, pointer)(context)
-        self.done_bytes += span.size_bytes
         return self._links.written().get(self._worker.address, 0) - before > _HASHED_BYTES
 
 
@@ -277,16 +301,37 @@ def _peers(address: str) -> set[tuple[str, int]]:
     return set()
 
 
-def _own_connections() -> Iterator[socket.socket]:
-    """Yield a duplicate of each socket of this process; the caller closes it."""
+def _connections(addresses: Sequence[str]) -> dict[str, socket.socket]:
+    """Return a duplicate of this process' connection to each address; addresses without one are left out."""
+    peers = {peer: address for address in addresses for peer in _peers(address)}
+    found: dict[str, socket.socket] = {}
     for entry in Path("/proc/self/fd").iterdir():
-        with suppress(OSError):  # closed by now
-            if str(entry.readlink()).startswith("socket:["):
-                yield socket.socket(fileno=os.dup(int(entry.name)))
+        with suppress(OSError):  # closed by now, or not connected
+            if not str(entry.readlink()).startswith("socket:["):
+                continue
+            link = _duplicate(int(entry.name))
+            address = None
+            with suppress(OSError):
+                address = peers.get(link.getpeername()[:2])
+            if address is None or address in found:
+                link.close()
+            else:
+                found[address] = link
+    return found
+
+
+def _duplicate(descriptor: int) -> socket.socket:
+    copy = os.dup(descriptor)
+    try:
+        return socket.socket(fileno=copy)
+    except OSError:
+        # Another thread has closed the socket, and the number is that of a file by now.
+        os.close(copy)
+        raise
 
 
 def _counts(link: socket.socket) -> tuple[int, int]:
-    """Return the bytes written to a connection, and those of them that the other end has not acknowledged."""
+    """Return (bytes written to a connection, bytes of these that the other end has not acknowledged)."""
     import fcntl
 
     info = link.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _ACKED_AT + _ACKED.size)

@@ -219,7 +219,7 @@ class LoadedContext:
 
 
 def output_buffer_bytes(vocabulary_size: int, rows: int) -> int:
-    """Return the bytes that llama.cpp reserves for logits: `rows` rows of float32, at first one for each sequence."""
+    """Return the bytes that llama.cpp reserves for logits: `rows` rows of `vocabulary_size` float32 values."""
     return FLOAT_BYTES * vocabulary_size * rows
 
 

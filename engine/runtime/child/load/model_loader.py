@@ -248,6 +248,7 @@ class ModelLoader:
         with Links(self._engine, self._devices, self._load.devices) as links:
             send_early(self._engine, self._devices, self._load, links, self._stop, self._reporter)
             self._reporter.enter("allocate")
+            self._members.weights_begin()
             model = self._read_model()
             self._sent = links.sent()
         side_files: LoadedSideFiles | None = None

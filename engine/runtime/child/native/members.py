@@ -95,6 +95,10 @@ class MemberBuffers:
         buffer_type.alloc_buffer = ctypes.cast(replacement, ctypes.c_void_p).value
         self._watched.append((buffer_type, original, replacement))
 
+    def weights_begin(self) -> None:
+        """Forget what was allocated so far. Called before the weights are loaded; `Links` allocates a byte of each."""
+        self._pending.clear()
+
     def weights_done(self) -> None:
         """Count everything that was allocated so far as weights. Called when the weights are loaded."""
         self._book(self._weights)

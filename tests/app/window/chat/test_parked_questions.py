@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from PySide6.QtCore import QCoreApplication
 from pytestqt.qtbot import QtBot
 
 from app.models.open_model import OpenModel
@@ -89,3 +90,15 @@ def test_a_parked_model_is_still_parked_after_a_restart(window: WindowParts, qtb
     window.actions["unload"].trigger()
     assert not model.is_parked
     assert window.desk.settings.parked_models == ()
+
+
+def test_what_is_typed_after_the_question_is_not_sent(window: WindowParts, qtbot: QtBot, tmp_path: Path) -> None:
+    path = write_tiny_llama(tmp_path / "ada.gguf", n_layers=2, n_ctx_train=256)
+    model = load(window, qtbot, path)
+    park(window, qtbot, model)
+    ask(window)
+    window.views.current.chat.prompt_edit.setPlainText("half a sen")
+    qtbot.waitUntil(lambda: model.loading.phase is Phase.READY)
+    QCoreApplication.processEvents()
+    assert not model.conversation.tree.messages
+    assert window.views.current.chat.prompt_edit.toPlainText() == "half a sen"

@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 from pytestqt.qtbot import QtBot
 
+from app.load.comparer import NamedEdit
 from app.window import dialogs
 from app.window.layout import compare_presenter
 from app.wiring import WindowParts
 from engine.machines.bench import results as bench_results
 from engine.machines.bench.results import Preset, read_results, write_results
-from engine.planning.layout.layout_file import LayoutFile, layout_document, read_layout, write_layout
+from engine.planning.layout.layout_file import DraftEntry, LayoutFile, layout_document, write_layout
+from engine.planning.memory.drafts import Draft
 from tests.support.bench import measured, results_of
 from tests.support.models import write_tiny_llama
 from tests.support.patience import DEADLINE_MS
@@ -125,14 +127,13 @@ def test_layout_files_of_another_model_leave_the_list(window: WindowParts, qtbot
     path = tmp_path / "mine.json"
     write_layout(path, LayoutFile("m", desk.document.edit.layout, desk.document.edit.context))
     dialog = opened_dialog(window)
+    edit = desk.document.edit
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(dialogs, "ask_open", lambda *_: path)
         dialog.add_layout_button.click()
         qtbot.waitUntil(lambda: is_long(dialog, 2), timeout=DEADLINE_MS)
         late: list[Callable[[], None]] = []
-        patched.setattr(
-            desk.comparer, "read_layout", lambda *asked: late.append(lambda: asked[2]("late", read_layout(path)))
-        )
+        patched.setattr(desk.comparer, "read_layout", lambda *asked: late.append(lambda: asked[2]("late", edit)))
         dialog.add_layout_button.click()
     with qtbot.waitSignal(desk.opener.model_changed, timeout=DEADLINE_MS):
         desk.opener.open(write_tiny_llama(tmp_path / "other.gguf", n_layers=3))
@@ -143,3 +144,32 @@ def test_layout_files_of_another_model_leave_the_list(window: WindowParts, qtbot
         dialog.start_button.click()
     assert dialog.results is not None
     assert dialog.results.model.n_layers == 3
+
+
+def test_each_layout_is_measured_with_the_draft_of_its_file(
+    window: WindowParts, qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file without a draft is compared without one, and the winner is kept with what was measured."""
+    desk = window.desk
+    edit = desk.document.edit
+    assert edit is not None
+    for name, draft in (("plain", None), ("drafted", DraftEntry("ngram", n_tokens=7))):
+        write_layout(tmp_path / f"{name}.json", LayoutFile("m", edit.layout, edit.context, draft))
+    desk.side_files.draft_by_ngrams()
+    dialog = opened_dialog(window)
+    for count, name in enumerate(("plain", "drafted"), start=2):
+        monkeypatch.setattr(dialogs, "ask_open", lambda *_, name=name: tmp_path / f"{name}.json")
+        dialog.add_layout_button.click()
+        qtbot.waitUntil(partial(is_long, dialog, count), timeout=DEADLINE_MS)
+    asked: list[NamedEdit] = []
+    monkeypatch.setattr(desk.comparer, "start", lambda _plan, chosen, *_, **_options: asked.extend(chosen))
+    qtbot.waitUntil(lambda: desk.document.plan is not None, timeout=DEADLINE_MS)
+    dialog.start_button.click()
+    qtbot.waitUntil(lambda: len(asked) == 3, timeout=DEADLINE_MS)
+    assert [each.edit.side_files.draft for each in asked] == [Draft("ngram"), None, Draft("ngram", 7)]
+    found = measured("drafted", [5.0] * 5)
+    layout = layout_document(LayoutFile("m", edit.layout, edit.context, DraftEntry("ngram", n_tokens=7)))
+    desk.comparer.finished.emit(results_of(type(found)(name="drafted", layout=layout, samples=found.samples)))
+    dialog.keep_button.click()
+    assert desk.document.edit is not None
+    assert desk.document.edit.side_files.draft == Draft("ngram", 7)

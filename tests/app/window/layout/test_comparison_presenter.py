@@ -20,6 +20,7 @@ from engine.planning.speed.prediction import LastAnswer
 from tests.support.models import write_tiny_llama
 from tests.support.previews import make_gpu, make_layout, make_rig
 from tests.support.windows import WindowOpener
+from widgets.controls.named_layouts_dialog import NamedLayoutsDialog
 from widgets.layout_editor.comparison_dialog import ComparisonDialog
 
 
@@ -218,3 +219,26 @@ def test_another_model_begins_a_new_comparison(window: WindowParts, tmp_path: Pa
     qtbot.waitUntil(lambda: bool(differences(dialog)))
     shown = [lane.contents[0].ranges for lane in dialog.lanes.lanes if lane.contents[0] and lane.contents[0].ranges]
     assert max(last for ranges in shown for _, last in ranges) == 2
+
+
+def test_an_open_comparison_follows_a_named_layout_that_is_replaced_or_deleted(
+    window: WindowParts, qtbot: QtBot
+) -> None:
+    desk = window.desk
+    model = desk.document.model
+    assert model is not None
+    catalogue, path = desk.library.catalogue, model.paths[0]
+    catalogue.save_document(path, SavedDocument("layout", "mine", layout_text(window, [("CUDA1", 4)])))
+    dialog = opened_dialog(window, qtbot)
+    qtbot.waitUntil(lambda: "mine" in titles(dialog))
+    choose(dialog, 1, "mine")
+    qtbot.waitUntil(lambda: devices_of(dialog, 1) == {"CUDA1"})
+    catalogue.save_document(path, SavedDocument("layout", "mine", layout_text(window, [("CUDA0", 2), ("CUDA1", 2)])))
+    window.actions["named_layouts"].trigger()
+    qtbot.waitUntil(lambda: devices_of(dialog, 1) == {"CUDA0", "CUDA1"})
+    (named,) = window.main.findChildren(NamedLayoutsDialog)
+    qtbot.waitUntil(lambda: named.table.rowCount() == 1)
+    named.table.selectRow(0)
+    named.delete_button.click()
+    qtbot.waitUntil(lambda: dialog.boxes[1].currentText() == "current layout")
+    qtbot.waitUntil(lambda: devices_of(dialog, 1) == {"CUDA0"})

@@ -8,8 +8,10 @@ import pytest
 from pytestqt.qtbot import QtBot
 
 from app.window import dialogs
+from app.window.layout.settings_presenter import _draft_choice
 from app.wiring import WindowParts
 from engine.devices.rig_file import encode_rig
+from engine.planning.layout.layout import split_evenly
 from engine.planning.layout.moves import DraftMove
 from engine.planning.memory.drafts import Draft
 from engine.planning.plan.preview import DraftBlock
@@ -17,6 +19,7 @@ from tests.support.models import write_tiny_llama
 from tests.support.previews import make_gpu, make_rig
 from tests.support.windows import WindowOpener
 from widgets.controls.draft_form import DraftForm
+from widgets.controls.values import DraftChoice
 
 
 @pytest.fixture
@@ -146,8 +149,46 @@ def test_a_layout_file_brings_its_draft_as_one_step(
     assert draft_of(window) == before
     window.actions["undo"].trigger()
     assert draft_of(window) is None
-    # Without the file of the draft the layout is still used.
+    # Without the file of the draft the layout is still used, and has none.
     (folder / "small.gguf").unlink()
+    window.desk.side_files.draft_by_ngrams()
     with qtbot.waitSignal(window.desk.notices.given) as told:
         window.desk.layouts.use("kept", text)
     assert "small.gguf: there is no such file" in told.args[0].text
+    assert draft_of(window) is None
+
+
+def test_a_layout_file_without_a_draft_brings_none(window: WindowParts, tmp_path: Path, qtbot: QtBot) -> None:
+    """A layout that was saved without a draft is that layout again, and undo brings the draft back."""
+    text = window.desk.layouts.text()
+    assert text is not None
+    window.desk.side_files.draft_by_ngrams()
+    window.desk.layouts.use("plain", text)
+    assert draft_of(window) is None
+    window.actions["undo"].trigger()
+    assert draft_of(window) == Draft("ngram")
+    path = tmp_path / "plain.json"
+    path.write_text(text, encoding="utf-8")
+    with qtbot.waitSignal(window.desk.document.edit_settled):
+        window.desk.layouts.open(path)
+    assert draft_of(window) is None
+
+
+def test_a_draft_on_several_devices_or_on_one_that_is_gone_is_shown(window: WindowParts, qtbot: QtBot) -> None:
+    form = DraftForm()
+    qtbot.addWidget(form)
+    chosen: list[str] = []
+    form.device_chosen.connect(chosen.append)
+    for device in ("CUDA0, CUDA1", "CUDA7"):
+        form.set_draft(DraftChoice("model", "/small.gguf", 4, device), (), ("CUDA0", "CUDA1", "CPU"))
+        assert form.device_box.currentText() == device
+        form.device_box.activated.emit(form.device_box.currentIndex())
+        assert chosen == []
+    form.device_box.setCurrentIndex(2)
+    form.device_box.activated.emit(2)
+    assert chosen == ["CUDA1"]
+    form.set_draft(DraftChoice("model", "/small.gguf", 4, None), (), ("CUDA0",))
+    assert form.device_box.currentIndex() == 0
+    form.deleteLater()
+    # A layout of two devices is told to the form as both.
+    assert _draft_choice(Draft("model", layout=split_evenly(2, ("CUDA0", "CUDA1")))).device == "CUDA0, CUDA1"

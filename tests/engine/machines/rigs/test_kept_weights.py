@@ -23,6 +23,7 @@ from engine.model.gguf.reader import read_model
 from engine.planning.layout.layout import single_device, split_evenly
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.settings.context_settings import ContextSettings
+from engine.runtime import requests
 from engine.runtime.protocol.requests import Serve
 from engine.runtime.requests import early_weights
 from engine.runtime.session.events import Loaded, sent_words
@@ -121,6 +122,12 @@ def memory(tmp_path_factory: pytest.TempPathFactory) -> ModelMemory:
     return ModelMemory(read_model(write_tiny_llama(path, n_layers=2, n_embd=1024, n_ff=6144, n_vocab=2048)))
 
 
+@pytest.fixture(autouse=True)
+def small_models_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights are sent early although the models here are small."""
+    monkeypatch.setattr(requests, "EARLY_LEAST_BYTES", 0)
+
+
 def test_large_weights_are_sent_once(memory: ModelMemory, tmp_path: Path) -> None:
     folder = tmp_path / "weights"
     folder.mkdir()
@@ -187,10 +194,19 @@ def test_several_workers_get_their_weights_at_the_same_time(memory: ModelMemory,
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux counts the bytes of a connection")
 def test_a_worker_that_keeps_nothing_gets_little_twice(memory: ModelMemory) -> None:
-    smallest = min(tensor.size_bytes for tensor in memory.model.tensors if tensor.size_bytes > THRESHOLD_BYTES)
     with serving(None) as first, serving(None) as second:
         for each in load_on_both(memory, first, second).sent:
-            assert each.sent_bytes < each.weights_bytes + 2.5 * smallest
+            assert each.sent_bytes < each.weights_bytes + 21 * MIB, "the probe of 10 MiB, twice"
+
+
+def test_small_models_are_not_sent_early(memory: ModelMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    devices = (worker_device("RPC0", "127.0.0.1:5000", GIB), worker_device("RPC1", "127.0.0.1:5001", GIB))
+    layout = split_evenly(2, ["RPC0", "RPC1"])
+    plan = plan_of(memory, Rig(devices, host_device()), layout, ContextSettings(n_ctx=256))
+    assert early_weights(plan) == (), "to find out whether the workers cache would take longer than it saves"
+    monkeypatch.setattr(requests, "EARLY_LEAST_BYTES", 60 * MIB)
+    assert len(early_weights(plan)) == 2
 
 
 def test_one_worker_gets_nothing_early(memory: ModelMemory) -> None:

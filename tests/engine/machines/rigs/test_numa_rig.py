@@ -11,13 +11,15 @@ from engine.base.errors import ArgumentError, EngineError
 from engine.base.numa import NumaNode, numbers_text, read_nodes
 from engine.base.units import GIB, MIB
 from engine.devices.device import Device, Rig, make_host
+from engine.devices.rig_file import encode_rig, parse_rig
 from engine.machines.bench.candidates import numa_candidates
-from engine.machines.rigs.lab import LabRig, memory_not_bound, numa_rig
+from engine.machines.rigs.lab import LabRig, _lab_device, memory_not_bound, numa_rig
 from engine.model.gguf.reader import read_model
-from engine.planning.layout.layout import single_device
+from engine.planning.layout.layout import single_device, split_evenly
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan
+from engine.planning.plan.report import DeviceRow
 from engine.planning.settings.context_settings import ContextSettings
 from tests.support.models import write_tiny_llama
 
@@ -30,6 +32,25 @@ def node() -> NumaNode:
     if not found:
         pytest.skip("this kernel describes no NUMA nodes")
     return found[0]
+
+
+def test_workers_of_nodes_and_the_cpu_are_planned_with_one_memory(tmp_path: Path) -> None:
+    """Both workers and the CPU would fit alone, and not together."""
+    model = read_model(write_tiny_llama(tmp_path / "m.gguf", n_layers=3))
+    nodes = [NumaNode(number, frozenset({number}), GIB) for number in (0, 1)]
+    devices = tuple(_lab_device(number, node, 5000 + number, GIB) for number, node in enumerate(nodes))
+    layout = split_evenly(3, ["NODE0", "NODE1", "CPU"])
+
+    def rows(host_bytes: int) -> list[DeviceRow]:
+        rig = Rig(devices, make_host("host", host_bytes, host_bytes))
+        return list(Plan(ModelMemory(model), rig, Edit(layout, ContextSettings(n_ctx=512))).report.rows)
+
+    need_bytes = sum(row.need_bytes for row in rows(4 * GIB))
+    assert not any(row.is_short for row in rows(need_bytes))
+    assert all(row.is_short for row in rows(need_bytes - 1))
+    assert parse_rig(encode_rig(Rig(devices, make_host("host", GIB)))).pool is not None
+    simulated = _lab_device(0, None, 5000, GIB)
+    assert not simulated.unified
 
 
 def test_a_worker_computes_on_its_node_with_its_memory(node: NumaNode) -> None:

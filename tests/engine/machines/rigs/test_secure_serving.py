@@ -26,6 +26,8 @@ from engine.model.gguf.reader import read_model
 from engine.planning.layout.layout import Layout, Run
 from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.probing.probe import probe
+from engine.runtime.process.outcome import EndReason, ProcessOutcome
+from engine.runtime.protocol.messages import Serving
 from engine.runtime.protocol.requests import Generate
 from engine.runtime.session.events import Done, Failed, Loaded, Token
 from tests.support.faulty_relay import Fault, Relay
@@ -210,3 +212,50 @@ def test_a_worker_that_ended_for_good_is_not_offered() -> None:
     assert told == ["CUDA0 is lent no more. It ended."]
     assert ended.describe() is None
     assert running.describe() is not None
+
+
+def test_neither_a_stop_nor_other_workers_wait_for_one_that_starts_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A worker that was started again has a port when it says so, and no device until then."""
+    made: list[Child] = []
+
+    class Child:
+        serving: Serving | None = None
+        outcome: ProcessOutcome | None = None
+
+        def __init__(self, *_: object, **__: object) -> None:
+            made.append(self)
+
+        def start(self) -> None:
+            pass
+
+        def wait_for_end(self, _timeout_s: float) -> ProcessOutcome | None:
+            return self.outcome
+
+        def wait_until_serving(self, deadline_s: float) -> Serving:
+            assert deadline_s <= time.monotonic(), "it waits"
+            raise EngineError("It has no memory.")
+
+    monkeypatch.setattr(secure_serving, "ServingChild", Child)
+    with Key() as key:
+        worker = _Worker(Lending(make_host("host", 8 << 30)), key, None, "")
+        worker.start()
+        made[0].serving = Serving(port=5000, caps_enforced=True, baseline_bytes=0)
+        assert worker.look() is None
+        made[0].outcome = ProcessOutcome(EndReason.ITSELF, exit_code=1)
+        assert worker.look() is None
+        assert len(made) == 2
+        with pytest.raises(ConnectionRefusedError):
+            worker.reach()
+        assert worker.look() is None
+        made[1].serving = Serving(port=5001, caps_enforced=True, baseline_bytes=0)
+        assert worker.look() is None
+        assert worker.serving is made[1].serving
+        made[1].outcome = ProcessOutcome(EndReason.ITSELF, exit_code=1)
+        assert worker.look() is None
+        made[2].outcome = ProcessOutcome(EndReason.ITSELF, exit_code=1)
+        error = worker.look()
+        assert error is not None
+        assert error.summary() == "It has no memory."
+    assert len(caplog.records) == 2

@@ -117,8 +117,9 @@ def test_four_models_on_eight_full_cards_need_few_searches() -> None:
         [wanted(name) for name in names], rig, NO_MEASUREMENTS, constraints=Constraints(watch=Watch(tell=count))
     )
     assert found.fits
-    # 1.2 s of processor time on the machine where it was written; the number of layouts does not depend on that.
-    assert tried < 1500
+    # 0.8 s of processor time on the machine where it was written; the number of layouts does not depend on that.
+    # All but the model that is too large anyway are whole in the first order, so no other order is tried.
+    assert tried < 270
 
 
 def test_a_worker_serves_one_of_the_models() -> None:

@@ -15,11 +15,15 @@ from engine.devices.device import CPU_ID, Device, Rig, make_host
 from engine.model.gguf.model_file import FileIdentity
 from engine.model.gguf.reader import read_model
 from engine.planning.fit.loaded_models import HeldModel, rig_beside
+from engine.planning.fit.proposal import ProposalKind
+from engine.planning.fit.proposals import propose_by_forecast, rig_without
 from engine.planning.fit.strategies.catalogue import STRATEGIES, auto_layout
 from engine.planning.fit.together import Wanted, plan_together, rig_after
 from engine.planning.layout.layout import make_layout, single_device
 from engine.planning.memory.estimate import DeviceMemory, Grade
 from engine.planning.memory.model_memory import ModelMemory
+from engine.planning.plan.edit import Edit
+from engine.planning.plan.plan import Plan
 from engine.planning.plan.preview import make_report
 from engine.planning.plan.report import make_row, missing_bytes, sharing, shortfalls
 from engine.planning.settings.context_settings import ContextSettings
@@ -166,3 +170,38 @@ def test_a_layout_over_both_counts_both_against_the_swap() -> None:
     report = make_report(memory_of(), rig, halves, CONTEXT)
     assert not report.fits
     assert [each.rule for each in report.advice if "swap" in each.rule] == ["swap_used"]
+
+
+def test_proposals_for_a_full_pool_fit_and_exist() -> None:
+    """What the pool lacks is no lack of each of its devices: a shorter context on Metal alone is enough."""
+    long = ContextSettings(n_ctx=32768)
+    rig = mac(16, free_gib=3)
+    plan = Plan(memory_of(), rig, Edit(single_device(N_LAYERS, "Metal0"), long))
+    assert [row.is_short for row in plan.forecast] == [True, True]
+    assert plan.forecast[-1].need_bytes < plan.forecast[-1].shortfall_bytes
+    found = propose_by_forecast(plan)
+    assert "context" in {each.kind for each in found}
+    for each in found:
+        assert plan.with_edit(each.edit).report.fits, each.text
+
+
+def test_no_proposal_fills_the_pool_twice() -> None:
+    """A card is short. Metal and the host have room for its layers apart, but not together."""
+    card = Device("CUDA0", "RTX 3090", "CUDA", "gpu", 24 * GIB, free_bytes=GIB)
+    rig = Rig((card, *mac(8, free_gib=2.5).devices), mac(8, free_gib=2.5).host)
+    layout = make_layout(N_LAYERS, ["CUDA0"] * 10 + ["Metal0"] * 6)
+    plan = Plan(memory_of(), rig, Edit(layout, CONTEXT))
+    assert plan.forecast[0].is_short
+    for each in propose_by_forecast(plan):
+        assert plan.with_edit(each.edit).report.fits, each.text
+
+
+def test_a_loaded_model_that_is_unloaded_gives_the_pool_its_bytes() -> None:
+    key = FileIdentity(((1, 1, 0, 0),))
+    rig = rig_beside(mac(8, free_gib=1), [HeldModel(key, "a", {"Metal0": 5 * GIB, CPU_ID: 10 * MIB})])
+    plan = Plan(memory_of(), rig, Edit(single_device(N_LAYERS, "Metal0"), CONTEXT))
+    assert {row.id for row in plan.forecast if row.is_short} == {"Metal0", CPU_ID}
+    kinds: tuple[ProposalKind, ...] = ("unload",)
+    (found,) = propose_by_forecast(plan, kinds=kinds)
+    assert found.unload == key
+    assert rig_without(rig, key).host.available_bytes == 6 * GIB + 10 * MIB

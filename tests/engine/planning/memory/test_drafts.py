@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from engine.base.units import GIB, MIB
 from engine.devices.device import CPU_ID, Device, Rig, make_host
 from engine.model.gguf.model_file import ModelFile
 from engine.model.gguf.reader import read_model
-from engine.model.gguf.vocabulary import MOST_DIFFERENCE
+from engine.model.gguf.vocabulary import MOST_DIFFERENCE, head_fault
 from engine.planning.layout.layout import Layout, single_device, split_evenly
 from engine.planning.layout.layout_file import FOLLOWING
 from engine.planning.memory.drafts import Draft, read_draft
@@ -134,6 +135,32 @@ def test_a_draft_that_is_gone_is_named_at_the_load(model: ModelFile, tmp_path: P
     path.unlink()
     with pytest.raises(ModelFileError, match="the draft model is gone"):
         load_request(plan)
+
+
+@pytest.mark.parametrize("of", [load_request, probe_request])
+def test_a_draft_that_has_changed_since_it_was_chosen_is_refused(
+    model: ModelFile, tmp_path: Path, of: Callable[[Plan], object]
+) -> None:
+    """Its layers are not those that were placed."""
+    path = write_tiny_llama(tmp_path / "small.gguf", n_layers=2)
+    plan = plan_with(model, read_draft(path, model))
+    of(plan)
+    write_tiny_llama(path, n_layers=3)
+    with pytest.raises(ModelFileError, match=r"small.gguf: the draft model has changed .* Choose it again"):
+        of(plan)
+    path.unlink()
+    with pytest.raises(ModelFileError, match=r"small.gguf: the draft model is gone. Choose another one"):
+        of(plan)
+
+
+def test_a_tokenizer_that_adds_bos_by_itself_is_as_one_whose_header_says_so(model: ModelFile) -> None:
+    """By default: `tekken` of Mistral, among others."""
+    plain = {**model.metadata, "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "tekken"}
+    plain.pop("tokenizer.ggml.add_bos_token", None)
+    said = {**plain, "tokenizer.ggml.add_bos_token": True}
+    assert head_fault(replace(model, metadata=said), replace(model, metadata=plain)) == ""
+    other = {**plain, "tokenizer.ggml.pre": "qwen2"}
+    assert "BOS" in head_fault(replace(model, metadata=said), replace(model, metadata=other))
 
 
 def test_another_draft_is_another_key(model: ModelFile, draft: Draft) -> None:

@@ -217,8 +217,15 @@ def test_a_death_names_the_file_that_may_have_caused_it() -> None:
     assert crash_event(told, model="ada.gguf").message.count("ada.gguf") == 1
 
 
-def test_a_token_that_the_vocabulary_lacks_is_the_files_fault() -> None:
-    lines = ("terminate called after throwing an instance of 'std::out_of_range'", "  what():  unordered_map::at")
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ("terminate called after throwing an instance of 'std::out_of_range'", "  what():  unordered_map::at"),
+        ("libc++abi: terminating due to uncaught exception of type std::out_of_range: key not found",),
+    ],
+    ids=["libstdc++", "libc++"],
+)
+def test_a_token_that_the_vocabulary_lacks_is_the_files_fault(lines: tuple[str, ...]) -> None:
     outcome = ProcessOutcome(EndReason.ITSELF, signal=6, stderr_tail=lines)
     assert "The model file is damaged" in outcome.sentence
     assert not outcome.is_fault_of_engine

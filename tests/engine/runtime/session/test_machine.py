@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TypeVar, cast
 
 import hypothesis.strategies as st
@@ -15,8 +16,12 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_s
 
 from engine.base.errors import ArgumentError
 from engine.base.units import MIB
+from engine.model.gguf.reader import read_model
 from engine.planning.fit.step_back import NextLayout, Refusal
 from engine.planning.layout.layout import single_device
+from engine.planning.memory.drafts import Draft
+from engine.planning.memory.side_files import SideFiles
+from engine.planning.plan.plan import Plan
 from engine.runtime.process.outcome import EndReason, ProcessOutcome
 from engine.runtime.protocol.messages import AnyMessage, Failure, Piece, StageProgress, Tokenised
 from engine.runtime.protocol.requests import DeviceMemoryQuery, Generate, Stop, Tokenise
@@ -38,6 +43,7 @@ from engine.runtime.session.snapshot import Snapshot, snapshot_of
 from engine.runtime.session.state import RequestState, State, Step
 from engine.runtime.session.status import Phase
 from tests.engine.runtime.session.world import LOAD_REQUEST, LOADED, Choose, World, generated, refused_memory
+from tests.support.models import write_tiny_llama
 from tests.support.orders import N_LAYERS, holding, make_order, worker_device
 
 STOPPED = ProcessOutcome(EndReason.STOPPED, exit_code=0)
@@ -138,6 +144,21 @@ def test_a_stalled_load_says_how_far_it_was_and_uses_the_limit_of_its_order() ->
     story.put(inputs.Ask(Generate(prompt="a")))
     story.ended(stalled)
     assert "got as far" not in story.endings[-1].message  # type: ignore[union-attr]
+
+
+def test_a_child_that_dies_in_the_load_of_the_draft_names_its_file(tmp_path: Path) -> None:
+    small = read_model(write_tiny_llama(tmp_path / "small.gguf", n_layers=1))
+    order = make_order()
+    edit = replace(order.plan.edit, side_files=SideFiles(draft=Draft("model", model=small)))
+    order = replace(order, plan=Plan(order.plan.memory, order.plan.rig, edit))
+    for is_draft in (False, True):
+        story = Story()
+        story.put(inputs.Load(order), inputs.Prepared(1, order.plan, LOAD_REQUEST))
+        story.said(StageProgress(stage="read", fraction=0.5, draft=is_draft))
+        story.ended(ProcessOutcome(EndReason.ITSELF, signal=11))
+        (ending,) = story.endings
+        assert isinstance(ending, Crashed)
+        assert ("It was running small.gguf." in ending.message) == is_draft
 
 
 def test_what_is_loaded_stays_while_the_new_layout_is_checked_and_its_workers_are_asked() -> None:

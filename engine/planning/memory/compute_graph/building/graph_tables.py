@@ -277,7 +277,10 @@ class _WholeGraph:
         self._variants: dict[tuple[int, tuple[tuple[int, str], ...]], Section] = {}
 
     def with_moved(self, moved: Mapping[str, str]) -> tuple[Section, ...]:
-        """Return the sections with weights in other buffer types. `moved`: the buffer type by full name."""
+        """Return the sections with weights in other buffer types.
+
+        `moved`: the new buffer type of each moved weight, by the weight's full name.
+        """
         return tuple(
             self._variant(number, tuple([(index, moved[name]) for index, name in names if name in moved]))
             for number, names in enumerate(self._names)

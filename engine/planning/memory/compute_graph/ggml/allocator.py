@@ -1,11 +1,13 @@
 """Mirror of ggml-alloc.c without memory: the offset of each tensor in its buffer, and the size of each compute buffer.
 
-`DynTallocr` mirrors `ggml_dyn_tallocr`, `ChunkedTallocr` the same with several chunks. `Gallocr` mirrors
+`DynTallocr` mirrors `ggml_dyn_tallocr` with one chunk, `ChunkedTallocr` with several. `Gallocr` mirrors
 `ggml_gallocr_alloc_graph_impl`: inputs come first, a result reuses the memory of a parent if the operation allows it
 (`ggml_gallocr_allocate_node`), and a tensor is freed after its last use unless it is an output.
 
-`Gallocr` processes a graph section by section. The result for a section depends on the section, on the blocks in use
-before it (`GallocrState`), and on the tensors that later sections of the graph read (`LiveOut`).
+ggml allocates a whole graph. `Gallocr` allocates one section after another; a section is a run of consecutive nodes,
+mostly a layer. Its result depends only on the section, on the state of the buffers before it (`GallocrState`), and on
+what later sections read (`LiveOut`). So callers cache it. A slot is the index of a tensor in a section, as that of a
+`hash_node` in ggml.
 """
 
 from __future__ import annotations
@@ -113,10 +115,10 @@ TensorAlloc = tuple[Key, str, int, int]
 
 @dataclass(frozen=True, slots=True)
 class GallocrState:
-    """State of the buffers between two sections of a graph.
+    """State of the buffers between two sections (runs of nodes) of a graph: what a `ggml_gallocr` holds at that point.
 
-    `buffers`: (buffer type, offsets of the free blocks, sizes of the free blocks).
-    `held`: tensors in the buffers that a later section reads.
+    `buffers`: (buffer type, offsets of the free blocks, sizes of the free blocks) of each buffer.
+    `held`: allocated tensors that a later section reads.
     """
 
     buffers: tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...] = ()
@@ -125,10 +127,11 @@ class GallocrState:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """Growth of the buffers by one section, as pairs of buffer type and bytes.
+    """How far one section (a run of nodes) makes the buffers grow, in pairs of buffer type and bytes.
 
     `ends`: highest end of a block that the section allocates in the buffer.
-    `kept`: inputs and copies that pipeline parallelism keeps for the whole graph; no other tensor reuses their memory.
+    `kept`: bytes of inputs and copies that pipeline parallelism keeps for the whole graph; no tensor reuses their
+    memory.
     """
 
     ends: tuple[tuple[str, int], ...] = ()
@@ -137,9 +140,9 @@ class Growth:
 
 @dataclass(frozen=True, slots=True)
 class LiveOut:
-    """What later sections need at the end of a section of the graph.
+    """What the rest of the graph needs at the end of a section (a run of nodes): tensors that must stay allocated.
 
-    `copies`: copies that later sections read, at the start of a split that begins in this section or earlier.
+    `copies`: inputs of the split that is open there, which later sections read.
     `read`: names of the tensors that later sections read.
     `bufts`: buffer types in which later sections allocate.
     """
@@ -150,7 +153,7 @@ class LiveOut:
 
 
 def live_out_before(split_section: SplitSection, live_out: LiveOut, backends: Sequence[Backend]) -> LiveOut:
-    """Return what is needed at the start of a section, from `live_out`, which is needed at its end."""
+    """Return what the graph needs at the start of a section, from `live_out`, what it needs at its end."""
     begins, section = len(split_section.parts) > 1, split_section.section
     passing = [key for key in live_out.read if is_shared(key) or (is_early(key) and key not in split_section.slots)]
     bases = [copy.base_key for copy in live_out.copies if copy.base_key is not None]
@@ -182,10 +185,10 @@ def live_out_before(split_section: SplitSection, live_out: LiveOut, backends: Se
 
 
 def _copy_before(split_section: SplitSection, copy: Copy) -> Copy:
-    """Return `copy` with the names that its tensors have in the previous section of the graph.
+    """Return `copy` with the names that its tensors have in the section before this one.
 
     Raises:
-        DistantReadError: the section before cannot know the tensors.
+        DistantReadError: the section before cannot name them, because they belong to layers further away.
     """
     key = split_section.section.name_before(copy.key)
     base_key = None if copy.base_key is None else split_section.section.name_before(copy.base_key)
@@ -242,7 +245,7 @@ def _growth(buffers: dict[str, DynTallocr], kept: dict[str, int]) -> Growth:
 
 
 def joined(growths: Sequence[Growth]) -> Growth:
-    """Return the growth of several sections together: the highest ends, and the sum of the kept bytes."""
+    """Return the growth of several sections together: the highest ends, and the sums of the kept bytes."""
     ends: dict[str, int] = {}
     kept: Counter[str] = Counter()
     for growth in growths:
@@ -254,9 +257,11 @@ def joined(growths: Sequence[Growth]) -> Growth:
 
 
 class Gallocr:
-    """Allocates the nodes of a graph section by section.
+    """Allocates the nodes of a graph one section after another (`ggml_gallocr`).
 
-    `n_copies`: copies of an input for pipeline parallelism, else 1.
+    A section is a run of nodes, mostly a layer.
+
+    `n_copies`: copies of each input for pipeline parallelism (`GGML_SCHED_MAX_COPIES`), else 1.
     """
 
     def __init__(self, backends: Sequence[Backend], n_copies: int) -> None:
@@ -264,9 +269,9 @@ class Gallocr:
         self._n_copies = n_copies
 
     def fill(self, split_section: SplitSection, live_out: LiveOut, before: GallocrState) -> tuple[GallocrState, Growth]:
-        """Return the state of the buffers after a section, and the section's growth.
+        """Return the state of the buffers after a section, and how far the section makes them grow.
 
-        `live_out`: what later sections need. `before`: state of the buffers before the section.
+        `live_out`: what the graph needs after the section. `before`: state of the buffers before it.
         """
         buffers = {buft: DynTallocr(offsets, sizes) for buft, offsets, sizes in before.buffers}
         step = _SectionAlloc(self._backends, self._n_copies, split_section, live_out, before.held, buffers)
@@ -280,17 +285,21 @@ class Gallocr:
         held: Sequence[TensorAlloc],
         buffers: dict[str, DynTallocr],
     ) -> Sequence[TensorAlloc]:
-        """Allocate the tensors of a section in `buffers`, and return those that later sections of the graph read."""
+        """Allocate the tensors of a section in `buffers`, and return those that later sections read.
+
+        `live_out`: what the graph needs after the section. `held`: tensors in `buffers` that were allocated before it.
+        """
         step = _SectionAlloc(self._backends, self._n_copies, split_section, live_out, held, buffers)
         step.run(split_section)
         return step.finish()[0].held
 
 
 class _SectionAlloc:
-    """Allocation of one section of the graph.
+    """Allocation of one section (a run of nodes) of the graph.
 
-    Each tensor has a slot, a number in this section; tensors that only pass through the section have the last slots.
-    `_blocks` has (buffer type, offset, size) for each slot, or None if it has no memory.
+    Each tensor has a slot, like the index of a `hash_node` in ggml-alloc: its index in the section. Copies come after
+    all tensors, and tensors that the section neither computes nor reads come last. `_blocks` has (buffer type, offset,
+    size) for each slot, or None if it has no memory.
     """
 
     def __init__(
@@ -333,7 +342,7 @@ class _SectionAlloc:
                     use_counts[slot] += 1
 
     def _slot(self, key: Key) -> int:
-        """Return the slot of the tensor with the name `key`; a name that the section does not know gets a new slot."""
+        """Return the slot (index) of the tensor with the name `key`; a name that is new gets a new slot."""
         found = self._slots.get(key)
         if found is None:
             if self._slots is self._split_section.slots:
@@ -348,7 +357,7 @@ class _SectionAlloc:
         return found
 
     def run(self, split_section: SplitSection) -> None:
-        """Allocate the copies and nodes of all parts of splits in the section, in order."""
+        """Allocate the copies and nodes of the section in order; it is divided into parts of splits."""
         last = split_section.parts[-1]
         for part in split_section.parts:
             if part.is_new:
@@ -379,7 +388,7 @@ class _SectionAlloc:
                     self._buffers[block[0]].free_bytes(block[1], block[2])
 
     def finish(self) -> tuple[GallocrState, Growth]:
-        """Return the buffers after this section of the graph, and how far the section made them grow."""
+        """Return the state of the buffers after this section of the graph, and how far the section made them grow."""
         held: list[TensorAlloc] = []
         bufts = self._live_out.bufts
         for slot, name in self._passed:
@@ -431,7 +440,7 @@ class _SectionAlloc:
         return False
 
     def _drop_use(self, slot: int) -> None:
-        """Decrease the use count of a slot, and free its block after the last use."""
+        """Decrease a tensor's use count (`n_children` and `n_views`), and free its block after the last use."""
         self._use_counts[slot] -= 1
         block = self._blocks[slot]
         if self._use_counts[slot] == 0 and block is not None:

@@ -1,7 +1,7 @@
-"""Translation of states between two segments of a layout's graph. A segment is a range of layers on one device.
+"""Translation of scheduler and allocator states between segments, which are runs of layers on one device.
 
-Each segment numbers only the backends that matter to it. So a backend has another index in the next segment, and its
-buffer type has another name.
+Each segment has a short list of backends: those that its nodes can use. So a backend has another index in the next
+segment, and its buffer type has another name. A state that passes from one segment to the next is renamed here.
 """
 
 from __future__ import annotations
@@ -15,15 +15,19 @@ from engine.planning.memory.compute_graph.ggml.scheduler import Copy
 from engine.planning.memory.compute_graph.ggml.sections import DistantReadError, Key, stands_for_place
 
 Places = tuple[tuple[Key, int], ...]
-"""(Name of a tensor, index of its backend) for each tensor that a section passes to the next one."""
+"""(Name of a tensor, index of its backend) for each tensor whose backend the next section of the graph has to know."""
 State = Places | LiveOut | GallocrState
-"""A state between two sections: backends of tensors, tensors that later sections need, or free blocks of buffers."""
+"""A state between two sections (runs of nodes) of the graph.
+
+It has the backends of tensors (scheduler), the tensors that later sections read, or the free blocks of buffers
+(gallocr).
+"""
 _MOST_MAPS = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class BackendMap:
-    """Translation from the backends of one segment of the graph to those of another one.
+    """Translation of backend indices and buffer type names from one segment (layers on one device) to another one.
 
     `numbers`: index in the other segment for each backend; -1 if it is not there.
     `names`: name of the buffer type in the other segment, by name in this one. It follows from `numbers`, so it is not
@@ -34,7 +38,7 @@ class BackendMap:
     names: Mapping[str, str] = field(compare=False)
 
     def of(self, state: State) -> State:
-        """Return `state` with the backend indices and tensor names of the other segment of the graph.
+        """Return `state` with the backend indices, buffer type names and tensor names of the other segment.
 
         Raises:
             DistantReadError: the state contains a backend that the other segment does not have.
@@ -47,21 +51,18 @@ class BackendMap:
         return tuple((self._assignable(key), self._backend(backend)) for key, backend in state)
 
     def backend(self, number: int) -> int:
-        """Return the index that backend `number` has in the other segment of the graph; -1 if it is not there."""
+        """Return the index in the other segment of backend `number` of this one; -1 if it is not there."""
         return self.numbers[number] if number >= 0 else -1
 
     def keys(self, keys: Iterable[Key]) -> frozenset[Key]:
-        """Return the names that tensors have in the other segment of the graph.
+        """Return the names in the other segment of tensors with these names in this one.
 
-        Tensors that the other segment cannot know are left out.
+        Tensors for which that segment has no name are left out.
         """
         return frozenset(found for key in keys if (found := self.key(key)) is not None)
 
     def key(self, key: Key) -> Key | None:
-        """Return the name that a tensor has in the other segment of the graph.
-
-        None if that segment cannot know the tensor.
-        """
+        """Return the name in the other segment of the tensor that is `key` in this one; None if it has none."""
         if key[0] == "copy":
             original, backend = self.key(key[1]), self.backend(key[2])  # type: ignore[arg-type]
             return None if original is None or backend < 0 else ("copy", original, backend)
@@ -96,9 +97,9 @@ class BackendMap:
         return replace(copy, key=self._assignable(copy.key), base_key=base_key, backend=self._backend(copy.backend))
 
     def held(self, held: Iterable[TensorAlloc]) -> tuple[TensorAlloc, ...]:
-        """Return allocated tensors with the names that they have in the other segment of the graph.
+        """Return allocated tensors with the names and buffer types that they have in the other segment.
 
-        Tensors that the other segment cannot know are left out.
+        Tensors for which that segment has no name are left out.
         """
         return tuple(
             [
@@ -117,10 +118,10 @@ class BackendMap:
 def backend_map(
     names: tuple[str, ...], bufts: tuple[str, ...], to_names: tuple[str, ...], to: tuple[str, ...]
 ) -> BackendMap:
-    """Return the translation of backends from one segment of the graph to another one.
+    """Return the translation of backends from one segment (layers on one device) to another one.
 
-    `names`, `to_names`: names of the buffer types in each segment. `bufts`, `to`: the real buffer types in the same
-    order.
+    `names`, `to_names`: names that the buffer types have inside each segment. `bufts`, `to`: the real buffer types of
+    its backends, in the same order.
     """
     numbers = tuple(to.index(buft) if buft in to else -1 for buft in bufts)
     return BackendMap(

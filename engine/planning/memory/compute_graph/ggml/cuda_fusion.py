@@ -1,8 +1,9 @@
-"""Tensors that CUDA keeps allocated because it fuses the nodes of expert selection, and of the experts' weighted sum.
+"""Tensors that stay allocated longer because CUDA fuses the nodes of expert selection, or of the experts' weighted sum.
 
 Mirrors the part of `ggml_backend_cuda_graph_optimize` that adds allocation dependencies: the selection of experts
 (`ggml_cuda_topk_moe_fusion`), and the weighted sum of their results (`ggml_cuda_match_moe_weighted_reduction`). The
-order of nodes is not changed. The result depends on one section only, since both patterns are within a layer.
+order of nodes is not changed. Both patterns are within a layer, so each section (the nodes of a layer) is done by
+itself.
 """
 
 from __future__ import annotations
@@ -22,11 +23,14 @@ _OTHER_EXPERT_COUNTS = (288, 576)
 _NORM_OF_WEIGHTS = ("reshape", "sum_rows", "clamp", "div", "reshape")
 
 _Kept = dict[int, dict[int, int]]
-"""Tensors that stay allocated until a node is done: by place of the node, tensor number to slot, in ggml's order."""
+"""Tensors that stay allocated until a node is computed: by place of the node, the slot of each tensor by its number.
+
+The order of the tensors is that in which ggml adds the dependencies.
+"""
 
 
 def keep_fused(split_section: SplitSection, backends: Sequence[Backend]) -> SplitSection:
-    """Return the section with the allocation dependencies of backends that fuse nodes of experts."""
+    """Return a section with the allocation dependencies that CUDA adds for fused nodes of experts (`add_alloc_dep`)."""
     parts = split_section.parts
     used = [backends[part.backend] for part in parts if part.backend >= 0]
     # Vulkan's order counts nodes by their places, which dependencies would shift. It is in no section with CUDA but
@@ -66,9 +70,9 @@ def keep_fused(split_section: SplitSection, backends: Sequence[Backend]) -> Spli
 
 
 class _Matcher:
-    """Finds the fused patterns among the nodes of a section.
+    """Finds the fused patterns among the nodes of a section (a run of consecutive nodes, mostly a layer).
 
-    Sources are tensor numbers; copies have negative numbers.
+    `_sources` has the tensor number of each source of a node; a copy from another backend has a negative number.
     """
 
     def __init__(self, split_section: SplitSection) -> None:
@@ -89,7 +93,7 @@ class _Matcher:
         self._uses = Counter(source for node in section.nodes for source in node.sources)
 
     def match(self, start: int, end: int, kept: _Kept) -> None:
-        """Add to `kept` the tensors that stay allocated for patterns in the nodes `start` to `end` - 1 of a split."""
+        """Add to `kept` the tensors of fused patterns in the nodes `start` to `end` - 1, which are of one split."""
         place = start
         while place < end:
             if self._ops[place] == "mul":
@@ -101,9 +105,9 @@ class _Matcher:
     # ------------------------------------------------------------------ weighted sum
 
     def _keep_sum(self, place: int, end: int, kept: _Kept) -> int:
-        """If a weighted sum of experts begins at `place`, keep its operands, and return the place of its last node.
+        """If a weighted sum of experts begins at `place`, add its operands to `kept`; return its last place.
 
-        Otherwise `place` is returned.
+        Return `place` if none begins there.
         """
         first, parts = self._numbers[place], self._split_mul(place)
         weighted, operands = place, parts
@@ -131,9 +135,9 @@ class _Matcher:
         return last
 
     def _split_mul(self, place: int) -> tuple[int, int] | None:
-        """Return (source with the experts' results, source with their weights) of the product at `place`.
+        """Return the indices (experts' results, their weights) of the two sources of the `mul` node at `place`.
 
-        None if the node is not a product of this kind.
+        None if it does not multiply experts with weights.
         """
         product = self._tensors[place]
         if product.type != "f32" or not is_contiguous(product):
@@ -145,7 +149,7 @@ class _Matcher:
         return None
 
     def _is_sum(self, weighted: int, last: int) -> bool:
-        """Return whether the nodes after the product at `weighted` are a view of it per expert, and the views' sum."""
+        """Return whether the nodes from `weighted` + 1 to `last` are a view of each expert's result, and their sum."""
         product, total = self._tensors[weighted], self._tensors[last]
         n_used, shape = product.ne[1], (product.ne[0], product.ne[2] * product.ne[3], 1, 1)
         views: list[int] = []
@@ -171,9 +175,9 @@ class _Matcher:
     # ------------------------------------------------------------------ choice of experts
 
     def _keep_choice(self, place: int, end: int, kept: _Kept) -> int:
-        """Keep all tensors of a selection of experts at `place` until the node after it, and return its last place.
+        """If a selection of experts begins at `place`, add its tensors to `kept`; return its last place.
 
-        Otherwise `place` is returned.
+        They stay allocated until the node after the selection. Return `place` if none begins there.
         """
         ops = self._choice(place, end)
         if ops is None:

@@ -31,6 +31,7 @@ class Tensor:
     `backend`: index of the backend to which llama.cpp pins the node; -1 if the scheduler chooses it.
     `n_bytes`: size without padding (`ggml_nbytes`).
     `padding_bytes`: bytes that backends add if they pad rows of quantised weights.
+    `is_leaf`: whether it is no node: an input, a weight, a cache or a tensor with undefined contents.
     `is_precise`: whether the matrix product is set to `GGML_PREC_F32`.
     `visited`: whether the tensor is in the graph.
     """

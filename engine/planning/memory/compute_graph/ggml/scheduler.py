@@ -1,8 +1,9 @@
-"""Mirror of the scheduler in ggml-backend.cpp: the backend of each node, the splits, and their inputs.
+"""Mirror of the scheduler in ggml-backend.cpp: the backend of each node, the splits, and their inputs (copies).
 
-It runs the five passes of `ggml_backend_sched_split_graph` on one section of a graph after another. The result for a
-section depends only on its neighbours and on the split that is still open before it, so callers may cache it. Tensors
-are referred to by their index in the section.
+It runs the five passes of `ggml_backend_sched_split_graph`, not on the whole graph but on one section after another. A
+section is a run of consecutive nodes, mostly a layer. Its result depends only on its neighbours and on the split that
+is still open before it (`OpenSplit`), so callers can cache it. A split can begin in one section and end in another; its
+nodes in one section are a `SplitPart`. Tensors are referred to by their index in the section.
 """
 
 from __future__ import annotations
@@ -68,11 +69,11 @@ class Backend:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The device of a layer, as the scheduler needs it.
+    """The device of a layer, as the scheduler sees it.
 
     `buft`: buffer type of the device.
     `pin`: index of the backend to which norms are pinned (`llama_context::graph_get_cb`); -1 for none.
-    `kernel_class`: number of the class of devices that lack kernels for the same weights.
+    `kernel_class`: number of a class of devices; those of one class lack kernels for the same weights.
     """
 
     buft: str
@@ -82,12 +83,12 @@ class Place:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bound:
-    """A section of the graph whose layers are on devices, after pass 1 of the scheduler.
+    """A section (a run of nodes, mostly a layer) with its layers on devices, after pass 1 of the scheduler.
 
     `bufts`: buffer type of each tensor that has one before allocation, else None.
     `backend_ids`: backend index of each tensor; -1 if pass 1 assigns none.
     `fused`: (tensor index, buffer type) as in `Graph`.
-    `unsupported`: bit mask of the backends that cannot compute each tensor.
+    `unsupported`: for each tensor, a bit mask of the backends that cannot compute it.
     """
 
     section: Section
@@ -114,10 +115,10 @@ class Assigned:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A copy of a tensor for another backend (an input of a split).
+    """A copy of a tensor in the memory of another backend: an input of a split (`tensor_id_copy`).
 
-    `key`: name of the copy.
-    `base_key`: name of the copied tensor or of its `view_src`; None if only one section knows it.
+    `key`: name of the copy, by which other sections of the graph refer to it.
+    `base_key`: name of the copied tensor or of its `view_src`; None if no other section reads it.
     `backend`: index of the backend that reads the copy.
     """
 
@@ -128,18 +129,19 @@ class Copy:
 
 
 NodeAlloc = tuple[int, int, tuple[int, ...], tuple[int, ...]]
-"""A node for the allocator: (slot, bytes, slots of parents whose memory it may reuse, slots of its sources).
+"""A node as the allocator sees it: (slot, bytes, slots of parents whose memory it may reuse, slots of its sources).
 
-The first slot is -1 if the node needs no memory of its own.
+A slot is the index of a tensor in the section, as that of a `hash_node` in ggml-alloc. The first one is -1 if the node
+needs no memory of its own.
 """
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SplitPart:
-    """The nodes of one split that are in one section of the graph.
+    """The nodes of one split of the scheduler that are in one section (a run of nodes, mostly a layer).
 
-    `is_new`: whether the split begins here; otherwise it began in an earlier section.
-    `copies`: (copy, slot of the original, slot of the copy) for each input of a new split.
+    `is_new`: whether the split begins here; False if it began in an earlier section.
+    `copies`: (copy, slot of the original, slot of the copy) for each input of the split that is first read here.
     """
 
     backend: int
@@ -150,13 +152,14 @@ class SplitPart:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SplitSection:
-    """A section of the graph after pass 5 of the scheduler, as parts of splits.
+    """A section (a run of nodes, mostly a layer) after pass 5 of the scheduler, divided by the splits.
 
-    Each tensor that may need memory has a slot: its index in the section, with copies after all tensors.
+    Each tensor has a slot, like the index of a `hash_node` in ggml-alloc: its index in the section. Copies have the
+    slots after all tensors.
 
     `use_counts`: uses of each slot (`n_children` and `n_views` of ggml-alloc), and one more for an output.
-    `slots`: slot by name, for tensors that other sections know.
-    `passed`: (slot, name in the next section) of tensors that the next section may know.
+    `slots`: slot by name, for tensors that other sections read or compute.
+    `passed`: (slot, name in the next section) of tensors that the next section may read.
     `names_before`: names, in the section before, of the tensors that nodes and copies read.
     `early`: slots of tensors that an earlier section computes (see `vulkan_order`).
     """
@@ -172,11 +175,11 @@ class SplitSection:
 
 @dataclass(frozen=True, slots=True)
 class OpenSplit:
-    """The split that is still open at the end of a section.
+    """The split that is still open at the end of a section (a run of nodes, mostly a layer).
 
-    `backend`: its backend index; -1 at the start of the graph.
-    `has_inputs`: whether it has inputs.
-    `copies`: names of all copies made so far.
+    `backend`: index of its backend; -1 at the start of the graph.
+    `has_inputs`: whether it has inputs (copies).
+    `copies`: names of all copies made so far in the graph.
     """
 
     backend: int = -1
@@ -199,9 +202,9 @@ def offload_batch(node: Tensor) -> int:
 
 
 class Scheduler:
-    """Repeats the five passes of `ggml_backend_sched_split_graph`, one section of the graph after another.
+    """Runs the five passes of `ggml_backend_sched_split_graph` on one section of the graph after another.
 
-    A section is a run of consecutive nodes, mostly a layer. The last of the backends is the CPU.
+    A section is a run of consecutive nodes, mostly a layer. The last backend is the CPU.
 
     `offload_batch`: threshold of op offload, in tokens.
     """
@@ -241,7 +244,7 @@ class Scheduler:
     # ------------------------------------------------------------------ passes 1 to 4: assignment
 
     def bind(self, section: Section, places: Mapping[int, Place]) -> Bound:
-        """Run pass 1: assign a backend to nodes that are pinned, pre-allocated or read weights.
+        """Run pass 1 on a section: assign a backend to nodes that are pinned, have a buffer, or read weights.
 
         `places`: device of each layer that the section refers to, by the layer's number in the section.
         """
@@ -354,9 +357,9 @@ class Scheduler:
     def assign(self, bounds: Sequence[Bound], place: int, known: Mapping[Key, int]) -> tuple[Assigned, dict[Key, int]]:
         """Run passes 2 to 4 for `bounds[place]`, a section of the graph.
 
-        Return it with its backends, and the backends that the next section knows.
+        Return the section with its backends, and the backend index of each tensor that the next section reads, by name.
 
-        `bounds` has the neighbours too, because pass 2 expands backends across sections.
+        `bounds`: the section and its neighbours, because pass 2 expands backends from one section to the next.
         `known`: backend index by name, for tensors of earlier sections.
         """
         # A neighbour may be the same section on another device, so each one has its own list of backends.
@@ -401,7 +404,7 @@ class Scheduler:
                     backends[source] = own if bases[source] == source else backends[bases[source]]
 
     def _assign_most_supported(self, number: int, sources: Sequence[int], backends: list[int], bound: Bound) -> None:
-        """Assign a node to the backend that can read most of its sources without a copy."""
+        """Run pass 3 for a node: assign it to the backend that can read most of its sources without a copy."""
         # Of backends that can read equally many sources the first one wins, which has the highest priority.
         most, unsupported, bases = -1, bound.unsupported[number], bound.section.bases
         for index in range(len(self.backends)):
@@ -415,7 +418,7 @@ class Scheduler:
                 most, backends[number] = count, index
 
     def _upgrade(self, number: int, sources: Sequence[int], backends: list[int], bound: Bound) -> None:
-        """Move a node to a backend of higher priority with the same buffer type, if it can read all sources."""
+        """Run pass 3 for an assigned node: upgrade it to a backend with the same buffer type that reads all sources."""
         buft, unsupported = self.backends[backends[number]].buft, bound.unsupported[number]
         # Only backends of higher priority, which have lower indices.
         for index in range(backends[number]):
@@ -441,9 +444,10 @@ class Scheduler:
     # ------------------------------------------------------------------ passes 5 and 6: splits and copies
 
     def split_graph(self, assigned: Assigned, before: OpenSplit) -> tuple[SplitSection, OpenSplit]:
-        """Run pass 5: divide a section of the graph into parts of splits, with copies of unreadable sources.
+        """Run pass 5: divide a section by splits, with copies of the sources that a split's backend cannot read.
 
-        Return the section in parts, and the split that is open at its end. `before`: the split open at its start.
+        Return the divided section, and the split that is open at its end. `before`: the split that is open at its
+        start.
         """
         bound, backends = assigned.bound, assigned.backends
         section, bases = bound.section, bound.section.bases
@@ -499,7 +503,10 @@ class Scheduler:
         )
 
     def _names(self, section: Section) -> tuple[dict[Key, int], tuple[tuple[int, Key], ...]]:
-        """Return slots by name for tensors that other sections know, and (slot, name) for those of the next section."""
+        """Return the slots of tensors by name, and (slot, name there) of those that the next section may read.
+
+        A slot is the index of a tensor in the section.
+        """
         found = self._named.get(section)
         if found is None:
             bases = section.bases
@@ -508,9 +515,9 @@ class Scheduler:
         return found
 
     def _node_allocs(self, section: Section, backend: int) -> list[NodeAlloc]:
-        """Return the section's nodes as the allocator gets them if they are on `backend` and need no copies.
+        """Return the section's nodes as the allocator sees them, if they are all on `backend` and need no copies.
 
-        They are cached.
+        Cached.
         """
         found = self._node_allocs_of.get((section, backend))
         if found is None:
@@ -524,7 +531,7 @@ class Scheduler:
         return found
 
     def _need_new_split(self, weights: Sequence[int], current: int, assigned: Assigned) -> bool:
-        """Return whether the node reads a weight that the backend `current` needs a copy of (`need_new_split`)."""
+        """Return whether a node reads a weight that must be copied to the backend `current` (`need_new_split`)."""
         backends, bound = assigned.backends, assigned.bound
         return any(
             backends[weight] != current and not self._buffer_supported(weight, current, backends, bound)
@@ -560,7 +567,7 @@ def _expand(rows: Sequence[tuple[Bound, list[int]]], skip: int, *, backwards: bo
 
 
 def _passed(section: Section, slots: Iterable[tuple[Key, int]]) -> tuple[tuple[int, Key], ...]:
-    """Return (slot, name in the next section of the graph) of the tensors that the next section may know."""
+    """Return (slot here, name in the next section) of each tensor that the next section may read."""
     behind = ((slot, section.name_after(name)) for name, slot in slots)
     return tuple([(slot, name) for slot, name in behind if name is not None])
 
@@ -573,7 +580,7 @@ def make_split_section(
     passed: tuple[tuple[int, Key], ...],
     early: tuple[int, ...] = (),
 ) -> SplitSection:
-    """Return a `SplitSection` of these parts; the names that earlier sections must know are computed from its uses."""
+    """Return a `SplitSection` of these parts. Its `names_before` are computed from the uses of the tensors."""
     copied = [(base, copy) for part in parts[1:] for copy, base, _ in part.copies]
     read = {name for name, slot in slots.items() if use_counts[slot]}
     read.update(copy.base_key for _, copy in copied if copy.base_key is not None)
@@ -605,9 +612,9 @@ def _reusable(section: Section, node: Node, slots: Sequence[int]) -> tuple[int, 
 
 
 def _copy_key(bound: Bound, source: int, backend: int) -> Key:
-    """Return the name of a copy of tensor `source` for `backend`.
+    """Return the name of the copy of tensor `source` for `backend`.
 
-    If no other section of the graph knows the original, its index is part of the name.
+    If no other section of the graph can read the original, the name contains its index.
     """
     name = bound.section.names[source] or (None, source)
     return ("copy", ("weight", bound.bufts[source]) if name[0] == "weight" else name, backend)

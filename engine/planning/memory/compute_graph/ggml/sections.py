@@ -1,12 +1,13 @@
-"""Sections of a graph: the nodes that a layer adds after a layer of another kind, valid for any devices.
+"""Sections of a graph: the nodes of one layer with placeholders for devices, shared by all such layers.
 
-Layers of one kind have the same nodes. So a section is built once and used for all layers of its kind that follow a
+Layers of one kind have the same nodes. So a section is built once, and serves for all layers of its kind that follow a
 layer of the same other kind. A section is one layer, or a few if a layer leaves nodes to the next one (ggml adds a
 tensor to the graph only when it is expanded). Buffer types and pinned backends are placeholders that contain the
-layer's number in the section: see `buft_at` and `pin_at`.
+layer's number in the section: see `buft_at` and `pin_at`. Tensors that several sections read have a name (`Key`), which
+depends on the distance of the two sections.
 
-Some layers read tensors of layers that are not their neighbours. Their graph is built whole. `partition_graph` divides
-it into sections that are each valid at one place only, but for all layouts.
+Some layers read tensors of layers that are not their neighbours. Their graph is built whole, and `partition_graph` cuts
+it into sections. Such a section serves for one layer only, but on any devices.
 """
 
 from __future__ import annotations
@@ -22,28 +23,29 @@ ON_CPU = -2
 """Placeholder for the index of the CPU backend in `Tensor.backend`."""
 
 Key = tuple[object, ...]
-"""Name of a tensor that more than one section uses; its form depends on the kind of tensor.
+"""Name of a tensor that more than one section uses, as seen from one of them. In ggml this would be its address.
 
-`("in", n)`: an input.
-`("view", n, shape, offset)`: a view of an input.
-`("weight", buft)`: a weight that layers share.
-`("embd", n)`: a tensor made before the first layer.
-`(0, n)`: a tensor of this section; `(-1, n)`: of the section before.
-`("copy", key, backend)`: a copy of a tensor with another name.
+`("in", n)`: input `n` of the graph.
+`("view", n, shape, offset)`: a view of input `n`.
+`("weight", buft)`: a weight that layers share, in a buffer type.
+`("embd", n)`: tensor `n` of those made before the first layer.
+`(0, n)`: tensor `n` of this section. `(-1, n)`: of the section before.
+`("copy", key, backend)`: the copy of the tensor `key` for a backend.
+`("at", n)`: tensor `n` of a whole graph that `partition_graph` cuts.
 `(n, EARLY, slot)`: a tensor of the section `n` places later that is computed before its section (see `vulkan_order`).
 """
 EARLY = "early"
-"""Second element of the name of a tensor that is computed before its section."""
+"""Second element of the name of a tensor that is computed before its own section (Vulkan moves nodes forward)."""
 
 
 Shape = tuple[tuple[object, ...], ...]
-"""(Operation, type, shape) of the tensors that a layer makes, in order."""
+"""(Operation, type, shape) of each tensor that a layer makes, in order."""
 
 
 def buft_at(place: int, kernel_class: int = 0) -> str:
-    """Return the placeholder for the buffer type of a layer's device.
+    """Return the placeholder for the buffer type of a layer's device, such as "@0.1".
 
-    `place`: the layer's number in the section. `kernel_class`: number of the device's kernel class.
+    `place`: number of the layer in its section (a run of nodes). `kernel_class`: as of `scheduler.Place`.
     """
     return f"@{place}.{kernel_class}"
 
@@ -59,12 +61,18 @@ def place_of(buft: str) -> int:
 
 
 def pin_at(place: int) -> int:
-    """Return the placeholder for the backend to which the norms of layer `place` of the section are pinned."""
+    """Return the placeholder for the backend to which a layer's norms are pinned.
+
+    `place`: number of the layer in its section.
+    """
     return ON_CPU - 1 - place
 
 
 def name_after(key: Key) -> Key | None:
-    """Return the name that a tensor has in the next section of the graph; None if that section cannot know it."""
+    """Return the name in the next section of the tensor that has the name `key` in this one.
+
+    None if the next section cannot read it.
+    """
     if key[0] == "copy":
         original = name_after(key[1])  # type: ignore[arg-type]
         return None if original is None else ("copy", original, key[2])
@@ -78,17 +86,20 @@ def name_after(key: Key) -> Key | None:
 
 
 def is_shared(key: Key) -> bool:
-    """Return whether a name is the same in all sections, such as that of an input."""
+    """Return whether a tensor has the same name in all sections, as inputs and shared weights have."""
     return is_shared(key[1]) if key[0] == "copy" else isinstance(key[0], str)  # type: ignore[arg-type]
 
 
 def is_early(key: Key) -> bool:
-    """Return whether a name is that of a tensor that is computed before its section."""
+    """Return whether `key` names a tensor that is computed before its own section (Vulkan moves nodes forward)."""
     return key[1] == EARLY
 
 
 def _name_before(key: Key) -> Key | None:
-    """Return the name that a tensor has in the previous section of the graph; None if that section cannot know it."""
+    """Return the name in the previous section of the tensor that has the name `key` in this one.
+
+    None if the previous section cannot know it.
+    """
     if key[0] == "copy":
         original = _name_before(key[1])  # type: ignore[arg-type]
         return None if original is None else ("copy", original, key[2])
@@ -98,7 +109,7 @@ def _name_before(key: Key) -> Key | None:
 
 
 def _original(key: Key) -> object:
-    """Return the name of the copied tensor if `key` is the name of a copy, else `key`."""
+    """Return the name of the original if `key` names a copy, else `key`."""
     return key[1] if key[0] == "copy" else key
 
 
@@ -107,16 +118,16 @@ def _is_weight(key: object) -> bool:
 
 
 class DistantReadError(Exception):
-    """A layer reads a tensor of a layer that is not its neighbour, so the graph cannot be built in sections."""
+    """A layer reads a tensor of a layer that is not its neighbour, so its graph cannot be built layer by layer."""
 
 
 class Node(NamedTuple):
-    """One node of a section. Tensors are referred to by their index in the section.
+    """One node of a section (a run of consecutive nodes). A tensor is referred to by its index in `Section.tensors`.
 
-    `number`: index of its result.
+    `number`: index of the node's own tensor.
     `bases`: for each source its `view_src`, or the source itself if it is no view.
     `weights`: sources that are weights.
-    `reusable`: sources whose memory the result may reuse.
+    `reusable`: sources whose memory the result may reuse (`ggml_op_can_inplace`).
     `is_placed`: whether the result needs memory of its own.
     """
 
@@ -131,21 +142,20 @@ class Node(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Section:
-    """Consecutive nodes of a graph. Tensors are referred to by their index in `tensors`.
+    """A run of consecutive nodes of a graph, mostly a layer. A tensor is referred to by its index in `tensors`.
 
     `bases`: for each tensor its `view_src`, or the tensor itself if it is no view.
-    `names`: name of each tensor for other sections; None if they do not know it.
+    `names`: name of each tensor for other sections; None if no other section uses it.
     `operations`: nodes that are no views.
     `leafs`: leaf tensors in the order in which `ggml_build_forward_expand` finds them.
-    `scratch`: leaf tensors with undefined contents, which an operation fills.
-    `known_before`: (tensor, name) of tensors whose backend was decided in an earlier section.
+    `scratch`: leaf tensors with undefined contents, which an operation overwrites.
+    `known_before`: (tensor, name) of tensors whose backend was chosen in an earlier section.
     `known_after`: (tensor, name in the next section) of tensors whose backend the next section needs.
-    `use_counts`: uses of each tensor, including uses of its views, and one more for an output.
+    `use_counts`: uses of each tensor (`n_children` and `n_views` of ggml-alloc), and one more for an output.
     `fused`: (tensor, buffer type) as in `Graph`.
     `layers`: numbers of the layers that it refers to.
-    `shape`, `shape_before`: tensors of the layer and of the one before; by them two sections are checked to be
-    neighbours.
-    `earlier`, `later`: names shared with sections before and after, if the section is valid at one place only; else
+    `shape`, `shape_before`: tensors of this layer and of the one before, to check that two sections may be neighbours.
+    `earlier`, `later`: names that sections before and after use too, if the section serves for one layer only; else
     None.
     """
 
@@ -167,13 +177,16 @@ class Section:
     later: frozenset[Key] | None = None
 
     def name_after(self, key: Key) -> Key | None:
-        """Return the name that a tensor has in the next section of the graph; None if that section cannot know it."""
+        """Return the name in the next section of the tensor that has the name `key` in this one.
+
+        None if the next section cannot read it.
+        """
         return name_after(key) if self.later is None or is_early(key) else key
 
     def name_before(self, key: Key) -> Key | None:
-        """Return the name that a tensor has in the previous section of the graph.
+        """Return the name in the previous section of the tensor that has the name `key` in this one.
 
-        None if that section cannot know it.
+        None if the previous section cannot know it.
         """
         return _name_before(key) if self.earlier is None or is_early(key) else key
 
@@ -190,10 +203,10 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class LayerStart:
-    """The state of a graph being built, at the point where a layer begins.
+    """Records the state of a graph that is being built, at the start of a layer.
 
     `n_nodes`, `n_leafs`, `n_inputs`: number of tensors in the graph so far.
-    `waiting`: nodes that exist but are not yet expanded; they become part of the layer.
+    `waiting`: nodes that exist but are not yet expanded into the graph; they become part of the layer.
     `current`: input of the layer.
     """
 
@@ -205,15 +218,16 @@ class LayerStart:
 
     @property
     def handed(self) -> frozenset[Tensor]:
-        """Tensors of the layer before that this layer can read: the sources of the waiting nodes."""
+        """Tensors of the previous layer that this layer can read: the sources of the waiting nodes."""
         read = [source for node in self.waiting for source in node.src]
         return frozenset((*read, *(source.view_src for source in read if source.view_src is not None)))
 
 
 class LayerRecorder:
-    """Records where layers begin while a graph is built, and makes sections of the graph.
+    """Records where layers begin while a graph is built, and cuts the graph into sections (runs of nodes) there.
 
-    An object is called with the input of each layer. `starts`: numbers of the layers at which a section begins or ends.
+    A builder calls the object with the input of each layer. `starts`: numbers of the layers at which a section begins
+    or ends.
     """
 
     def __init__(self, graph: Graph, starts: Collection[int]) -> None:
@@ -234,7 +248,7 @@ class LayerRecorder:
         )
 
     def first(self, shared: Mapping[Tensor, Key], layers: Collection[int]) -> Section:
-        """Return the first section: everything before the second recorded start, so embeddings and first layer."""
+        """Return the first section: all nodes before the second recorded start (embeddings and first layer)."""
         return self._cut(0, self.found[1].n_nodes, 0, shared, layers)
 
     def last(self, shared: Mapping[Tensor, Key], layers: Collection[int], *, open_end: bool) -> Section:
@@ -288,9 +302,9 @@ def number_tensors(
     layers: tuple[int, ...],
     **others: Any,
 ) -> Section:
-    """Return a section with these nodes and leaf tensors; each tensor gets an index by which the section refers to it.
+    """Return a section of these nodes and leaf tensors, in which each tensor is referred to by an index.
 
-    `others`: fields of `Section` that contain no indices.
+    `keys`: name of each tensor that other sections use. `others`: fields of `Section` that contain no indices.
     """
     known_before, known_after = tuple(known_before), tuple(known_after)
     numbers: dict[Tensor, int] = {}
@@ -389,7 +403,7 @@ def _shape(made: Sequence[Tensor]) -> Shape:
 
 
 def _made(graph: Graph, before: LayerStart | None, mark: LayerStart) -> list[Tensor]:
-    """Return the nodes of the layer between two records; nodes that were waiting at its end come last."""
+    """Return the nodes that a layer makes between two records. Nodes that wait to be expanded at its end come last."""
     waited = set(before.waiting) if before else set()
     start = before.n_nodes if before else 0
     nodes = [*graph.nodes[start : mark.n_nodes], *mark.waiting]
@@ -440,9 +454,9 @@ def _is_view_of_input(tensor: Tensor) -> bool:
 def partition_graph(
     graph: Graph, starts: Sequence[tuple[int, int]], common: Mapping[Tensor, Key]
 ) -> tuple[Section, ...]:
-    """Divide a whole graph into sections and return them.
+    """Cut a whole graph into sections (runs of consecutive nodes, mostly a layer), and return these.
 
-    `starts`: (number of nodes, number of leaf tensors) before each section except the first.
+    `starts`: (number of nodes, number of leaf tensors) in the graph before each section except the first.
     `common`: names of tensors that layers share.
     """
     cuts = _cuts(graph, starts)
@@ -493,7 +507,7 @@ def partition_graph(
 def _cuts(graph: Graph, starts: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """Return (number of nodes, number of leaf tensors) at the start of each section, and at the end of the graph.
 
-    Starts are left out so that each section reads a weight, and its backend does not depend on its neighbours.
+    A start is left out if its section would read no weight: its backend would then depend on its neighbours.
     """
     found = [(0, 0)]
     end = (len(graph.nodes), len(graph.leafs))
@@ -504,7 +518,10 @@ def _cuts(graph: Graph, starts: Sequence[tuple[int, int]]) -> list[tuple[int, in
 
 
 def _keys(graph: Graph, first: dict[Tensor, int], last: dict[Tensor, int]) -> dict[Tensor, Key]:
-    """Return names for all leaf tensors, for tensors that several sections read, and for views of these."""
+    """Return names for all leaf tensors, for tensors that several sections use, and for views of these.
+
+    `first`, `last`: numbers of the first and last section that use a tensor.
+    """
     named = {node for node in graph.nodes if last.get(node, -1) > first[node]}.union(graph.leafs)
     return {
         tensor: ("at", number)

@@ -1,13 +1,13 @@
-"""Runs scheduler and allocator over the segments of a layout's graph, and caches every step.
+"""Runs scheduler and allocator over the graph of a layout, and caches every step, so that similar layouts are fast.
 
-A section is a run of consecutive nodes of the graph, mostly those of one layer (`sections.py`).
-The passes are: assign backends, divide into splits, reorder nodes (Vulkan) or add allocation dependencies (CUDA),
-collect backwards which tensors later sections need, and allocate. A step of a pass depends on one section and a small
+A section is a run of consecutive nodes of the graph, mostly those of one layer (`sections.py`). The passes are: assign
+backends, divide by splits, reorder nodes (Vulkan) or add allocation dependencies (CUDA), collect backwards which
+tensors later sections read, and allocate. A step is one pass over one section; it depends on the section and on a small
 state. Layers repeat, and the state is the same again after a layer or two. So most steps of a new layout are cached.
 
-A segment is a list of neighbouring sections on the devices of one `StepCache`. It contains only the backends that
-matter to its sections, by index. So a step between the second and the third device of a layout is also valid between
-other devices of the same kinds. Results for whole segments are cached too.
+A segment is a list of neighbouring sections on the same devices, mostly the layers of one device. It has a short list
+of backends: those that its nodes can use. So a step between the second and the third device of a layout also serves
+between other devices of the same kinds. Results for whole segments are cached too.
 
 A cached state of the buffers has their free blocks and the tensors in them. The highest end of a buffer is not part of
 it (`Growth`), because no later step depends on it.
@@ -55,30 +55,33 @@ from engine.planning.memory.compute_graph.ggml.vulkan_order import (
 from engine.planning.memory.work_limit import check_limits
 
 SectionName = tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...], bool, int]
-"""Name of a section: the arguments of `SectionMaker.section`."""
+"""Name of a section (a run of nodes): the arguments with which `SectionMaker.section` builds it."""
 
 _numbers = count()
-"""Generates numbers for segments and caches. Objects as keys would be reference cycles, which are freed late."""
+"""Numbers for segments and caches, as parts of cache keys. Objects as keys would be reference cycles, which are freed
+late.
+"""
 
 NO_BACKENDS: Places = ()
 _NO_COPIES: frozenset[Key] = frozenset()
 _Order = tuple[SplitSection, tuple[FollowingSection, ...], frozenset[NodePlace]]
 _OrderOfMany = tuple[tuple[SplitSection, ...], tuple[FollowingSection, ...], frozenset[NodePlace]]
 SplitStep = tuple[SplitSection, int, bool, frozenset[Key], tuple[frozenset[Key], ...]]
-"""Result of pass 5 for one section.
+"""Result of pass 5 of the scheduler for one section.
 
-(Section in parts of splits, backend of the open split, whether that split has inputs, names of copies of layers'
-tensors, names of copies of shared tensors for each backend).
+It has: the section divided by splits, the backend index of the open split, whether that split has inputs, names of the
+copies of layers' tensors, and for each backend the names of its copies of inputs and shared weights.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class SplitState:
-    """The split that is open between two sections of a graph, with the copies made so far.
+    """The scheduler's state in pass 5 between two sections: the open split, and the copies made so far.
 
-    `backend`: its backend index; -1 for none.
-    `passing`: names of copies of layers' tensors.
-    `lasting`: (backend index, names of copies of shared tensors), sorted.
+    `backend`: index of the split's backend; -1 for none.
+    `has_inputs`: whether the split has inputs (copies).
+    `passing`: names of copies of layers' tensors, which only neighbouring sections read.
+    `lasting`: (backend index, names of its copies of inputs and shared weights), sorted.
     """
 
     backend: int = -1
@@ -87,10 +90,7 @@ class SplitState:
     lasting: tuple[tuple[int, frozenset[Key]], ...] = ()
 
     def mapped(self, backend_map: BackendMap) -> SplitState:
-        """Return the state with the backend indices of the next segment.
-
-        Backends that it does not have are left out.
-        """
+        """Return the state with the next segment's backend indices; backends that it lacks are left out."""
         lasting = {
             index: backend_map.keys(keys) for old, keys in self.lasting if (index := backend_map.backend(old)) >= 0
         }
@@ -105,9 +105,9 @@ def _in_order(lasting: Mapping[int, frozenset[Key]]) -> tuple[tuple[int, frozens
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlacedSection:
-    """A section, or its name, with the device of each layer that it refers to.
+    """A section (a run of nodes), or its name, with the device of each layer that it refers to.
 
-    Compared by identity, which is faster.
+    Compared by identity, because comparing the contents takes longer.
     """
 
     section: SectionName | Section
@@ -120,10 +120,9 @@ class Segment:
 
     Segments are compared by identity.
 
-    `steps`: cached results for these devices.
+    `steps`: cached results for these backends.
     `bufts`: buffer type of each backend.
-    `placed_sections`: the sections, with one more before the segment and one more after it; None at an end of the
-    graph.
+    `placed_sections`: the sections, with the neighbours of the segment first and last; None at an end of the graph.
     """
 
     steps: StepCache
@@ -132,12 +131,12 @@ class Segment:
     number: int = field(default_factory=_numbers.__next__)
 
     def backend_map(self, other: Segment) -> BackendMap:
-        """Return the translation of backend indices from this segment to another segment of the same graph."""
+        """Return the translation of backend indices from this segment to `other`, which is in the same graph."""
         return backend_map(self.steps.names, self.bufts, other.steps.names, other.bufts)
 
 
 class StepCache:
-    """Cache of all steps that were computed with the backends of one scheduler."""
+    """Cache of all steps (a pass over one section) that were computed with the backends of one scheduler."""
 
     def __init__(self, scheduler: Scheduler, section_of: Callable[[SectionName], Section]) -> None:
         self.scheduler = scheduler
@@ -173,10 +172,7 @@ class StepCache:
         return len(self._fills) + len(self._filled_segments)
 
     def number(self, state: State) -> int:
-        """Return a number for `state` in this cache, by which steps are looked up.
-
-        Equal states have the same number.
-        """
+        """Return the number of `state` in this cache, by which steps are looked up; equal states share one."""
         # A state is hashed once here. All caches use its number, which is much faster to hash and compare.
         found = self._numbers.setdefault(state, len(self._states))
         if found == len(self._states):
@@ -184,9 +180,9 @@ class StepCache:
         return found
 
     def translated(self, origin: StepCache, backend_map: BackendMap, state: int) -> int:
-        """Return the number that a state of another segment of the graph has in this cache.
+        """Return the number in this cache of a state from the cache of another segment.
 
-        `origin`: cache of the other segment. `state`: the state's number there.
+        `origin`: cache of the other segment. `state`: number of the state there.
         """
         found = self._translated.get((origin._own_number, backend_map, state))
         if found is None:
@@ -196,7 +192,7 @@ class StepCache:
         return found
 
     def bound(self, placed: PlacedSection) -> Bound:
-        """Return a section of the graph on its devices after pass 1 of the scheduler; results are cached."""
+        """Return a section of the graph on its devices, after pass 1 of the scheduler. Results are cached."""
         found = self._bounds.get(placed)
         if found is None:
             section = placed.section if isinstance(placed.section, Section) else self._section_of(placed.section)
@@ -207,7 +203,9 @@ class StepCache:
     # ------------------------------------------------------------------ one segment
 
     def assign(self, segment: Segment, state: int) -> tuple[tuple[Assigned, ...], int]:
-        """Return the sections of a segment after pass 4 of the scheduler, and the number of the state after them.
+        """Run passes 2 to 4 of the scheduler on the sections of a segment, or take the cached result.
+
+        Return the sections with their backends, and the number of the state after them.
 
         `state`: number of the state before them: backends of tensors that earlier sections computed.
         """
@@ -249,7 +247,7 @@ class StepCache:
     def split_graph(
         self, assigned: tuple[Assigned, ...], before: SplitState
     ) -> tuple[tuple[SplitSection, ...], SplitState]:
-        """Return the sections after pass 5 of the scheduler, and the split that is open after them."""
+        """Run pass 5 of the scheduler; return the sections divided by splits, and the split open after them."""
         found = self._split_segments.get((assigned, before))
         if found is None:
             found = self._split_segments[assigned, before] = self._split_all(assigned, before)
@@ -295,12 +293,12 @@ class StepCache:
     def order(
         self, split_sections: tuple[SplitSection, ...], behind: tuple[FollowingSection, ...], used: frozenset[NodePlace]
     ) -> tuple[tuple[SplitSection, ...], frozenset[NodePlace]]:
-        """Reorder nodes (Vulkan) and add allocation dependencies (CUDA) in these sections, and return the new sections.
+        """Reorder nodes (Vulkan) and add allocation dependencies (CUDA) in these sections.
 
-        Also return the places of nodes in later sections that are then computed early.
+        Return the new sections, and the places of nodes of later sections that are now computed in these.
 
         `behind`: following sections in which the last split continues.
-        `used`: places of nodes in these sections that were computed early.
+        `used`: places of nodes of these sections that earlier sections compute.
         """
         if self.fuses:
             split_sections = tuple([self._with_fused(each) for each in split_sections])
@@ -335,9 +333,9 @@ class StepCache:
         return tuple(ordered), used
 
     def live_out_before(self, split_sections: tuple[SplitSection, ...], state: int) -> tuple[tuple[int, ...], int]:
-        """Return what later sections need after each section (`LiveOut`) and before the first one, as state numbers.
+        """Collect backwards what later sections read: a `LiveOut` after each section, and one before the first.
 
-        `state`: the number for what is needed after the last section.
+        All are given as state numbers (see `number`). `state`: number of the `LiveOut` after the last section.
         """
         found = self._live_out_segments.get((split_sections, state))
         if found is None:
@@ -363,9 +361,10 @@ class StepCache:
     def fill(
         self, split_sections: tuple[SplitSection, ...], live_outs: tuple[int, ...], state: int
     ) -> tuple[Growth, int]:
-        """Allocate all sections, and return the growth of the buffers and the number of their state afterwards.
+        """Allocate the tensors of these sections; return the buffers' growth, and the number of their state then.
 
-        `live_outs`: state numbers of what later sections need. `state`: number of the buffers' state before.
+        `live_outs`: numbers of the `LiveOut` after each section. `state`: number of the buffers' state before the first
+        one.
         """
         found = self._filled_segments.get((split_sections, live_outs, state))
         if found is None:
@@ -445,7 +444,7 @@ class StepCache:
                     yield self.scheduler.backends[copy.backend].buft, copy.size_bytes
 
     def moved(self, assigned: Assigned) -> frozenset[str]:
-        """Return the names of fused operations in this section of the graph that are not on their layer's device."""
+        """Return the names of fused operations in a section that are not on the device of their layer."""
         found = self._moved.get(assigned)
         if found is None:
             backends, fused = self.scheduler.backends, assigned.bound.fused
@@ -462,8 +461,9 @@ def _take(buffer: DynTallocr, size: int, count: int) -> None:
 
 
 class Simulation:
-    """Computes the sizes of one layout's compute buffers from its graph, which has a segment for each device's
-    layers.
+    """Computes the sizes of the compute buffers for one layout from its graph.
+
+    Each device's layers are a segment of it.
     """
 
     def __init__(self, segments: Sequence[Segment]) -> None:
@@ -502,7 +502,7 @@ class Simulation:
         return found
 
     def _largest(self) -> dict[str, int]:
-        """Return the largest buffer in bytes by buffer type, for those that have a limit."""
+        """Return the largest possible buffer in bytes by buffer type (`get_max_size`), for types that have a limit."""
         return {
             buft: backend.max_buffer_bytes
             for segment in self._segments
@@ -518,9 +518,9 @@ class Simulation:
         split_sections: Sequence[tuple[SplitSection, ...]],
         live_outs: Sequence[tuple[int, ...]],
     ) -> dict[str, Size]:
-        """Return the sizes with several chunks in buffer types whose buffer would be too large.
+        """Return `sizes`, with several chunks (backend buffers) where one would be larger than `largest` allows.
 
-        The layout is allocated again without the cache, which contains steps for buffers without a limit.
+        The layout is allocated again without the cache, whose steps are for buffers without a limit.
         """
         buffers = {buft: ChunkedTallocr(largest[buft]) if buft in largest else DynTallocr() for buft in sizes}
         leafs = tuple(self._segments[0].steps.placed_leafs([each for of_segment in assigned for each in of_segment]))
@@ -543,7 +543,7 @@ class Simulation:
         }
 
     def moved(self) -> frozenset[str]:
-        """Return the names of fused operations that are not all on the device of their layer.
+        """Return the names of fused operations that the scheduler has not put on the device of their layer everywhere.
 
         Raises:
             DistantReadError: a layer reads a tensor of a layer that is not its neighbour.
@@ -554,7 +554,7 @@ class Simulation:
         return found
 
     def _translated(self, place: int, state: int) -> int:
-        """Return the number of a state in the cache of segment `place` of the graph.
+        """Return the number that a state has in the cache of segment `place` (layers on one device).
 
         `state`: its number in the cache of the segment before.
         """
@@ -592,7 +592,7 @@ class Simulation:
         return found
 
     def _behind(self, split_sections: Sequence[tuple[SplitSection, ...]], place: int) -> Iterator[FollowingSection]:
-        """Yield the sections of all segments of the graph after segment `place`."""
+        """Yield the sections of all segments of the graph that come after segment `place`."""
         for before, segment in enumerate(self._segments[place + 1 :], place):
             first, *others = split_sections[before + 1]
             yield first, segment.backend_map(self._segments[before])

@@ -1,13 +1,13 @@
-"""The order in which ggml's Vulkan backend computes the nodes of a split, which affects how long results need memory.
+"""The order in which ggml's Vulkan backend computes the nodes of a split, which decides how long results need memory.
 
 Mirrors `ggml_vk_graph_optimize`. Before a graph is allocated, the backend moves independent nodes forward so that they
-can run at the same time, and keeps nodes together that it fuses. The order is the same on all Vulkan devices: which
-kernels there are is checked only at computation.
+can run at the same time, and keeps nodes together that it fuses. The order is the same on all Vulkan devices: only the
+computation checks which kernels a device has.
 
-`reorder` orders the nodes of one split. `order_section` does so for a section, and may move nodes of later sections
-forward. A node that is computed before its section belongs to the section in which it is computed, and its result has
-a name of its own there (`sections.EARLY`). The order depends on a section, on the following sections of the same split,
-and on which of its nodes were computed early, so callers may cache it.
+`reorder` orders the nodes of one split. `order_section` does it for one section (a run of nodes, mostly a layer), and
+may move nodes of later sections into it. Such a node is then computed in the earlier section, where its result has a
+name of its own (`sections.EARLY`). The result depends on the section, on the following sections of the same split, and
+on which of its nodes were computed early. So callers can cache it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ from engine.planning.memory.compute_graph.ggml.scheduler import (
 from engine.planning.memory.compute_graph.ggml.sections import EARLY, Key, is_early
 
 _NUM_TO_CHECK = 20
-"""Number of nodes from the first unused one on that are searched for nodes to run with it (`NUM_TO_CHECK`)."""
+"""Number of nodes, from the first one that is not scheduled on, that are searched for nodes to run with it
+(`NUM_TO_CHECK`).
+"""
 _PULL_REACH = 15
 """Number of nodes after a node that are searched for a node to fuse with it."""
 
@@ -77,8 +79,9 @@ class SeenNode(NamedTuple):
     """A node of a split, with tensors replaced by numbers.
 
     `number`, `base`: numbers of its result and of the result's `view_src`.
-    `sources`, `source_bases`: the same for its sources.
-    `available`: for each source, whether it is a leaf tensor or a copy from another backend, not computed in the split.
+    `sources`, `source_bases`: numbers of its sources and of their `view_src`.
+    `available`: for each source, whether it is a leaf tensor or a copy from another backend, so not computed in the
+    split.
     `uses`: number of nodes that read the result.
     """
 
@@ -93,10 +96,10 @@ class SeenNode(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A new order of nodes.
+    """The order in which a backend computes the nodes of a split.
 
-    `places`: old places of the nodes, in the new order.
-    `kept`: (old place of a node, sources that stay allocated until it is done) (`add_alloc_dep`).
+    `places`: former places of the nodes, in the new order.
+    `kept`: (former place of a node, sources that stay allocated until it is computed) (`add_alloc_dep`).
     """
 
     places: tuple[int, ...]
@@ -106,12 +109,13 @@ class Order:
 def reorder(
     nodes: Sequence[SeenNode], *, end: int | None = None, used: Set[int] = frozenset(), goes_on: bool = False
 ) -> Order:
-    """Return the new order of a split's nodes, until all nodes before `end` are computed.
+    """Return the new order of a split's nodes up to the point where all nodes before `end` are computed.
 
-    It includes nodes after `end` that are moved forward.
+    It also contains the nodes after `end` that are moved forward.
+
     `end`: None for all nodes.
-    `used`: places of nodes that were already computed.
-    `goes_on`: whether the split has nodes before these; all of them are computed.
+    `used`: places of nodes that are computed already.
+    `goes_on`: whether the split has nodes before these, which are all computed.
     """
     return _Reordering(nodes, used, goes_on=goes_on).run(len(nodes) if end is None else end)
 
@@ -204,7 +208,7 @@ class _Reordering:
     # ------------------------------------------------------------------ what is taken along
 
     def _current_set(self) -> list[int]:
-        """Return the places of the first unscheduled node, nodes that can run with it, and views (`current_set`)."""
+        """Return the places of the first unscheduled node, nodes to run with it, and views (`current_set`)."""
         first, end = self._first_unused, min(self._first_unused + _NUM_TO_CHECK, len(self._nodes))
         taken = [first]
         for place in range(first + 1, end):
@@ -327,9 +331,9 @@ def _has_src0(node: SeenNode, source: SeenNode) -> bool:
 
 
 def _is_src_of(node: SeenNode, before: SeenNode) -> bool:
-    """Return whether `node` must stay after `before` (`is_src_of`).
+    """Return whether `node` must be computed after `before` (`is_src_of`).
 
-    It must if it reads `before` or a view of it, or writes to memory that `before` reads.
+    That is so if it reads `before` or a view of it, or writes to memory that `before` reads.
     """
     if before.number in node.sources or node.base == before.base:
         return True
@@ -356,23 +360,25 @@ def _is_contiguous_1(tensor: Tensor) -> bool:
 
 
 _REACH = 64
-"""Number of nodes after a section that are considered.
+"""Number of nodes after a section (a run of nodes) that are considered for being moved into it.
 
 No node moves forward by more than `_NUM_TO_CHECK` plus `_PULL_REACH` places.
 """
 
 _BITS = 32
-"""Number of bits for the index of a tensor in its section; the section's distance is in the bits above them."""
+"""Bits of a tensor number that hold the tensor's index in its section; the section's distance is in the bits above."""
 NodePlace = tuple[int, int]
-"""Place of a node: (number of sections between its section and this one, place in its section)."""
+"""Place of a node: (number of sections from this one to the node's section, index of the node in its section)."""
 
 
 FollowingSection = tuple[SplitSection, BackendMap | None]
-"""A following section, and the translation to the backends of the section before it; None if they are the same."""
+"""A section that follows, and the translation of backends to the section before it; None if they have the same
+backends.
+"""
 
 
 def following_sections(following: Iterable[FollowingSection]) -> tuple[FollowingSection, ...]:
-    """Return the sections in which the last split of a section continues, as far as nodes can be moved from them."""
+    """Return the sections in which a section's last split continues, as far as nodes move forward from them."""
     found: list[FollowingSection] = []
     n_nodes = 0
     for split_section, backend_map in following:
@@ -389,10 +395,10 @@ def order_section(
     used: frozenset[NodePlace],
     backends: Sequence[Backend],
 ) -> tuple[SplitSection, frozenset[NodePlace]]:
-    """Return the section with its nodes in the new order, and places of later sections' nodes that are then computed.
+    """Return a section in Vulkan's order, and the places of later sections' nodes that it now computes.
 
-    `ahead`: following sections in which the last split continues.
-    `used`: places of nodes in this and later sections that were computed early.
+    `ahead`: following sections in which the last split of this one continues.
+    `used`: places of the nodes, in this section and later ones, that were moved to earlier sections.
     """
     return _Ordering(((split_section, None), *ahead), used).run(backends)
 
@@ -437,9 +443,9 @@ class _Ordering:
         return split_section, frozenset((distance - 1, place) for distance, place in used if distance)
 
     def _drop_early_nodes(self) -> tuple[int, ...]:
-        """Decrease the use counts of sources of nodes that were computed early.
+        """Decrease the use counts of the sources of nodes that an earlier section computes.
 
-        Return the slots of these nodes' results.
+        Return the slots (indices in this section) of these nodes' results.
         """
         found = []
         node_allocs = [each for part in self._split_section.parts for each in part.node_allocs]
@@ -454,7 +460,7 @@ class _Ordering:
         return tuple(found)
 
     def _places(self, part: SplitPart, start: int) -> Iterator[NodePlace]:
-        """Yield the places of the nodes of a part, and of later sections if its split continues there."""
+        """Yield the places of the nodes of a split in this section, and of its nodes in the following sections."""
         yield from ((0, start + number) for number in range(len(part.node_allocs)))
         if part is self._split_section.parts[-1]:
             for distance, split_section in enumerate(self._split_sections[1:], 1):
@@ -484,7 +490,7 @@ class _Ordering:
         )
 
     def _number(self, distance: int, number: int) -> int:
-        """Return a number for a tensor that is the same in all sections of the split that know the tensor.
+        """Return a number for a tensor that is the same in all sections of the split that read or compute it.
 
         `distance`: number of sections from this one to the tensor's. `number`: index of the tensor in its section.
         """
@@ -524,7 +530,7 @@ class _Ordering:
         return found
 
     def _moved(self, distance: int, place: int) -> NodeAlloc:
-        """Return a node as the allocator gets it, with slots of this section for its tensors."""
+        """Return a node of the section at `distance` as the allocator sees it, with slots of this section."""
         slot, size, reusable, sources = node_allocs = self._node_alloc_at(distance, place)
         if not distance:
             return node_allocs
@@ -537,9 +543,10 @@ class _Ordering:
         return own, size, tuple(in_place), tuple(read)
 
     def _slot(self, distance: int, slot: int) -> int | None:
-        """Return the slot in this section for a slot of a later section of the graph.
+        """Return the slot in this section of a tensor of a later section, which has `slot` there.
 
-        None for weights and caches, which are not allocated.
+        None for weights and caches, which are not allocated. `distance`: number of sections from this one to the later
+        one. A slot is the index of a tensor in a section.
         """
         if not distance:
             return slot
@@ -571,7 +578,10 @@ class _Ordering:
         return found
 
     def _name_before(self, distance: int, key: Key) -> Key | None:
-        """Return the name of a tensor in the previous section of the graph; None if that section cannot know it."""
+        """Return the name that the tensor `key` of a later section has in the section before that one.
+
+        None if the section before cannot know it.
+        """
         section, backend_map = self._split_sections[distance].section, self._backend_maps[distance]
         # Inputs of a split that is open at the end are copied at its begin, so all sections of the split know them.
         before = section.name_before(key) if key[0] == "copy" or section.is_known_before(key) else None
@@ -579,7 +589,7 @@ class _Ordering:
 
 
 def _names(split_section: SplitSection) -> dict[int, list[Key]]:
-    """Return the names of the tensor in each slot."""
+    """Return the names of the tensor in each slot (index in the section)."""
     found: dict[int, list[Key]] = {}
     for name, slot in split_section.slots.items():
         found.setdefault(slot, []).append(name)

@@ -25,10 +25,9 @@ _MAX_TOKEN_BYTES = 1 << 20
 _ADDED = (("bos", "add_bos_token", "bos_token_id"), ("eos", "add_eos_token", "eos_token_id"))
 _ADDS_BOS = re.compile("llama|bert")
 """Tokenizers that begin a text with BOS if the header does not say it (`llama_vocab::impl::load`)."""
-_PRE_ADD_BOS = (
-    "llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano", "tekken",
-    "chameleon",
-)  # fmt: skip
+_PRE_ADDS_BOS = re.compile(
+    "llama3|llama-v3|llama-bpe|falcon3|falcon-h1|pixtral|midm-2\\.0|lfm2|jina-v5-nano|tekken|chameleon"
+)
 """Byte-pair tokenizers that do so too, by their `tokenizer.ggml.pre`."""
 
 
@@ -105,5 +104,5 @@ def _adds(model: ModelFile, name: str, key: str) -> bool:
     pre = str(model.metadata.get("tokenizer.ggml.pre", ""))
     # The metadata may be of any type, a list too.
     return name == "bos" and (
-        _ADDS_BOS.fullmatch(str(model.metadata.get(TOKENIZER))) is not None or pre in _PRE_ADD_BOS
+        _ADDS_BOS.fullmatch(str(model.metadata.get(TOKENIZER))) is not None or _PRE_ADDS_BOS.fullmatch(pre) is not None
     )

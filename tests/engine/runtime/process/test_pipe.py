@@ -92,7 +92,8 @@ def test_a_child_that_breaks_down_is_an_error() -> None:
 
 def test_a_child_is_of_our_group_if_it_is_to_go_with_us() -> None:
     tells = (
-        "import os; from engine.runtime.protocol.messages import Piece, Tokenise; "
+        "import os; from engine.runtime.protocol.messages import Piece; "
+        "from engine.runtime.protocol.requests import Tokenise; "
         "from engine.base.confinement import LIBRARY; from engine.runtime.protocol.pipe import Limits, run_child; "
         "run_child(Tokenise, lambda _: Limits(LIBRARY), lambda r, send: send(Piece(request=0, text=str(os.getpgrp()))))"
     )

@@ -242,7 +242,7 @@ def test_killing_the_owner_while_generating_leaves_no_child(model: ModelFile) ->
         "from engine.planning.plan.edit import Edit\n"
         "from engine.planning.plan.plan import make_plan\n"
         "from engine.runtime.session.events import Loaded, Token\n"
-        "from engine.runtime.protocol.messages import Generate\n"
+        "from engine.runtime.protocol.requests import Generate\n"
         "import psutil\n"
         "def take(event):\n"
         "    if isinstance(event, Loaded):\n"

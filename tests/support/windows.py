@@ -50,3 +50,13 @@ def window_opener(qtbot: QtBot, qapp: QApplication, folder: Path) -> Iterator[Wi
         patch.setenv("XDG_DATA_HOME", str(folder / "xdg_data_home"))
         stack.callback(qapp.setStyleSheet, "")
         yield WindowOpener(stack, qtbot, qapp, folder)
+
+
+def open_with_model(open_window: WindowOpener, qtbot: QtBot, folder: Path) -> WindowParts:
+    """Open a window with the rig `rig.json` and the model `m.gguf` of `folder`."""
+    opened = open_window()
+    with qtbot.waitSignal(opened.desk.rig.live.rig_changed):
+        opened.desk.rig.files.open(folder / "rig.json")
+    with qtbot.waitSignal(opened.desk.opener.model_changed):
+        opened.desk.opener.open(folder / "m.gguf")
+    return opened

@@ -17,7 +17,7 @@ from engine.planning.memory.drafts import Draft
 from engine.planning.plan.preview import DraftBlock
 from tests.support.models import write_tiny_llama
 from tests.support.previews import make_gpu, make_rig
-from tests.support.windows import WindowOpener
+from tests.support.windows import WindowOpener, open_with_model
 from widgets.controls.draft_form import DraftForm
 from widgets.controls.values import DraftChoice
 
@@ -35,15 +35,6 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def window(open_window: WindowOpener, qtbot: QtBot, folder: Path) -> WindowParts:
     return open_with_model(open_window, qtbot, folder)
-
-
-def open_with_model(open_window: WindowOpener, qtbot: QtBot, folder: Path) -> WindowParts:
-    opened = open_window()
-    with qtbot.waitSignal(opened.desk.rig.live.rig_changed):
-        opened.desk.rig.files.open(folder / "rig.json")
-    with qtbot.waitSignal(opened.desk.opener.model_changed):
-        opened.desk.opener.open(folder / "m.gguf")
-    return opened
 
 
 def form_of(window: WindowParts) -> DraftForm:

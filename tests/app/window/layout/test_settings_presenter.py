@@ -22,7 +22,7 @@ from engine.planning.settings.context_settings import AUTO_CONTEXT, ContextSetti
 from tests.support.models import write_header_only, write_tiny_llama
 from tests.support.previews import make_gpu, make_rig
 from tests.support.side_models import write_tiny_lora, write_tiny_projector
-from tests.support.windows import WindowOpener
+from tests.support.windows import WindowOpener, open_with_model
 from widgets.controls.settings_dialog import AdapterScale, SettingsDialog
 
 
@@ -40,16 +40,6 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def window(open_window: WindowOpener, qtbot: QtBot, folder: Path) -> WindowParts:
     return open_with_model(open_window, qtbot, folder)
-
-
-def open_with_model(open_window: WindowOpener, qtbot: QtBot, folder: Path) -> WindowParts:
-    """Open the window with a rig of two cards and the model."""
-    opened = open_window()
-    with qtbot.waitSignal(opened.desk.rig.live.rig_changed):
-        opened.desk.rig.files.open(folder / "rig.json")
-    with qtbot.waitSignal(opened.desk.opener.model_changed):
-        opened.desk.opener.open(folder / "m.gguf")
-    return opened
 
 
 def dialog_of(window: WindowParts) -> SettingsDialog:

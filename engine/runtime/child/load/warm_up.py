@@ -145,7 +145,7 @@ class WarmUp:
         `longest`: most tokens of a sequence in that batch.
         """
         loaded = self._loaded
-        batch = Batch(loaded.engine, rows)
+        batch = loaded.new_batch(rows)
         for sequence, begin in enumerate(range(0, rows, longest)):
             length = min(longest, rows - begin)
             batch.extend([self._token()] * length, 0, sequence, outputs=length)
@@ -166,7 +166,7 @@ class WarmUp:
     def _compute(self, largest: int) -> None:
         """Compute batches of 1, 8, 64... tokens, up to `largest`."""
         loaded = self._loaded
-        batch = Batch(loaded.engine, largest)
+        batch = loaded.new_batch(largest)
         size, spent_seconds = 1, 0.0
         while True:
             self._check_stop()

@@ -28,7 +28,7 @@ from engine.runtime.child.load.draft_model import (
 from engine.runtime.child.load.early_weights import Links, send_early
 from engine.runtime.child.load.loaded_context import LoadedContext, output_buffer_bytes
 from engine.runtime.child.load.media import Media
-from engine.runtime.child.load.mtp_context import CONTEXT_TYPE, check_engine, check_heads, link, wants_mtp
+from engine.runtime.child.load.mtp_context import CONTEXT_TYPE, check_engine, check_heads, keep_hidden, wants_mtp
 from engine.runtime.child.load.side_files import LoadedSideFiles, SideFileLoader
 from engine.runtime.child.load.warm_up import StageReporter, WarmUp
 from engine.runtime.child.native import breakdown
@@ -283,6 +283,9 @@ class ModelLoader:
         )
         loaded.name = Path(load.path).name
         loaded.draft = load.draft if loaded.makes_text else None
+        if loaded.draft is not None and loaded.draft.kind == "mtp":
+            # Before the warm-up, at which llama.cpp makes room for the states in the output buffer.
+            keep_hidden(loaded)
         side_files.adapters.apply(context)
         if side_files.projector is not None:
             loaded.media = Media(side_files.projector, int(self._engine.low.llama_model_n_embd_inp(model)))
@@ -311,7 +314,7 @@ class ModelLoader:
         loaded.draft_model, loaded.draft_parts = draft, of_draft(message.parts)
 
     def _make_heads(self, loaded: LoadedContext) -> None:
-        """Make the context of the model's MTP heads, and connect both.
+        """Make the context of the model's MTP heads.
 
         Raises:
             RequestError: as `run`. The model itself stays allocated.
@@ -326,18 +329,13 @@ class ModelLoader:
                 self._engine, self._log, self._devices, loaded.settings, loaded.model, context, is_mtp=True
             )
             loaded.draft_model = heads
-            link(loaded, heads)
+            keep_hidden(heads)
             WarmUp(heads, self._free, self._stop, self._reporter).run(loaded.settings)
             loaded.draft_parts = of_draft(heads.parts())
         except RequestError as end:
             raise failure_of_draft(end.message, placed, _HEADS) from None
         finally:
             self._log.facts = facts
-        # The hidden states of a batch are in the output buffer, which grows with the next batch.
-        try:
-            WarmUp(loaded, self._free, self._stop, self._reporter).run(loaded.settings)
-        except RequestError:
-            raise
 
     def _read_model(self) -> int:
         parameters = ModelParameters(

@@ -36,8 +36,7 @@ def check_heads(engine: Bindings, model: int, name: str) -> None:
         raise failure("argument", f"{name} has no MTP heads. Choose n-gram drafts, a draft model or none.")
 
 
-def link(loaded: LoadedContext, heads: LoadedContext) -> None:
-    """Make both contexts return hidden states: the model's those of all tokens, the heads' those of output rows."""
-    loaded.engine.set_nextn(loaded.context, True, False)
-    heads.engine.set_nextn(heads.context, True, True)
-    loaded.hidden_rows, heads.hidden_rows = loaded.batch_tokens, heads.n_sequences
+def keep_hidden(loaded: LoadedContext) -> None:
+    """Make a context return hidden states: the model's those of all tokens, the heads' those of output rows."""
+    loaded.engine.set_nextn(loaded.context, True, loaded.is_mtp)
+    loaded.hidden_rows = loaded.n_sequences if loaded.is_mtp else loaded.batch_tokens

@@ -79,9 +79,17 @@ def place_draft(
     return placed(single_device(model.n_layers, CPU_ID))
 
 
-def decide_draft(draft: Draft | None, placed: PlacedDraft | None) -> Iterator[Decision]:
-    """Yield the decision on the draft; none without a draft."""
+def decide_draft(
+    draft: Draft | None, placed: PlacedDraft | None, layout: Layout, estimate: MemoryEstimate
+) -> Iterator[Decision]:
+    """Yield the decision on the draft; none without a draft. `layout`, `estimate`: of the main model."""
     if draft is None:
+        return
+    if draft.kind == "mtp":
+        size = format_bytes(sum(each.draft_bytes for each in estimate.devices.values()))
+        device = layout.device_of(layout.n_layers - 1)
+        reason = tr("The MTP head of the model proposes tokens; it takes {size} besides its weights.", size=size)
+        yield Decision("draft", device, reason, True)
         return
     if placed is None:
         reason = tr("Repeats of the text are proposed, up to {count} tokens a step.", count=draft.n_tokens)

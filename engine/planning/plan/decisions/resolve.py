@@ -91,7 +91,7 @@ def resolve(
         *decide_op_offload(rig, layout, asked.op_offload, used),
         decide_pipeline(layout, asked, used, tried.beside.estimate),
         *decide_side_files(side_files, rig, tried.beside.projector_device),
-        *decide_draft(side_files.draft, tried.beside.draft),
+        *decide_draft(side_files.draft, tried.beside.draft, layout, tried.beside.estimate),
     )
     beside = tried.beside
     return Resolved(used, decisions, beside.estimate, beside.alone, beside.projector_device, beside.draft)

@@ -187,7 +187,9 @@ class MtpDrafter:
         """Let the heads read all kept states of a slot, in batches, and keep only the last one."""
         sequence = self._sequences[number]
         before = max(0, min(len(sequence.tokens), sequence.hidden_start - sequence.start))
-        same = _common(sequence.tokens[before:], sequence.hidden_tokens[max(0, sequence.start - sequence.hidden_start) :])
+        same = _common(
+            sequence.tokens[before:], sequence.hidden_tokens[max(0, sequence.start - sequence.hidden_start) :]
+        )
         if not self._cut(number, before + same):
             return
         begin = self._first(number)

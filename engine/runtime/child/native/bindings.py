@@ -30,7 +30,10 @@ ACCELERATOR_TYPE = 3
 _BREAKDOWN = "_Z26llama_get_memory_breakdownPK13llama_context"
 _MODEL_BREAKDOWN = "_ZNK11llama_model16memory_breakdownEv"
 # Functions of llama-ext.h, with their names by the C++ ABIs of Linux and macOS, and of Windows.
-_SET_NEXTN = ("_Z26llama_set_embeddings_nextnP13llama_contextbb", "?llama_set_embeddings_nextn@@YAXPEAUllama_context@@_N1@Z")
+_SET_NEXTN = (
+    "_Z26llama_set_embeddings_nextnP13llama_contextbb",
+    "?llama_set_embeddings_nextn@@YAXPEAUllama_context@@_N1@Z",
+)
 _NEXTN = ("_Z26llama_get_embeddings_nextnP13llama_context", "?llama_get_embeddings_nextn@@YAPEAMPEAUllama_context@@@Z")
 _NEXTN_ROW = (
     "_Z30llama_get_embeddings_nextn_ithP13llama_contexti",

@@ -22,11 +22,15 @@ _SPREAD = 24
 Shapes = dict[str, tuple[int, ...]]
 
 
-def write_mtp_model(path: Path, *, noise: float = 0.3, n_heads: int = 1, tied: bool = False) -> Path:
+def write_mtp_model(
+    path: Path, *, noise: float = 0.03, n_heads: int = 1, tied: bool = False, echoes: bool = False
+) -> Path:
     """Write a model of the architecture Qwen3.5 with `n_heads` MTP heads and F32 weights; return `path`.
 
     `noise`: weight of what the layers compute. With 0 the next token depends on the last one only, and the head is
-    always right; with 0.3 it is right now and then.
+    always right; with 0.03 it is right now and then.
+    `echoes`: whether the head sees only the hidden state of the token before. Without noise it then proposes the last
+    token again.
     `tied`: whether the token embedding is the output matrix too.
     """
     vocabulary = byte_vocabulary()
@@ -61,6 +65,8 @@ def write_mtp_model(path: Path, *, noise: float = 0.3, n_heads: int = 1, tied: b
     mute = list(control_ids(vocabulary))
     for name, shape in shapes.items():
         values = _values(name, shape, np.float32(noise))
+        if echoes and name.endswith("eh_proj.weight"):
+            values = np.roll(values, _N_EMBD, axis=1)
         if name == "output.weight":
             values *= np.float32(_SPREAD)
             values[mute] = 0

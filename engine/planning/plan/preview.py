@@ -51,7 +51,8 @@ class LayerBytes:
 class DraftBlock:
     """The draft model or the MTP head as the layout editor draws it.
 
-    `name`: file name; empty for the MTP head. `devices`: ids of its devices. `n_tokens`: most tokens that are drafted for one step.
+    `name`: file name; empty for the MTP head. `devices`: ids of its devices.
+    `n_tokens`: most tokens that are drafted for one step.
     `size_bytes`: its weights, KV cache and buffers on all devices. Mapped weights are not included, nor are those of
     the MTP head, which is a layer of the model.
     """

@@ -122,8 +122,14 @@ class MtpDrafter:
     def draft(self, wanted: Sequence[Wanted]) -> list[list[int]]:
         """Return the drafted tokens for each of `wanted`; empty if states are missing, or after a stop."""
         drafts = [_Draft(each.number, each.most, len(each.tokens)) for each in wanted]
+        room = self._batch.size // max(1, len(wanted))
+        able = [self._prepare(each, asked.tokens, room) for each, asked in zip(drafts, wanted, strict=True)]
         self._batch.clear()
-        begun = [each for each, asked in zip(drafts, wanted, strict=True) if self._begin(each, asked.tokens)]
+        begun = []
+        for draft, asked, is_able in zip(drafts, wanted, able, strict=True):
+            if is_able:
+                self._begin(draft, asked.tokens)
+                begun.append(draft)
         active = begun if begun and self._compute() else []
         while active := [each for each in active if self._extend(each)]:
             places = [each.place for each in active]
@@ -139,10 +145,11 @@ class MtpDrafter:
                 break
         return [each.tokens for each in drafts]
 
-    def _begin(self, draft: _Draft, tokens: Sequence[int]) -> bool:
-        """Put the tokens that the heads lack into the batch; return whether the draft can begin.
+    def _prepare(self, draft: _Draft, tokens: Sequence[int], room: int) -> bool:
+        """Drop what does not belong to the slot any more; return whether the draft can begin.
 
         `tokens`: all tokens of the slot. The model has not computed the last one yet.
+        `room`: most tokens that the draft may put into the batch.
         """
         sequence, last = self._sequences[draft.number], len(tokens) - 1
         start = sequence.hidden_start
@@ -150,14 +157,18 @@ class MtpDrafter:
         # The last token needs the state of the one before it.
         if not start < last <= start + known or draft.most < 1 or last + draft.most >= self._most_tokens:
             return False
+        # States of rejected tokens come after those that stay.
+        del sequence.hidden_tokens[known:]
+        sequence.hidden = sequence.hidden[:known]
         if not self._cut(draft.number, _common(sequence.tokens, tokens[sequence.start : last])):
             return False
-        begin = self._first(draft.number)
-        if last + 1 - begin > self._batch.size - self._batch.count:
-            return False
+        return last + 1 - self._first(draft.number) <= room or self._read(draft.number)
+
+    def _begin(self, draft: _Draft, tokens: Sequence[int]) -> None:
+        """Put the tokens that the heads lack into the batch."""
+        begin, last = self._first(draft.number), len(tokens) - 1
         draft.place = self._add(draft.number, tokens[begin : last + 1], begin, outputs=1)
-        self._keep_one(sequence, last - 1)
-        return True
+        self._keep_one(self._sequences[draft.number], last - 1)
 
     def _first(self, number: int) -> int:
         """Return the position of the first token that the heads compute next.
@@ -183,15 +194,18 @@ class MtpDrafter:
         sequence.tokens += tokens
         return last
 
-    def _read(self, number: int) -> None:
-        """Let the heads read all kept states of a slot, in batches, and keep only the last one."""
+    def _read(self, number: int) -> bool:
+        """Let the heads read all kept states of a slot, in batches, and keep only the last one.
+
+        Return whether that succeeded.
+        """
         sequence = self._sequences[number]
         before = max(0, min(len(sequence.tokens), sequence.hidden_start - sequence.start))
         same = _common(
             sequence.tokens[before:], sequence.hidden_tokens[max(0, sequence.start - sequence.hidden_start) :]
         )
         if not self._cut(number, before + same):
-            return
+            return False
         begin = self._first(number)
         while begin < sequence.hidden_end:
             offset = begin - sequence.hidden_start
@@ -199,9 +213,10 @@ class MtpDrafter:
             self._batch.clear()
             self._add(number, part, begin, outputs=1)
             if not self._compute():
-                return
+                return False
             begin += len(part)
         self._keep_one(sequence, begin - 1)
+        return True
 
     @staticmethod
     def _keep_one(sequence: _Sequence, position: int) -> None:

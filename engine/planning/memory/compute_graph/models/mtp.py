@@ -1,4 +1,4 @@
-"""The graph of MTP heads, which are the last blocks of a file (`graph_mtp` in qwen35.cpp, qwen35moe.cpp, qwen3next.cpp).
+"""The graph of an MTP head, the last block of a file (`graph_mtp` in qwen35.cpp, qwen35moe.cpp and qwen3next.cpp).
 
 A head joins the embedding of a token with the hidden state of the token before, and goes on like a layer of the model.
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 import threading
 import time
@@ -20,7 +21,10 @@ from engine.machines.rigs import secure_serving
 from engine.machines.rigs.lab import LabRig
 from engine.machines.rigs.secure_serving import Lending, _supervise, _Worker
 from engine.machines.rigs.speeds import measure_speeds
+from engine.machines.tunnel import refusals
+from engine.machines.tunnel.calling import TunnelError
 from engine.machines.tunnel.door import Key
+from engine.machines.tunnel.streams import BrokenTalkError
 from engine.model.gguf.model_file import ModelFile
 from engine.model.gguf.reader import read_model
 from engine.planning.layout.layout import Layout, Run
@@ -36,6 +40,7 @@ from tests.support.models import write_tiny_llama
 from tests.support.orders import order_of, plan_of
 from tests.support.patience import DEADLINE_S
 from tests.support.session_log import SessionLog
+from tests.support.tunnels import Home, Session
 
 N_LAYERS = 4
 CONTEXT = ContextSettings(n_ctx=2048, n_batch=64, n_ubatch=64, threads=1, threads_batch=1)
@@ -135,6 +140,47 @@ def test_a_worker_that_a_borrower_has_ended_is_lent_again_but_not_for_ever(
         served.wait_for_end()
         assert "was ended by SIGKILL" in served.problem
     assert [record.message.partition(":")[0] for record in caplog.records] == ["the worker of CPU is started again"] * 2
+
+
+def test_a_borrower_that_ends_the_worker_again_and_again_is_refused_and_others_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(secure_serving, "MAX_QUICK_ENDS", 0)
+    monkeypatch.setattr(refusals, "MAX_ENDS", 2)
+    before = set(psutil.Process().children())
+    with Served(tmp_path / "attic") as served, reached(served, tmp_path / "laptop") as rig:
+        endpoint, laptop = f"{served.endpoint}/CPU", Home(tmp_path / "laptop")
+        for _ in range(2):
+            worker = worker_beside(before)
+            session = opened(served, laptop)
+            worker.kill()
+            with pytest.raises((BrokenTalkError, OSError)):
+                session.receive(1)
+            session.close()
+            before.add(worker)
+        greeting = greet_all([endpoint], DEADLINE_S, routes=routes_of(rig.devices))[endpoint]
+        while not greeting.sentence.endswith("give that device no layers."):
+            assert "does not run" in greeting.sentence
+            greeting = greet_all([endpoint], DEADLINE_S, routes=routes_of(rig.devices))[endpoint]
+        assert "refuses this computer for 5 min" in greeting.sentence
+        with reached(served, tmp_path / "garden") as other:
+            assert other.devices[0].away == ""
+            opened(served, Home(tmp_path / "garden")).close()
+    assert served.problem == ""
+    words = [record.getMessage() for record in caplog.records]
+    assert [each for each in words if "refused" in each] == [
+        "laptop is refused for 5 min: its models ended workers 5 times, last on CPU."
+    ]
+
+
+def opened(served: Served, home: Home) -> Session:
+    """Return a session of a paired machine with the lent CPU, when its worker is free."""
+    deadline_s = time.monotonic() + DEADLINE_S
+    while True:
+        try:
+            return Session(served.endpoint, served.home.identity.certificate, home.identity, device="CPU")
+        except TunnelError:
+            assert time.monotonic() < deadline_s
 
 
 def worker_beside(known: set[psutil.Process]) -> psutil.Process:

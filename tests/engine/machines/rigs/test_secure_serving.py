@@ -18,13 +18,16 @@ from engine.base.errors import EngineError
 from engine.devices.device import Device, Rig, make_host, routes_of
 from engine.devices.endpoint import GreetingStatus, greet, greet_all
 from engine.machines.rigs import secure_serving
+from engine.machines.rigs.discovery import host_device
 from engine.machines.rigs.lab import LabRig
+from engine.machines.rigs.remote_machines import Machine, RemoteMachines, with_offer
 from engine.machines.rigs.secure_serving import Lending, _supervise, _Worker
 from engine.machines.rigs.speeds import measure_speeds
 from engine.machines.tunnel import refusals
 from engine.machines.tunnel.calling import TunnelError
 from engine.machines.tunnel.door import Key
 from engine.machines.tunnel.streams import BrokenTalkError
+from engine.machines.tunnel.tunnels import Tunnels
 from engine.model.gguf.model_file import ModelFile
 from engine.model.gguf.reader import read_model
 from engine.planning.layout.layout import Layout, Run
@@ -32,7 +35,7 @@ from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.probing.probe import probe
 from engine.runtime.process.outcome import EndReason, ProcessOutcome
 from engine.runtime.protocol.messages import Serving
-from engine.runtime.protocol.requests import Generate
+from engine.runtime.protocol.requests import Generate, SaveSequence
 from engine.runtime.session.events import Done, Failed, Loaded, Token
 from tests.support.faulty_relay import Fault, Relay
 from tests.support.lending import CAP_BYTES, Served, reached
@@ -235,6 +238,68 @@ def test_a_machine_that_goes_in_the_middle_of_an_answer_is_named(tmp_path: Path,
         assert isinstance(refused, Failed)
         words = "nothing is lent there; start Devices > Lend This Computer or `rig serve` there."
         assert refused.message == f"attic-CPU: {served.endpoint}/CPU refused the connection: {words}"
+
+
+@pytest.mark.parametrize("after_bytes", [200, 20_000])
+def test_a_machine_that_vanishes_in_the_middle_of_a_load_is_named(
+    served: Served, tmp_path: Path, model: ModelFile, after_bytes: int
+) -> None:
+    with (
+        Relay(served.serving.port) as relay,
+        reached(served, tmp_path / "laptop", relay.endpoint) as rig,
+        SessionLog() as log,
+    ):
+        relay.arm(Fault.GONE, after_bytes)
+        log.session.load(order_of(model, rig, LAYOUT, CONTEXT))
+        lost = log.wait_for_endings(1)[0]
+        assert isinstance(lost, Failed), lost
+        assert lost.kind == "unreachable"
+        assert lost.message.startswith("attic-CPU")
+        assert relay.endpoint in lost.message
+        relay.heal()
+        log.session.load(order_of(model, rig, LAYOUT, CONTEXT))
+        assert isinstance(log.wait_for_endings(2)[1], Loaded)
+
+
+def test_a_machine_that_vanishes_in_the_middle_of_a_save_leaves_no_part_of_it(
+    served: Served, tmp_path: Path, model: ModelFile
+) -> None:
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    with (
+        Relay(served.serving.port) as relay,
+        reached(served, tmp_path / "laptop", relay.endpoint) as rig,
+        SessionLog(sequences=kept) as log,
+    ):
+        log.session.load(order_of(model, rig, LAYOUT, CONTEXT))
+        assert isinstance(log.wait_for_endings(1)[0], Loaded)
+        number = log.session.ask(Generate(prompt="tell me", max_tokens=8, temperature=0.0))
+        assert isinstance(log.wait_for_endings(2)[1], Done)
+        relay.arm(Fault.GONE, 10)
+        log.session.ask(SaveSequence(path=str(kept / "state"), of=number))
+        lost = log.wait_for_endings(3)[2]
+        assert isinstance(lost, Failed), lost
+        assert lost.message.startswith(f"attic-CPU ({relay.endpoint}/CPU) was lost")
+    assert list(kept.iterdir()) == []
+
+
+def test_a_machine_that_comes_back_with_less_memory_and_without_a_device_is_asked_again(tmp_path: Path) -> None:
+    with Relay(1) as relay:
+        with Served(tmp_path / "attic", (Lending(host_device(), CAP_BYTES),)) as served:
+            relay.target_port = served.serving.port
+            with reached(served, tmp_path / "laptop", relay.endpoint) as rig:
+                (before,) = rig.devices
+        laptop = Home(tmp_path / "laptop")
+        with (
+            Served(tmp_path / "attic", (Lending(host_device(), CAP_BYTES // 4),)) as again,
+            Tunnels(laptop.folder / "identity.pem", laptop.book) as tunnels,
+        ):
+            relay.target_port = again.serving.port
+            machines = RemoteMachines(laptop.folder / "identity.pem", laptop.book, tunnels, tmp_path / "checks.json")
+            offer, _ = machines.ask(Machine(relay.endpoint, before.fingerprint or "", "attic"), DEADLINE_S)
+            now = {each.name: each for each in offer.devices}
+            assert with_offer(before, now.get("CPU")).total_bytes == CAP_BYTES // 4 < before.total_bytes
+            assert with_offer(replace(before, id="attic-CUDA0"), now.get("CUDA0")).away == "not offered now"
 
 
 def test_a_worker_that_ended_for_good_is_not_offered() -> None:

@@ -30,7 +30,7 @@ class Speeds:
     `by_type`: the same for other tensor types, by type name.
     `op_seconds`: seconds of a small computation that reads no weights.
     `links`: cost of transfers.
-    `products`: number of weights times number of tokens per second in large batches, by type name.
+    `products`: number of weights times number of tokens per second in large batches, by type name or kernel.
     `factors`: learnt ratio of real to predicted time; the key `LINKS` is for transfers.
     `ratios`: remaining ratio of real to predicted time, by class of layout (`layout_class`).
     `prompt_factors`, `prompt_ratios`: the same for prompts.
@@ -199,25 +199,84 @@ def _computing_kind(device: Device) -> DeviceKind:
     return "cpu" if device.remote is None or device.remote.backend in ("", "CPU") else "gpu"
 
 
-def bandwidth_of_type(device: Device, type_name: str, speeds: Speeds) -> float:
-    """Return the bytes per second at which weights of a type are read.
+EXPERTS, REPACKED = ".experts", ".repacked"
+"""Suffixes of a tensor type, as in "Q4_0.repacked": products with experts, and with weights that the CPU has repacked.
+
+These are kernels of their own. A kernel that was not measured has the speed of the plain one.
+"""
+_HEAD_WIDTHS = (64, 128, 256)
+"""Widths of the heads of the measured kernels for attention."""
+
+
+def repacked(kernel: str) -> str:
+    """Return the name of `kernel` for repacked weights."""
+    type_name, dot, rest = kernel.partition(".")
+    return f"{type_name}{REPACKED}{dot}{rest}"
+
+
+def _of_kernel(speeds: Mapping[str, float] | None, kernel: str) -> float | None:
+    """Return the speed of `kernel`, or of the most similar one that was measured; None if there is none."""
+    if speeds is None:
+        return None
+    type_name, dot, rest = kernel.partition(".")
+    family = _FAMILIES.get(type_name, "")
+    suffixes = (f"{dot}{rest}", f"{dot}{rest}".replace(REPACKED, ""), f"{dot}{rest}".replace(EXPERTS, ""), "")
+    names = (f"{name}{suffix}" for suffix in suffixes for name in (type_name, family))
+    return next((speeds[name] for name in names if name in speeds), None)
+
+
+def bandwidth_of_type(device: Device, kernel: str, speeds: Speeds) -> float:
+    """Return the bytes per second at which weights are read by a kernel: a tensor type, perhaps with a suffix.
 
     The bandwidth for F16 if the type was not measured.
     """
-    by_type = speeds.by_type.get(device.id)
-    found = None if by_type is None else by_type.get(type_name) or by_type.get(_FAMILIES.get(type_name, ""))
+    found = _of_kernel(speeds.by_type.get(device.id), kernel)
     return bandwidth(device, speeds) if found is None else found
 
 
-def products(device: Device, type_name: str, speeds: Speeds) -> float:
-    """Return the number of weights times number of tokens that `device` multiplies per second in large batches."""
+def products(device: Device, kernel: str, speeds: Speeds) -> float:
+    """Return the number of weights times number of tokens that `device` multiplies per second in large batches.
+
+    `kernel`: a tensor type, perhaps with a suffix.
+    """
     by_type = speeds.products.get(device.id)
-    found = None if by_type is None else by_type.get(type_name) or by_type.get(_FAMILIES.get(type_name, ""))
+    found = _of_kernel(by_type, kernel)
     if found is None and by_type is not None:
         found = by_type.get("F16")
     if found is not None:
         return found
     return _PRODUCTS_PER_BYTE[_computing_kind(device)] * bandwidth(device, speeds)
+
+
+def attention_seconds(device: Device, products: float, cells: float, *, one: bool, speeds: Speeds) -> float | None:
+    """Return the seconds of attention to `cells` cells of the KV cache; None if its speed was not measured.
+
+    `products`: multiplications with keys and values. `cells`: counted once for each head and token.
+    `one`: whether the batch is a single token, for which kernels differ.
+    """
+    known = speeds.products.get(device.id, {})
+    rates = {width: known.get(f"attention.{width}{'.1' if one else ''}") for width in _HEAD_WIDTHS}
+    # Seconds of a cell by width of a head; each width multiplies a key and a value.
+    times = [(float(width), 2 * width / rate) for width, rate in rates.items() if rate is not None]
+    if not times or not cells:
+        return 0.0 if times else None
+    width = products / cells / 2
+    after = next((index for index, (each, _) in enumerate(times) if each >= width), len(times) - 1)
+    if after == 0 or times[after][0] < width:
+        return cells * times[after][1] * width / times[after][0]
+    (low, low_s), (high, high_s) = times[after - 1 : after + 1]
+    return cells * (low_s + (high_s - low_s) * (width - low) / (high - low))
+
+
+def recurrent_rate(device: Device, kernel: str, speeds: Speeds) -> float | None:
+    """Return the elements of recurrent state times tokens that `device` computes per second; None if not measured.
+
+    RPC workers are not measured, so one that computes with a CPU has the rate of the host.
+    """
+    measured = speeds.products.get(device.id, {}).get(kernel)
+    if measured is None and device.is_rpc and _computing_kind(device) == "cpu":
+        return speeds.products.get(CPU_ID, {}).get(kernel)
+    return measured
 
 
 def prompt_source(device: Device, speeds: Speeds) -> Source:

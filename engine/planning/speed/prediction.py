@@ -433,7 +433,7 @@ class _Batch:
             return
         speeds, n_tokens = self._speeds, self._n_tokens
         is_one = n_tokens == 1
-        attention_s = attention_seconds(cost.device, used.products, used.cells, one=is_one, speeds=speeds)
+        attention_s = attention_seconds(cost.device, used.products, used.cells, used.spread, one=is_one, speeds=speeds)
         read_s = used.bytes_read / bandwidth(cost.device, speeds)
         if attention_s is not None:
             cost.computed_s += attention_s * n_tokens

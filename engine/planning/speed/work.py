@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from math import prod
+from math import log2, prod
 from operator import add
 from typing import NamedTuple
 
@@ -50,6 +50,7 @@ class LayerState(NamedTuple):
     `bytes_read`: bytes of the KV cache that a batch reads once.
     `products`: multiplications of one token with cached keys and values.
     `cells`: cells that one token attends to, counted once for each head.
+    `spread`: sum over these cells of log2 of the number of heads of the cache.
     `recurrent_bytes`: bytes of recurrent state.
     `scanned`, `convolved`: elements of recurrent state and of rolling state, which are computed for each token.
     """
@@ -57,6 +58,7 @@ class LayerState(NamedTuple):
     bytes_read: float = 0.0
     products: float = 0.0
     cells: float = 0.0
+    spread: float = 0.0
     recurrent_bytes: float = 0.0
     scanned: float = 0.0
     convolved: float = 0.0
@@ -252,6 +254,7 @@ def _state_rows(tables: ContextMemory, fill_tokens: float) -> list[LayerState]:
                 bytes_read,
                 products,
                 seen,
+                seen * log2(max(1, hyper.n_head_kv[index])),
                 sum(recurrent.values()),
                 (recurrent.get("s", 0.0)) / _STATE_BYTES,
                 recurrent.get("r", 0.0) / _STATE_BYTES,

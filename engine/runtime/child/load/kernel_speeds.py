@@ -24,7 +24,11 @@ _WIDTH, _ROWS = 1024, 128
 """Columns and rows of a matrix."""
 _LARGE_BYTES = 64 << 20
 """Size of a matrix that is read from memory, not from a cache."""
-_HEADS, _KV_HEADS, _CELLS = 8, 4, 1024
+_KV_HEADS, _QUERIES, _CELLS = 8, 2, 1024
+"""Heads of the KV cache, heads of a token for each of them, and cells.
+
+With several heads in a cell each of them reads in steps, which takes up to three times as long on a CPU.
+"""
 _HEAD_WIDTHS = (64, 128, 256)
 _SCANS = {"scan": (128, 64, 32), "scan.decays": (16, 1, 1024)}
 """(Width of the state, width of a head, number of heads) by kernel: as in Mamba 2, and as in Mamba.
@@ -35,7 +39,7 @@ _CONVOLVED, _CHANNELS = 4, 512
 """Tokens that a convolution reads for each channel, with the one that it computes."""
 _MEASURED_S = 0.15
 _MAX_PASSES = 40
-_N_TENSORS = 1024
+_N_TENSORS = 4096
 _GROWTH = (1, 4, 16)
 """Sizes to try, as multiples of the smallest one: the next one if a pass is shorter than `SHORT_S` seconds."""
 SHORT_S = 0.002
@@ -70,11 +74,11 @@ def kernel_speeds(engine: Bindings, device: int, request: MeasureSpeed, end: flo
 
     row_size = engine.bind("ggml_row_size", ctypes.c_size_t, ctypes.c_int, ctypes.c_int64)
     for width in _HEAD_WIDTHS:
-        each_bytes = 2 * 2 * width * _KV_HEADS * _CELLS
-        n_layers = max(1, min(request.size_bytes, _LARGE_BYTES) // each_bytes)
-        for suffix, tokens, layers in (("", _TOKENS, 1), (".1", 1, n_layers)):
-            count = float(_CELLS * _HEADS * 2 * width * tokens * layers)
-            attention = partial(_Kernel.attention, width=width, n_tokens=tokens, n_layers=layers)
+        for suffix, tokens, heads in (("", _TOKENS, _KV_HEADS), (".1", 1, _KV_HEADS), (".1.alone", 1, 1)):
+            each_bytes = 2 * 2 * width * heads * _CELLS
+            n_layers = 1 if tokens > 1 else max(1, min(request.size_bytes, _LARGE_BYTES) // each_bytes)
+            count = float(_CELLS * _QUERIES * heads * 2 * width * tokens * n_layers)
+            attention = partial(_Kernel.attention, width=width, n_tokens=tokens, n_heads=heads, n_layers=n_layers)
             measure(products, f"attention.{width}{suffix}", count, attention)
     for name, shape in _SCANS.items() if request.scans else ():
         count = float(prod(shape) * _TOKENS)
@@ -196,27 +200,27 @@ class _Kernel:
         self._contents.append((ids, bytes((ctypes.c_int32 * len(chosen))(*chosen))))
         return self._call("ggml_mul_mat_id", matrices, columns, ids)
 
-    def attention(self, width: int, n_tokens: int, n_layers: int, growth: int) -> int:
+    def attention(self, width: int, n_tokens: int, n_heads: int, n_layers: int, growth: int) -> int:
         """Add flash attention of `n_tokens` tokens to a KV cache in F16, in each of `n_layers` layers.
 
         A token reads the caches of all layers once, so none of them is in the CPU's caches when it is read.
         """
-        mask = self._tensor(_F16, (_CELLS, n_tokens))
+        mask, n_heads = self._tensor(_F16, (_CELLS, n_tokens)), n_heads * growth
         real = ctypes.c_float
         for _ in range(n_layers):
-            query = self._tensor(_F32, (width, n_tokens, _HEADS * growth))
-            keys, values = (self._cache(width, growth) for _ in range(2))
+            query = self._tensor(_F32, (width, n_tokens, _QUERIES * n_heads))
+            keys, values = (self._cache(width, n_heads) for _ in range(2))
             tensors = (query, keys, values, mask)
             result = self._call("ggml_flash_attn_ext", *tensors, width**-0.5, 0.0, 0.0, types=(real, real, real))
             self._results.append(result)
         return result
 
-    def _cache(self, width: int, growth: int) -> int:
+    def _cache(self, width: int, n_heads: int) -> int:
         """Return the cache of keys or values, a row for each head.
 
         As in llama.cpp, the heads of a cell are neighbours in memory, so each head reads in steps.
         """
-        cache = self._tensor(_F16, (width, _KV_HEADS * growth, _CELLS))
+        cache = self._tensor(_F16, (width, n_heads, _CELLS))
         return self._call("ggml_permute", cache, 0, 2, 1, 3, types=(ctypes.c_int,) * 4)
 
     def scan(self, shape: tuple[int, int, int], *, decays: bool, growth: int) -> int:

@@ -45,7 +45,7 @@ from engine.planning.speed.speeds import (
     repacked,
     source,
 )
-from engine.planning.speed.work import LayerState, Work, described_ops, hops, moves, shares
+from engine.planning.speed.work import StateCost, Work, described_ops, hops, moves, shares
 
 USUAL_FILL = 2048
 """Tokens in the context for which a speed is predicted, unless the context length is below twice this number."""
@@ -381,7 +381,7 @@ class _Batch:
                 self._compute(device_id, work.ops(run.first, run.last))
                 if used.bytes_read or used.recurrent_bytes:
                     state_device = device_id if self._model.context.offload_kqv else CPU_ID
-                    self._attend(state_device, LayerState(*(part * each for each in used)))
+                    self._attend(state_device, StateCost(*(part * each for each in used)))
         for run, moved in moves(layout, work):
             for name, size in moved.between(run.first, run.last):
                 whole_bytes = moved.whole_bytes(name, run.first, run.last)
@@ -427,13 +427,13 @@ class _Batch:
             each_s = op_seconds(cost.device, self._speeds) + columns_bytes / bandwidth(cost.device, self._speeds)
             cost.computed_s += n_ops * each_s
 
-    def _attend(self, device_id: str, used: LayerState) -> None:
+    def _attend(self, device_id: str, used: StateCost) -> None:
         """Add the cost of attention to earlier tokens and of recurrent state."""
         if (cost := self._cost(device_id)) is None:
             return
         speeds, n_tokens = self._speeds, self._n_tokens
         is_one = n_tokens == 1
-        attention_s = attention_seconds(cost.device, used.products, used.cells, used.spread, one=is_one, speeds=speeds)
+        attention_s = attention_seconds(cost.device, used.seen, used.cells, used.spread, one=is_one, speeds=speeds)
         read_s = used.bytes_read / bandwidth(cost.device, speeds)
         if attention_s is not None:
             cost.computed_s += attention_s * n_tokens

@@ -44,12 +44,13 @@ _MOVED_OPS = 6
 """Number of small computations per layer with weights that an override moves."""
 
 
-class LayerState(NamedTuple):
+class StateCost(NamedTuple):
     """KV cache and recurrent state that one token uses, of a layer or of several.
 
     `bytes_read`: bytes of the KV cache that a batch reads once.
-    `products`: multiplications of one token with cached keys and values.
-    `cells`: cells that one token attends to, counted once for each head.
+    `products`: multiplications of one token with cached keys and values, of cells that the mask hides too.
+    `cells`: cells that one token attends to, counted once for each head; in a sliding window, those of the window.
+    `seen`: multiplications with keys and values of these cells.
     `spread`: sum over these cells of log2 of the number of heads of the cache.
     `recurrent_bytes`: bytes of recurrent state.
     `scanned`, `convolved`: elements of recurrent state and of rolling state, which are computed for each token.
@@ -58,6 +59,7 @@ class LayerState(NamedTuple):
     bytes_read: float = 0.0
     products: float = 0.0
     cells: float = 0.0
+    seen: float = 0.0
     spread: float = 0.0
     recurrent_bytes: float = 0.0
     scanned: float = 0.0
@@ -68,12 +70,12 @@ class LayerState(NamedTuple):
 class StateWork:
     """KV cache and recurrent state that one token uses. `sums`: over all layers before each layer."""
 
-    sums: Sequence[LayerState]
+    sums: Sequence[StateCost]
 
-    def between(self, first: int, last: int) -> LayerState:
+    def between(self, first: int, last: int) -> StateCost:
         """Return the sum over layers `first` to `last`, both included."""
         before, after = self.sums[first], self.sums[last + 1]
-        return LayerState(*(end - begin for begin, end in zip(before, after, strict=True)))
+        return StateCost(*(end - begin for begin, end in zip(before, after, strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,8 +186,8 @@ class Work:
         for known, fill, found in self._states:
             if known is tables and fill == fill_tokens:
                 return found
-        rows = _state_rows(tables, fill_tokens) if tables is not None else [LayerState()] * self.n_layers
-        sums = accumulate(rows, lambda one, other: LayerState(*map(add, one, other)), initial=LayerState())
+        rows = _state_rows(tables, fill_tokens) if tables is not None else [StateCost()] * self.n_layers
+        sums = accumulate(rows, lambda one, other: StateCost(*map(add, one, other)), initial=StateCost())
         found = StateWork(tuple(sums))
         self._states = [(tables, fill_tokens, found), *self._states[: _KEPT_STATES - 1]]
         return found
@@ -221,11 +223,11 @@ class Work:
             yield Moved(device, _all_sums(rows), _all_sums(whole[device]), _sums(layers[device]))
 
 
-def _state_rows(tables: ContextMemory, fill_tokens: float) -> list[LayerState]:
+def _state_rows(tables: ContextMemory, fill_tokens: float) -> list[StateCost]:
     """Return the state of each layer.
 
-    Recurrent state has a fixed size. A KV cache is read as far as it is filled. In layers with a sliding window a token
-    attends to the window alone: kernels skip cells that the mask hides.
+    Recurrent state has a fixed size. A KV cache is read as far as it is filled. Kernels of the CPU skip cells that the
+    mask hides, as those before a sliding window; others compute with all used cells.
     """
     hyper, shape, states = tables.hyper, tables.shape, tables.states
     n_sequences = max(1, shape.n_sequences)
@@ -237,7 +239,7 @@ def _state_rows(tables: ContextMemory, fill_tokens: float) -> list[LayerState]:
         # Some models (Gemma 3n) let their last layers read the cache of an earlier one.
         shares = hyper.cache_of and index < hyper.n_trunk_layers
         cache = own.cache or (states[hyper.cache_of[index]].cache if shares else ())
-        bytes_read = products = seen = 0.0
+        bytes_read = products = cells_seen = seen = 0.0
         window = hyper.window if hyper.sliding[index] and hyper.window else shape.n_cells
         for each in cache:
             cells = max(1.0, each.n_rows / n_streams)
@@ -245,18 +247,21 @@ def _state_rows(tables: ContextMemory, fill_tokens: float) -> list[LayerState]:
             used_cells = cells * min(1.0, fill_tokens / (shape.n_cells if in_all else cells))
             bytes_read += used_cells * row_bytes(each.kind, each.width)
             if each.name in ("k", "compressed"):
-                visible = hyper.n_head[index] * min(used_cells, window)
-                seen += visible
-                products += visible * (hyper.head_k[index] + hyper.head_v[index])
+                widths = hyper.head_k[index] + hyper.head_v[index]
+                products += used_cells * hyper.n_head[index] * widths
+                visible = min(used_cells, window) * hyper.n_head[index]
+                cells_seen += visible
+                seen += visible * widths
         recurrent = {each.name: each.n_rows * row_bytes(each.kind, each.width) / n_sequences for each in own.recurrent}
         rows.append(
-            LayerState(
+            StateCost(
                 bytes_read,
                 products,
+                cells_seen,
                 seen,
-                seen * log2(max(1, hyper.n_head_kv[index])),
+                cells_seen * log2(max(1, hyper.n_head_kv[index])),
                 sum(recurrent.values()),
-                (recurrent.get("s", 0.0)) / _STATE_BYTES,
+                recurrent.get("s", 0.0) / _STATE_BYTES,
                 recurrent.get("r", 0.0) / _STATE_BYTES,
             )
         )

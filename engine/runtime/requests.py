@@ -11,12 +11,14 @@ import msgspec
 from engine.base.errors import ModelFileError
 from engine.base.language import tr
 from engine.base.pci import parse_pci_id
+from engine.base.processor import core_places
 from engine.devices.device import CPU_ID, Device, Rig
 from engine.devices.telemetry.cards import list_nvidia_cards
 from engine.model.gguf.model_file import ModelFile, identify
 from engine.planning.memory.backends import backend_traits
 from engine.planning.memory.side_files import Projector
 from engine.planning.memory.tensors import OverrideHomes
+from engine.planning.plan.decisions.threads import binds_threads
 from engine.planning.plan.plan import Plan
 from engine.runtime.protocol.requests import (
     OFFLOAD_VARIABLE,
@@ -214,9 +216,21 @@ def environment(plan: Plan) -> dict[str, str]:
     ggml and CUDA read them at the start and have no other interface for these settings. Blocks while the driver is
     asked for its cards.
     """
-    tokens = plan.edit.context.op_offload_min_batch
+    tokens = plan.settings.op_offload_min_batch
     switches = {} if tokens is None else {OFFLOAD_VARIABLE: str(tokens)}
+    # A chosen number of threads is left to the system's scheduler: only the measured one was compared.
+    if binds_threads(plan.rig, plan.edit.context):
+        switches |= bound_threads()
     return switches | environment_for(plan.rig, [device.id for device in plan.devices_in_use])
+
+
+def bound_threads() -> dict[str, str]:
+    """Return environment variables that bind the threads of OpenMP to the physical cores; empty if these are unknown.
+
+    ggml computes with OpenMP's threads if it was built so, which its packages are; other builds ignore the variables.
+    """
+    places = ",".join("{" + ",".join(map(str, core)) + "}" for core in core_places())
+    return {"OMP_PLACES": places, "OMP_PROC_BIND": "spread"} if places else {}
 
 
 def environment_for(rig: Rig, used: Collection[str]) -> dict[str, str]:

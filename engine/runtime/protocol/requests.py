@@ -438,6 +438,19 @@ class MeasureSpeed(Request, frozen=True, tag="measure_speed", kw_only=True):
     types: dict[str, int] = {}
 
 
+class MeasureThreads(Request, frozen=True, tag="measure_threads", kw_only=True):
+    """Measure matrix products on the CPU with several numbers of threads; answered by `ThreadSpeeds` or `Failure`.
+
+    `counts`: numbers of threads, in the order in which they are measured.
+    `size_bytes`: memory to allocate for the matrix.
+    `measured_s`: seconds for each number and each of the two products.
+    """
+
+    counts: tuple[int, ...]
+    size_bytes: int
+    measured_s: float
+
+
 class Stop(Request, frozen=True, tag="stop", kw_only=True):
     """Stop a request, or a load. `request`: id of the request; None stops the load and every request."""
 
@@ -451,5 +464,7 @@ class Quit(Request, frozen=True, tag="quit", kw_only=True):
 AnyModelRequest = (
     Generate | Embed | Tokenise | Detokenise | CountTokens | RenderTemplate | SaveSequence | RestoreSequence
 )
-DeviceRequest = ListDevices | MeasureSpeed | DeviceMemoryQuery | Serve | Logits | Quantise | CountVocabulary
+DeviceRequest = (
+    ListDevices | MeasureSpeed | MeasureThreads | DeviceMemoryQuery | Serve | Logits | Quantise | CountVocabulary
+)
 AnyRequest = Probe | Load | AnyModelRequest | DeviceRequest | Stop | Quit

@@ -40,10 +40,11 @@ NO_DEVICE = "-1"
 """Value of `HIP_VISIBLE_DEVICES` that hides all devices. An empty one counts as not set [unverified on a card]."""
 
 
-def load_request(plan: Plan, *, sequences: Path | None = None) -> Load:
+def load_request(plan: Plan, *, sequences: Path | None = None, is_known: bool = False) -> Load:
     """Return the request that loads the model of a plan.
 
     `sequences`: folder in which the child may save and restore KV states; None if it may not.
+    `is_known`: whether the same load succeeded before (`Load.is_known`).
 
     Raises:
         ModelFileError: a path is not UTF-8 text, which JSON and llama.cpp need.
@@ -66,6 +67,7 @@ def load_request(plan: Plan, *, sequences: Path | None = None) -> Load:
         projector=None if side_files.projector is None else _projector_file(plan, side_files.projector),
         draft=_draft_source(plan),
         access=FileAccess(readable=tuple(map(path_text, (*plan.model.paths, *beside))), writable=writable),
+        is_known=is_known,
     )
 
 

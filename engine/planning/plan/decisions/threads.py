@@ -96,8 +96,8 @@ def _reason(processor: Processor) -> str:
 
 def _measured(choice: MeasuredChoice, processor: Processor) -> str:
     return tr(
-        "{count} threads on {cores}: measured, {gain}.",
-        count=choice.value,
+        "{threads} on {cores}: measured, {gain}.",
+        threads=tr_count("{count} thread", "{count} threads", choice.value),
         cores=_cores(processor.cores),
         gain=gain_words(choice),
     )

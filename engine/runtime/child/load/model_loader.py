@@ -290,7 +290,7 @@ class ModelLoader:
         if side_files.projector is not None:
             loaded.media = Media(side_files.projector, int(self._engine.low.llama_model_n_embd_inp(model)))
         try:
-            WarmUp(loaded, self._free, self._stop, self._reporter).run(self._load.context)
+            WarmUp(loaded, self._free, self._stop, self._reporter).run(load.context, is_known=load.is_known)
         except RequestError:
             loaded.free()
             raise

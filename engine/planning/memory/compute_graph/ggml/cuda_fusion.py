@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 
 from engine.planning.memory.compute_graph.ggml.graph import Tensor, is_contiguous
 from engine.planning.memory.compute_graph.ggml.scheduler import Backend, NodeAlloc, SplitSection, make_split_section
@@ -70,10 +71,7 @@ def keep_fused(split_section: SplitSection, backends: Sequence[Backend]) -> Spli
 
 
 class _Matcher:
-    """Finds the fused patterns among the nodes of a section (a run of consecutive nodes, mostly a layer).
-
-    `_sources` has the tensor number of each source of a node; a copy from another backend has a negative number.
-    """
+    """Finds the fused patterns among the nodes of a section (a run of consecutive nodes, mostly a layer)."""
 
     def __init__(self, split_section: SplitSection) -> None:
         section = split_section.section
@@ -81,16 +79,23 @@ class _Matcher:
         self._numbers = [node.number for node in section.nodes]
         self._tensors = [section.tensors[number] for number in self._numbers]
         self._ops = [tensor.op for tensor in self._tensors]
-        rows = [each for part in split_section.parts for each in part.node_allocs]
-        self._slots = [row[3] for row in rows]
-        self._sources = [
-            tuple(
+        self._nodes = section.nodes
+        self._slots = [row[3] for part in split_section.parts for row in part.node_allocs]
+
+    def _sources(self, place: int) -> tuple[int, ...]:
+        """Return the tensor number of each source of a node; a copy from another backend has a negative number."""
+        node, slots = self._nodes[place], self._slots[place]
+        return tuple(
+            [
                 source if slot == base else -1 - slot
                 for source, base, slot in zip(node.sources, node.bases, slots, strict=True)
-            )
-            for node, slots in zip(section.nodes, self._slots, strict=True)
-        ]
-        self._uses = Counter(source for node in section.nodes for source in node.sources)
+            ]
+        )
+
+    @cached_property
+    def _uses(self) -> Counter[int]:
+        """Number of nodes that read each tensor."""
+        return Counter([source for node in self._nodes for source in node.sources])
 
     def match(self, start: int, end: int, kept: _Kept) -> None:
         """Add to `kept` the tensors of fused patterns in the nodes `start` to `end` - 1, which are of one split."""
@@ -114,7 +119,7 @@ class _Matcher:
         if place + 1 < end and self._ops[place + 1] == "mul" and parts is not None:
             # (experts * scale of the expert) * weight of the router
             route = self._split_mul(place + 1)
-            if route is not None and self._sources[place + 1][route[0]] == first:
+            if route is not None and self._sources(place + 1)[route[0]] == first:
                 weighted = place + 1
         if operands is None:
             return place
@@ -155,7 +160,7 @@ class _Matcher:
         views: list[int] = []
         previous, n_adds = -1, 0
         for place in range(weighted + 1, last + 1):
-            tensor, sources = self._tensors[place], self._sources[place]
+            tensor, sources = self._tensors[place], self._sources(place)
             if tensor.op == "view":
                 # Offsets are not known here. llama.cpp makes the views in the order of the experts.
                 if len(views) == n_used or sources[0] != self._numbers[weighted]:
@@ -191,7 +196,7 @@ class _Matcher:
             until = kept.setdefault(last + 1, {})
             for each in range(place, last + 1):
                 until.setdefault(self._numbers[each], self._bases[self._numbers[each]])
-                for source in range(len(self._sources[each])):
+                for source in range(len(self._slots[each])):
                     self._keep_source(until, each, source)
         return last
 
@@ -203,29 +208,29 @@ class _Matcher:
         ops, numbers, sources = self._ops, self._numbers, self._sources
         probs = place
         if ops[place] == "unary" and place + 1 < end and ops[place + 1] == "sqrt":
-            if sources[place + 1][0] != numbers[place]:
+            if sources(place + 1)[0] != numbers[place]:
                 return None
             probs += 1
         at = probs + 1
-        if at >= end or ops[at] != "reshape" or sources[at][0] != numbers[probs]:
+        if at >= end or ops[at] != "reshape" or sources(at)[0] != numbers[probs]:
             return None
         reshaped, choice = at, probs
         at += 1
-        if at < end and ops[at] == "add" and sources[at][0] == numbers[probs]:
+        if at < end and ops[at] == "add" and sources(at)[0] == numbers[probs]:
             choice = at
             at += 1
         if at + 2 >= end or (ops[at], ops[at + 1], ops[at + 2]) != ("argsort", "view", "get_rows"):
             return None
-        if sources[at][0] != numbers[choice] or sources[at + 1][0] != numbers[at]:
+        if sources(at)[0] != numbers[choice] or sources(at + 1)[0] != numbers[at]:
             return None
-        if sources[at + 2] != (numbers[reshaped], numbers[at + 1]):
+        if sources(at + 2) != (numbers[reshaped], numbers[at + 1]):
             return None
         at += 3
         if at < end and ops[at] == "reshape":
             if not self._is_norm(at, end):
                 return at - place
             at += len(_NORM_OF_WEIGHTS)
-        if at < end and ops[at] == "scale" and sources[at][0] == numbers[at - 1]:
+        if at < end and ops[at] == "scale" and sources(at)[0] == numbers[at - 1]:
             at += 1
         return at - place
 
@@ -234,9 +239,9 @@ class _Matcher:
         if at + len(_NORM_OF_WEIGHTS) > end or tuple(self._ops[at : at + len(_NORM_OF_WEIGHTS)]) != _NORM_OF_WEIGHTS:
             return False
         numbers, sources = self._numbers, self._sources
-        if any(sources[each][0] != numbers[each - 1] for each in (at, at + 1, at + 2, at + 4)):
+        if any(sources(each)[0] != numbers[each - 1] for each in (at, at + 1, at + 2, at + 4)):
             return False
-        return sources[at + 3] == (numbers[at], numbers[at + 2])
+        return sources(at + 3) == (numbers[at], numbers[at + 2])
 
     def _has_kernel(self, place: int, last: int, ids: int) -> bool:
         """Return whether CUDA has a kernel for this expert selection (`ggml_cuda_should_use_topk_moe`)."""
@@ -252,13 +257,13 @@ class _Matcher:
     # ------------------------------------------------------------------ both
 
     def _keep_source(self, until: dict[int, int], place: int, source: int) -> None:
-        until.setdefault(self._sources[place][source], self._slots[place][source])
+        until.setdefault(self._sources(place)[source], self._slots[place][source])
 
     def _can_fuse(self, places: range, outputs: set[int]) -> bool:
         """Return whether no node outside reads the results of `places`, except those of `outputs`
         (`ggml_can_fuse_subgraph`).
         """
-        inside = Counter(source for place in places for source in self._sources[place])
+        inside = Counter(source for place in places for source in self._sources(place))
         numbers = {self._numbers[place] for place in places}
         for place in places:
             number = self._numbers[place]

@@ -13,7 +13,8 @@ it into sections. Such a section serves for one layer only, but on any devices.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -157,6 +158,7 @@ class Section:
     `shape`, `shape_before`: tensors of this layer and of the one before, to check that two sections may be neighbours.
     `earlier`, `later`: names that sections before and after use too, if the section serves for one layer only; else
     None.
+    `plain`: the section of which this one is a copy with weights in other buffer types; None if it is no copy.
     """
 
     tensors: tuple[Tensor, ...]
@@ -175,6 +177,20 @@ class Section:
     shape_before: Shape = ()
     earlier: frozenset[Key] | None = None
     later: frozenset[Key] | None = None
+    plain: Section | None = None
+
+    @property
+    def form(self) -> Section:
+        """Return the section that has the same nodes and is the same object for all buffer types of the weights."""
+        return self.plain or self
+
+    def with_bufts(self, bufts: Iterable[tuple[int, str]]) -> Section:
+        """Return a copy with some weights in other buffer types. `bufts`: (index of the weight, buffer type)."""
+        tensors = [*self.tensors]
+        for number, buft in bufts:
+            tensors[number] = copy(tensors[number])
+            tensors[number].buft = buft
+        return replace(self, tensors=tuple(tensors), plain=self.form)
 
     def name_after(self, key: Key) -> Key | None:
         """Return the name in the next section of the tensor that has the name `key` in this one.

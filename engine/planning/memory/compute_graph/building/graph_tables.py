@@ -132,7 +132,8 @@ class GraphTables:
         self._kernel_classes: dict[Kernels, int] = {ALL_KERNELS: 0}
         self.variants: list[Variant] = []
         """Representatives of layers with equal graphs, by the number that `alike` and `outside` return."""
-        self._numbers: dict[object, int] = {}
+        self._keys: list[tuple[tuple[str, ...], tuple[object, ...]]] = []
+        self._numbers: dict[tuple[tuple[str, ...], tuple[object, ...]], int] = {}
         self._homes = override_homes
 
     def kernel_class(self, kernels: Kernels) -> int:
@@ -200,20 +201,34 @@ class GraphTables:
             here = [facts for facts in weights.values() if facts.name in moved] if moved else []
             counted = here if sizes == "moved" else weights.values() if sizes == "all" else ()
             places = tuple(moved.get(facts.name, "") for facts in weights.values()) if here else ()
-            key = (kind, places, tuple(facts.n_bytes for facts in counted))
-            found.append(self._variant(key, index, {facts.name: moved[facts.name] for facts in here}))
+            rest = (kind, *(facts.n_bytes for facts in counted))
+            found.append(self._variant(places, rest, index, {facts.name: moved[facts.name] for facts in here}))
         return tuple(found)
 
     def outside(self, overrides: tuple[TensorOverride, ...]) -> int:
         """Return the number of the variant of the weights that are in no block."""
         moved = self.moved(overrides)
         here = {facts.name: moved[facts.name] for facts in self.outer.values() if facts.name in moved}
-        return self._variant(("outer", *here.items()), -1, here)
+        return self._variant(tuple(here.values()), ("outer", *here), -1, here)
 
-    def _variant(self, key: object, layer: int, moved: Mapping[str, str]) -> int:
-        found = self._numbers.setdefault(key, len(self.variants))
+    def renamed(self, number: int, names: Mapping[str, str]) -> int:
+        """Return the number of a variant with other names of buffer types. `names`: new name by old name."""
+        moved = self.variants[number].moved
+        if names.keys().isdisjoint(moved.values()):
+            return number
+        places, rest = self._keys[number]
+        here = {weight: names.get(buft, buft) for weight, buft in moved.items()}
+        return self._variant(tuple([names.get(buft, buft) for buft in places]), rest, self.variants[number].layer, here)
+
+    def _variant(self, places: tuple[str, ...], rest: tuple[object, ...], layer: int, moved: Mapping[str, str]) -> int:
+        """Return the number of a variant; a new one is added. `places`: buffer type of each weight, empty if natural.
+
+        `rest`: everything else by which variants differ.
+        """
+        found = self._numbers.setdefault((places, rest), len(self.variants))
         if found == len(self.variants):
             self.variants.append(Variant(layer, moved))
+            self._keys.append((places, rest))
         return found
 
     def moved(self, overrides: tuple[TensorOverride, ...]) -> dict[str, str]:

@@ -153,6 +153,8 @@ class Section:
     `known_before`: (tensor, name) of tensors whose backend was chosen in an earlier section.
     `known_after`: (tensor, name in the next section) of tensors whose backend the next section needs.
     `use_counts`: uses of each tensor (`n_children` and `n_views` of ggml-alloc), and one more for an output.
+    `read_counts`: number of times that nodes have each tensor as a source.
+    `ops`: operation of each node.
     `fused`: (tensor, buffer type) as in `Graph`.
     `layers`: numbers of the layers that it refers to.
     `shape`, `shape_before`: tensors of this layer and of the one before, to check that two sections may be neighbours.
@@ -171,6 +173,8 @@ class Section:
     known_before: tuple[tuple[int, Key], ...]
     known_after: tuple[tuple[int, Key], ...]
     use_counts: tuple[int, ...]
+    read_counts: tuple[int, ...]
+    ops: tuple[str, ...]
     fused: tuple[tuple[int, str], ...]
     layers: tuple[int, ...]
     shape: Shape = ()
@@ -335,9 +339,12 @@ def number_tensors(
     bases = tuple([numbers[tensor.view_src or tensor] for tensor in tensors])
     numbered = tuple([_number_node(node, numbers, bases) for node in nodes])
     use_counts = [int(tensor.is_output) for tensor in tensors]
+    read_counts = [0] * len(tensors)
     for found in numbered:
         for base in found.bases:
             use_counts[base] += 1
+        for source in found.sources:
+            read_counts[source] += 1
     here = set(nodes)
     return Section(
         tensors=tensors,
@@ -350,6 +357,8 @@ def number_tensors(
         known_before=tuple([(numbers[tensor], key) for tensor, key in known_before]),
         known_after=tuple([(numbers[tensor], key) for tensor, key in known_after]),
         use_counts=tuple(use_counts),
+        read_counts=tuple(read_counts),
+        ops=tuple([node.op for node in nodes]),
         fused=tuple([(numbers[node], buft) for node, buft in graph.fused if node in here]),
         layers=layers,
         **others,

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from app.allocator import rare_full_collections
 from app.cli import exit_codes
 from app.cli.arguments import make_parser
 from app.cli.output import OutputError, prepare_streams, print_document, report_error, say, silence_stdout
@@ -187,7 +188,7 @@ def _run_command(options: Namespace) -> int:
     module = import_module(f"app.cli.{_FAMILY.get(name, name)}")
     run_command: Callable[[Namespace], int] = getattr(module, f"run_{name.replace('-', '_')}")
     # The tunnels close first, while the log is still open.
-    with _log(name), CommandTunnels() as options.tunnels:
+    with _log(name), nullcontext() if name in LOGGED else rare_full_collections(), CommandTunnels() as options.tunnels:
         return run_command(options)
 
 

@@ -16,6 +16,7 @@ import argparse
 import json
 import time
 
+from app.allocator import rare_full_collections
 from benchmarks.drag_time import unit_milliseconds
 from engine.base.units import GIB
 from engine.devices.device import Device, Rig, make_host
@@ -98,4 +99,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    # As in `layerdeck-cli plan`.
+    with rare_full_collections():
+        main()

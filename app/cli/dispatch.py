@@ -187,7 +187,7 @@ def _run_command(options: Namespace) -> int:
     module = import_module(f"app.cli.{_FAMILY.get(name, name)}")
     run_command: Callable[[Namespace], int] = getattr(module, f"run_{name.replace('-', '_')}")
     # The tunnels close first, while the log is still open.
-    with _log(name), CommandTunnels() as options.tunnels:
+    with _log(name), _collections(name), CommandTunnels() as options.tunnels:
         return run_command(options)
 
 
@@ -198,3 +198,12 @@ def _log(command: str) -> AbstractContextManager[None]:
     from app.paths import command_log_path
 
     return command_log(command_log_path())
+
+
+def _collections(command: str) -> AbstractContextManager[None]:
+    """Return the context in which a command collects garbage. Commands with a log run long, so they keep the usual."""
+    if command in LOGGED or command in WITHOUT_CHILDREN:
+        return nullcontext()
+    from app.allocator import rare_full_collections
+
+    return rare_full_collections()

@@ -58,6 +58,9 @@ class _PlacedSections:
     `mixed`: sections of units that are on several devices.
     `segments`: segments that were made before.
     `ends`: section of the output layer.
+    `plain`, `names`: sections in which overrides name devices otherwise, and the names here by those there; None and
+    empty if overrides name devices by their ids.
+    `renamed`: sections with other names, by devices of a segment.
     """
 
     overrides: tuple[TensorOverride, ...]
@@ -68,6 +71,9 @@ class _PlacedSections:
     mixed: dict[tuple[int, tuple[Place, ...]], PlacedSection] = field(default_factory=dict)
     segments: dict[tuple[_SegmentBackends, int, int, tuple[Part, ...], str], Segment] = field(default_factory=dict)
     ends: dict[tuple[Place, ...], PlacedSection] = field(default_factory=dict)
+    plain: _PlacedSections | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
+    renamed: dict[tuple[str, ...], _PlacedSections] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,7 +108,7 @@ class LayoutGraph:
         self._lasts = [last for _, last in self._units]
         self._steps: dict[tuple[tuple[str, BackendTraits], ...], StepCache] = {}
         self._rigs: dict[tuple[tuple[tuple[str, BackendTraits], ...], HostBuffer], int] = {}
-        self._segment_backends: dict[tuple[int, tuple[str, ...], frozenset[str], frozenset[str]], _SegmentBackends] = {}
+        self._segment_backends: dict[tuple[int, tuple[str, ...], frozenset[str]], _SegmentBackends] = {}
         self._sections_of: dict[tuple[TensorOverride, ...], _PlacedSections] = {}
         self._interned_sections: dict[tuple[SectionName | Section, tuple[Place, ...]], PlacedSection] = {}
 
@@ -149,7 +155,7 @@ class LayoutGraph:
     def _whole_segment(self, placement: Placement) -> Segment:
         """Return the whole graph as one segment, for models whose layers read tensors of distant layers."""
         devices = backend_devices(placement)
-        backends = self._backends_for(placement, self._rig(placement), devices, frozenset())
+        backends = self._backends_for(placement, self._rig(placement), devices)
         layers = _devices(self._parts(placement), 0, self._tables.n_trunk - 1)
         places = [backends.places[device] for device in (*layers, placement.output_device)]
         # Overrides name devices as the backends do, so that steps hold for all devices of the same kinds.
@@ -175,8 +181,11 @@ class LayoutGraph:
         # Pass 3 moves nodes between entries of one device, so with a repeated device every entry matters to every
         # section.
         if len({*devices}) < len(devices):
-            backends = self._backends_for(placement, rig, devices, frozenset[str]().union(*known.named))
-            yield self._segment(known, backends, parts, placement.output_device, 0, n_sections)
+            backends = self._backends_for(placement, rig, devices)
+            named = frozenset[str]().union(*known.named)
+            yield self._segment(
+                self._renamed(known, devices, named), backends, parts, placement.output_device, 0, n_sections
+            )
             return
         # Backwards, so that the first device of each kind stays in the dict. The last device is the CPU and is left
         # out.
@@ -195,8 +204,10 @@ class LayoutGraph:
                 around.add(placement.output_device)
             around |= always | named
             in_order = tuple(device for device in devices[:-1] if device in around)
-            backends = self._backends_for(placement, rig, (*in_order, CPU_ID), named)
-            yield self._segment(known, backends, parts, placement.output_device, start, end)
+            backends = self._backends_for(placement, rig, (*in_order, CPU_ID))
+            yield self._segment(
+                self._renamed(known, in_order, named), backends, parts, placement.output_device, start, end
+            )
             start = end
 
     def _layers_around(self, start: int, end: int) -> range:
@@ -209,33 +220,28 @@ class LayoutGraph:
         """Return a number for the combination of the devices' backend properties and the host's compute buffer."""
         return self._rigs.setdefault((tuple(placement.traits.items()), placement.host.compute), len(self._rigs))
 
-    def _backends_for(
-        self, placement: Placement, rig: int, devices: tuple[str, ...], named: frozenset[str]
-    ) -> _SegmentBackends:
-        """Return the backends of these devices, the CPU last.
+    def _backends_for(self, placement: Placement, rig: int, devices: tuple[str, ...]) -> _SegmentBackends:
+        """Return the backends of these devices, the CPU last. Their buffer types get names from numbers.
 
-        Devices in `named` keep the names of their buffer types; the others get names from numbers. `rig`: result of
-        `_rig`.
+        `rig`: result of `_rig`.
         """
         # A layout may name a device that the rig lacks. That is a violation and has no size; compute it as the host.
         used = {run.device for run in placement.runs} | {placement.output_device}
         unknown = frozenset(used - placement.traits.keys() - {CPU_ID})
-        found = self._segment_backends.get((rig, devices, named, unknown))
+        found = self._segment_backends.get((rig, devices, unknown))
         if found is None:
             pinned = placement.host.compute
             host = replace(
                 CPU_TRAITS, size_rule=SizeRule(pinned.alignment_bytes), max_buffer_bytes=pinned.max_buffer_bytes
             )
             traits = [host if device == CPU_ID else placement.traits[device] for device in devices]
-            found = self._segment_backends[rig, devices, named, unknown] = self._make_backends(
-                devices, traits, named, unknown
-            )
+            found = self._segment_backends[rig, devices, unknown] = self._make_backends(devices, traits, unknown)
         return found
 
     def _make_backends(
-        self, devices: tuple[str, ...], traits: Sequence[BackendTraits], named: Set[str], unknown: Set[str]
+        self, devices: tuple[str, ...], traits: Sequence[BackendTraits], unknown: Set[str]
     ) -> _SegmentBackends:
-        names = [buft_of_device(device if device in named else _name(devices, device)) for device in devices]
+        names = [buft_of_device(_name(devices, device)) for device in devices]
         entries = tuple(zip(names, traits, strict=True))
         steps = self._steps.get(entries)
         if steps is None:
@@ -329,6 +335,22 @@ class LayoutGraph:
             found = self._sections_of[overrides] = _PlacedSections(overrides, outer, named)
         return found
 
+    def _renamed(self, known: _PlacedSections, devices: tuple[str, ...], named: frozenset[str]) -> _PlacedSections:
+        """Return the sections in which overrides name devices as the backends of a segment do.
+
+        So steps hold for all devices of the same kinds. `devices`: devices of the segment, `named`: those of its
+        overrides.
+        """
+        used = tuple([device if device in named else "" for device in devices])
+        if not any(used):
+            return known
+        found = known.renamed.get(used)
+        if found is None:
+            names = {device: _name(used, device) for device in used if device}
+            outer = self._tables.renamed(known.outer, names)
+            found = known.renamed[used] = _PlacedSections(known.overrides, outer, known.named, plain=known, names=names)
+        return found
+
     def _mixed_section(
         self, known: _PlacedSections, backends: _SegmentBackends, unit: int, parts: Sequence[Part]
     ) -> PlacedSection:
@@ -404,7 +426,12 @@ class LayoutGraph:
         sizes = self._section_maker.sizes_matter(place.buft, place.kernel_class)
         found = known.alike.get(sizes)
         if found is None:
-            found = known.alike[sizes] = self._tables.alike(known.overrides, sizes)
+            if known.plain is None:
+                found = self._tables.alike(known.overrides, sizes)
+            else:
+                plain = self._variants_at(known.plain, place)
+                found = tuple([self._tables.renamed(number, known.names) for number in plain])
+            known.alike[sizes] = found
         return found
 
 

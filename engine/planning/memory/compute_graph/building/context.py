@@ -219,6 +219,8 @@ class GraphContext:
         self._factors: dict[str, Tensor] = {}
         self._inputs: dict[str, Tensor] = {}
         self._weights: dict[object, Tensor] = {}
+        self.weight_owners: dict[Tensor, tuple[int, str]] = {}
+        """Place of the layer in the graph, and short name, of each weight of a layer."""
         self.weight_names: dict[Tensor, str] = {}
         """Full name of each weight in the graph."""
         self._given: GraphInputs | None = None
@@ -280,6 +282,7 @@ class GraphContext:
         if found is None:
             found = self._new_weight(facts, self.layer.buft, ne or facts.ne)
             self._weights[key] = found
+            self.weight_owners[found] = (self.place, stem)
         return found
 
     def maybe(self, stem: str) -> Tensor | None:

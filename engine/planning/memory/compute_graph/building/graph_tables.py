@@ -6,8 +6,7 @@ Layers with equal graphs are of one kind, and one section of a graph represents 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
@@ -116,6 +115,12 @@ class GraphTables:
         ]
         known: dict[object, int] = {}
         self.kinds: tuple[int, ...] = tuple(known.setdefault(shape, len(known)) for shape in shapes)
+        contents = [
+            (kind, *sorted((stem, facts.n_bytes, facts.type_name) for stem, facts in weights.items()))
+            for kind, weights in zip(self.kinds, self.weights, strict=True)
+        ]
+        self.forms: tuple[int, ...] = tuple(map(contents.index, contents))
+        """First layer with the same nodes, and weights of the same types and sizes, for each layer."""
         self._try_graph(model)
         self._model = model
         self.architecture: Architecture = architecture
@@ -127,7 +132,8 @@ class GraphTables:
         self._kernel_classes: dict[Kernels, int] = {ALL_KERNELS: 0}
         self.variants: list[Variant] = []
         """Representatives of layers with equal graphs, by the number that `alike` and `outside` return."""
-        self._numbers: dict[object, int] = {}
+        self._keys: list[tuple[tuple[str, ...], tuple[object, ...]]] = []
+        self._numbers: dict[tuple[tuple[str, ...], tuple[object, ...]], int] = {}
         self._homes = override_homes
 
     def kernel_class(self, kernels: Kernels) -> int:
@@ -195,20 +201,34 @@ class GraphTables:
             here = [facts for facts in weights.values() if facts.name in moved] if moved else []
             counted = here if sizes == "moved" else weights.values() if sizes == "all" else ()
             places = tuple(moved.get(facts.name, "") for facts in weights.values()) if here else ()
-            key = (kind, places, tuple(facts.n_bytes for facts in counted))
-            found.append(self._variant(key, index, {facts.name: moved[facts.name] for facts in here}))
+            rest = (kind, *(facts.n_bytes for facts in counted))
+            found.append(self._variant(places, rest, index, {facts.name: moved[facts.name] for facts in here}))
         return tuple(found)
 
     def outside(self, overrides: tuple[TensorOverride, ...]) -> int:
         """Return the number of the variant of the weights that are in no block."""
         moved = self.moved(overrides)
         here = {facts.name: moved[facts.name] for facts in self.outer.values() if facts.name in moved}
-        return self._variant(("outer", *here.items()), -1, here)
+        return self._variant(tuple(here.values()), ("outer", *here), -1, here)
 
-    def _variant(self, key: object, layer: int, moved: Mapping[str, str]) -> int:
-        found = self._numbers.setdefault(key, len(self.variants))
+    def renamed(self, number: int, names: Mapping[str, str]) -> int:
+        """Return the number of a variant with other names of buffer types. `names`: new name by old name."""
+        moved = self.variants[number].moved
+        if names.keys().isdisjoint(moved.values()):
+            return number
+        places, rest = self._keys[number]
+        here = {weight: names.get(buft, buft) for weight, buft in moved.items()}
+        return self._variant(tuple([names.get(buft, buft) for buft in places]), rest, self.variants[number].layer, here)
+
+    def _variant(self, places: tuple[str, ...], rest: tuple[object, ...], layer: int, moved: Mapping[str, str]) -> int:
+        """Return the number of a variant; a new one is added. `places`: buffer type of each weight, empty if natural.
+
+        `rest`: everything else by which variants differ.
+        """
+        found = self._numbers.setdefault((places, rest), len(self.variants))
         if found == len(self.variants):
             self.variants.append(Variant(layer, moved))
+            self._keys.append((places, rest))
         return found
 
     def moved(self, overrides: tuple[TensorOverride, ...]) -> dict[str, str]:
@@ -291,11 +311,7 @@ class _WholeGraph:
             return self._sections[number]
         found = self._variants.get((number, bufts))
         if found is None:
-            tensors = list(self._sections[number].tensors)
-            for index, buft in bufts:
-                tensors[index] = copy(tensors[index])
-                tensors[index].buft = buft
-            found = replace(self._sections[number], tensors=tuple(tensors))
+            found = self._sections[number].with_bufts(bufts)
             if len(self._variants) >= _MOST_VARIANTS:
                 self._variants.clear()
             self._variants[number, bufts] = found
@@ -304,6 +320,10 @@ class _WholeGraph:
 
 _MOST_VARIANTS = 4096
 """Most sections with moved weights that are cached."""
+
+
+PlacedWeight = tuple[int, int, str]
+"""A weight of a layer in a section: (index of its tensor, number of the layer in the section, short name)."""
 
 
 class SectionMaker:
@@ -326,6 +346,7 @@ class SectionMaker:
         self._pinned = pinned
         self._op_offload = op_offload
         self._known: dict[SectionName, Section] = {}
+        self._plain: dict[SectionName, tuple[Section, tuple[PlacedWeight, ...]]] = {}
         self._parts: dict[tuple[tuple[TensorOverride, ...], tuple[int, ...]], tuple[Section, ...]] = {}
         self._whole_graphs: dict[tuple[int, ...], _WholeGraph] = {}
 
@@ -360,6 +381,7 @@ class SectionMaker:
         outer: int,
     ) -> Section:
         variants = [self.tables.variants[number] for number in (*before, *layers)]
+        forms = tuple([self.tables.forms[variant.layer] for variant in variants])
         bufts = [buft_at(place, kernel_class) for place, kernel_class in enumerate(kernel_classes)]
         select_buft = variant_weight_bufts(
             {buft: variant.moved for buft, variant in zip(bufts, variants, strict=False)},
@@ -369,21 +391,49 @@ class SectionMaker:
                 for buft, kernel_class in zip(bufts, kernel_classes, strict=True)
             },
         )
+        # Overrides of weights in blocks change only buffer types, so the nodes are made once.
+        key = (kind, forms[: len(before)], forms[len(before) :], kernel_classes, is_last, outer)
+        found = self._plain.get(key)
+        if found is None:
+            found = self._plain[key] = self._build(kind, len(before), variants, bufts, select_buft, is_last=is_last)
+        section, weights = found
+        chosen = [
+            (number, select_buft(self.tables.weights[variants[place].layer][stem], bufts[place]))
+            for number, place, stem in weights
+        ]
+        moved = [(number, buft) for number, buft in chosen if section.tensors[number].buft != buft]
+        return section.with_bufts(moved) if moved else section
+
+    def _build(
+        self,
+        kind: str,
+        n_before: int,
+        variants: Sequence[Variant],
+        bufts: Sequence[str],
+        select_buft: SelectBuft,
+        *,
+        is_last: bool,
+    ) -> tuple[Section, tuple[PlacedWeight, ...]]:
+        """Return a new section with these variants of layers, the first `n_before` of which it follows.
+
+        Also return the weights of layers in it.
+        """
         ctx = self._context(select_buft)
         placed = [
             self._placed(variant.layer, bufts[place], pin_at(place), is_last=is_last and place == len(variants) - 1)
             for place, variant in enumerate(variants)
         ]
         ends = kind == "end"
-        marks = LayerRecorder(ctx.graph, {0, len(before)} if ends else {0, len(before), len(variants)})
+        marks = LayerRecorder(ctx.graph, {0, n_before} if ends else {0, n_before, len(variants)})
         family, slides = self.tables.family, self.tables.slides
-        build_graph(ctx, family, placed, bufts[-1], sliding=slides, ends=ends, passed=marks, inside=bool(before))
+        build_graph(ctx, family, placed, bufts[-1], sliding=slides, ends=ends, passed=marks, inside=bool(n_before))
         if not ctx.shared.all_inputs:
             raise DistantReadError
         places = range(len(bufts))
-        if before:
-            return marks.last(ctx.common, places, open_end=not ends)
-        return marks.first(ctx.common, places)
+        section = marks.last(ctx.common, places, open_end=not ends) if n_before else marks.first(ctx.common, places)
+        owners = ctx.weight_owners
+        found = ((number, owners.get(tensor)) for number, tensor in enumerate(section.tensors))
+        return section, tuple([(number, *owner) for number, owner in found if owner is not None])
 
     def parts(self, overrides: tuple[TensorOverride, ...], kernel_classes: tuple[int, ...]) -> tuple[Section, ...]:
         """Return the graph of all layers in sections, for graphs that must be built whole.

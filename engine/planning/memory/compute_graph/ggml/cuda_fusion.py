@@ -70,27 +70,33 @@ def keep_fused(split_section: SplitSection, backends: Sequence[Backend]) -> Spli
 
 
 class _Matcher:
-    """Finds the fused patterns among the nodes of a section (a run of consecutive nodes, mostly a layer).
-
-    `_sources` has the tensor number of each source of a node; a copy from another backend has a negative number.
-    """
+    """Finds the fused patterns among the nodes of a section (a run of consecutive nodes, mostly a layer)."""
 
     def __init__(self, split_section: SplitSection) -> None:
         section = split_section.section
-        self._bases = section.bases
-        self._numbers = [node.number for node in section.nodes]
-        self._tensors = [section.tensors[number] for number in self._numbers]
-        self._ops = [tensor.op for tensor in self._tensors]
-        rows = [each for part in split_section.parts for each in part.node_allocs]
-        self._slots = [row[3] for row in rows]
-        self._sources = [
-            tuple(
+        self._bases, self._nodes, self._ops, self._uses = (
+            section.bases, section.nodes, section.ops, section.read_counts,
+        )  # fmt: skip
+        self._of = section.tensors
+        self._slots = [row[3] for part in split_section.parts for row in part.node_allocs]
+
+    def _number(self, place: int) -> int:
+        """Return the tensor number of a node."""
+        return self._nodes[place].number
+
+    def _tensor(self, place: int) -> Tensor:
+        """Return the tensor of a node."""
+        return self._of[self._nodes[place].number]
+
+    def _sources(self, place: int) -> tuple[int, ...]:
+        """Return the tensor number of each source of a node; a copy from another backend has a negative number."""
+        node, slots = self._nodes[place], self._slots[place]
+        return tuple(
+            [
                 source if slot == base else -1 - slot
                 for source, base, slot in zip(node.sources, node.bases, slots, strict=True)
-            )
-            for node, slots in zip(section.nodes, self._slots, strict=True)
-        ]
-        self._uses = Counter(source for node in section.nodes for source in node.sources)
+            ]
+        )
 
     def match(self, start: int, end: int, kept: _Kept) -> None:
         """Add to `kept` the tensors of fused patterns in the nodes `start` to `end` - 1, which are of one split."""
@@ -109,16 +115,16 @@ class _Matcher:
 
         Return `place` if none begins there.
         """
-        first, parts = self._numbers[place], self._split_mul(place)
+        first, parts = self._number(place), self._split_mul(place)
         weighted, operands = place, parts
         if place + 1 < end and self._ops[place + 1] == "mul" and parts is not None:
             # (experts * scale of the expert) * weight of the router
             route = self._split_mul(place + 1)
-            if route is not None and self._sources[place + 1][route[0]] == first:
+            if route is not None and self._sources(place + 1)[route[0]] == first:
                 weighted = place + 1
         if operands is None:
             return place
-        tensor = self._tensors[weighted]
+        tensor = self._tensor(weighted)
         n_used, n_tokens = tensor.ne[1], tensor.ne[2] * tensor.ne[3]
         last = weighted + 2 * n_used - 1
         if not 2 <= n_used <= _MOST_SUMMED_EXPERTS or last >= end or n_tokens <= 0:
@@ -139,7 +145,7 @@ class _Matcher:
 
         None if it does not multiply experts with weights.
         """
-        product = self._tensors[place]
+        product = self._tensor(place)
         if product.type != "f32" or not is_contiguous(product):
             return None
         for full, weights in ((0, 1), (1, 0)):
@@ -150,25 +156,25 @@ class _Matcher:
 
     def _is_sum(self, weighted: int, last: int) -> bool:
         """Return whether the nodes from `weighted` + 1 to `last` are a view of each expert's result, and their sum."""
-        product, total = self._tensors[weighted], self._tensors[last]
+        product, total = self._tensor(weighted), self._tensor(last)
         n_used, shape = product.ne[1], (product.ne[0], product.ne[2] * product.ne[3], 1, 1)
         views: list[int] = []
         previous, n_adds = -1, 0
         for place in range(weighted + 1, last + 1):
-            tensor, sources = self._tensors[place], self._sources[place]
+            tensor, sources = self._tensor(place), self._sources(place)
             if tensor.op == "view":
                 # Offsets are not known here. llama.cpp makes the views in the order of the experts.
-                if len(views) == n_used or sources[0] != self._numbers[weighted]:
+                if len(views) == n_used or sources[0] != self._number(weighted):
                     return False
                 if tensor.ne != shape or tensor.nb[1] != product.nb[2]:
                     return False
-                views.append(self._numbers[place])
+                views.append(self._number(place))
                 continue
             if tensor.op != "add" or len(views) < 2 or n_adds + 1 >= len(views):
                 return False
             if sources != (previous if n_adds else views[0], views[n_adds + 1]):
                 return False
-            previous = self._numbers[place]
+            previous = self._number(place)
             n_adds += 1
         return len(views) == n_used and n_adds == n_used - 1 and is_contiguous(total) and total.ne == shape
 
@@ -190,8 +196,8 @@ class _Matcher:
         if last + 1 < len(self._ops):
             until = kept.setdefault(last + 1, {})
             for each in range(place, last + 1):
-                until.setdefault(self._numbers[each], self._bases[self._numbers[each]])
-                for source in range(len(self._sources[each])):
+                until.setdefault(self._number(each), self._bases[self._number(each)])
+                for source in range(len(self._slots[each])):
                     self._keep_source(until, each, source)
         return last
 
@@ -200,32 +206,32 @@ class _Matcher:
 
         Mirrors `ggml_cuda_topk_moe_fusion`.
         """
-        ops, numbers, sources = self._ops, self._numbers, self._sources
+        ops, number, sources = self._ops, self._number, self._sources
         probs = place
         if ops[place] == "unary" and place + 1 < end and ops[place + 1] == "sqrt":
-            if sources[place + 1][0] != numbers[place]:
+            if sources(place + 1)[0] != number(place):
                 return None
             probs += 1
         at = probs + 1
-        if at >= end or ops[at] != "reshape" or sources[at][0] != numbers[probs]:
+        if at >= end or ops[at] != "reshape" or sources(at)[0] != number(probs):
             return None
         reshaped, choice = at, probs
         at += 1
-        if at < end and ops[at] == "add" and sources[at][0] == numbers[probs]:
+        if at < end and ops[at] == "add" and sources(at)[0] == number(probs):
             choice = at
             at += 1
         if at + 2 >= end or (ops[at], ops[at + 1], ops[at + 2]) != ("argsort", "view", "get_rows"):
             return None
-        if sources[at][0] != numbers[choice] or sources[at + 1][0] != numbers[at]:
+        if sources(at)[0] != number(choice) or sources(at + 1)[0] != number(at):
             return None
-        if sources[at + 2] != (numbers[reshaped], numbers[at + 1]):
+        if sources(at + 2) != (number(reshaped), number(at + 1)):
             return None
         at += 3
         if at < end and ops[at] == "reshape":
             if not self._is_norm(at, end):
                 return at - place
             at += len(_NORM_OF_WEIGHTS)
-        if at < end and ops[at] == "scale" and sources[at][0] == numbers[at - 1]:
+        if at < end and ops[at] == "scale" and sources(at)[0] == number(at - 1):
             at += 1
         return at - place
 
@@ -233,38 +239,38 @@ class _Matcher:
         """Return whether the nodes from `at` on divide the weights of the selected experts by their sum."""
         if at + len(_NORM_OF_WEIGHTS) > end or tuple(self._ops[at : at + len(_NORM_OF_WEIGHTS)]) != _NORM_OF_WEIGHTS:
             return False
-        numbers, sources = self._numbers, self._sources
-        if any(sources[each][0] != numbers[each - 1] for each in (at, at + 1, at + 2, at + 4)):
+        number, sources = self._number, self._sources
+        if any(sources(each)[0] != number(each - 1) for each in (at, at + 1, at + 2, at + 4)):
             return False
-        return sources[at + 3] == (numbers[at], numbers[at + 2])
+        return sources(at + 3) == (number(at), number(at + 2))
 
     def _has_kernel(self, place: int, last: int, ids: int) -> bool:
         """Return whether CUDA has a kernel for this expert selection (`ggml_cuda_should_use_topk_moe`)."""
-        gate, view = self._tensors[place], self._tensors[ids]
+        gate, view = self._tensor(place), self._tensor(ids)
         n_experts = view.nb[1] // view.nb[0]
         is_power = n_experts & (n_experts - 1) == 0 and n_experts <= _LARGEST_POWER
         if not is_power and n_experts not in _OTHER_EXPERT_COUNTS:
             return False
-        if not is_contiguous(gate.src[0]) or not is_contiguous(self._tensors[last]):
+        if not is_contiguous(gate.src[0]) or not is_contiguous(self._tensor(last)):
             return False
         return gate.op != "soft_max" or len(gate.src) == 1
 
     # ------------------------------------------------------------------ both
 
     def _keep_source(self, until: dict[int, int], place: int, source: int) -> None:
-        until.setdefault(self._sources[place][source], self._slots[place][source])
+        until.setdefault(self._sources(place)[source], self._slots[place][source])
 
     def _can_fuse(self, places: range, outputs: set[int]) -> bool:
         """Return whether no node outside reads the results of `places`, except those of `outputs`
         (`ggml_can_fuse_subgraph`).
         """
-        inside = Counter(source for place in places for source in self._sources[place])
-        numbers = {self._numbers[place] for place in places}
+        inside = Counter(source for place in places for source in self._sources(place))
+        numbers = {self._number(place) for place in places}
         for place in places:
-            number = self._numbers[place]
+            number = self._number(place)
             if place in outputs:
                 continue
-            if self._tensors[place].is_output or inside[number] != self._uses[number]:
+            if self._tensor(place).is_output or inside[number] != self._uses[number]:
                 return False
             base = self._bases[number]
             if base != number and base not in numbers:

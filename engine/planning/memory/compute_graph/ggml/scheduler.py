@@ -279,9 +279,9 @@ class Scheduler:
         """Return a bit mask for each tensor of the section: the backends that cannot compute it."""
         # Whether there is a kernel depends on shapes and types, so it is found once for a section. The buffers that a
         # node reads change from layout to layout.
-        incapable = self._unsupported_ops.get(section)
+        incapable = self._unsupported_ops.get(section.form)
         if incapable is None:
-            incapable = self._unsupported_ops[section] = [0] * len(bufts)
+            incapable = self._unsupported_ops[section.form] = [0] * len(bufts)
             for node in section.nodes:
                 for supports_op, backends in self._supports_op.items():
                     if not supports_op(section.tensors[node.number]):
@@ -300,10 +300,10 @@ class Scheduler:
 
     def _assignable_nodes(self, section: Section) -> tuple[Node, ...]:
         """Return the nodes that pass 1 may assign: pinned nodes, views of pre-allocated tensors, readers of weights."""
-        found = self._assignable.get(section)
+        found = self._assignable.get(section.form)
         if found is None:
             tensors, bases = section.tensors, section.bases
-            found = self._assignable[section] = tuple(
+            found = self._assignable[section.form] = tuple(
                 node
                 for node in section.nodes
                 if tensors[node.number].backend != -1
@@ -507,11 +507,11 @@ class Scheduler:
 
         A slot is the index of a tensor in the section.
         """
-        found = self._named.get(section)
+        found = self._named.get(section.form)
         if found is None:
             bases = section.bases
             slots = {name: number for number, name in enumerate(section.names) if name and bases[number] == number}
-            found = self._named[section] = slots, _passed(section, slots.items())
+            found = self._named[section.form] = slots, _passed(section, slots.items())
         return found
 
     def _node_allocs(self, section: Section, backend: int) -> list[NodeAlloc]:
@@ -519,10 +519,10 @@ class Scheduler:
 
         Cached.
         """
-        found = self._node_allocs_of.get((section, backend))
+        found = self._node_allocs_of.get((section.form, backend))
         if found is None:
             size_of, tensors = self.backends[backend].size_of, section.tensors
-            found = self._node_allocs_of[section, backend] = [
+            found = self._node_allocs_of[section.form, backend] = [
                 (node.number, size_of(tensors[node.number]), node.reusable, node.bases)
                 if node.is_placed
                 else (-1, 0, (), node.bases)

@@ -13,7 +13,8 @@ it into sections. Such a section serves for one layer only, but on any devices.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -152,11 +153,14 @@ class Section:
     `known_before`: (tensor, name) of tensors whose backend was chosen in an earlier section.
     `known_after`: (tensor, name in the next section) of tensors whose backend the next section needs.
     `use_counts`: uses of each tensor (`n_children` and `n_views` of ggml-alloc), and one more for an output.
+    `read_counts`: number of times that nodes have each tensor as a source.
+    `ops`: operation of each node.
     `fused`: (tensor, buffer type) as in `Graph`.
     `layers`: numbers of the layers that it refers to.
     `shape`, `shape_before`: tensors of this layer and of the one before, to check that two sections may be neighbours.
     `earlier`, `later`: names that sections before and after use too, if the section serves for one layer only; else
     None.
+    `plain`: the section of which this one is a copy with weights in other buffer types; None if it is no copy.
     """
 
     tensors: tuple[Tensor, ...]
@@ -169,12 +173,28 @@ class Section:
     known_before: tuple[tuple[int, Key], ...]
     known_after: tuple[tuple[int, Key], ...]
     use_counts: tuple[int, ...]
+    read_counts: tuple[int, ...]
+    ops: tuple[str, ...]
     fused: tuple[tuple[int, str], ...]
     layers: tuple[int, ...]
     shape: Shape = ()
     shape_before: Shape = ()
     earlier: frozenset[Key] | None = None
     later: frozenset[Key] | None = None
+    plain: Section | None = None
+
+    @property
+    def form(self) -> Section:
+        """Return the section that has the same nodes and is the same object for all buffer types of the weights."""
+        return self.plain or self
+
+    def with_bufts(self, bufts: Iterable[tuple[int, str]]) -> Section:
+        """Return a copy with some weights in other buffer types. `bufts`: (index of the weight, buffer type)."""
+        tensors = [*self.tensors]
+        for number, buft in bufts:
+            tensors[number] = copy(tensors[number])
+            tensors[number].buft = buft
+        return replace(self, tensors=tuple(tensors), plain=self.form)
 
     def name_after(self, key: Key) -> Key | None:
         """Return the name in the next section of the tensor that has the name `key` in this one.
@@ -319,9 +339,12 @@ def number_tensors(
     bases = tuple([numbers[tensor.view_src or tensor] for tensor in tensors])
     numbered = tuple([_number_node(node, numbers, bases) for node in nodes])
     use_counts = [int(tensor.is_output) for tensor in tensors]
+    read_counts = [0] * len(tensors)
     for found in numbered:
         for base in found.bases:
             use_counts[base] += 1
+        for source in found.sources:
+            read_counts[source] += 1
     here = set(nodes)
     return Section(
         tensors=tensors,
@@ -334,6 +357,8 @@ def number_tensors(
         known_before=tuple([(numbers[tensor], key) for tensor, key in known_before]),
         known_after=tuple([(numbers[tensor], key) for tensor, key in known_after]),
         use_counts=tuple(use_counts),
+        read_counts=tuple(read_counts),
+        ops=tuple([node.op for node in nodes]),
         fused=tuple([(numbers[node], buft) for node, buft in graph.fused if node in here]),
         layers=layers,
         **others,

@@ -331,8 +331,8 @@ class Loader(QObject):
         if not missing:
             return ""
         return tr(
-            "This machine does not have {names} of the rig file: the layout can be planned, not "
-            "loaded. Devices > Refresh goes back to what is here.",
+            "This machine does not have {names} of the rig file: the layout can be planned, not loaded. Devices > "
+            "Refresh returns to the devices of this machine.",
             names=", ".join(missing),
         )
 

@@ -331,7 +331,7 @@ class ComparisonPresenter(OneDialog[ComparisonDialog]):
             return
         if found.is_other_rig:
             self._files.imagine(found.plan.rig)
-        self._document.replace(found.plan.edit, tr("take {name}", name=found.title))
+        self._document.replace(found.plan.edit, tr("use {name}", name=found.title))
         dialog.say(side, tr("The edited layout is now: {name}.", name=found.title))
 
 

@@ -201,7 +201,7 @@ def together_sentence(found: Together) -> str:
 def give_way_sentence(give_way: GiveWay) -> str:
     """Return a sentence on the model that has to give way and what that gains."""
     gains = "; ".join(map(_gain_words, give_way.gains))
-    return tr("{name} would have to give way: without it, {gains}.", name=give_way.name, gains=gains)
+    return tr("{name} would have to be left out: without it, {gains}.", name=give_way.name, gains=gains)
 
 
 def _gain_words(gain: Gain) -> str:

@@ -253,7 +253,7 @@ def _link_sentences(prediction: SpeedForecast) -> list[str]:
     """Return a sentence for each link that takes a noticeable part of a token's time."""
     return [
         tr(
-            "The link to {id} costs {lost} tokens/s of that; the layout crosses it as rarely as it can.",
+            "The link to {id} costs {lost} tokens/s of that; the layout uses it as rarely as possible.",
             id=use.id,
             lost=rate_text(prediction.lost_per_second(use)),
         )

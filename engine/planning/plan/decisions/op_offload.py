@@ -48,9 +48,9 @@ def decide_op_offload(rig: Rig, layout: Layout, asked: OpOffload, used: ContextS
     yield Decision("op_offload", value, _reason(rig, layout, asked, used), asked is False)
     chosen = used.op_offload_min_batch is not None
     reason = (
-        tr("Chosen; the engine's own is {offload_min_batch} tokens.", offload_min_batch=OFFLOAD_MIN_BATCH)
+        tr("Chosen; the engine's default is {offload_min_batch} tokens.", offload_min_batch=OFFLOAD_MIN_BATCH)
         if chosen
-        else tr("The engine's own threshold.")
+        else tr("The engine's default.")
     )
     yield Decision("op_offload_min_batch", used.offload_batch, reason, chosen)
 

@@ -65,7 +65,9 @@ class _Base:
     find: Callable[[str, Plan, CancelToken], Edit]
 
     def with_file(self, file: LayoutFile, folder: Path | None = None) -> Plan:
-        """Return the plan of a layout file in `folder`; None: it is kept with the model. Blocks."""
+        """Return the plan of a layout file on the devices of this base. Blocks.
+
+        `folder`: folder of the file, for its draft model; None for a layout that is saved with the model."""
         model = self.plan.model
         edit = edit_of_file(file, model, folder or model.paths[0].parent, self.plan.edit.side_files)
         return Plan(self.plan.memory, self.rig, edit)

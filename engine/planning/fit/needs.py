@@ -75,7 +75,7 @@ class Needs:
         return found
 
     def least(self, layout: Layout) -> Mapping[str, DeviceMemory]:
-        """Return the memory of `layout` without compute buffers, by device id, with settings as the user set them."""
+        """Return the memory of `layout` without compute buffers, by device id; "auto" settings stay undecided."""
         plan = self._plan
         estimate = plan.memory.estimate(layout, plan.edit.context, plan.rig, with_compute=False)
         return device_needs(estimate, plan.learned_rig)

@@ -80,7 +80,7 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """Figures of a model beside another one (`before`), and if that other one is left out (`after`)."""
+    """Figures of a model planned together with another one (`before`), and without that one (`after`)."""
 
     name: str
     before: Figures
@@ -228,7 +228,7 @@ class _Planner:
     def __init__(self, rig: Rig, speeds: Speeds, strategy: str, constraints: Constraints) -> None:
         self._rig, self._speeds, self._strategy, self._constraints = rig, speeds, strategy, constraints
         self._placed: dict[tuple[str, Rig], Placed] = {}
-        """Placed models by name and rig. Orders of planning begin alike, so this cache saves most searches."""
+        """Placed models by name and rig. Many orders begin with the same models, so most searches are saved."""
 
     def best(self, wanted: Sequence[Wanted]) -> Together:
         """Return the best result of all orders; the first of equal ones."""

@@ -87,7 +87,7 @@ class _Graph:
     """A matrix and columns on a device, and the graph that multiplies them. A context manager that frees everything.
 
     `type_number`: ggml type of the matrix.
-    `sums`: if not 0, the graph adds the column up this often instead.
+    `sums`: if not 0, the graph consists of this many additions of the column, without the matrix.
     `rows`: rows of the matrix; 0 for as many as fit into `size_bytes`.
     `tokens`: number of columns.
     """
@@ -212,7 +212,7 @@ class _Graph:
         return self.work_s(measured_s) / self._sums
 
     def work_s(self, measured_s: float) -> float:
-        """Return the seconds of the whole graph, without the round trip. `measured_s`: time to measure."""
+        """Return the seconds of the whole graph, without the round trip. `measured_s`: seconds of repeated runs."""
         self._work()
         return max(_best(self._work, measured_s) - self._round_trip_s(), 1e-9)
 

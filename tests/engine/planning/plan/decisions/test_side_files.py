@@ -148,7 +148,11 @@ def test_what_the_engine_cannot_do_with_them_is_a_broken_rule(
 @pytest.mark.parametrize(
     ("limits", "message", "remedy"),
     [
-        ({"image_max_tokens": 7}, "of 7 tokens for an image is below the projector's minimum of 8.", "to at least 8 tokens"),
+        (
+            {"image_max_tokens": 7},
+            "of 7 tokens for an image is below the projector's minimum of 8.",
+            "to at least 8 tokens",
+        ),
         ({"image_min_tokens": 4097}, "At least 4097 tokens for an image are more than the", "to at most 4096 tokens"),
         (
             {"image_min_tokens": 9, "image_max_tokens": 8},

@@ -97,7 +97,7 @@ def with_proposal(question: LoadQuestion, proposal: Proposal | None) -> LoadQues
     if proposal is None:
         return replace(question, text=tr("{text} No other layout or setting was found that fits.", text=question.text))
     text = tr(
-        "{text} This would fit: {text2} ({words}).", text=question.text, text2=proposal.text, words=proposal.words
+        "{text} This would fit: {proposal} ({words}).", text=question.text, proposal=proposal.text, words=proposal.words
     )
     return replace(question, text=text, proposal_text=tr("Change that and load"), proposal_tool_tip=proposal.text)
 

@@ -115,9 +115,9 @@ class Loader(QObject):
             if busy is not current:
                 self._say(
                     tr(
-                        "{name} is being loaded. Wait until it is loaded or cancel that load, then load {name2}.",
+                        "{name} is being loaded. Wait until it is loaded or cancel that load, then load {other}.",
                         name=busy.name,
-                        name2=plan.model.name,
+                        other=plan.model.name,
                     )
                 )
             return

@@ -111,9 +111,9 @@ class Layout:
             if run.device == following.device:
                 raise LayoutError(
                     tr(
-                        "runs {index} and {index2} are both on {device}; merge them into one run",
+                        "runs {index} and {next_index} are both on {device}; merge them into one run",
                         index=index,
-                        index2=index + 1,
+                        next_index=index + 1,
                         device=run.device,
                     ),
                     place="runs",

@@ -195,10 +195,10 @@ def _layer_count(layout: Layout, model: ModelFile) -> Iterator[Violation]:
         yield Violation(
             "layer_count",
             tr(
-                "The layout is for {n_layers} layers and {name} has {n_layers2}.",
+                "The layout is for {n_layers} layers and {name} has {model_layers}.",
                 n_layers=layout.n_layers,
                 name=model.name or tr("the model"),
-                n_layers2=model.n_layers,
+                model_layers=model.n_layers,
             ),
             tr("Open the layout that belongs to this model, or start from the initial layout."),
         )

@@ -194,7 +194,7 @@ class _Graph:
         )
 
     def read_bytes_per_second(self, measured_s: float) -> float:
-        """Return the rate at which the matrix is read, in bytes per second. `measured_s`: time to measure."""
+        """Return the rate at which the matrix is read, in bytes per second. `measured_s`: seconds of repeated runs."""
         self._work()
         whole_s, trip_s = _best(self._work, measured_s), self._round_trip_s()
         found = float(self._matrix_bytes) / max(whole_s - trip_s, 1e-9)
@@ -208,7 +208,7 @@ class _Graph:
         return found
 
     def op_s(self, measured_s: float) -> float:
-        """Return the seconds of a single graph node that adds columns. `measured_s`: time to measure."""
+        """Return the seconds of a single graph node that adds columns. `measured_s`: seconds of repeated runs."""
         return self.work_s(measured_s) / self._sums
 
     def work_s(self, measured_s: float) -> float:

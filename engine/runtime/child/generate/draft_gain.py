@@ -116,11 +116,11 @@ class PlainSteps:
 class AnswerDraft:
     """Counts and times the drafts of one answer, and pauses them if they lose time.
 
-    `pauses`: as of `DraftSource`.
+    `pauses`: whether drafts that lose time are paused.
     `paused`: why nothing is drafted any more; empty: drafts go on.
     `ngrams`: n-grams of the sequence, for drafts of that kind.
     `step_tokens`: tokens that the present step has given so far.
-    `rest`: of all answers of the loaded model.
+    `rest`: the pause that all answers of the loaded model share.
     """
 
     def __init__(self, kind: DraftKind, *, pauses: bool = True) -> None:

@@ -24,7 +24,7 @@ NO_ROPE = -1
 
 
 def check_source(source: DraftSource | None) -> None:
-    """Check how drafts are to be made; raise `RequestError` if that is not supported or incomplete."""
+    """Raise `RequestError` if the draft source of a load is incomplete or not supported."""
     if source is None:
         return
     if source.kind == "mtp":
@@ -99,7 +99,9 @@ def of_draft(parts: tuple[Part, ...]) -> tuple[Part, ...]:
 
 
 def failure_of_draft(message: Message, placed: tuple[Part, ...]) -> RequestError:
-    """Return the failure of a load whose draft model failed. `message`: that failure. `placed`: the model's parts."""
+    """Return the error of a load whose draft model failed to load.
+
+    `message`: failure of the draft model. `placed`: memory of the model itself, which is loaded."""
     if isinstance(message, AllocationFailure):
         parts = (*placed, *of_draft(message.parts))
         return RequestError(msgspec.structs.replace(message, draft=True, parts=parts))

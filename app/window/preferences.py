@@ -36,7 +36,7 @@ _SWITCHES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (tr("Library"), ("count_projectors",)),
     (tr("Chat"), ("drop_oldest_turns", "ask_when_full")),
 )
-_IDLE_MODELS = tr("Idle models in the way")
+_IDLE_MODELS = tr("Idle models when memory is short")
 _IDLE_CHOICES: tuple[tuple[LoadAnswer | None, str], ...] = (
     (None, tr("Ask")),
     (LoadAnswer.UNLOAD, tr("Unload idle ones")),

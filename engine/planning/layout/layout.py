@@ -396,7 +396,7 @@ def _check_override(n_layers: int, override: Override, place: str) -> None:
         raise LayoutError(tr("part must be one of {names}", names=", ".join(OVERRIDE_PARTS)), place=f"{place}.part")
     # A pattern names its layers itself.
     if (override.first is None) != (override.last is None) or (override.first is not None and override.pattern):
-        raise LayoutError(tr("a range of layers goes with a part and has both ends"), place=f"{place}.layers")
+        raise LayoutError(tr("a range of layers needs a part, and both ends"), place=f"{place}.layers")
     if override.layers is not None and not 0 <= override.layers.start < override.layers.stop <= n_layers:
         raise LayoutError(
             tr(

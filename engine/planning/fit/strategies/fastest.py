@@ -233,7 +233,7 @@ def _speed_of(device: Device, speeds: Speeds) -> Hashable:
 def _reason(bench: Workbench, layout: Layout, prediction: SpeedForecast, n_layouts: int, *, single: bool) -> str:
     if single:
         return tr(
-            "{output_device} holds everything and reads its memory fastest of the devices that do: {text} predicted.",
+            "{output_device} has the fastest memory of the devices that hold everything: {text} predicted.",
             output_device=layout.output_device,
             text=prediction.text(),
         )

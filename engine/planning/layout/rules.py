@@ -61,7 +61,9 @@ def fault_violations(layout: Layout, model: ModelFile, rig: Rig, context: Contex
                 ),
                 tr("Move layers off {id}, or use a file with weights of another type.", id=device.id),
             )
-        gap = lent_gap(device, model, [n for n in range(len(model.blocks)) if layout.device_of(n) == device.id])
+        # A layout for another number of layers is refused by a rule of its own (`layer_count`).
+        layers = range(min(len(model.blocks), layout.n_layers))
+        gap = lent_gap(device, model, [n for n in layers if layout.device_of(n) == device.id])
         if gap is not None:
             yield Violation(
                 "engine_fault",

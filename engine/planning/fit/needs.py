@@ -81,7 +81,7 @@ class Needs:
         return found
 
     def least(self, layout: Layout) -> Mapping[str, DeviceMemory]:
-        """Return the memory of `layout` without compute buffers, by device id, with settings as the user set them."""
+        """Return the memory of `layout` without compute buffers, by device id; "auto" settings stay undecided."""
         found = self._least.get(layout)
         if found is None:
             plan = self._plan

@@ -29,8 +29,8 @@ def write_mtp_model(
 
     `noise`: weight of what the layers compute. With 0 the next token depends on the last one only, and the head is
     always right; with 0.03 it is right now and then.
-    `echoes`: whether the head sees only the hidden state of the token before. Without noise it then proposes the last
-    token again.
+    `echoes`: whether the head sees only the hidden state of the token before the last. It then proposes that token, if
+    the model is tied and has no noise.
     `tied`: whether the token embedding is the output matrix too.
     """
     vocabulary = byte_vocabulary()

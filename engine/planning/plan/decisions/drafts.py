@@ -17,7 +17,7 @@ from engine.base.units import format_bytes
 from engine.devices.device import CPU_ID, Device, Rig
 from engine.model.gguf.model_file import ModelFile
 from engine.planning.layout.layout import Layout, Violation, single_device
-from engine.planning.layout.rules import violations, weight_fault
+from engine.planning.layout.rules import lent_gap, violations, weight_fault
 from engine.planning.memory.drafts import Draft, draft_context, drafts_for
 from engine.planning.memory.estimate import DeviceMemory, MemoryEstimate
 from engine.planning.memory.model_memory import ModelMemory
@@ -191,8 +191,13 @@ def draft_candidates(rig: Rig, model: ModelFile, order: Sequence[str] = ()) -> l
     local = [device for device in rig.devices if not device.is_rpc]
     cards = [device for kind in ("gpu", "igpu") for device in _by_speed(local) if device.kind == kind]
     named = [device for each in order if (device := rig.device(each)) is not None]
-    able = [each for each in dict.fromkeys((*named, *cards)) if weight_fault(each, model, with_output=True) is None]
+    able = [each for each in dict.fromkeys((*named, *cards)) if _can_hold(each, model)]
     return [*able, rig.host] if rig.host not in able else able
+
+
+def _can_hold(device: Device, model: ModelFile) -> bool:
+    every_layer = range(len(model.blocks))
+    return weight_fault(device, model, with_output=True) is None and lent_gap(device, model, every_layer) is None
 
 
 def _by_speed(devices: Iterable[Device]) -> list[Device]:

@@ -180,3 +180,18 @@ def test_bytes_of_a_running_load_are_not_those_of_other_programs(live: LiveRig) 
     other = loaded("other")
     live.set_models([loading, other], other)
     assert card_free(live) == 2 * GIB
+
+
+def test_choices_that_were_measured_here_are_the_hosts_and_not_those_of_a_rig_file(live: LiveRig) -> None:
+    host = live.devices.rig.host
+    choice = MeasuredChoice("threads", 3, 2, 1.2, 1.1, 1.3, machine_key(host))
+    book = EMPTY_BOOK.with_choices([choice])
+    live.set_speed_book(book)
+    assert live.rig.host.choices == (choice,)
+    live.set_devices(DeviceList(Rig((), host)))
+    assert live.rig.host.choices == (choice,), "devices were searched again"
+    live.set_speed_book(EMPTY_BOOK)
+    assert live.rig.host.choices == ()
+    live.set_speed_book(book)
+    live.set_devices(DeviceList(Rig((), host), from_file=True))
+    assert live.rig.host.choices == ()

@@ -29,7 +29,7 @@ class CountingBatch:
 def test_a_known_load_computes_one_token(is_known: bool, sizes: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warm_up, "Batch", CountingBatch)
     # A busy machine must not end the warm-up early.
-    monkeypatch.setattr(warm_up.time, "monotonic", lambda: 0.0)
+    monkeypatch.setattr("engine.runtime.child.load.warm_up.time.monotonic", lambda: 0.0)
     computed: list[int] = []
 
     def compute(size: int) -> int:

@@ -10,10 +10,11 @@ from pytestqt.qtbot import QtBot
 from app.rig.device_list import DeviceList, list_of_file
 from app.rig.live_rig import NOT_HERE, LiveRig
 from engine.base.units import GIB, MIB
-from engine.devices.device import Device, Rig, make_host
+from engine.devices.device import Device, MeasuredChoice, Rig, make_host
 from engine.devices.rig_file import encode_rig
 from engine.devices.telemetry.sample import Sample
 from engine.planning.fit.loaded_models import HeldModel
+from engine.planning.fit.speed_book import EMPTY_BOOK, machine_key
 from engine.runtime.protocol.messages import DeviceMemoryReading
 from tests.support.orders import file_key, holding
 

@@ -148,7 +148,9 @@ class Plan:
         return (
             *violations(edit.layout, self.model, self.rig, self.settings),
             *side_file_violations(edit.side_files, edit.layout, self.rig, self.settings),
-            *draft_violations(edit.side_files.draft, self.resolved.draft, self.model, self.rig, self.settings),
+            *draft_violations(
+                edit.side_files.draft, self.resolved.draft, self.model, self.rig, self.settings, edit.layout
+            ),
         )
 
     @cached_property

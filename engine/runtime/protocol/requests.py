@@ -431,6 +431,8 @@ class MeasureSpeed(Request, frozen=True, tag="measure_speed", kw_only=True):
     `size_bytes`: memory to allocate for the measurement.
     `enough_s`: seconds after which no measurement of a further type begins. The answer leaves out the remaining types.
     `types`: ggml type numbers to measure besides F16, by the name that the answer uses for each.
+    `repacked`: names of the types that are measured in the CPU's repacked memory too.
+    `scans`: whether scans over recurrent state are measured. An RPC server ends if its device cannot compute them.
     """
 
     device: DeviceRef
@@ -438,6 +440,8 @@ class MeasureSpeed(Request, frozen=True, tag="measure_speed", kw_only=True):
     n_threads: int
     enough_s: float
     types: dict[str, int] = {}
+    repacked: tuple[str, ...] = ()
+    scans: bool = False
 
 
 class MeasureThreads(Request, frozen=True, tag="measure_threads", kw_only=True):

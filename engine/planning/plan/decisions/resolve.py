@@ -10,7 +10,7 @@ import msgspec
 from engine.base.language import tr
 from engine.devices.device import CPU_ID, Rig
 from engine.planning.layout.layout import Layout
-from engine.planning.memory.drafts import drafted_tokens, with_draft_memory
+from engine.planning.memory.drafts import drafted_tokens, uses_mtp, with_draft_memory
 from engine.planning.memory.estimate import MemoryEstimate
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.memory.placement import place
@@ -97,7 +97,7 @@ def resolve(
         *decide_op_offload(rig, layout, asked.op_offload, used, threshold),
         decide_pipeline(layout, asked, used, tried.beside.estimate),
         *decide_side_files(side_files, rig, tried.beside.projector_device),
-        *decide_draft(side_files.draft, tried.beside.draft),
+        *decide_draft(side_files.draft, tried.beside.draft, layout, tried.beside.estimate),
     )
     beside = tried.beside
     return Resolved(used, decisions, beside.estimate, beside.alone, beside.projector_device, beside.draft)
@@ -142,13 +142,16 @@ def estimate_beside(
         return Beside(alone, alone)
     n_drafted, estimate = drafted_tokens(side_files.draft), alone
     if n_drafted:
-        estimate = memory.estimate(layout, context, rig, n_drafted=n_drafted)
+        estimate = memory.estimate(layout, context, rig, n_drafted=n_drafted, mtp=uses_mtp(side_files.draft))
     device_id = projector_device(side_files.projector, rig, device_needs(estimate, rig))
     placement = place(layout, rig, context)
     estimate = with_side_files(estimate, side_file_bytes(side_files, placement, rig, device_id), placement)
     draft = place_draft(side_files.draft, memory, rig, context, device_needs(estimate, rig))
+    heads = memory.mtp_estimate(layout, context, rig) if uses_mtp(side_files.draft) else None
     if draft is not None:
         estimate = with_draft_memory(estimate, draft.estimate)
+    elif heads is not None:
+        estimate = with_draft_memory(estimate, heads, tr("the MTP heads"))
     return Beside(estimate, alone, device_id, draft)
 
 

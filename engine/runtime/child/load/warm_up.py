@@ -16,7 +16,7 @@ import msgspec
 
 from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.child.load.loaded_context import ABORTED, DECODED, Batch, LoadedContext
-from engine.runtime.child.native.failures import RequestError
+from engine.runtime.child.native.failures import RequestError, look_at_nodes
 from engine.runtime.child.native.log import FailedAllocation, FreeMemory
 from engine.runtime.child.native.stop import StopFlag
 from engine.runtime.protocol.heartbeat import TICK_SECONDS, WorkHeartbeat
@@ -88,6 +88,7 @@ class StageReporter:
             self._say(self._latest)
 
     def _repeat(self) -> None:
+        look_at_nodes()
         if time.monotonic() - self._sent_at >= self._tick_seconds / 2:
             with self._lock:
                 self._say(self._latest)
@@ -147,7 +148,7 @@ class WarmUp:
         `longest`: most tokens of a sequence in that batch.
         """
         loaded = self._loaded
-        batch = Batch(loaded.engine, rows)
+        batch = loaded.new_batch(rows)
         for sequence, begin in enumerate(range(0, rows, longest)):
             length = min(longest, rows - begin)
             batch.extend([self._token()] * length, 0, sequence, outputs=length)
@@ -168,7 +169,7 @@ class WarmUp:
     def _compute(self, largest: int) -> None:
         """Compute batches of 1, 8, 64... tokens, up to `largest`."""
         loaded = self._loaded
-        batch = Batch(loaded.engine, largest)
+        batch = loaded.new_batch(largest)
         size, spent_seconds = 1, 0.0
         while True:
             self._check_stop()

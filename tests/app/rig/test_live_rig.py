@@ -192,7 +192,7 @@ def test_choices_that_were_measured_here_are_the_hosts_and_not_those_of_a_rig_fi
     live.set_devices(DeviceList(Rig((), host)))
     assert live.rig.host.choices == (choice,), "devices were searched again"
     live.set_speed_book(EMPTY_BOOK)
-    assert live.rig.host.choices == ()
+    assert not live.rig.host.choices
     live.set_speed_book(book)
     live.set_devices(DeviceList(Rig((), host), from_file=True))
-    assert live.rig.host.choices == ()
+    assert not live.rig.host.choices

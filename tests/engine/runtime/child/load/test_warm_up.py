@@ -28,7 +28,7 @@ class CountingBatch:
 @pytest.mark.parametrize(("is_known", "sizes"), [(False, [1, 8, 64, 512]), (True, [1])])
 def test_a_known_load_computes_one_token(is_known: bool, sizes: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     # A busy machine must not end the warm-up early.
-    monkeypatch.setattr(warm_up.time, "monotonic", lambda: 0.0)
+    monkeypatch.setattr("engine.runtime.child.load.warm_up.time.monotonic", lambda: 0.0)
     computed: list[int] = []
 
     def compute(size: int) -> int:

@@ -186,7 +186,7 @@ def models(folder: Path, real: Path, only: Sequence[str] = ()) -> Iterator[Path]
     """Yield files of the models (of those named, where any is), those that are generated as they are needed."""
     if real.exists() and (not only or real.stem in only):
         yield real
-    for name, (shape, matrix_type) in (FITTED | HELD_OUT).items():
+    for name, (shape, matrix_type) in {**FITTED, **HELD_OUT}.items():
         if not only or name in only:
             path = write_shape(folder / f"{name}.gguf", shape, matrix_type)
             yield path

@@ -22,7 +22,7 @@ from engine.base.units import format_bytes
 from engine.devices.device import CPU_ID, Device, Rig, is_on_this_machine
 from engine.planning.layout.layout import Layout
 from engine.planning.memory.backends import backend_traits
-from engine.planning.memory.model_memory import ContextMemory
+from engine.planning.memory.context_memory import ContextMemory
 from engine.planning.settings.context_settings import ContextSettings
 from engine.planning.speed.speeds import (
     DESCRIBED_BYTES,

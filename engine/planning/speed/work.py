@@ -20,8 +20,8 @@ from engine.planning.layout.engine_parameters import tensor_overrides
 from engine.planning.layout.layout import Layout, Override, Run
 from engine.planning.layout.patterns import pattern_finder
 from engine.planning.layout.split_modes import count_unlisted_layers
+from engine.planning.memory.context_memory import ContextMemory
 from engine.planning.memory.kv_cache import row_bytes
-from engine.planning.memory.model_memory import ContextMemory
 from engine.planning.speed.speeds import EXPERTS
 
 _ACTIVATION_BYTES = 4

@@ -104,6 +104,17 @@ class DeviceSpeed(Message, frozen=True, tag="device_speed", kw_only=True):
     products: dict[str, float] = {}
 
 
+class ThreadSpeeds(Message, frozen=True, tag="thread_speeds", kw_only=True):
+    """Measured speeds of the CPU by the number of threads, in the order of the request.
+
+    `answers`: passes per second through a matrix with one column, as for each token of an answer.
+    `prompts`: passes per second with many columns, as for a micro batch of a prompt.
+    """
+
+    answers: tuple[float, ...]
+    prompts: tuple[float, ...]
+
+
 class PackLoad(msgspec.Struct, frozen=True, kw_only=True):
     """Result of loading an engine pack.
 
@@ -534,5 +545,5 @@ ModelAnswer = (
     | SequenceSaved
     | SequenceRestored
 )
-DeviceMessage = DeviceList | DeviceSpeed | DeviceMemoryReadings | Serving | LogitDigest | Quantised
+DeviceMessage = DeviceList | DeviceSpeed | ThreadSpeeds | DeviceMemoryReadings | Serving | LogitDigest | Quantised
 AnyMessage = Hello | Failure | Aborting | LoadMessage | ModelAnswer | DeviceMessage

@@ -165,6 +165,7 @@ class Load(Request, frozen=True, tag="load", kw_only=True):
     `access`: files that the child may open from now on, if the system can enforce it; None for no limit.
     `positions`: number of learned position embeddings, beyond which no sequence may go; None for no limit.
     `early`: weights that are sent to several workers in parallel before the load; empty for less than two workers.
+    `is_known`: whether the same load succeeded before, so that one token is enough as warm-up.
     """
 
     path: str
@@ -177,6 +178,7 @@ class Load(Request, frozen=True, tag="load", kw_only=True):
     draft: DraftSource | None = None
     access: FileAccess | None = None
     early: tuple[EarlyWeights, ...] = ()
+    is_known: bool = False
 
 
 class ImageFile(msgspec.Struct, frozen=True, tag="image", kw_only=True):
@@ -442,6 +444,19 @@ class MeasureSpeed(Request, frozen=True, tag="measure_speed", kw_only=True):
     scans: bool = False
 
 
+class MeasureThreads(Request, frozen=True, tag="measure_threads", kw_only=True):
+    """Measure matrix products on the CPU with several numbers of threads; answered by `ThreadSpeeds` or `Failure`.
+
+    `counts`: numbers of threads, in the order in which they are measured.
+    `size_bytes`: memory to allocate for the matrix.
+    `measured_s`: seconds for each number and each of the two products.
+    """
+
+    counts: tuple[int, ...]
+    size_bytes: int
+    measured_s: float
+
+
 class Stop(Request, frozen=True, tag="stop", kw_only=True):
     """Stop a request, or a load. `request`: id of the request; None stops the load and every request."""
 
@@ -455,5 +470,7 @@ class Quit(Request, frozen=True, tag="quit", kw_only=True):
 AnyModelRequest = (
     Generate | Embed | Tokenise | Detokenise | CountTokens | RenderTemplate | SaveSequence | RestoreSequence
 )
-DeviceRequest = ListDevices | MeasureSpeed | DeviceMemoryQuery | Serve | Logits | Quantise | CountVocabulary
+DeviceRequest = (
+    ListDevices | MeasureSpeed | MeasureThreads | DeviceMemoryQuery | Serve | Logits | Quantise | CountVocabulary
+)
 AnyRequest = Probe | Load | AnyModelRequest | DeviceRequest | Stop | Quit

@@ -20,10 +20,13 @@ from engine.runtime.child.load.kernel_speeds import SHORT_S, clock_of, kernel_sp
 from engine.runtime.child.native.bindings import Bindings, InitParams
 from engine.runtime.child.native.devices import CPU_ID, resolve_devices
 from engine.runtime.child.native.failures import failure
-from engine.runtime.protocol.messages import DeviceSpeed
-from engine.runtime.protocol.requests import MeasureSpeed
+from engine.runtime.protocol.messages import DeviceSpeed, ThreadSpeeds
+from engine.runtime.protocol.requests import DeviceRef, MeasureSpeed, MeasureThreads
 
 _F16, _F32 = 1, 0
+_Q4_K = 12
+"""Type of the matrix for numbers of threads, since most models have it. Its kernel computes more per byte than F16's.
+"""
 _COLUMNS = 4096
 _MIN_ROWS = 64
 _SENT_BYTES = 4 << 20
@@ -43,8 +46,15 @@ _TOKENS = 128
 """Number of columns of the product for prompts, enough for arithmetic to limit the speed instead of memory."""
 _PRODUCT_COLUMNS, _ROWS = 2048, (256, 1024, 4096)
 """Columns and rows of the matrix of that product: more if a pass takes less than `SHORT_S`."""
+_THREAD_ROWS = 1024
+"""Rows of the product for prompts with several numbers of threads: small, since one thread computes it too."""
 _MEASURED_PRODUCT_S = 0.15
 _GRAPH_NODES = 512
+
+
+def measure(engine: Bindings, request: MeasureSpeed | MeasureThreads) -> DeviceSpeed | ThreadSpeeds:
+    """Carry out either request. Raises as `measure_speed` and `measure_threads` do."""
+    return measure_threads(engine, request) if isinstance(request, MeasureThreads) else measure_speed(engine, request)
 
 
 def measure_speed(engine: Bindings, request: MeasureSpeed) -> DeviceSpeed:
@@ -76,6 +86,29 @@ def measure_speed(engine: Bindings, request: MeasureSpeed) -> DeviceSpeed:
     by_type |= read
     products |= others
     return msgspec.structs.replace(speed, by_type=by_type, op_s=op_s, products=products)
+
+
+def measure_threads(engine: Bindings, request: MeasureThreads) -> ThreadSpeeds:
+    """Measure products of the CPU with each number of threads: one column at a time, and many at once.
+
+    The product with one column is a graph of many parts, because all threads wait for each other after each node.
+
+    Raises:
+        RequestError: the host has no room for the matrix.
+    """
+    host = DeviceRef(id=CPU_ID, backend="CPU")
+    asked = MeasureSpeed(device=host, size_bytes=request.size_bytes, n_threads=1, enough_s=0.0)
+    device = resolve_devices(engine, [host], [CPU_ID]).by_id[CPU_ID]
+    rates: dict[str, list[float]] = {"answers": [], "prompts": []}
+    with (
+        _Graph(engine, device, asked, type_number=_Q4_K) as answer,
+        _Graph(engine, device, asked, type_number=_Q4_K, rows=_THREAD_ROWS, tokens=_TOKENS) as prompt,
+    ):
+        for count in request.counts:
+            for name, graph in (("answers", answer), ("prompts", prompt)):
+                graph.use_threads(engine, device, count)
+                rates[name].append(1 / graph.parts_s(request.measured_s))
+    return ThreadSpeeds(answers=tuple(rates["answers"]), prompts=tuple(rates["prompts"]))
 
 
 def _products_per_second(engine: Bindings, device: int, request: MeasureSpeed, type_number: int) -> float:
@@ -132,7 +165,7 @@ class _Graph:
         if not self._backend:
             raise failure("unreachable", f"{request.device.id} cannot be used now. List the devices again.")
         if request.device.id == CPU_ID:
-            self._use_threads(engine, device, request.n_threads)
+            self.use_threads(engine, device, request.n_threads)
         n_tensors, n_graphs = sums + 2 * _MAX_PARTS + 64, 2 + 2 * _MAX_PARTS
         room = n_tensors * bind("ggml_tensor_overhead", size)()
         room += n_graphs * bind("ggml_graph_overhead_custom", size, size, ctypes.c_bool)(_GRAPH_NODES, False)
@@ -148,14 +181,18 @@ class _Graph:
         self._sums = sums
         self._graph = self._graph_of(engine, self._result)
         self._parts: list[int] = []
+        self._chain = self._graph
         if not sums and tokens == 1:
             rows_each = max(_MIN_ROWS, rows // _MAX_PARTS)
             view = bind("ggml_view_2d", pointer, pointer, pointer, ctypes.c_int64, ctypes.c_int64, size, size)
+            products = []
             for first in range(0, rows - rows_each + 1, rows_each):
                 part = view(self._tensors, self._matrix, columns, rows_each, row_bytes, first * row_bytes)
                 product = bind("ggml_mul_mat", pointer, pointer, pointer, pointer)(self._tensors, part, column)
                 self._parts.append(self._graph_of(engine, product))
+                products.append(product)
             self._part_bytes = rows_each * row_bytes
+            self._chain = self._graph_of(engine, *products)
         # All tensors in one buffer on the device, as weights are.
         self._buffer = bind("ggml_backend_alloc_ctx_tensors", pointer, pointer, pointer)(self._tensors, self._backend)
         if not self._buffer:
@@ -165,15 +202,17 @@ class _Graph:
         # cache.
         bind("ggml_backend_buffer_clear", None, pointer, ctypes.c_uint8)(self._buffer, 0)
 
-    def _graph_of(self, engine: Bindings, result: int) -> int:
-        """Return a graph that computes `result`."""
+    def _graph_of(self, engine: Bindings, *results: int) -> int:
+        """Return a graph that computes `results`, one after another."""
         pointer, size = ctypes.c_void_p, ctypes.c_size_t
         new_graph = engine.bind("ggml_new_graph_custom", pointer, pointer, size, ctypes.c_bool)
         graph: int = new_graph(self._tensors, _GRAPH_NODES, False)
-        engine.bind("ggml_build_forward_expand", None, pointer, pointer)(graph, result)
+        for result in results:
+            engine.bind("ggml_build_forward_expand", None, pointer, pointer)(graph, result)
         return graph
 
-    def _use_threads(self, engine: Bindings, device: int, n_threads: int) -> None:
+    def use_threads(self, engine: Bindings, device: int, n_threads: int) -> None:
+        """Compute with so many threads from now on. `device`: ggml's handle of the CPU."""
         # Not in ggml's C interface: each CPU backend has a function of its own, which the registry knows by name.
         address = engine.registry_function(engine.device_registry(device), b"ggml_backend_set_n_threads")
         if address:
@@ -226,6 +265,14 @@ class _Graph:
         """Return the seconds of the whole graph, without the round trip. `measured_s`: time to measure."""
         self._work()
         return max(_best(self._work, measured_s, self._clock) - self._round_trip_s(), 1e-9)
+
+    def parts_s(self, measured_s: float) -> float:
+        """Return the seconds of all parts of the matrix one after another in one graph; each is a graph node.
+
+        If there are no parts, those of the whole graph.
+        """
+        self._work(self._chain)
+        return max(_best(lambda: self._work(self._chain), measured_s, self._clock), 1e-9)
 
     def _round_trip_s(self) -> float:
         return min(_seconds(self._ask) for _ in range(_ROUND_TRIPS))

@@ -266,9 +266,9 @@ class ModelLoader:
             self._sent = links.sent()
         side_files: LoadedSideFiles | None = None
         try:
-            check_rotation(self._engine.low, model, Path(self._load.path).name)
             if wants_mtp(self._load):
                 check_heads(self._engine, model, Path(self._load.path).name)
+            check_rotation(self._engine.low, model, Path(self._load.path).name)
             if self._target is not None:
                 check_vocabulary(self._engine.low, self._target.model, model, Path(self._load.path).name)
             side_files = self._load_side_files(model)

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from engine.runtime.child.generate.checkpoints import Checkpoint
 from engine.runtime.child.generate.drafting import Drafting, Step
+from engine.runtime.child.generate.mtp_drafter import Computed
 from engine.runtime.child.generate.slots import Slot, Slots
 from engine.runtime.child.generate.tasks import SequenceTask, StandaloneTask, Task
 from engine.runtime.child.handlers import begin
@@ -77,6 +78,13 @@ class _Share(NamedTuple):
     drafts: Sequence[int] = ()
     copy: Checkpoint | None = None
     is_answer: bool = False
+
+    @property
+    def computed(self) -> Computed:
+        """The tokens of the part, with their places."""
+        tokens = [*self.task.tokens[self.begin : self.end], *self.drafts]
+        place = self.place + 1 - (self.end - self.begin)
+        return Computed(self.slot.number, self.begin, place, tokens, not self.drafts)
 
 
 class DecodeLoop:
@@ -220,6 +228,8 @@ class DecodeLoop:
             if self._batch.count > len(shares):
                 prompt_tokens = sum(share.end - share.begin for share in shares if share.end - share.begin > 1)
                 self._prompt_budget.note(prompt_tokens, time.perf_counter() - started)
+            if self._drafting is not None:
+                self._drafting.read([(share.task, share.computed) for share in shares])
             self._go_on(shares)
             if self._drafting is not None:
                 steps = [Step(each.task, each.is_answer, each.end - each.begin, len(each.drafts)) for each in shares]

@@ -27,11 +27,6 @@ def check_source(source: DraftSource | None) -> None:
     """Check how drafts are to be made; raise `RequestError` if that is not supported or incomplete."""
     if source is None:
         return
-    if source.kind == "mtp":
-        raise failure(
-            "argument",
-            "Drafts by the model's own MTP heads are not supported yet. Choose n-gram drafts, a draft model or none.",
-        )
     if not 1 <= source.n_tokens <= MOST_DRAFTED:
         raise failure("argument", f"A draft has 1 to {MOST_DRAFTED} tokens, not {source.n_tokens}.")
     if source.kind == "model" and (not source.path or source.parameters is None or source.context is None):
@@ -98,12 +93,15 @@ def of_draft(parts: tuple[Part, ...]) -> tuple[Part, ...]:
     return tuple(msgspec.structs.replace(part, draft=True) for part in parts)
 
 
-def failure_of_draft(message: Message, placed: tuple[Part, ...]) -> RequestError:
-    """Return the failure of a load whose draft model failed. `message`: that failure. `placed`: the model's parts."""
+def failure_of_draft(message: Message, placed: tuple[Part, ...], subject: str = "draft model") -> RequestError:
+    """Return the failure of a load whose draft model failed.
+
+    `message`: that failure. `placed`: the model's parts. `subject`: what cannot be used.
+    """
     if isinstance(message, AllocationFailure):
         parts = (*placed, *of_draft(message.parts))
         return RequestError(msgspec.structs.replace(message, draft=True, parts=parts))
     if isinstance(message, Failure):
-        sentences = f"The draft model cannot be used. {message.message}"
+        sentences = f"The {subject} cannot be used. {message.message}"
         return RequestError(msgspec.structs.replace(message, message=sentences))
     return RequestError(message)

@@ -107,8 +107,10 @@ class WarmUp:
         self._loaded, self._free, self._stop, self._reporter = loaded, free, stop, reporter
         self._before = loaded.parts()
 
-    def run(self, settings: ContextSettings) -> None:
+    def run(self, settings: ContextSettings, *, is_known: bool = False) -> None:
         """Warm up a context with these settings.
+
+        `is_known`: whether one token is enough, because the same load computed a full batch before.
 
         Raises:
             RequestError: with `AllocationFailure`, `Failure` or `Stopped`.
@@ -125,7 +127,7 @@ class WarmUp:
         if loaded.output_rows > loaded.n_sequences:
             self._reserve_rows(loaded.output_rows, loaded.context_tokens)
         if loaded.makes_text:
-            self._compute(largest)
+            self._compute(1 if is_known else largest)
         loaded.log.on_failed = self._free.note
         self._check_stop()
 
@@ -145,7 +147,7 @@ class WarmUp:
         `longest`: most tokens of a sequence in that batch.
         """
         loaded = self._loaded
-        batch = Batch(loaded.engine, rows)
+        batch = loaded.new_batch(rows)
         for sequence, begin in enumerate(range(0, rows, longest)):
             length = min(longest, rows - begin)
             batch.extend([self._token()] * length, 0, sequence, outputs=length)
@@ -166,7 +168,7 @@ class WarmUp:
     def _compute(self, largest: int) -> None:
         """Compute batches of 1, 8, 64... tokens, up to `largest`."""
         loaded = self._loaded
-        batch = Batch(loaded.engine, largest)
+        batch = loaded.new_batch(largest)
         size, spent_seconds = 1, 0.0
         while True:
             self._check_stop()

@@ -20,7 +20,7 @@ from engine.runtime.child.generate.slots import Slot, Slots
 from engine.runtime.child.generate.tasks import SequenceTask, StandaloneTask, Task
 from engine.runtime.child.handlers import begin
 from engine.runtime.child.load.loaded_context import ABORTED, DECODED, NO_SLOT, Batch, LoadedContext
-from engine.runtime.child.native.failures import RequestError, failure
+from engine.runtime.child.native.failures import RequestError, failure, look_at_nodes
 from engine.runtime.child.native.log import FreeMemory
 from engine.runtime.child.native.stop import StopFlag
 from engine.runtime.protocol.messages import Message
@@ -138,7 +138,11 @@ class DecodeLoop:
             self._end(task, task.stopped())
 
     def tell_reading(self) -> None:
-        """Send the progress of a running request as a heartbeat. May be called in any thread."""
+        """Send the progress of a running request as a heartbeat, unless its computation exceeds the limit.
+
+        May be called in any thread.
+        """
+        look_at_nodes()
         with self._telling:
             for task in (*self._running, *self._standalone)[:1]:
                 self._send((task.reading,))

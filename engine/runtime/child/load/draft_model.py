@@ -7,6 +7,7 @@ and the first tokens may differ, because they are special tokens that nobody wri
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import msgspec
@@ -21,6 +22,7 @@ MOST_SURPLUS = 128
 """Largest difference of the vocabularies' sizes, in tokens."""
 FIRST_COMPARED = 5
 NO_ROPE = -1
+_TEXT_BYTES = 256
 
 
 def check_source(source: DraftSource | None) -> None:
@@ -86,6 +88,30 @@ def without_rope(low: Any, model: int) -> int | None:
     Such a model may have learned positions, and ggml aborts beyond them.
     """
     return int(low.llama_model_n_ctx_train(model)) if low.llama_model_rope_type(model) == NO_ROPE else None
+
+
+def check_rotation(low: Any, model: int, name: str) -> None:
+    """Raise `RequestError` if RoPE is to rotate no elements: ggml's operation on the CPU then never ends.
+
+    `ggml_compute_forward_rope_flt` steps back by two at the first rotated element, and forward by two after it.
+    `low`: the module `llama_cpp.llama_cpp`. `model`: its address. `name`: of its file.
+    """
+    if low.llama_model_rope_type(model) == NO_ROPE:
+        return
+    buffer = ctypes.create_string_buffer(_TEXT_BYTES)
+    low.llama_model_meta_val_str(model, b"general.architecture", buffer, _TEXT_BYTES)
+    for suffix in (b"", b"_swa"):
+        key = buffer.value + b".rope.dimension_count" + suffix
+        found = ctypes.create_string_buffer(_TEXT_BYTES)
+        low.llama_model_meta_val_str(model, key, found, _TEXT_BYTES)
+        # llama.cpp reads 32 bits, and ggml takes them as a signed number.
+        count = found.value.decode("utf-8", "replace")
+        if count.isdecimal() and not 0 < int(count) < 1 << 31:
+            raise failure(
+                "model_file",
+                f"{name} cannot be used: {key.decode('utf-8', 'replace')} is {count}, so that RoPE would not end. "
+                "The model file is damaged; use another file of this model.",
+            )
 
 
 def of_draft(parts: tuple[Part, ...]) -> tuple[Part, ...]:

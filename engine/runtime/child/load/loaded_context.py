@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,13 +20,17 @@ from engine.runtime.child.native import breakdown
 from engine.runtime.child.native.bindings import Bindings
 from engine.runtime.child.native.breakdown import BufferBytes, logged_parts, measured_parts
 from engine.runtime.child.native.devices import ResolvedDevices
+from engine.runtime.child.native.failures import NODE_SECONDS, NodeLimit
 from engine.runtime.child.native.log import EngineLog, FreeMemory, allocation_failure, decode_failure
+from engine.runtime.child.native.stop import StopFlag
 from engine.runtime.protocol.messages import AllocationFailure, Failure, Part
 from engine.runtime.protocol.requests import DraftSource
 
 DECODED, NO_SLOT, ABORTED = 0, 1, 2
 FLOAT_BYTES = 4
 NO_VOCABULARY = 0
+SLOWEST_RATE = 1.5e8
+"""Multiplications in a second of a core. Slow ones do ten times as many with quantised weights."""
 POOLING_NONE, POOLING_RANK = 0, 4
 
 
@@ -61,6 +66,8 @@ class LoadedContext:
     """Whether this is the context of the MTP heads of another context's model."""
     hidden_rows: int = 0
     """Number of rows of hidden states in the output buffer, which the MTP heads read; 0 without them."""
+    limit: NodeLimit | None = None
+    """Limit of the time of an operation; None for no limit."""
     _special_tokens: SpecialTokens | None = None
 
     @property
@@ -166,11 +173,28 @@ class LoadedContext:
 
     def compute(self, batch: Any) -> int:
         """Decode a `llama_batch`, wait for the result, and return the status of llama_decode."""
-        status = int(self.engine.low.llama_decode(self.context, batch))
-        if status == DECODED:
-            # llama_decode returns while devices still compute. Times would be wrong, and a stop would come too early.
-            self.engine.low.llama_synchronize(self.context)
+        with self.limit or nullcontext():
+            status = int(self.engine.low.llama_decode(self.context, batch))
+            if status == DECODED:
+                # llama_decode returns while devices still compute. Times would be wrong, and a stop would come too
+                # early.
+                self.engine.low.llama_synchronize(self.context)
         return status
+
+    def limit_operations(self, stop: StopFlag, *, on_devices: bool) -> None:
+        """Limit the time of each operation from now on. `stop`: flag of the context.
+
+        `on_devices`: whether devices other than the CPU compute. Their operations are not counted, so that the limit
+        is that of a whole graph.
+        """
+        low, model = self.engine.low, self.model
+        n_layers, width = max(1, int(low.llama_model_n_layer(model))), int(low.llama_model_n_embd(model))
+        weights = int(low.llama_model_n_params(model))
+        largest = max(weights // n_layers, self.vocabulary_size * width)
+        attended = width * self.context_tokens * 2
+        values = weights + attended * n_layers if on_devices or stop.nodes is None else largest + attended
+        work_s = values * int(low.llama_n_ubatch(self.context)) / SLOWEST_RATE
+        self.limit = NodeLimit(self.engine.send_abort_text, self.name, lambda: stop.nodes, NODE_SECONDS + work_s)
 
     def clear(self) -> None:
         """Remove all sequences from the KV cache."""

@@ -18,6 +18,7 @@ from engine.base.processor import default_threads
 from engine.planning.layout.engine_parameters import MATCHES_NO_TENSOR, EngineParameters, TensorOverride
 from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.child.load.draft_model import (
+    check_rotation,
     check_source,
     check_vocabulary,
     draft_load,
@@ -267,6 +268,7 @@ class ModelLoader:
         try:
             if wants_mtp(self._load):
                 check_heads(self._engine, model, Path(self._load.path).name)
+            check_rotation(self._engine.low, model, Path(self._load.path).name)
             if self._target is not None:
                 check_vocabulary(self._engine.low, self._target.model, model, Path(self._load.path).name)
             side_files = self._load_side_files(model)
@@ -282,6 +284,7 @@ class ModelLoader:
             self._engine, self._log, self._devices, load.context, model, context, side_files, positions
         )
         loaded.name = Path(load.path).name
+        loaded.limit_operations(self._stop, on_devices=set(self._devices.by_id) != {CPU_ID})
         loaded.draft = load.draft if loaded.makes_text else None
         if loaded.draft is not None and loaded.draft.kind == "mtp":
             # Before the warm-up, at which llama.cpp makes room for the states in the output buffer.

@@ -16,7 +16,7 @@ import msgspec
 
 from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.child.load.loaded_context import ABORTED, DECODED, Batch, LoadedContext
-from engine.runtime.child.native.failures import RequestError
+from engine.runtime.child.native.failures import RequestError, look_at_nodes
 from engine.runtime.child.native.log import FailedAllocation, FreeMemory
 from engine.runtime.child.native.stop import StopFlag
 from engine.runtime.protocol.heartbeat import TICK_SECONDS, WorkHeartbeat
@@ -88,6 +88,7 @@ class StageReporter:
             self._say(self._latest)
 
     def _repeat(self) -> None:
+        look_at_nodes()
         if time.monotonic() - self._sent_at >= self._tick_seconds / 2:
             with self._lock:
                 self._say(self._latest)

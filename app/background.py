@@ -35,7 +35,7 @@ class _Answer:
 class Task(Generic[_Progress]):
     """Cancellation token and progress callback that background work gets from its request. For any thread.
 
-    `token`: token that is cancelled when a newer request replaces this one, or `Latest.cancel` is called.
+    `token`: token that is cancelled when a newer request replaces this one, or by `cancel` of the runner.
     `tell`: callback for progress. The value is delivered in the GUI thread, unless the request was cancelled meanwhile.
     """
 
@@ -197,6 +197,65 @@ class Latest:
         token, self._token = self._token, None
         if token is not None:
             token.cancel()
+
+
+class Single:
+    """Runs long work in the background, one piece at a time, with progress. A cancelled piece may still have a result.
+
+    All methods are called in the GUI thread, and all results are delivered there.
+    """
+
+    def __init__(self, background: Background, end_s: float) -> None:
+        """`end_s`: seconds that `close` waits for the end of the work, which may have child processes."""
+        self._background, self._end_s = background, end_s
+        self._token: CancelToken | None = None
+        self._ended = threading.Event()
+
+    @property
+    def is_running(self) -> bool:
+        return self._token is not None
+
+    def run(
+        self,
+        what: str,
+        work: Callable[[Task[_Progress]], _T],
+        on_result: Callable[[_T], None],
+        on_error: _OnError,
+        on_progress: Callable[[_Progress], None],
+    ) -> None:
+        """Run `work`, then `on_result` or `on_error`. Does nothing if work runs. `what` is as in `Background.run`."""
+        if self._token is not None:
+            return
+        token = self._token = CancelToken()
+        self._ended.clear()
+
+        def call() -> _T:
+            try:
+                return work(Task(token, lambda progress: self._background.deliver(lambda: on_progress(progress))))
+            finally:
+                # The children of the work have ended by now, so `close` can go on.
+                self._ended.set()
+
+        def done(result: _T) -> None:
+            self._token = None
+            on_result(result)
+
+        def failed(error: EngineError) -> None:
+            self._token = None
+            on_error(error)
+
+        self._background.run(what, call, done, failed)
+
+    def cancel(self) -> None:
+        """Cancel the work that runs, if there is any."""
+        if self._token is not None:
+            self._token.cancel()
+
+    def close(self) -> None:
+        """Cancel the work that runs, and wait a bounded time for its end."""
+        if self._token is not None:
+            self._token.cancel()
+            self._ended.wait(self._end_s)
 
 
 class Worker:

@@ -17,7 +17,6 @@ import gc
 import json
 import os
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -28,10 +27,9 @@ from typing import Any
 import psutil
 from PySide6.QtCore import QCoreApplication, QEvent, QEventLoop, QObject, QTimer
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QApplication
 
 from benchmarks._process_memory import give_back, used_bytes
-from benchmarks.soak import GROWTH_LIMIT_BYTES, Soak
+from benchmarks.soak import GROWTH_LIMIT_BYTES, Soak, left_behind, open_real_window
 
 SETTLE_S = 600.0
 STEP_S = 2.0
@@ -217,29 +215,11 @@ def verdict(samples: list[dict[str, Any]], rests: list[dict[str, Any]], settle_s
 
 def run(out: Callable[[dict[str, Any]], None], minutes: float, seed: int, rest_s: float) -> int:
     """Use a window for so long; return the exit code."""
-    with tempfile.TemporaryDirectory(prefix="layerdeck-hour-") as home:
-        os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
-        os.environ["HOME"] = home
-        for name in ("CONFIG", "CACHE", "DATA", "STATE"):
-            os.environ[f"XDG_{name}_HOME"] = f"{home}/{name.lower()}"
-
-        from app.allocator import freeze_window_objects, limit_malloc
-        from app.logs import start_logging
+    with open_real_window("dark") as (home, application, window):
         from app.paths import log_path
-        from app.settings import Settings
-        from app.theme import Theme
-        from app.wiring import make_window
         from engine.model.demo.writer import write_demo_model
 
-        limit_malloc()
-        start_logging(log_path())
-        application = QApplication(sys.argv[:1])
-        window = make_window(Settings(), Theme(application, "dark"))
-        window.main.resize(1280, 800)
-        window.main.show()
-        window.start(files=[], rig=None)
-        freeze_window_objects()
-        models = Path(home) / "models"
+        models = home / "models"
         models.mkdir()
         for number in range(4):
             write_demo_model(models / f"demo-{number}.gguf")
@@ -264,8 +244,7 @@ def run(out: Callable[[dict[str, Any]], None], minutes: float, seed: int, rest_s
             out(each)
         window.main.close()
         found = verdict(samples, rests, min(SETTLE_S, minutes * 10))
-        left = [" ".join(each.cmdline()) for each in psutil.Process().children(recursive=True)]
-        found["wrong"] += [f"left behind: {each}" for each in left]
+        found["wrong"] += left_behind()
         out({**found, **hour.done})
         return 1 if found["wrong"] else 0
 

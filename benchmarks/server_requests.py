@@ -31,7 +31,8 @@ import psutil
 
 from engine.api.server.guard import Access
 from engine.api.server.journal import Journal
-from engine.api.server.pool import ModelPool, PoolParts
+from engine.api.server.pool import ModelPool
+from engine.api.server.pool_parts import PoolParts
 from engine.api.server.server import Address, ApiServer
 from tests.support.api_server import cpu_rig, entry_of, plan_on_cpu
 from tests.support.models import write_tiny_llama

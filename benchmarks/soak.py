@@ -26,11 +26,11 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 import psutil
@@ -306,9 +306,13 @@ def verdict(readings: list[Reading], options: Options) -> tuple[int, list[str]]:
     return growth_bytes, wrong
 
 
-def run(options: Options) -> int:
-    """Soak; return the exit code."""
-    with tempfile.TemporaryDirectory(prefix="soak") as home:
+@contextmanager
+def open_real_window(theme: Literal["light", "dark"]) -> Iterator[tuple[Path, QApplication, WindowParts]]:
+    """Open the window as the program does, with a home of its own that is removed afterwards.
+
+    Yield the home, the application and the window.
+    """
+    with tempfile.TemporaryDirectory(prefix="layerdeck-hour-") as home:
         os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
         os.environ["HOME"] = home
         for name in ("CONFIG", "CACHE", "DATA", "STATE"):
@@ -321,16 +325,30 @@ def run(options: Options) -> int:
         from app.settings import Settings
         from app.theme import Theme
         from app.wiring import make_window
-        from engine.model.demo.writer import write_demo_model
 
         limit_malloc()
         start_logging(log_path())
         application = QApplication(sys.argv[:1])
-        window = make_window(Settings(), Theme(application, "light"))
+        window = make_window(Settings(), Theme(application, theme))
+        window.main.resize(1280, 800)
         window.main.show()
         window.start(files=[], rig=None)
         freeze_window_objects()
-        model = Path(home) / "demo.gguf"
+        yield Path(home), application, window
+
+
+def left_behind() -> list[str]:
+    """Return a sentence for each process that the window has left."""
+    return [f"left behind: {' '.join(each.cmdline())}" for each in psutil.Process().children(recursive=True)]
+
+
+def run(options: Options) -> int:
+    """Soak; return the exit code."""
+    with open_real_window("light") as (home, application, window):
+        from app.paths import log_path
+        from engine.model.demo.writer import write_demo_model
+
+        model = home / "demo.gguf"
         write_demo_model(model)
         soak = Soak(application, window, model, log_path(), options.seed)
         readings: list[Reading] = []
@@ -351,8 +369,7 @@ def run(options: Options) -> int:
             print(json.dumps({"more_objects": dict(more)}), flush=True)
         window.main.close()
         growth_bytes, wrong = verdict(readings, options)
-        left = [" ".join(each.cmdline()) for each in psutil.Process().children(recursive=True)]
-        wrong += [f"left behind: {each}" for each in left]
+        wrong += left_behind()
         print(json.dumps({"growth_bytes": growth_bytes, "wrong": wrong, **soak.done}), flush=True)
         return 1 if wrong else 0
 

@@ -52,9 +52,9 @@ from engine.planning.speed.answers import MIN_TOKENS
 from engine.planning.speed.prediction import LastAnswer, SpeedForecast, anchored
 from engine.planning.speed.speeds import Speeds, layout_class
 from engine.planning.speed.work import Work
+from engine.runtime.plan_requests import load_request
 from engine.runtime.protocol.messages import Generated, Hello, LoadedModel, Piece, Reading, StageProgress
 from engine.runtime.protocol.requests import Generate
-from engine.runtime.requests import load_request
 
 KEPT_MODEL = Path.home() / ".cache/layerdeck/models/SmolLM2-135M-Instruct.Q4_1.gguf"
 PROMPT = "Tell a long story about a lighthouse keeper, a storm and a ship that nobody expected."

@@ -21,10 +21,10 @@ from engine.machines.bench.readings import load_share, processor_seconds
 from engine.machines.bench.statistics import ratio_of, turn_order
 from engine.machines.bench.thread_counts import thread_counts_to_try
 from engine.machines.rigs.discovery import host_device
+from engine.runtime.plan_requests import bound_threads
 from engine.runtime.process.questions import Questions
 from engine.runtime.protocol.messages import ThreadSpeeds
 from engine.runtime.protocol.requests import MeasureThreads
-from engine.runtime.requests import bound_threads
 
 SIZE_BYTES = 128 << 20
 MEASURED_S = 0.05

@@ -22,7 +22,8 @@ from app.paths import library_path
 from app.serving.address import is_loopback
 from engine.api.server.journal import Journal
 from engine.api.server.offers import entries_of_library, entry_of_file
-from engine.api.server.pool import DEFAULT_KEEP_ALIVE_S, ModelPool, PoolParts
+from engine.api.server.pool import DEFAULT_KEEP_ALIVE_S, ModelPool
+from engine.api.server.pool_parts import PoolParts
 from engine.api.server.preferences import Preferences, with_preferences
 from engine.api.server.server import ApiServer
 from engine.api.wire.errors import ApiError

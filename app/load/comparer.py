@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from PySide6.QtCore import QObject, Qt, Signal
+from PySide6.QtCore import QObject, Signal
 
-from app.background import Background
+from app.background import Background, Single, Task
 from app.models.open_models import OpenModels
 from app.models.speeds import SpeedRepository
 from app.notices import Notices
-from engine.base.cancellation import CancelToken
 from engine.base.errors import ArgumentError, EngineError
 from engine.base.language import tr
 from engine.machines.bench.candidates import Candidate
@@ -49,8 +47,6 @@ class LayoutComparer(QObject):
     finished = Signal(BenchResults)
     failed = Signal(str)
 
-    _told = Signal(object)
-
     def __init__(
         self,
         models: OpenModels,
@@ -64,14 +60,11 @@ class LayoutComparer(QObject):
         self._speeds = speeds
         self._background = background
         self._notices = notices
-        self._cancel: CancelToken | None = None
-        self._ended = threading.Event()
-        # Queued: the comparison runs in a thread of its own.
-        self._told.connect(self.progressed, Qt.ConnectionType.QueuedConnection)
+        self._comparing = Single(background, _END_S)
 
     @property
     def is_running(self) -> bool:
-        return self._cancel is not None
+        return self._comparing.is_running
 
     @property
     def obstacle(self) -> str:
@@ -86,40 +79,31 @@ class LayoutComparer(QObject):
         `progressed` and then `finished` or `failed` are emitted. `preset`: a name in `PRESETS`, the amount of work.
         `automatic`: whether automatic layouts, and other settings of the fastest layout, are compared too.
         """
-        if self._cancel is not None:
+        if self.is_running:
             return
-        cancel = self._cancel = CancelToken()
-        self._ended.clear()
         book = self._speeds.book
         # Tables of its own: those of `plan` belong to the GUI thread.
         own = plan.with_own_tables()
 
-        def work() -> tuple[BenchResults, SpeedBook]:
-            try:
-                candidates = tuple(Candidate(each.name, own.with_edit(each.edit)) for each in edits)
-                for each in candidates:
-                    _check(each)
-                return run_order(BenchOrder(candidates, PRESETS[preset], automatic), book, cancel, self._told.emit)
-            finally:
-                # The child has ended by now, so `close` can go on.
-                self._ended.set()
+        def work(task: Task[BenchProgress]) -> tuple[BenchResults, SpeedBook]:
+            candidates = tuple(Candidate(each.name, own.with_edit(each.edit)) for each in edits)
+            for each in candidates:
+                _check(each)
+            return run_order(BenchOrder(candidates, PRESETS[preset], automatic), book, task.token, task.tell)
 
         def show(found: tuple[BenchResults, SpeedBook]) -> None:
-            self._cancel = None
             results, learnt = found
             self._speeds.learn_answers(book, learnt)
             self.finished.emit(results)
 
         def fail(error: EngineError) -> None:
-            self._cancel = None
             self.failed.emit(error.summary())
 
-        self._background.run(tr("Comparing speeds"), work, show, fail)
+        self._comparing.run(tr("Comparing speeds"), work, show, fail, self.progressed.emit)
 
     def cancel(self) -> None:
         """Cancel the running comparison; `finished` is emitted with the results until then."""
-        if self._cancel is not None:
-            self._cancel.cancel()
+        self._comparing.cancel()
 
     def read_layout(self, path: Path, model: ModelFile, add: Callable[[str, Edit], None]) -> None:
         """Read the layout file `path` and its draft in the background, then call `add` with its name and edit.
@@ -153,9 +137,7 @@ class LayoutComparer(QObject):
 
     def close(self) -> None:
         """Cancel the running comparison, and wait a bounded time for the exit of its child."""
-        if self._cancel is not None:
-            self._cancel.cancel()
-            self._ended.wait(_END_S)
+        self._comparing.close()
 
 
 def _check(candidate: Candidate) -> None:

@@ -1,16 +1,22 @@
-"""Unloads models: on request, before the lab rig that they use is stopped, and after their idle time."""
+"""Unloads and parks models: on request, before the lab rig that they use is stopped, and after their idle time.
+
+A parked model gives its memory back. The next question loads it again, even after a restart.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 
 from PySide6.QtCore import QObject, QTimer
 
 from app.models.open_model import OpenModel
 from app.models.open_models import OpenModels
+from app.models.opener import ModelOpener
 from app.notices import Notices
 from app.rig.lab import Lab
+from app.settings import Settings
 from engine.base.language import tr
 from engine.model.gguf.model_file import FileIdentity
 
@@ -20,14 +26,30 @@ LOOK_MS = 20
 
 
 class Unloader(QObject):
-    """Unloads models, and shows a notice for each on the status line."""
+    """Unloads models, and shows a notice for each on the status line.
 
-    def __init__(self, models: OpenModels, lab: Lab, notices: Notices, parent: QObject | None = None) -> None:
+    It stores in the settings which models are parked, and marks a model as parked when it is opened again.
+    """
+
+    def __init__(
+        self,
+        models: OpenModels,
+        opener: ModelOpener,
+        lab: Lab,
+        settings: Settings,
+        notices: Notices,
+        parent: QObject | None = None,
+    ) -> None:
         super().__init__(parent)
         self._models = models
         self._lab = lab
+        self._settings = settings
         self._notices = notices
         models.expired.connect(self._on_expired)
+        for model in models.all:
+            self._follow(model)
+        models.added.connect(self._follow)
+        opener.model_changed.connect(self._on_model_changed)
 
     def unload_current(self) -> None:
         """Unload the current model, and show a notice."""
@@ -75,6 +97,19 @@ class Unloader(QObject):
             QTimer.singleShot(LOOK_MS, self, lambda: self._stop_lab_after(going, end_s))
         else:
             self._lab.stop()
+
+    def _follow(self, model: OpenModel) -> None:
+        model.parked_changed.connect(partial(self._on_parked, model))
+
+    def _on_parked(self, model: OpenModel, parked: bool) -> None:
+        # Another file that takes the place of a parked model must not change what is stored of it.
+        if model.file is not None and (parked or model.held is not None):
+            self._settings.keep_parked(model.file.paths[0], parked=parked)
+
+    def _on_model_changed(self) -> None:
+        model = self._models.current
+        if model.file is not None and model.held is None and model.file.paths[0] in self._settings.parked_models:
+            model.set_parked(True)
 
     def _on_expired(self, model: OpenModel) -> None:
         model.set_parked(True)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from PySide6.QtCore import QObject, Qt, Signal
+from PySide6.QtCore import QObject, Signal
 
-from app.background import Background
+from app.background import Background, Single, Task
 from app.demo import find_demo
 from app.notices import Notices
 from app.packs import pack_installer
@@ -17,7 +16,6 @@ from app.paths import calibration_path, engine_checks_path, self_test_path, spee
 from app.rig.device_list import DeviceList
 from app.rig.device_search import DeviceSearch
 from app.rig.live_rig import LiveRig
-from engine.base.cancellation import CancelToken
 from engine.base.errors import EngineError
 from engine.base.language import tr
 from engine.devices.device import Rig
@@ -49,8 +47,6 @@ class Examiner(QObject):
     failed = Signal(str)
     learnt = Signal(Learnt)
 
-    _told = Signal(object)
-
     def __init__(
         self,
         live: LiveRig,
@@ -66,49 +62,37 @@ class Examiner(QObject):
         self._held = held
         self._background = background
         self._notices = notices
-        self._cancel: CancelToken | None = None
-        self._ended = threading.Event()
-        self._told.connect(self.progressed, Qt.ConnectionType.QueuedConnection)
+        self._examining = Single(background, _END_S)
 
     @property
     def is_running(self) -> bool:
-        return self._cancel is not None
+        return self._examining.is_running
 
     def start(self) -> None:
         """Start an examination, unless one runs. `progressed` and then `finished` or `failed` are emitted."""
-        if self._cancel is not None:
+        if self.is_running:
             return
-        cancel = self._cancel = CancelToken()
-        self._ended.clear()
         # Taken in the GUI thread; the examination runs in another one while the list may change.
         devices, held = self._live.devices, frozenset(self._held())
 
-        def work() -> tuple[Report, Learnt]:
-            try:
-                rig = self._rig_to_check(devices)
-                files = Files(
-                    find_demo().path, engine_checks_path(), self_test_path(), calibration_path(), speeds_path()
-                )
-                with Machine(rig, files, cancel, packs=pack_installer().listed(), held=held) as machine:
-                    report = examine(machine.steps(), self._told.emit, cancel)
-                learnt = Learnt(read_calibration(files.calibration), read_speed_book(files.speeds))
-                # The report is meant to be sent to others.
-                return without_names(report, personal_names(rig, Path.home())), learnt
-            finally:
-                # After the `with` block, so the children have ended when `close` goes on.
-                self._ended.set()
+        def work(task: Task[Progress]) -> tuple[Report, Learnt]:
+            rig = self._rig_to_check(devices)
+            files = Files(find_demo().path, engine_checks_path(), self_test_path(), calibration_path(), speeds_path())
+            with Machine(rig, files, task.token, packs=pack_installer().listed(), held=held) as machine:
+                report = examine(machine.steps(), task.tell, task.token)
+            learnt = Learnt(read_calibration(files.calibration), read_speed_book(files.speeds))
+            # The report is meant to be sent to others.
+            return without_names(report, personal_names(rig, Path.home())), learnt
 
         def show(found: tuple[Report, Learnt]) -> None:
-            self._cancel = None
             self.learnt.emit(found[1])
             self.finished.emit(found[0])
             self._search.judge_again()
 
         def fail(error: EngineError) -> None:
-            self._cancel = None
             self.failed.emit(error.summary())
 
-        self._background.run(tr("Checking this machine"), work, show, fail)
+        self._examining.run(tr("Checking this machine"), work, show, fail, self.progressed.emit)
 
     def _rig_to_check(self, devices: DeviceList) -> Rig:
         """Return this machine's devices and the listed workers. Blocks; called in a background thread.
@@ -123,8 +107,7 @@ class Examiner(QObject):
 
     def cancel(self) -> None:
         """Cancel the running examination; its report has the results until then."""
-        if self._cancel is not None:
-            self._cancel.cancel()
+        self._examining.cancel()
 
     def save(self, path: Path, report: Report) -> None:
         """Write the report of an examination to the file `path` in the background."""
@@ -141,6 +124,4 @@ class Examiner(QObject):
 
     def close(self) -> None:
         """Cancel the running examination, and wait a bounded time for its child processes."""
-        if self._cancel is not None:
-            self._cancel.cancel()
-            self._ended.wait(_END_S)
+        self._examining.close()

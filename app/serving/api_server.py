@@ -308,7 +308,8 @@ def _make_server(host: str, port: int, key: str, parts: _Parts) -> ApiServer:
     from importlib.metadata import version
 
     from engine.api.server.guard import Access, key_digest
-    from engine.api.server.pool import ModelPool, PoolParts
+    from engine.api.server.pool import ModelPool
+    from engine.api.server.pool_parts import PoolParts
     from engine.api.server.server import Address, ApiServer
 
     access = Access(keys=(key_digest(key),) if key else (), hosts=own_names(host), is_loopback=is_loopback(host))

@@ -36,7 +36,6 @@ from app.models.open_model import OpenModel
 from app.models.open_models import OpenModels
 from app.models.opener import ModelOpener
 from app.models.other_layouts import OtherLayouts
-from app.models.parking import ParkedModels
 from app.models.replanner import Replanner
 from app.models.side_files import SideFileController
 from app.models.speeds import SpeedRepository
@@ -153,15 +152,13 @@ def make_desk(
     speeds = SpeedRepository(live, models, document, background, notices, parent=parent)
     auto_layouts = AutoLayouts(document, live, background, settings, speeds, notices, parent)
     loader = Loader(models, document, live, rig.lab, settings, background, auto_layouts.constraints, parent)
-    unloader = Unloader(models, rig.lab, notices, parent)
     examiner = Examiner(live, rig.search, partial(_held_endpoints, models), background, notices, parent)
     # The examination writes these files itself. Both objects hold older values, which their next write would put back.
     examiner.learnt.connect(lambda learnt: calibrator.learn(learnt.calibration))
     examiner.learnt.connect(lambda learnt: speeds.learn(learnt.speeds))
     access = HubAccess(settings, notices)
     opener = ModelOpener(models, document, live, rig.lab, settings, background, notices, speeds, parent)
-    # Not a field of the desk: signals do all of it.
-    ParkedModels(models, opener, settings, parent or models)
+    unloader = Unloader(models, opener, rig.lab, settings, notices, parent)
     library = Library(LibraryCatalogue(library_path()), lambda: models.current, background, notices, parent)
     # Not a field of the desk: its parent, the library, keeps it alive, and signals do the rest.
     ForecastPlanner(library, models=models, live=live, auto_layouts=auto_layouts, speeds=speeds)

@@ -9,9 +9,9 @@ import msgspec
 
 from engine.base.errors import ChatError
 from engine.base.texts import fenced
+from engine.chat.call_styles import MARKS
 from engine.chat.message import Attachment, Message
 from engine.chat.thinking import CONTROL_MARKS, FAMILIES
-from engine.chat.tool_calls import MARKS
 from engine.chat.tools import NO_TOOLS, ToolUse, in_order_of_calls, is_whole
 from engine.planning.settings.sampling_settings import SamplingSettings
 from engine.runtime.protocol.messages import TokenChoice

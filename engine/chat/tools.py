@@ -16,8 +16,9 @@ import msgspec
 
 from engine.base.language import tr
 from engine.base.texts import show
+from engine.chat.call_styles import HERMES, MISTRAL, is_harmony, is_llama, types_of
 from engine.chat.message import Message, new_id, now_ms
-from engine.chat.tool_calls import HERMES, MISTRAL, CallReader, is_harmony, is_llama, types_of
+from engine.chat.tool_calls import CallReader
 from engine.chat.tree import MessageTree, add
 from engine.runtime.protocol.requests import ChatMessage, ToolCall
 

@@ -9,7 +9,7 @@ import pytest
 from PySide6.QtWidgets import QApplication, QWidget
 from pytestqt.qtbot import QtBot
 
-from app.background import Background, Task, Worker
+from app.background import Background, Single, Task, Worker
 from app.bug_report import BugDialog, describe_bug, scrub
 from app.notices import Notice
 from app.settings import MAX_RECENT, Settings
@@ -172,6 +172,40 @@ def test_of_requests_that_replace_each_other_only_the_last_one_is_delivered(qtbo
         pass
     assert told == ["half", "second", "no"]
     background.close()
+
+
+def test_single_work_tells_its_progress_and_a_cancel_keeps_the_result(qtbot: QtBot) -> None:
+    single, told = Single(Background(), DEADLINE_S), list[object]()
+
+    def work(task: Task[int]) -> str:
+        task.tell(1)
+        while not task.token.cancelled:
+            pass
+        return "half"
+
+    def start(what: str) -> None:
+        single.run(what, work, lambda result: told.append((what, result)), told.append, told.append)
+
+    start("first")
+    start("second, while the first one runs")
+    qtbot.waitUntil(lambda: told == [1])
+    assert single.is_running
+    single.cancel()
+    qtbot.waitUntil(lambda: told == [1, ("first", "half")])
+    assert not single.is_running
+
+
+def test_the_end_waits_for_single_work(qtbot: QtBot) -> None:
+    single, ended = Single(Background(), DEADLINE_S), list[bool]()
+
+    def work(task: Task[int]) -> None:
+        while not task.token.cancelled:
+            pass
+        ended.append(True)
+
+    single.run("work", work, lambda _result: None, lambda _error: None, lambda _progress: None)
+    single.close()
+    assert ended == [True]
 
 
 def test_closed_background_work_tells_nobody(qtbot: QtBot) -> None:

@@ -18,12 +18,12 @@ from engine.planning.memory.backends import HOST_RULE
 from engine.planning.memory.side_files import read_projector
 from engine.planning.plan.plan import Plan
 from engine.planning.settings.context_settings import ContextSettings
-from engine.runtime import requests
+from engine.runtime import plan_requests
 from engine.runtime.child.native.rights import data_bytes
+from engine.runtime.plan_requests import probe_memory_bytes, probe_request
 from engine.runtime.process.questions import Questions, ask_child
 from engine.runtime.protocol.messages import Aborting, LoadedModel, Probed
 from engine.runtime.protocol.requests import ChatMessage, CountTokens, Load, ProjectorFile, Tokenise
-from engine.runtime.requests import probe_memory_bytes, probe_request
 from engine.runtime.session.events import AnyEvent, Crashed, Failed, Loaded
 from tests.engine.runtime.child.raw_child import RawChild, entries
 from tests.support.command_line import run_cli
@@ -151,7 +151,7 @@ def test_a_probe_may_take_what_the_header_needs(tmp_path: Path, monkeypatch: pyt
     small = plan_of(write_tiny_llama(tmp_path / "small.gguf"))
     large = plan_of(write_tiny_llama(tmp_path / "large.gguf", n_vocab=4096))
     assert probe_request(small).memory_bytes == probe_memory_bytes(small) <= 2 << 30
-    monkeypatch.setattr(requests, "_TOKEN_BYTES", 1 << 20)
+    monkeypatch.setattr(plan_requests, "_TOKEN_BYTES", 1 << 20)
     assert probe_memory_bytes(large) > probe_memory_bytes(small) + (3 << 30)
 
 

@@ -41,6 +41,7 @@ from engine.runtime.child.generate.chat_template import Render, RenderedChat
 from engine.runtime.media.images.formula import DrawFormula, DrawnFormula
 from engine.runtime.media.images.pictures import DecodedImage, DecodeImage
 from engine.runtime.media.sounds.recordings import DecodedSound, DecodeSound
+from engine.runtime.plan_requests import load_request, probe_request
 from engine.runtime.process.questions import Questions
 from engine.runtime.protocol.messages import (
     AnyMessage,
@@ -68,7 +69,6 @@ from engine.runtime.protocol.requests import (
     Serve,
     Tokenise,
 )
-from engine.runtime.requests import load_request, probe_request
 from tests.support.hub_server import Repo, hub_server
 from tests.support.models import write_tiny_llama
 from tests.support.orders import order_of
@@ -92,6 +92,7 @@ class Attempts:
     def of(self, pid: int) -> list[Mapping[str, Any]]:
         """Let each thread of a child try, and return their lines."""
         text, deadline_s = b"", time.monotonic() + DEADLINE_S
+        _wait_until_quiet(pid)
         # A thread that was late writes its line after the mark of the end.
         while b"{}\n" not in text or not text.endswith(b"\n"):
             # Again each second: a signal that comes just before the main thread begins to wait does not wake it.
@@ -100,6 +101,30 @@ class Attempts:
                 text += os.read(self.pipe, 1 << 16)
             assert time.monotonic() < deadline_s, text
         return [json.loads(line) for line in text.splitlines() if line != b"{}"]
+
+
+def _wait_until_quiet(pid: int) -> None:
+    """Wait until no thread of a child has run for a moment.
+
+    A thread that starts, or waits for Python's lock, would block the child for ever: the handler of the signal takes
+    this lock as well. The vocabulary child starts a thread after its answer.
+    """
+    before: dict[str, str] = {}
+    for _ in range(100):
+        now = {task.name: _switches(task) for task in Path(f"/proc/{pid}/task").iterdir()}
+        if now == before:
+            return
+        before = now
+        time.sleep(0.05)
+
+
+def _switches(task: Path) -> str:
+    """Return the lines of a thread's status that count how often it ran; empty if the thread has ended."""
+    try:
+        lines = (task / "status").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return ""
+    return " ".join(line for line in lines if "ctxt_switches" in line)
 
 
 @contextmanager

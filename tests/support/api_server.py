@@ -13,7 +13,8 @@ from typing import Any
 
 from engine.api.server.guard import Access
 from engine.api.server.journal import Journal, RequestEntry
-from engine.api.server.pool import ModelPool, PoolParts
+from engine.api.server.pool import ModelPool
+from engine.api.server.pool_parts import PoolParts
 from engine.api.server.server import Address, ApiServer
 from engine.api.wire.names import ModelEntry
 from engine.base.units import GIB

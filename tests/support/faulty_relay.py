@@ -52,6 +52,8 @@ class Relay:
         self._at_bytes: int | None = None
         self._silent = self._gone = False
         self._pairs: set[tuple[asyncio.StreamWriter, asyncio.StreamWriter]] = set()
+        self._transports: list[asyncio.WriteTransport] = []
+        """Transports of all connections, also of those that close: bytes that nobody reads keep them open."""
         self._may_pass = asyncio.Event()
         self._may_pass.set()
         self._listening = socket.create_server(("127.0.0.1", 0), backlog=64)
@@ -103,13 +105,23 @@ class Relay:
         server = self._loop.run_until_complete(asyncio.start_server(self._serve, sock=self._listening.dup()))
         self._ready.set()
         self._loop.run_forever()
+        # Accept nothing more, and let connections that were just accepted reach `_serve`: a server that was closed
+        # before would not close their sockets, nor would a task that is cancelled before it begins.
+        self._gone = True
+        for listening in server.sockets:
+            self._loop.remove_reader(listening.fileno())
+        for _ in range(3):
+            self._loop.run_until_complete(asyncio.sleep(0))
         server.close()
-        for task in asyncio.all_tasks(self._loop):
-            task.cancel()
         for pair in tuple(self._pairs):
             self._reset(pair)
-        # The cancelled tasks end, and the transports close their sockets.
-        self._loop.run_until_complete(asyncio.sleep(0))
+        while tasks := asyncio.all_tasks(self._loop):
+            for task in tasks:
+                task.cancel()
+            self._loop.run_until_complete(asyncio.wait(tasks))
+        for transport in self._transports:
+            transport.abort()
+        # The transports close their sockets in the next step of the loop.
         self._loop.run_until_complete(asyncio.sleep(0))
         self._loop.close()
 
@@ -153,6 +165,7 @@ class Relay:
             each.transport.abort()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._transports.append(writer.transport)
         if self._gone:
             writer.transport.abort()
             return
@@ -161,6 +174,7 @@ class Relay:
         except OSError:
             writer.transport.abort()
             return
+        self._transports.append(back.transport)
         pair = (writer, back)
         for each in pair:
             each.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

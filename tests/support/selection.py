@@ -86,7 +86,10 @@ def _is_named(node_id: str, named: Iterable[str]) -> bool:
 
 
 def worker_count(arguments: Iterable[str], cores: int) -> int:
-    """Return how many workers run the tests in `arguments` (files, folders, node ids); 0: this process does."""
+    """Return how many workers run the tests in `arguments` (files, folders, node ids); 0: this process does.
+
+    Three for two cores: workers wait for children and time limits for a third of their time.
+    """
     files = {argument.partition("::")[0] for argument in arguments}
     is_small = len(files) < FILES_WORTH_WORKERS and all(name.endswith(".py") for name in files)
-    return 0 if is_small or cores < 2 else cores
+    return 0 if is_small or cores < 2 else cores + cores // 2

@@ -72,12 +72,13 @@ def test_of_many_long_cases_some_are_run_unless_the_test_is_named() -> None:
 @pytest.mark.parametrize(
     ("arguments", "cores", "workers"),
     [
-        (["tests"], 8, 8),
+        (["tests"], 8, 12),
+        (["tests"], 2, 3),
         (["tests"], 1, 0),
         (["tests/test_make.py"], 8, 0),
         (["tests/test_make.py::test_a", "tests/test_make.py::test_b", "tests/test_make.py::test_c"], 8, 0),
-        (["tests/test_a.py", "tests/test_b.py", "tests/test_c.py"], 8, 8),
-        (["tests/test_a.py", "tests/engine"], 8, 8),
+        (["tests/test_a.py", "tests/test_b.py", "tests/test_c.py"], 8, 12),
+        (["tests/test_a.py", "tests/engine"], 8, 12),
     ],
 )
 def test_workers_are_started_where_they_are_worth_it(arguments: list[str], cores: int, workers: int) -> None:

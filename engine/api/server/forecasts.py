@@ -10,7 +10,8 @@ from typing import Any
 
 import msgspec
 
-from engine.api.server.pool import Holdings, ModelPool
+from engine.api.server.pool import ModelPool
+from engine.api.server.pool_parts import Holdings
 from engine.api.wire.names import ModelEntry
 from engine.base.errors import EngineError
 from engine.devices.device import Rig

@@ -171,7 +171,7 @@ class ApiServer:
     def _run(self, listening: socket.socket) -> None:
         assert self._server is not None
         try:
-            asyncio.run(self._server.serve(sockets=[listening]))
+            asyncio.run(self._serve(self._server, listening))
         except Exception:
             _log.exception("the server failed")
         finally:
@@ -179,6 +179,16 @@ class ApiServer:
             self._begun.set()
             if self._on_end is not None:
                 self._on_end()
+
+    @staticmethod
+    async def _serve(server: uvicorn.Server, listening: socket.socket) -> None:
+        try:
+            await server.serve(sockets=[listening])
+        finally:
+            # uvicorn closes connections regularly: one whose client reads nothing would outlive the event loop.
+            for each in tuple(server.server_state.connections):
+                each.transport.abort()
+            await asyncio.sleep(0)
 
 
 class _Protocol(H11Protocol):

@@ -13,9 +13,10 @@ import msgspec
 
 from engine.api.wire.errors import invalid
 from engine.chat.asking import MAX_SENT_BYTES, answer_request
+from engine.chat.call_styles import HERMES
 from engine.chat.presets import chat_sampling, chat_template
 from engine.chat.thinking import marks_of
-from engine.chat.tool_calls import HERMES, CallReader
+from engine.chat.tool_calls import CallReader
 from engine.chat.tools import (
     MAX_TOOLS,
     DefinitionError,

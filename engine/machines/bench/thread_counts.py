@@ -22,10 +22,10 @@ from engine.machines.bench.statistics import MIN_ROUNDS, Ratio, ratio_of, turn_o
 from engine.planning.fit.speed_book import SpeedBook, machine_key
 from engine.planning.plan.decisions.measured import BOUND_THREADS, gain_words
 from engine.planning.settings.table import MAX_THREADS
+from engine.runtime.plan_requests import bound_threads
 from engine.runtime.process.questions import Questions, raise_if_cancelled
 from engine.runtime.protocol.messages import ThreadSpeeds
 from engine.runtime.protocol.requests import MeasureThreads
-from engine.runtime.requests import bound_threads
 
 ROUNDS = MIN_ROUNDS + 2
 MIN_GAIN = 1.03

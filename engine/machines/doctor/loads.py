@@ -18,10 +18,10 @@ from engine.planning.plan.decisions.context_length import default_context
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan
 from engine.planning.plan.report import DeviceRow
+from engine.runtime.plan_requests import environment, load_request
 from engine.runtime.process.questions import Questions
 from engine.runtime.protocol.messages import AllocationFailure, DeviceMemoryReadings, Generated, LoadedModel
 from engine.runtime.protocol.requests import DeviceMemoryQuery, Generate
-from engine.runtime.requests import environment, load_request
 from engine.runtime.session.reports import loaded_event
 
 PARTS = ("weights_bytes", "mapped_bytes", "kv_cache_bytes", "recurrent_bytes", "compute_bytes", "output_bytes")

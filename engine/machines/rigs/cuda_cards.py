@@ -20,9 +20,9 @@ from engine.base.errors import WorkerCrashedError
 from engine.base.pci import PciId, parse_pci_id
 from engine.devices.telemetry.cards import NvidiaCard, list_nvidia_cards
 from engine.planning.memory.backends import TRAITS
+from engine.runtime.plan_requests import CUDA_VARIABLE
 from engine.runtime.protocol.messages import GgmlDevice
 from engine.runtime.protocol.requests import ListDevices
-from engine.runtime.requests import CUDA_VARIABLE
 
 ORDER_VARIABLE = "CUDA_DEVICE_ORDER"
 _BY_SLOT = "PCI_BUS_ID"

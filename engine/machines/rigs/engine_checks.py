@@ -19,10 +19,10 @@ from engine.base.errors import EngineError, WorkerCrashedError, WorkerStalledErr
 from engine.devices.device import CPU_ID, Device, Feature, Rig
 from engine.planning.layout.engine_parameters import MAX_DEVICES, EngineParameters
 from engine.planning.settings.context_settings import KV_TYPES, ContextSettings, KvType
+from engine.runtime.plan_requests import device_refs, environment_for
 from engine.runtime.process.questions import Questions, error_with_endpoints, raise_if_cancelled
 from engine.runtime.protocol.messages import AllocationFailure, LoadedModel, LogitDigest, Quantised
 from engine.runtime.protocol.requests import Load, Logits, Quantise
-from engine.runtime.requests import device_refs, environment_for
 
 WEIGHT_TYPES = {
     "F16": "F16", "BF16": "BF16", "Q4_0": "Q4_0", "Q4_1": "Q4_1", "Q5_0": "Q5_0", "Q5_1": "Q5_1", "Q8_0": "Q8_0",

@@ -22,10 +22,10 @@ from engine.devices.device import Device, Rig
 from engine.model.gguf.reader import read_model
 from engine.planning.layout.engine_parameters import MAX_DEVICES, MAX_ENTRIES, EngineParameters
 from engine.planning.settings.context_settings import ContextSettings
+from engine.runtime.plan_requests import device_refs, environment_for
 from engine.runtime.process.questions import Questions
 from engine.runtime.protocol.messages import AllocationFailure, LoadedModel, LogitDigest
 from engine.runtime.protocol.requests import Load, Logits
-from engine.runtime.requests import device_refs, environment_for
 
 ROUNDS = 20
 MAX_ENTRIES_TRIED = 5

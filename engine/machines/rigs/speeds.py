@@ -25,10 +25,10 @@ from engine.planning.speed.answers import MIN_PROMPT_TOKENS
 from engine.planning.speed.prediction import SpeedForecast
 from engine.planning.speed.speeds import Speeds, layout_class
 from engine.planning.speed.work import Work
+from engine.runtime.plan_requests import device_refs, environment_for
 from engine.runtime.process.questions import ask_child, error_with_endpoints, raise_if_cancelled
 from engine.runtime.protocol.messages import DeviceSpeed
 from engine.runtime.protocol.requests import DeviceRef, MeasureSpeed
-from engine.runtime.requests import device_refs, environment_for
 
 MAX_BYTES = 256 * MIB
 """Size of the matrix of a speed test: larger than the caches of cards."""

@@ -24,11 +24,11 @@ from engine.planning.memory.estimate import DeviceMemory, Grade
 from engine.planning.memory.placement import HostBuffers, place
 from engine.planning.plan.plan import Plan
 from engine.planning.plan.report import DeviceRow, check_fit, make_row
+from engine.runtime.plan_requests import draft_probe_request, environment, probe_request
 from engine.runtime.probing.device_rows import member_estimate, rows_from_parts, with_copies
 from engine.runtime.process.questions import Questions, SpareChild, error_with_endpoints, raise_if_cancelled
 from engine.runtime.protocol.messages import Probed
 from engine.runtime.protocol.requests import DeviceRef, FileAccess, Probe
-from engine.runtime.requests import draft_probe_request, environment, probe_request
 
 DEFAULT_TIMEOUT_S = 60.0
 ENDPOINTS_TIMEOUT_S = 8.0

@@ -8,10 +8,10 @@ from pathlib import Path
 from engine.base.errors import ArgumentError
 from engine.base.language import tr
 from engine.model.gguf.parts import named_parts
+from engine.runtime.plan_requests import path_text
 from engine.runtime.process.questions import KeptChild
 from engine.runtime.protocol.messages import Counted
 from engine.runtime.protocol.requests import CountTokens, CountVocabulary, FileAccess
-from engine.runtime.requests import path_text
 
 IDLE_S = 60.0
 """Seconds without a request after which the child ends by itself."""

@@ -30,13 +30,13 @@ from engine.model.gguf.reader import read_model
 from engine.planning.fit.step_back import step_back
 from engine.planning.plan.plan import Plan
 from engine.planning.plan.report import FitReport
+from engine.runtime.plan_requests import environment, load_request
 from engine.runtime.probing.probe import ProbeCache, Probes
 from engine.runtime.process.child import DEFAULT_STALL_TIMEOUT_S, ChildProcess
 from engine.runtime.process.outcome import ProcessOutcome
 from engine.runtime.protocol.media import MediaCache
 from engine.runtime.protocol.messages import AnyMessage, DeviceMemoryReadings
 from engine.runtime.protocol.requests import AnyModelRequest
-from engine.runtime.requests import environment, load_request
 from engine.runtime.session import effects, inputs
 from engine.runtime.session.events import AnyEvent, Failed, Loaded, RequestEnding, RequestEvent
 from engine.runtime.session.load_records import LoadRecorder

@@ -226,7 +226,7 @@ def memory_event(
 
 
 def _refusing_card(outcome: ProcessOutcome, plan: Plan) -> str:
-    # The child sees only the cards of its plan, in the order of the rig (`engine.runtime.requests.environment`).
+    # The child sees only the cards of its plan, in the order of the rig (`engine.runtime.plan_requests.environment`).
     cards = [device for device in plan.devices_in_use if device.backend in ("CUDA", "HIP") and not device.is_rpc]
     number = outcome.cuda_device
     return cards[number].id if number is not None and number < len(cards) else names_of(cards) or "CUDA"

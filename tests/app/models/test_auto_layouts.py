@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+import pytest
 from pytestqt.qtbot import QtBot
 
 from app.paths import speeds_path
@@ -200,7 +201,11 @@ def test_answers_teach_how_fast_layouts_are(open_window: OpenWindow, qtbot: QtBo
     model.loading.loaded = None
 
 
-def test_speeds_are_measured_from_the_menu(open_window: OpenWindow, qtbot: QtBot) -> None:
+def test_speeds_are_measured_from_the_menu(
+    open_window: OpenWindow, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Each type takes half a second of each device.
+    monkeypatch.setattr("engine.machines.rigs.speeds._TYPES", {"Q4_K": 12})
     window = open_window()
     with qtbot.waitSignal(window.desk.notices.given) as told:
         window.actions["measure_speeds"].trigger()

@@ -17,7 +17,7 @@ from tests.support.orders import file_key
 class Models(QObject):
     """Three loaded models with one name, as quantisations of one model have; the last one is current."""
 
-    expired = Signal(object)
+    expired, added, parked_changed, model_changed = Signal(object), Signal(object), Signal(bool), Signal(object)
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,7 +30,10 @@ class Models(QObject):
             self.unloaded.append(key)
             return True
 
-        return SimpleNamespace(key=key, name="Gemma", held=object(), loading=SimpleNamespace(unload=unload))
+        loading = SimpleNamespace(unload=unload)
+        return SimpleNamespace(
+            key=key, name="Gemma", held=object(), loading=loading, parked_changed=self.parked_changed
+        )
 
     def find(self, key: FileIdentity) -> SimpleNamespace | None:
         """Return the model of this file."""
@@ -39,7 +42,7 @@ class Models(QObject):
 
 def test_of_models_with_one_name_the_one_that_is_meant_goes(qtbot: QtBot) -> None:
     models, notices = Models(), Notices()
-    unloader = Unloader(cast("Any", models), cast("Any", None), notices)
+    unloader = Unloader(cast("Any", models), cast("Any", models), cast("Any", None), cast("Any", None), notices)
     unloader.unload_other(file_key("Q8"))
     assert models.unloaded == [file_key("Q8")]
     unloader.unload_other(file_key("F16"))

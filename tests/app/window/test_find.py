@@ -95,6 +95,8 @@ def test_a_download_is_paused_and_goes_on(window: WindowParts, hub: HubServer, q
     panel.download_button.click()
     qtbot.waitUntil(lambda: len(panel.downloads.rows) == 1)
     (row,) = panel.downloads.rows.values()
+    # A pause before the first request would leave the fault to the second try, which waits 30 s for the hub.
+    qtbot.waitUntil(lambda: not hub.faults)
     qtbot.waitUntil(lambda: not row.pause_button.isHidden())
     row.pause_button.click()
     qtbot.waitUntil(lambda: not row.resume_button.isHidden())

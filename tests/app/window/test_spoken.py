@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 import pytest
+from _pytest.mark.structures import ParameterSet
 
 from tests.support.spoken import ENVIRONMENT
 
@@ -31,12 +32,17 @@ SCALED = {"1.5": ("en-XA", (SMALL,)), "2": ("ar", (SMALL, MOUSE))}
 LONG_S = 600
 
 
-@pytest.mark.parametrize("name", TESTS)
+def every_day(names: Iterable[str], chosen: str) -> list[ParameterSet]:
+    """Return `names` as cases of which the everyday run has `chosen`: each takes a process and a window."""
+    return [pytest.param(name, marks=() if name == chosen else pytest.mark.exhaustive) for name in names]
+
+
+@pytest.mark.parametrize("name", every_day(TESTS, "en-XA"))
 def test_the_window_holds_in_another_language(name: str) -> None:
     run_spoken(name, TESTS[name])
 
 
-@pytest.mark.parametrize("factor", SCALED)
+@pytest.mark.parametrize("factor", every_day(SCALED, "2"))
 def test_the_window_holds_on_a_scaled_screen(factor: str) -> None:
     run_spoken(*SCALED[factor], {"QT_SCALE_FACTOR": factor})
 

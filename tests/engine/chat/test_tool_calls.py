@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.chat.tool_calls import CallReader, new_call_id, types_of
+from engine.chat.call_styles import types_of
+from engine.chat.tool_calls import CallReader, new_call_id
 
 TOOLS = [
     {

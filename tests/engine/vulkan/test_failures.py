@@ -17,9 +17,9 @@ from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan
 from engine.planning.settings.context_settings import ContextSettings
+from engine.runtime.plan_requests import load_request
 from engine.runtime.protocol.messages import AllocationFailure, Failure, LoadedModel
 from engine.runtime.protocol.requests import Generate
-from engine.runtime.requests import load_request
 from engine.runtime.session.events import Failed
 from engine.runtime.session.reports import crash_event, out_of_memory_event
 from tests.engine.vulkan.conftest import LONGEST_S, V0

@@ -19,9 +19,9 @@ from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan
 from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.child.load.quantise import FILE_TYPES
+from engine.runtime.plan_requests import load_request
 from engine.runtime.protocol.messages import Generated, LoadedModel, Piece
 from engine.runtime.protocol.requests import Generate
-from engine.runtime.requests import load_request
 from engine.runtime.session.reports import loaded_event
 from tests.engine.vulkan.conftest import LONGEST_S, V0, V1, V2
 from tests.support.conversation import Conversation

@@ -2,49 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
-import pytest
 from PySide6.QtCore import QPoint, Qt
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QMenu
-from pytestqt.qtbot import QtBot
 
 from engine.base.units import MIB
 from engine.devices.device import CPU_ID
 from engine.planning.layout.layout import single_device
 from engine.planning.layout.moves import DraftMove
-from engine.planning.plan.preview import DraftBlock, Preview
+from engine.planning.plan.preview import DraftBlock
 from tests.support.accessibility import interface_of, name_of, walk
+from tests.support.editor_hand import Hand, MakeHand
 from tests.support.previews import dense_preview, with_layout
-from tests.widgets.layout_editor.test_editor_mouse import Hand
 from widgets.layout_editor.annotations import legend_entries
-from widgets.layout_editor.editor import LayoutEditor
 from widgets.layout_editor.keyboard import DraftFocus, OutputFocus
 from widgets.layout_editor.marks import tooltip_of
 from widgets.layout_editor.placement import lane_contents
 from widgets.layout_editor.shown import DraftTarget
 from widgets.layout_editor.texts import accessible_summary, lane_texts, loaded_words
 
-MakeHand = Callable[[Preview], Hand]
 DRAFT = DraftBlock("small.gguf", ("CUDA1",), 4, 300 * MIB)
 PREVIEW = replace(dense_preview(), draft=DRAFT)
 CTRL = Qt.KeyboardModifier.ControlModifier
-
-
-@pytest.fixture
-def make_hand(qtbot: QtBot) -> MakeHand:
-    def make(preview: Preview) -> Hand:
-        editor = LayoutEditor()
-        qtbot.addWidget(editor)
-        editor.resize(1000, 620)
-        with qtbot.waitExposed(editor):
-            editor.show()
-        editor.set_preview(preview)
-        return Hand(editor)
-
-    return make
 
 
 def block_at(hand: Hand, device: str) -> QPoint:

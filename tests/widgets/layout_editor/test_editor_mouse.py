@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
-from PySide6.QtCore import QEvent, QPoint, QPointF, Qt
-from PySide6.QtGui import QAction, QFocusEvent, QHelpEvent, QMouseEvent
+from PySide6.QtCore import QEvent, QPoint, Qt
+from PySide6.QtGui import QAction, QFocusEvent, QHelpEvent
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QMenu, QToolTip
 from pytestqt.qtbot import QtBot
 
 from engine.devices.device import CPU_ID
-from engine.planning.layout.moves import BoundaryMove, Move, OutputMove, RangeMove
-from engine.planning.plan.preview import Preview
+from engine.planning.layout.moves import BoundaryMove, OutputMove, RangeMove
+from tests.support.editor_hand import NONE, MakeHand
 from tests.support.previews import (
     dense_layers,
     dense_preview,
@@ -26,95 +24,12 @@ from tests.support.previews import (
     wide_preview,
     with_layout,
 )
-from widgets.layout_editor.editor import LayoutEditor
 from widgets.layout_editor.keyboard import Selection
 from widgets.layout_editor.marks import Marks
 from widgets.layout_editor.placement import Pins, PinToggle
 from widgets.layout_editor.scene import EditorScene
-from widgets.layout_editor.shown import Shown
 
-LEFT = Qt.MouseButton.LeftButton
-NONE = Qt.KeyboardModifier.NoModifier
 SHIFT = Qt.KeyboardModifier.ShiftModifier
-
-
-class Hand:
-    """A pointer over one editor, and everything that the editor has said."""
-
-    def __init__(self, editor: LayoutEditor) -> None:
-        self.editor = editor
-        self.viewport = editor.view.viewport()
-        self.said: list[object] = []
-        editor.moved.connect(self.said.append)
-        editor.move_finished.connect(lambda: self.said.append("finished"))
-        editor.move_cancelled.connect(lambda: self.said.append("cancelled"))
-
-    @property
-    def moves(self) -> list[Move]:
-        return [each for each in self.said if isinstance(each, Move)]
-
-    @property
-    def shown(self) -> Shown:
-        assert self.editor.shown is not None
-        return self.editor.shown
-
-    def press(self, point: QPoint, modifiers: Qt.KeyboardModifier = NONE) -> None:
-        QTest.mousePress(self.viewport, LEFT, modifiers, point)
-
-    def move(self, point: QPoint, buttons: Qt.MouseButton = LEFT) -> None:
-        position = QPointF(point)
-        event = QMouseEvent(
-            QEvent.Type.MouseMove, position, self.viewport.mapToGlobal(position), Qt.MouseButton.NoButton, buttons, NONE
-        )
-        QApplication.sendEvent(self.viewport, event)
-
-    def release(self, point: QPoint) -> None:
-        QTest.mouseRelease(self.viewport, LEFT, NONE, point)
-
-    def drag(self, start: QPoint, *points: QPoint) -> None:
-        self.press(start)
-        for point in points:
-            self.move(point)
-        self.release(points[-1])
-
-    def click(self, point: QPoint, modifiers: Qt.KeyboardModifier = NONE) -> None:
-        self.press(point, modifiers)
-        self.release(point)
-
-    def at(self, x: float, y: float) -> QPoint:
-        return self.editor.view.mapFromScene(QPointF(x, y))
-
-    def layer(self, layer: int, lane: int | None = None) -> QPoint:
-        """Return the middle of a layer's block, in its own lane or another one."""
-        left, right = self.shown.track.span(layer, layer)
-        lane = self.shown.lane_of_layer(layer) if lane is None else lane
-        # Off the middle: the dots of the handles are there.
-        return self.at((left + right) / 2, self.shown.lanes.track_top(lane) + 12)
-
-    def handle(self, index: int) -> QPoint:
-        place = self.shown.handles[index]
-        return self.at(place.x, place.dot_y)
-
-    def edge(self, layer: int) -> int:
-        """Return the x, in the viewport, of the left edge of a layer."""
-        return self.at(self.shown.track.edges[layer], 0).x()
-
-
-MakeHand = Callable[[Preview], Hand]
-
-
-@pytest.fixture
-def make_hand(qtbot: QtBot) -> MakeHand:
-    def make(preview: Preview) -> Hand:
-        editor = LayoutEditor()
-        qtbot.addWidget(editor)
-        editor.resize(1000, 620)
-        with qtbot.waitExposed(editor):
-            editor.show()
-        editor.set_preview(preview)
-        return Hand(editor)
-
-    return make
 
 
 def test_a_boundary_says_each_layer_it_passes_once_and_that_it_is_done(make_hand: MakeHand) -> None:

@@ -2,52 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
-import pytest
 from PySide6.QtCore import QPoint, Qt
 from PySide6.QtGui import QAccessible
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QMenu
-from pytestqt.qtbot import QtBot
 
 from engine.devices.device import CPU_ID
 from engine.planning.layout.moves import EmbeddingMove, Move, PartMove, RangeMove
 from engine.planning.layout.parts import place_embedding, place_part
 from engine.planning.plan.advice import Advice
-from engine.planning.plan.preview import Preview
 from engine.planning.speed.hop_costs import HopCosts
 from engine.planning.speed.prediction import DeviceTime, SpeedForecast
 from tests.support.accessibility import interface_of, name_of, walk
+from tests.support.editor_hand import Hand, MakeHand
 from tests.support.previews import dense_preview, moe_preview, with_layout
-from tests.widgets.layout_editor.test_editor_mouse import Hand
-from widgets.layout_editor.editor import LayoutEditor
 from widgets.layout_editor.keyboard import EmbeddingFocus, OutputFocus, Selection
 from widgets.layout_editor.marks import tooltip_of
 from widgets.layout_editor.placement import PinnedPart, Pins, PinToggle
 from widgets.layout_editor.shown import EmbeddingTarget, HandleTarget, PartTarget
 from widgets.layout_editor.texts import note_lines
 
-MakeHand = Callable[[Preview], Hand]
 CTRL_SHIFT = Qt.KeyboardModifier.ControlModifier | Qt.KeyboardModifier.ShiftModifier
 SHIFT = Qt.KeyboardModifier.ShiftModifier
 KEY = Qt.Key
 LANES = {"CUDA0": 0, "CUDA1": 1, "RPC0": 2, CPU_ID: 3}
-
-
-@pytest.fixture
-def make_hand(qtbot: QtBot) -> MakeHand:
-    def make(preview: Preview) -> Hand:
-        editor = LayoutEditor()
-        qtbot.addWidget(editor)
-        editor.resize(1000, 620)
-        with qtbot.waitExposed(editor):
-            editor.show()
-        editor.set_preview(preview)
-        return Hand(editor)
-
-    return make
 
 
 def experts_at(hand: Hand, layer: int, lane: int | None = None) -> QPoint:

@@ -119,7 +119,7 @@ def test_the_end_of_an_answer_that_nobody_takes_is_dropped(
     server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server_module, "SEND_SECONDS", 0.05)
-    body = json.dumps({"content": "word " * 200_000, "with_pieces": True}).encode()
+    body = json.dumps({"content": "word " * 60_000, "with_pieces": True}).encode()
     head = (
         f"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\nContent-Length: {len(body)}\r\n"
     )
@@ -134,6 +134,22 @@ def test_the_end_of_an_answer_that_nobody_takes_is_dropped(
         # Nothing is read, and still the server holds no connection.
         while inner.server_state.connections:
             pass
+
+
+def test_a_stop_closes_a_connection_whose_client_takes_nothing(tmp_path: Path) -> None:
+    path = write_tiny_llama(tmp_path / "tiny.gguf", n_layers=2)
+    body = json.dumps({"content": "word " * 60_000, "with_pieces": True}).encode()
+    head = f"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+    with running([entry_of(path)]) as server, socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(("127.0.0.1", server.port))
+        connection.sendall(head.encode() + body)
+        inner = server.server._server
+        assert inner is not None
+        while not any(entry.path == "/tokenize" for entry in server.server.journal.ended):
+            pass
+        server.server.stop()
+        assert not inner.server_state.connections
 
 
 # ------------------------------------------------------------------ bodies

@@ -22,7 +22,8 @@ from engine.api.server.answering import send_answers
 from engine.api.server.exchange import Endpoint, Exchange
 from engine.api.server.guard import Access, Message
 from engine.api.server.journal import Journal
-from engine.api.server.pool import ModelPool, PoolParts
+from engine.api.server.pool import ModelPool
+from engine.api.server.pool_parts import PoolParts
 from engine.api.server.server import Address, ApiServer
 from engine.api.wire.answer import PING, PlainReader
 from engine.api.wire.completions import CompletionRequest, CompletionWriter

@@ -23,9 +23,9 @@ from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan
 from engine.planning.settings.context_settings import ContextSettings
+from engine.runtime.plan_requests import load_request
 from engine.runtime.protocol.messages import Generated, LoadedModel, Piece
 from engine.runtime.protocol.requests import Generate
-from engine.runtime.requests import load_request
 from tests.support.conversation import Conversation
 from tests.support.models import write_tiny_llama
 from tests.support.patience import DEADLINE_S

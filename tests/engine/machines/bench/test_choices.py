@@ -20,7 +20,7 @@ from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan
 from engine.planning.settings.context_settings import ContextSettings
-from engine.runtime.requests import environment
+from engine.runtime.plan_requests import environment
 from tests.support.bench import measured, results_of
 from tests.support.models import write_header_only
 from tests.support.previews import make_gpu, make_rig
@@ -137,7 +137,7 @@ def test_threads_of_a_measured_machine(plan: Plan, monkeypatch: pytest.MonkeyPat
         MeasuredChoice("threads_batch", 16, 16, 1.0, 1.0, 1.0, machine),
         MeasuredChoice("bound_threads", 1, 0, 1.1, 1.05, 1.2, machine),
     ]
-    monkeypatch.setattr("engine.runtime.requests.core_places", lambda: ((0, 2), (1, 3)))
+    monkeypatch.setattr("engine.runtime.plan_requests.core_places", lambda: ((0, 2), (1, 3)))
     used = plan.on(EMPTY_BOOK.with_choices(found).apply(RIG))
     assert (used.settings.threads, used.settings.threads_batch) == (8, 16)
     assert environment(used)["OMP_PLACES"] == "{0,2},{1,3}"

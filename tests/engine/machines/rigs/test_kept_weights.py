@@ -23,9 +23,9 @@ from engine.model.gguf.reader import read_model
 from engine.planning.layout.layout import single_device, split_evenly
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.settings.context_settings import ContextSettings
-from engine.runtime import requests
+from engine.runtime import plan_requests
+from engine.runtime.plan_requests import early_weights
 from engine.runtime.protocol.requests import Serve
-from engine.runtime.requests import early_weights
 from engine.runtime.session.events import Loaded, sent_words
 from tests.support.models import write_tiny_llama
 from tests.support.orders import order_of, plan_of, worker_device
@@ -125,7 +125,7 @@ def memory(tmp_path_factory: pytest.TempPathFactory) -> ModelMemory:
 @pytest.fixture(autouse=True)
 def small_models_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights are sent early although the models here are small."""
-    monkeypatch.setattr(requests, "EARLY_LEAST_BYTES", 0)
+    monkeypatch.setattr(plan_requests, "EARLY_LEAST_BYTES", 0)
 
 
 def test_large_weights_are_sent_once(memory: ModelMemory, tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_small_models_are_not_sent_early(memory: ModelMemory, monkeypatch: pytes
     layout = split_evenly(2, ["RPC0", "RPC1"])
     plan = plan_of(memory, Rig(devices, host_device()), layout, ContextSettings(n_ctx=256))
     assert early_weights(plan) == (), "to find out whether the workers cache would take longer than it saves"
-    monkeypatch.setattr(requests, "EARLY_LEAST_BYTES", 60 * MIB)
+    monkeypatch.setattr(plan_requests, "EARLY_LEAST_BYTES", 60 * MIB)
     assert len(early_weights(plan)) == 2
 
 

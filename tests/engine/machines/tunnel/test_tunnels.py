@@ -129,6 +129,7 @@ def test_another_user_of_this_computer_is_not_let_in(
         reader, writer = await asyncio.open_connection("127.0.0.1", forwarder.port)
         said = await reader.read(1)
         writer.close()
+        await writer.wait_closed()
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         return said
@@ -155,6 +156,7 @@ def test_a_caller_that_is_gone_at_once_leaves_the_tunnel_open(
             reader, writer = await asyncio.open_connection("127.0.0.1", forwarder.port)
             assert await reader.read(1) == b""
             writer.close()
+        await writer.wait_closed()
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         return len(asked)

@@ -24,7 +24,7 @@ from engine.planning.memory.side_files import SideFiles
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan, make_plan
 from engine.planning.settings.context_settings import ContextSettings
-from engine.runtime.requests import load_request, probe_request
+from engine.runtime.plan_requests import load_request, probe_request
 from tests.support.models import write_tiny_encoder, write_tiny_llama
 from tests.support.side_models import write_tiny_projector
 

@@ -24,8 +24,8 @@ from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan, make_plan
 from engine.planning.plan.report import DeviceRow, make_row
 from engine.planning.settings.context_settings import AUTO_CONTEXT, ContextSettings
+from engine.runtime.plan_requests import environment, load_request, probe_request
 from engine.runtime.protocol.requests import OFFLOAD_VARIABLE
-from engine.runtime.requests import environment, load_request, probe_request
 from tests.support.models import write_tiny_llama
 
 CONTEXT = ContextSettings(n_ctx=1024, n_batch=64, n_ubatch=64)

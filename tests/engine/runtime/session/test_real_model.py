@@ -17,9 +17,9 @@ from engine.planning.layout.layout import Layout, Run
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.child.load.quantise import FILE_TYPES
+from engine.runtime.plan_requests import load_request
 from engine.runtime.protocol.messages import Generated, LoadedModel, LogitDigest, Piece
 from engine.runtime.protocol.requests import ChatMessage, Generate, Logits
-from engine.runtime.requests import load_request
 from engine.runtime.session.reports import loaded_event
 from tests.support.conversation import Conversation
 from tests.support.orders import plan_of

@@ -12,8 +12,8 @@ from engine.devices.device import CPU_ID, Device, Rig, make_host
 from engine.devices.telemetry.cards import NvidiaCard
 from engine.planning.layout.layout import Layout, Run
 from engine.planning.settings.context_settings import ContextSettings
-from engine.runtime import requests
-from engine.runtime.requests import environment, environment_for
+from engine.runtime import plan_requests
+from engine.runtime.plan_requests import environment, environment_for
 from tests.support.orders import N_LAYERS, made_up_model, plan_of
 
 VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GGML_VK_VISIBLE_DEVICES")
@@ -92,7 +92,7 @@ def test_a_child_sees_no_other_nvidia_card_than_those_of_its_plan(
     for variable in VARIABLES:
         monkeypatch.delenv(variable, raising=False)
     listed = tuple(replace(card, is_sliced=card.uuid == "GPU-1") for card in NVIDIA)
-    monkeypatch.setattr(requests, "list_nvidia_cards", lambda: listed)
+    monkeypatch.setattr(plan_requests, "list_nvidia_cards", lambda: listed)
     rig = Rig(devices, make_host("host", 8 << 30))
     assert environment_for(rig, (used,)).get("CUDA_VISIBLE_DEVICES") == expected
     assert environment_for(rig, ()).get("CUDA_VISIBLE_DEVICES") == (

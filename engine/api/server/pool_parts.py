@@ -1,0 +1,63 @@
+"""What a pool of models gets from the program, and what it says about the memory that its models hold."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from engine.api.wire.names import ModelEntry
+from engine.devices.device import ComputingNeed, Device, Rig
+from engine.devices.holder import MemoryHolder
+from engine.planning.fit.loaded_models import HeldModel
+from engine.runtime.session.load_order import LoadOrder
+
+
+def _no_rig() -> Rig:
+    raise NotImplementedError
+
+
+def _learn_nothing(_need: ComputingNeed) -> None:
+    """Ignore a measured need; default of `PoolParts.learn`."""
+
+
+def _no_plan(_entry: ModelEntry, _rig: Rig) -> LoadOrder:
+    raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class PoolParts:
+    """The functions with which a pool finds, plans and loads models.
+
+    They may block and are called in threads, except as noted.
+    `entries`: returns the models that requests may name.
+    `rig`: returns the devices in their present state.
+    `plan`: plans the load of a model on these devices; raises `EngineError`.
+    `holders`: returns the processes that hold memory of a device.
+    `learn`: saves a model's measured computing memory, so that `rig` includes it. Called in the session's thread.
+    `load`: loads a model outside the pool and lends it to the pool (`ModelPool.lend`). Called in the event loop. Raises
+    `ApiError`. None: the pool loads models itself. If it is set, `rig` and `plan` serve only forecasts.
+    `keep_alive`: sets the idle time in seconds of a lent model. Called in the event loop.
+    """
+
+    entries: Callable[[], Sequence[ModelEntry]]
+    rig: Callable[[], Rig] = _no_rig
+    plan: Callable[[ModelEntry, Rig], LoadOrder] = _no_plan
+    holders: Callable[[Device], tuple[MemoryHolder, ...]] = lambda _device: ()
+    learn: Callable[[ComputingNeed], None] = _learn_nothing
+    load: Callable[[ModelEntry], Awaitable[None]] | None = None
+    keep_alive: Callable[[ModelEntry, float], None] = lambda _entry, _keep_alive_s: None
+
+
+@dataclass(frozen=True, slots=True)
+class Holdings:
+    """The memory of loaded models.
+
+    `own`: models that the pool may unload. `lent`: models that only their owner may unload.
+    """
+
+    own: tuple[HeldModel, ...]
+    lent: tuple[HeldModel, ...]
+
+    @property
+    def all(self) -> tuple[HeldModel, ...]:
+        return (*self.own, *self.lent)

@@ -1,0 +1,424 @@
+"""How families of models write a tool call: the marks before calls, and a parser for each form.
+
+The chat template shows which marks a model uses. Some marks are control tokens: `Generate.marks` must contain `MARKS`,
+so that they are part of the text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+HERMES = "<tool_call>"
+PYTHON_TAG = "<|python_tag|>"
+MISTRAL = "[TOOL_CALLS]"
+DEEPSEEK = "<｜tool▁call▁begin｜>"
+GEMMA = "<|tool_call>"
+FUNCTION_GEMMA = "<start_function_call>"
+HARMONY = "<|channel|>"
+_DEEPSEEK_SEPARATOR, _DEEPSEEK_END = "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+NOISE = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
+"""Marks around the list of all calls of an answer (DeepSeek)."""
+MARKS = frozenset(
+    {
+        *(HERMES, "</tool_call>", PYTHON_TAG, MISTRAL, "[ARGS]", "[CALL_ID]"),
+        *(DEEPSEEK, _DEEPSEEK_SEPARATOR, _DEEPSEEK_END, *NOISE),
+        *(GEMMA, "<tool_call|>", '<|"|>', FUNCTION_GEMMA, "<end_function_call>", "<escape>"),
+        *("<|start|>", HARMONY, "<|message|>", "<|end|>"),
+    }
+)
+_MAX_HEAD = 400
+"""Largest number of characters before the arguments of a call; with more, the text is not a call."""
+
+
+class CallParser(ABC):
+    """A parser for one way to write a call; `CallReader` creates one for each call and feeds it text.
+
+    `name`: name of the function; set before the first piece of arguments is returned.
+    """
+
+    def __init__(self) -> None:
+        self.name = ""
+        self.text = ""
+        """All text that was read. It becomes content of the answer if it turns out not to be a call."""
+
+    def add(self, text: str) -> tuple[str, str | None]:
+        """Return the arguments that `text` adds, and the text after the call; None for the latter: the call has not
+        ended.
+        """
+        self.text += text
+        arguments, rest = self.read(text)
+        if rest:
+            self.text = self.text[: len(self.text) - len(rest)]
+        return arguments, rest
+
+    @abstractmethod
+    def read(self, text: str) -> tuple[str, str | None]:
+        """Parse the next text; the result is that of `add`."""
+
+    def end(self) -> str:
+        """Return the rest of the arguments, at the end of the text."""
+        return ""
+
+
+class _Strings:
+    """Tracks which characters of a JSON text belong to its strings."""
+
+    def __init__(self) -> None:
+        self._is_open = self._is_escaped = False
+
+    def has(self, character: str) -> bool:
+        """Return whether the next character belongs to a string or is one of its quotes."""
+        if not self._is_open:
+            self._is_open = character == '"'
+            return self._is_open
+        if self._is_escaped:
+            self._is_escaped = False
+        elif character == "\\":
+            self._is_escaped = True
+        else:
+            self._is_open = character != '"'
+        return True
+
+
+class JsonCall(CallParser):
+    """Parser of a call as a JSON object: `{"name": "look", "arguments": {...}}`; Llama writes `parameters` instead."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._depth = 0
+        self._strings = _Strings()
+        self._key = ""
+        self._token: list[str] = []
+        self._is_value = False
+        self._held = ""
+        """Arguments that came before the name, held back until the name is known."""
+
+    def read(self, text: str) -> tuple[str, str | None]:
+        given: list[str] = []
+        for place, character in enumerate(text):
+            if not self._depth:
+                if character == "{":
+                    self._depth = 1
+                elif not character.isspace() and character != "[":
+                    return "", text[place:]
+            elif self._strings.has(character):
+                self._add(character, given)
+            elif self._depth > 1 or character in "{[":
+                self._depth += {"{": 1, "[": 1, "}": -1, "]": -1}.get(character, 0)
+                self._add(character, given)
+            elif character == "}":
+                self._end_value(given)
+                return self._given(given), text[place + 1 :]
+            elif character == ":" and not self._is_value:
+                self._key, self._token, self._is_value = _text("".join(self._token)), [], True
+            elif character == ",":
+                self._end_value(given)
+            elif not character.isspace():
+                self._add(character, given)
+        return self._given(given), None
+
+    def _add(self, character: str, given: list[str]) -> None:
+        """Add a character to the key or the value.
+
+        Arguments that are an object are appended to `given` as they come.
+        """
+        self._token.append(character)
+        if self._is_value and self._key in ("arguments", "parameters") and self._token[0] == "{":
+            given.append(character)
+
+    def _end_value(self, given: list[str]) -> None:
+        value = "".join(self._token).strip()
+        if self._is_value and self._key == "name":
+            self.name = _text(value)
+        elif self._is_value and value[:1] == '"' and self._key in ("arguments", "parameters"):
+            # Arguments as OpenAI has them: the text of an object.
+            given.append(_text(value))
+        self._token, self._is_value = [], False
+
+    def _given(self, given: list[str]) -> str:
+        pieces = self._held + "".join(given)
+        self._held = "" if self.name else pieces
+        return pieces if self.name else ""
+
+
+class _Closed(CallParser):
+    """Parser of a call that has an end mark. `parse`: returns name and arguments from the text before the mark."""
+
+    def __init__(self, end: str, parse: Callable[[str], tuple[str, str]]) -> None:
+        super().__init__()
+        self._end, self._parse, self._held = end, parse, ""
+
+    def read(self, text: str) -> tuple[str, str | None]:
+        seen = len(self._held) - len(self._end) + 1
+        self._held += text
+        place = self._held.find(self._end, max(0, seen))
+        if place < 0:
+            return "", None
+        inner, rest = self._held[:place], self._held[place + len(self._end) :]
+        self.name, arguments = self._parse(inner)
+        return arguments, rest
+
+    def end(self) -> str:
+        # A model may leave out the end mark of its last call, or its token ends the answer.
+        self.name, arguments = self._parse(self._held)
+        return arguments
+
+
+class _Arguments(CallParser):
+    """Parser of the arguments alone, a JSON object, of a call whose function name is known."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+        self._depth = 0
+        self._strings = _Strings()
+
+    def read(self, text: str) -> tuple[str, str | None]:
+        begin = 0
+        for place, character in enumerate(text):
+            if not self._depth and character != "{":
+                if not character.isspace():
+                    return "", text[place:]
+                begin = place + 1
+            elif not self._strings.has(character):
+                self._depth += {"{": 1, "[": 1, "}": -1, "]": -1}.get(character, 0)
+                if not self._depth:
+                    return text[begin : place + 1], text[place + 1 :]
+        return text[begin:], None
+
+
+class Headed(CallParser):
+    """Parser of a call whose arguments follow a head that names the function: `look[ARGS]{...}`."""
+
+    def __init__(self, head: re.Pattern[str]) -> None:
+        super().__init__()
+        self._head, self._held = head, ""
+        self._body: _Arguments | None = None
+
+    def read(self, text: str) -> tuple[str, str | None]:
+        if self._body is None:
+            self._held += text
+            match = self._head.match(self._held[:_MAX_HEAD])
+            if match is None and len(self._held) < _MAX_HEAD:
+                return "", None
+            if match is None:
+                # The head is text, with what begins it: read again, it would be taken for a head for ever.
+                return "", self._held[_MAX_HEAD:]
+            self.name = next(filter(None, match.groups()), "")
+            self._body = _Arguments(self.name)
+            text = self._held[match.end() :]
+        return self._body.read(text)
+
+
+class _Choice(CallParser):
+    """Parser of a call whose form is recognised from its beginning.
+
+    `choose`: returns the parser for the form; None: it needs more text.
+    """
+
+    def __init__(self, choose: Callable[[str], CallParser | None]) -> None:
+        super().__init__()
+        self._choose, self._held = choose, ""
+        self._chosen: CallParser | None = None
+
+    def read(self, text: str) -> tuple[str, str | None]:
+        if self._chosen is None:
+            self._held += text
+            self._chosen = self._choose(self._held.lstrip())
+            if self._chosen is None:
+                return "", None
+            text = self._held.lstrip()
+        arguments, rest = self._chosen.read(text)
+        self.name = self._chosen.name
+        return arguments, rest
+
+    def end(self) -> str:
+        if self._chosen is None:
+            return ""
+        arguments = self._chosen.end()
+        self.name = self._chosen.name
+        return arguments
+
+
+# ------------------------------------------------------------------ how families write calls
+
+_FUNCTION = re.compile(r"\s*<function=([^>\n]+)>")
+_NAME = re.compile(r"[\w.:/-]+")
+_MISTRAL_HEAD = re.compile(r"\s*([\w.-]+)(?:\[CALL_ID\][^\[]*)?\[ARGS\]\s*(?=\{)")
+_DEEPSEEK_HEAD = re.compile(
+    rf"(?:function{_DEEPSEEK_SEPARATOR}([\w.-]+)\s*```json\s*|([\w.-]+){_DEEPSEEK_SEPARATOR}\s*)(?=\{{)"
+)
+HARMONY_HEAD = re.compile(r".*?to=functions\.([\w.-]+)(?:(?!<\|message\|>).)*<\|message\|>\s*(?=\{)", re.DOTALL)
+_GEMMA_CALL = re.compile(r"\s*call:([\w.-]+)\s*\{(.*)\}\s*", re.DOTALL)
+
+HARMONY_MARKS = ("<|end|>", "<|start|>", HARMONY, "to=functions.")
+
+Types = Mapping[str, Mapping[str, object]]
+"""JSON types of parameters, by the name of a tool and the name of a parameter."""
+
+
+def _hermes(types: Types) -> CallParser:
+    def choose(text: str) -> CallParser | None:
+        if not text:
+            return None
+        if text.startswith("{"):
+            return JsonCall()
+        return _Closed("</tool_call>", lambda inner: _tagged(inner, types))
+
+    return _Choice(choose)
+
+
+def _tagged(inner: str, types: Types) -> tuple[str, str]:
+    """Return name and arguments of a call in Qwen3-Coder's or GLM's form.
+
+    These are `<function=look><parameter=town>` and `look<arg_key>town</arg_key>`. `inner`: the text between the marks.
+    """
+    head = _FUNCTION.match(inner)
+    if head is not None:
+        name, pairs = head[1].strip(), list(_parameters(inner))
+    else:
+        name, pairs = inner.partition("<arg_key>")[0].strip(), list(_glm_pairs(inner))
+        if _NAME.fullmatch(name) is None:
+            return "", ""  # a model that writes about the mark
+    known = types.get(name, {})
+    return name, json.dumps({key.strip(): _typed(value, known.get(key.strip())) for key, value in pairs})
+
+
+def _between(text: str, begin: str, end: str, place: int) -> tuple[str, int] | None:
+    """Return what is between the next marks from `place` on, and the place after it; None if there is nothing.
+
+    Not an expression: without its end mark each beginning would be looked at up to the end of the text.
+    """
+    first = text.find(begin, place)
+    last = text.find(end, first + len(begin)) if first >= 0 else -1
+    return None if last < 0 else (text[first + len(begin) : last], last + len(end))
+
+
+def _parameters(inner: str) -> Iterator[tuple[str, str]]:
+    """Yield the parameters of Qwen3-Coder's form, `<parameter=town>\nBonn\n</parameter>`."""
+    place = 0
+    while (found := _between(inner, "<parameter=", "</parameter>", place)) is not None:
+        (key, _, value), place = found[0].partition(">"), found[1]
+        yield key, value.removeprefix("\n").removesuffix("\n")
+
+
+def _glm_pairs(inner: str) -> Iterator[tuple[str, str]]:
+    """Yield the parameters of GLM's form, `<arg_key>town</arg_key><arg_value>Bonn</arg_value>`."""
+    place = 0
+    while (key := _between(inner, "<arg_key>", "</arg_key>", place)) is not None:
+        value = _between(inner, "<arg_value>", "</arg_value>", key[1])
+        if value is None:
+            return
+        yield key[0], value[0]
+        place = value[1]
+
+
+def _typed(value: str, type_: object) -> object:
+    """Return the value of a parameter written without quotes.
+
+    `type_`: its JSON type in the schema; "string" stays text.
+    """
+    if type_ == "string":
+        return value
+    try:
+        found = json.loads(value)
+        # `1e999` is infinite here, and JSON has no word for that.
+        json.dumps(found, allow_nan=False)
+    except (ValueError, RecursionError):
+        return value
+    return found
+
+
+def _mistral(_types: Types) -> CallParser:
+    def choose(text: str) -> CallParser | None:
+        if not text:
+            return None
+        if text[0] in "[{":
+            return JsonCall()
+        return Headed(_MISTRAL_HEAD)
+
+    return _Choice(choose)
+
+
+def _gemma(inner: str) -> tuple[str, str]:
+    """Return name and arguments (as JSON) of a call in Gemma's form: `call:look{town:<escape>Bonn<escape>,days:2}`.
+
+    Gemma 4 has another mark around texts.
+    """
+    # NUL marks the places of texts below.
+    match = _GEMMA_CALL.fullmatch(inner.replace("\0", "\N{REPLACEMENT CHARACTER}"))
+    if match is None:
+        return "", ""
+    texts: list[str] = []
+
+    def keep(found: re.Match[str]) -> str:
+        texts.append(found[1])
+        return f'"\x00{len(texts) - 1}"'
+
+    body = re.sub(r"<escape>(.*?)<escape>", keep, match[2].replace('<|"|>', "<escape>"), flags=re.DOTALL)
+    body = re.sub(r"([{,]|^)\s*([\w.-]+)\s*:", r'\1"\2":', body)
+    body = re.sub("\x00(\\d+)", lambda found: json.dumps(texts[int(found[1])])[1:-1], body)
+    return match[1], "{" + body + "}"
+
+
+STYLES: Mapping[str, Callable[[Types], CallParser]] = {
+    HERMES: _hermes,
+    PYTHON_TAG: lambda _types: JsonCall(),
+    MISTRAL: _mistral,
+    DEEPSEEK: lambda _types: Headed(_DEEPSEEK_HEAD),
+    GEMMA: lambda _types: _Closed("<tool_call|>", _gemma),
+    FUNCTION_GEMMA: lambda _types: _Closed("<end_function_call>", _gemma),
+}
+BETWEEN = (*NOISE, "</tool_call>", _DEEPSEEK_END, "]", ",", ";")
+"""Text that stands between calls or after the last one, and is ignored. DeepSeek's arguments are in a fence too."""
+GAP = "\n\n"
+"""Text between what the model wrote before a call and what it wrote after it."""
+
+
+def begin_marks_of(template: str) -> tuple[str, ...]:
+    """Return the marks before a call that a chat template contains.
+
+    For a template that knows no tools this is Hermes' mark, which our own description of the tools prescribes.
+    """
+    found = tuple(mark for mark in STYLES if mark in template)
+    if not found and HARMONY not in template:
+        return (HERMES,)
+    return found
+
+
+def is_llama(template: str) -> bool:
+    """Return whether a template writes calls as bare JSON, as that of Llama 3 does."""
+    return "<|start_header_id|>" in template and '"parameters"' in template
+
+
+def is_harmony(template: str) -> bool:
+    """Return whether a template is that of gpt-oss, whose calls are messages to `functions.NAME`."""
+    return HARMONY in template and "to=functions." in template
+
+
+def types_of(tools: Sequence[Mapping[str, Any]]) -> Types:
+    """Return the JSON types of the parameters in OpenAI tool definitions, by tool and parameter."""
+    found: dict[str, dict[str, object]] = {}
+    for tool in tools:
+        function = tool.get("function") or {}
+        parameters = function.get("parameters")
+        properties = parameters.get("properties") if isinstance(parameters, dict) else None
+        named = properties if isinstance(properties, dict) else {}
+        found[str(function.get("name", ""))] = {
+            key: value.get("type") if isinstance(value, dict) else None for key, value in named.items()
+        }
+    return found
+
+
+def _text(token: str) -> str:
+    """Return the text of a JSON string in a call; the token itself if it is not a JSON string."""
+    try:
+        value = json.loads(token, strict=False)
+    except (ValueError, RecursionError):
+        return token.strip().strip('"')
+    # Models write halves of surrogate pairs as escapes, and UTF-8 cannot encode them.
+    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else str(token).strip()

@@ -1,0 +1,83 @@
+"""A pointer over a layout editor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from PySide6.QtCore import QEvent, QPoint, QPointF, Qt
+from PySide6.QtGui import QMouseEvent
+from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QApplication
+
+from engine.planning.layout.moves import Move
+from engine.planning.plan.preview import Preview
+from widgets.layout_editor.editor import LayoutEditor
+from widgets.layout_editor.shown import Shown
+
+LEFT = Qt.MouseButton.LeftButton
+NONE = Qt.KeyboardModifier.NoModifier
+
+
+class Hand:
+    """A pointer over one editor, and everything that the editor has said."""
+
+    def __init__(self, editor: LayoutEditor) -> None:
+        self.editor = editor
+        self.viewport = editor.view.viewport()
+        self.said: list[object] = []
+        editor.moved.connect(self.said.append)
+        editor.move_finished.connect(lambda: self.said.append("finished"))
+        editor.move_cancelled.connect(lambda: self.said.append("cancelled"))
+
+    @property
+    def moves(self) -> list[Move]:
+        return [each for each in self.said if isinstance(each, Move)]
+
+    @property
+    def shown(self) -> Shown:
+        assert self.editor.shown is not None
+        return self.editor.shown
+
+    def press(self, point: QPoint, modifiers: Qt.KeyboardModifier = NONE) -> None:
+        QTest.mousePress(self.viewport, LEFT, modifiers, point)
+
+    def move(self, point: QPoint, buttons: Qt.MouseButton = LEFT) -> None:
+        position = QPointF(point)
+        event = QMouseEvent(
+            QEvent.Type.MouseMove, position, self.viewport.mapToGlobal(position), Qt.MouseButton.NoButton, buttons, NONE
+        )
+        QApplication.sendEvent(self.viewport, event)
+
+    def release(self, point: QPoint) -> None:
+        QTest.mouseRelease(self.viewport, LEFT, NONE, point)
+
+    def drag(self, start: QPoint, *points: QPoint) -> None:
+        self.press(start)
+        for point in points:
+            self.move(point)
+        self.release(points[-1])
+
+    def click(self, point: QPoint, modifiers: Qt.KeyboardModifier = NONE) -> None:
+        self.press(point, modifiers)
+        self.release(point)
+
+    def at(self, x: float, y: float) -> QPoint:
+        return self.editor.view.mapFromScene(QPointF(x, y))
+
+    def layer(self, layer: int, lane: int | None = None) -> QPoint:
+        """Return the middle of a layer's block, in its own lane or another one."""
+        left, right = self.shown.track.span(layer, layer)
+        lane = self.shown.lane_of_layer(layer) if lane is None else lane
+        # Off the middle: the dots of the handles are there.
+        return self.at((left + right) / 2, self.shown.lanes.track_top(lane) + 12)
+
+    def handle(self, index: int) -> QPoint:
+        place = self.shown.handles[index]
+        return self.at(place.x, place.dot_y)
+
+    def edge(self, layer: int) -> int:
+        """Return the x, in the viewport, of the left edge of a layer."""
+        return self.at(self.shown.track.edges[layer], 0).x()
+
+
+MakeHand = Callable[[Preview], Hand]

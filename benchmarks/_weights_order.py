@@ -1,7 +1,8 @@
 """Orders in which weights go to many workers: arithmetic for any number, and real loads on a few.
 
 The arithmetic shares the borrower's own link evenly among the transfers that run (max-min fairness), and no transfer is
-faster than its worker's link. Hashing and disks are not in it.
+faster than its worker's link. Hashing and disks are not in it. The engine itself uses 15 devices for one model; 64 are
+all devices of 16 machines with four each.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from math import inf
 
 from engine.planning.fit.strategies.constraints import Watch
 from engine.planning.layout.layout import Layout
+from engine.planning.memory.drafts import uses_mtp
 from engine.planning.memory.estimate import DeviceMemory
 from engine.planning.memory.side_files import SideFiles
 from engine.planning.plan.decisions.resolve import Beside, estimate_beside
@@ -77,7 +78,9 @@ class Needs:
     def least(self, layout: Layout) -> Mapping[str, DeviceMemory]:
         """Return the memory of `layout` without compute buffers, by device id, with settings as the user set them."""
         plan = self._plan
-        estimate = plan.memory.estimate(layout, plan.edit.context, plan.rig, with_compute=False)
+        estimate = plan.memory.estimate(
+            layout, plan.edit.context, plan.rig, with_compute=False, mtp=uses_mtp(plan.edit.side_files.draft)
+        )
         return device_needs(estimate, plan.learned_rig)
 
     def estimate_as_asked(self, layout: Layout, side_files: SideFiles) -> Beside:

@@ -1,7 +1,7 @@
 """Sixteen machines with four devices each, simulated on this one: what discovery, telemetry, layouts and editor cost.
 
     python -m benchmarks.many_machines [--machines 16] [--delay-ms 0,1,20,100] [--mbit 1000]
-        [--parts layouts,network,discovery,editor]
+        [--parts layouts,network,weights,discovery,editor]
 
 Workers answer ggml's hello and nothing else; listeners, pairing, tunnels and their child processes are the real ones.
 A relay in front of each machine adds `--delay-ms` in each direction and limits the rate. Processor seconds are those of
@@ -31,6 +31,7 @@ from typing import Any
 
 import psutil
 
+from benchmarks._weights_order import measure_weights
 from engine.base.units import GIB, MIB
 from engine.devices.device import Device, Rig, make_host, with_free_ids
 from engine.devices.endpoint import greet_all
@@ -330,7 +331,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--machines", type=int, default=16)
     parser.add_argument("--delay-ms", default="0,1,20,100", help="delays of each direction of the relays")
     parser.add_argument("--mbit", type=float, default=1000.0, help="rate of each direction of a connection")
-    parser.add_argument("--parts", default="layouts,network,discovery,editor")
+    parser.add_argument("--parts", default="layouts,network,weights,discovery,editor")
     options = parser.parse_args(arguments)
     result: dict[str, Any] = {"benchmark": "many_machines", "machines": options.machines}
     parts = options.parts.split(",")
@@ -342,6 +343,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             found = measure_network(options.machines, delay_ms / 1e3, options.mbit * 1e6 / 8)
             print(f"  {found}", flush=True)
             result["network"].append(found)
+    if "weights" in parts:
+        result["weights"] = measure_weights()
     if "discovery" in parts:
         result["discovery"] = measure_discovery(options.machines)
         print(f"  discovery {result['discovery']}", flush=True)

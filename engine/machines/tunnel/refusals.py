@@ -39,7 +39,7 @@ class Refusals:
     def left_s(self, fingerprint: str) -> int:
         """Return for how many seconds the borrower with this certificate is refused; 0 if it is not."""
         with self._lock:
-            ends_s = self._ends_s.get(fingerprint, ())
-            if len(ends_s) < MAX_ENDS or ends_s[-1] - ends_s[0] > WITHIN_S:
+            ends_s = self._ends_s.get(fingerprint)
+            if ends_s is None or len(ends_s) < MAX_ENDS or ends_s[-1] - ends_s[0] > WITHIN_S:
                 return 0
             return max(0, math.ceil(ends_s[-1] + REFUSED_S - self._clock()))

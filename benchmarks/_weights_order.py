@@ -1,0 +1,138 @@
+"""Orders in which weights go to many workers: arithmetic for any number, and real loads on a few.
+
+The arithmetic shares the borrower's own link evenly among the transfers that run (max-min fairness), and no transfer is
+faster than its worker's link. Hashing and disks are not in it. The engine itself uses 15 devices for one model; 64 are
+all devices of 16 machines with four each.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.base.units import GIB
+from engine.devices.device import Rig
+from engine.machines.rigs.discovery import host_device
+from engine.machines.rigs.lab import ServingChild
+from engine.model.gguf.reader import read_model
+from engine.planning.layout.layout import split_evenly
+from engine.planning.memory.model_memory import ModelMemory
+from engine.planning.settings.context_settings import ContextSettings
+from engine.runtime import requests
+from engine.runtime.protocol.requests import Serve
+from engine.runtime.session.events import Loaded
+from tests.support.faulty_relay import Relay
+from tests.support.models import write_tiny_llama
+from tests.support.orders import order_of, worker_device
+from tests.support.session_log import SessionLog
+
+MBIT = 1e6 / 8
+N_REAL = 8
+REAL_RATES = (100 * MBIT,) * 6 + (25 * MBIT,) * 2
+START_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """The weights for one worker: their bytes, and the rate of its link in bytes per second."""
+
+    size_bytes: float
+    rate: float
+
+
+def fair_rates(transfers: Sequence[Transfer], own_rate: float) -> list[float]:
+    """Return the rate of each transfer if all share a link of `own_rate` fairly."""
+    rates, left = [0.0] * len(transfers), own_rate
+    by_rate = sorted(range(len(transfers)), key=lambda index: transfers[index].rate)
+    for place, index in enumerate(by_rate):
+        rates[index] = min(transfers[index].rate, left / (len(transfers) - place))
+        left -= rates[index]
+    return rates
+
+
+def seconds_of(transfers: Sequence[Transfer], own_rate: float, at_once: int) -> float:
+    """Return the seconds until all are sent, in this order, `at_once` of them at a time."""
+    waiting, running, now_s = list(transfers), list[tuple[Transfer, float]](), 0.0
+    while waiting or running:
+        while waiting and len(running) < at_once:
+            each = waiting.pop(0)
+            running.append((each, each.size_bytes))
+        rates = fair_rates([each for each, _ in running], own_rate)
+        step_s = min(left / rate for (_, left), rate in zip(running, rates, strict=True))
+        now_s += step_s
+        after = [(each, left - rate * step_s) for (each, left), rate in zip(running, rates, strict=True)]
+        running = [(each, left) for each, left in after if left > 1.0]
+    return now_s
+
+
+def simulate_orders(n_workers: int, n_slow: int, *, own_rate: float, weights_bytes: float) -> dict[str, float]:
+    """Return the seconds of each order: every worker gets an equal part; `n_slow` links have a tenth of the rate."""
+    part = weights_bytes / n_workers
+    fast, slow = Transfer(part, 1000 * MBIT), Transfer(part, 100 * MBIT)
+    last = [fast] * (n_workers - n_slow) + [slow] * n_slow
+    orders = {
+        "one_by_one": (last, 1),
+        "4_at_once_slow_last": (last, 4),
+        "4_at_once_slow_first": (last[::-1], 4),
+        "16_at_once_slow_last": (last, 16),
+        "16_at_once_slow_first": (last[::-1], 16),
+        "all_at_once": (last, n_workers),
+    }
+    return {name: round(seconds_of(order, own_rate, at_once), 1) for name, (order, at_once) in orders.items()}
+
+
+def measure_real(folder: Path) -> dict[str, Any]:
+    """Return the seconds of loads on real workers behind relays of unequal rates.
+
+    First llama.cpp's own order (one tensor after another), with slow links first and last; then all at once.
+    """
+    path = write_tiny_llama(folder / "m.gguf", n_layers=N_REAL, n_embd=1024, n_head=8, n_ff=6144, n_vocab=2048)
+    memory, found = ModelMemory(read_model(path)), dict[str, Any]()
+    usual = requests.EARLY_LEAST_BYTES
+    orders = {"one_by_one_slow_last": (False, REAL_RATES), "one_by_one_slow_first": (False, REAL_RATES[::-1]),
+              "all_at_once": (True, REAL_RATES)}  # fmt: skip
+    for name, (is_early, rates) in orders.items():
+        with ExitStack() as stack:
+            devices = []
+            for number, rate in enumerate(rates):
+                kept = folder / f"{name}-{number}"
+                kept.mkdir()
+                serve = Serve(host="127.0.0.1", port=0, n_threads=1, kept_weights=str(kept), kept_quota_bytes=GIB)
+                child = ServingChild(serve)
+                child.start()
+                stack.callback(child.wait_for_end, START_S)
+                stack.callback(child.begin_stop)
+                port = child.wait_until_serving(time.monotonic() + START_S).port
+                relay = stack.enter_context(Relay(port, bytes_per_second=rate))
+                devices.append(worker_device(f"RPC{number}", relay.endpoint, GIB))
+            layout = split_evenly(N_REAL, [device.id for device in devices])
+            requests.EARLY_LEAST_BYTES = 0 if is_early else 1 << 60
+            try:
+                with SessionLog() as log:
+                    rig = Rig(tuple(devices), host_device())
+                    log.session.load(order_of(memory, rig, layout, ContextSettings(n_ctx=256, threads=1)))
+                    ending = log.wait_for_endings(1)[0]
+            finally:
+                requests.EARLY_LEAST_BYTES = usual
+        assert isinstance(ending, Loaded), ending
+        found[name] = {stage: round(ending.seconds.get(stage, 0.0), 1) for stage in ("send", "read")}
+        print(f"  weights, {N_REAL} real workers, {name}: {found[name]}", flush=True)
+    return found
+
+
+def measure_weights() -> dict[str, Any]:
+    """Return the arithmetic for 64 workers with several links of the borrower, and the real loads."""
+    found: dict[str, Any] = {}
+    for own_gbit in (1, 10, 100):
+        for n_slow in (0, 4, 16):
+            seconds = simulate_orders(64, n_slow, own_rate=own_gbit * 1000 * MBIT, weights_bytes=230e9)
+            found[f"64 workers, {n_slow} slow, own link {own_gbit} Gbit/s"] = seconds
+            print(f"  weights, 64 workers by arithmetic, {n_slow:2} slow, {own_gbit:3} Gbit/s: {seconds}", flush=True)
+    with tempfile.TemporaryDirectory() as name:
+        found["real"] = measure_real(Path(name))
+    return found

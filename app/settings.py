@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 import msgspec
-from PySide6.QtCore import QByteArray, QSettings
+from PySide6.QtCore import QByteArray, QEvent, QSettings, QTimer
 
 from app.language import KEY, LANGUAGE_NAMES, SYSTEM
 from app.paths import make_folder, settings_path
@@ -23,6 +23,8 @@ from widgets.library.load_question import LoadAnswer
 from widgets.library.recent_models import RecentModel
 
 MAX_RECENT = 12
+RETRY_MS = 10_000
+"""Milliseconds between two attempts to write settings while the disk is full."""
 # So many digits and more may exceed 64 bits.
 MAX_DIGITS = 19
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8080
@@ -107,6 +109,47 @@ class _MemoryStore:
 
     def sync(self) -> None:
         """Do nothing: there is no file."""
+
+
+class _IniStore(QSettings):
+    """The INI file of the settings, which tells whether changes are stored.
+
+    QSettings writes after a change, when the event loop is idle. It replaces the file by a complete one, and keeps what
+    it could not write.
+    """
+
+    def __init__(self, file: Path) -> None:
+        super().__init__(str(file), QSettings.Format.IniFormat)
+        self.tell: Callable[[str, bool], None] = lambda _sentence, _is_bad: None
+        self._file = file
+        self._fails = False
+
+    def event(self, event: QEvent) -> bool:
+        """Handle an event of Qt: after the one for which QSettings writes, look whether it could."""
+        handled = super().event(event)
+        # The status stays after the first failure.
+        if event.type() is QEvent.Type.UpdateRequest and self.status() is QSettings.Status.AccessError:
+            self._look()
+        return handled
+
+    def _look(self) -> None:
+        # Another object for the same file shares its changes, and writes them.
+        other = QSettings(str(self._file), QSettings.Format.IniFormat)
+        other.sync()
+        before, self._fails = self._fails, other.status() is QSettings.Status.AccessError
+        if self._fails:
+            QTimer.singleShot(RETRY_MS, self, self._look)
+        if self._fails and not before:
+            self.tell(
+                tr(
+                    "Settings cannot be written to {file}; changes last until the window closes, or are stored when "
+                    "there is room. Check the disk's free space and permissions.",
+                    file=show(str(self._file)),
+                ),
+                True,
+            )
+        elif before and not self._fails:
+            self.tell(tr("Settings are being stored again, including the changes since the failure."), False)
 
 
 class Preference(Generic[_Value]):
@@ -230,7 +273,15 @@ class Settings:
     def __init__(self, path: Path | None = None) -> None:
         file = path or settings_path()
         self.fault = find_fault(file)
-        self.store: _Store = _MemoryStore() if self.fault else QSettings(str(file), QSettings.Format.IniFormat)
+        self.store: _Store = _MemoryStore() if self.fault else _IniStore(file)
+
+    def watch(self, tell: Callable[[str, bool], None]) -> None:
+        """Call `tell` when changes cannot be stored any more, and when they are stored again.
+
+        `tell`: takes a sentence, and whether it is bad; called in the thread of the event loop.
+        """
+        if isinstance(self.store, _IniStore):
+            self.store.tell = tell
 
     @property
     def recent_models(self) -> tuple[RecentModel, ...]:

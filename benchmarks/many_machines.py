@@ -1,7 +1,7 @@
 """Sixteen machines with four devices each, simulated on this one: what discovery, telemetry, layouts and editor cost.
 
     python -m benchmarks.many_machines [--machines 16] [--delay-ms 0,1,20,100] [--mbit 1000]
-        [--parts layouts,network,editor]
+        [--parts layouts,network,discovery,editor]
 
 Workers answer ggml's hello and nothing else; listeners, pairing, tunnels and their child processes are the real ones.
 A relay in front of each machine adds `--delay-ms` in each direction and limits the rate. Processor seconds are those of
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import queue
 import socket
 import statistics
 import struct
@@ -34,9 +35,10 @@ from engine.base.units import GIB, MIB
 from engine.devices.device import Device, Rig, make_host, with_free_ids
 from engine.devices.endpoint import greet_all
 from engine.machines.rigs.remote_machines import Machine, RemoteMachines, device_of
+from engine.machines.tunnel.local_network import Announcement
 from engine.machines.tunnel.offers import OfferedDevice, OfferedSpeed
 from engine.machines.tunnel.pairings import Pairing
-from engine.machines.tunnel.tunnels import Tunnels
+from engine.machines.tunnel.tunnels import NearbySearch, Tunnels
 from engine.planning.fit.strategies.catalogue import STRATEGIES, find_strategy
 from engine.planning.fit.strategies.constraints import Constraints, Watch
 from engine.planning.memory.model_memory import ModelMemory
@@ -45,6 +47,7 @@ from engine.planning.plan.plan import Plan
 from engine.planning.plan.preview import PreviewTables, make_preview
 from engine.planning.settings.context_settings import ContextSettings
 from engine.planning.speed.speeds import Link, Speeds
+from engine.runtime.protocol.network import NearbyMachine
 from tests.support.faulty_relay import Relay
 from tests.support.rpc_peers import ANSWER, FACTS, HELLO_BYTES, answer_questions, receive
 from tests.support.truth import truth_model
@@ -236,6 +239,53 @@ def measure_network(n_machines: int, delay_s: float, rate: float) -> dict[str, A
         }
 
 
+def measure_discovery(n_machines: int) -> dict[str, Any]:
+    """Return the seconds until the search lists all machines, the names, and how many names several machines have.
+
+    The machines announce themselves on addresses of the loopback interface; every fourth one is called "attic".
+    """
+    names = ["attic" if number % 4 == 0 else f"m{number:02}" for number in range(n_machines)]
+    fingerprints = [f"{number:02x}" * 32 for number in range(n_machines)]
+    wanted = dict(zip(fingerprints, names, strict=True))
+    told: queue.SimpleQueue[tuple[NearbyMachine, ...]] = queue.SimpleQueue()
+    with ExitStack() as stack:
+
+        def announce(number: int) -> None:
+            announcement = Announcement(
+                names[number],
+                f"127.0.0.{number + 2}",
+                50052,
+                device=", ".join(NAMES),
+                total_bytes=sum(SIZES_GIB) * GIB,
+                fingerprint=fingerprints[number],
+            )
+            stack.enter_context(announcement)
+
+        begun_s = time.monotonic()
+        with ThreadPoolExecutor(n_machines) as pool:
+            list(pool.map(announce, range(n_machines)))
+        announced_s = time.monotonic() - begun_s
+        search = NearbySearch(told.put, print, interfaces=("127.0.0.1",))
+        stack.callback(search.close)
+        begun_s = time.monotonic()
+        search.start()
+        told.get()
+        ready_s, found = time.monotonic() - begun_s, dict[str, NearbyMachine]()
+        with suppress(queue.Empty):
+            while len(found) < n_machines:
+                found = {each.fingerprint: each for each in told.get(timeout=20.0) if each.fingerprint in wanted}
+    return {
+        "announced_s": round(announced_s, 2),
+        "search_ready_s": round(ready_s, 2),
+        "all_listed_s": round(time.monotonic() - begun_s, 2) if len(found) == n_machines else None,
+        "listed": len(found),
+        "right_names": sum(each.name == wanted[each.fingerprint] for each in found.values()),
+        "with_all_devices": sum(each.device == ", ".join(NAMES) for each in found.values()),
+        "called_attic": sum(each.name == "attic" for each in found.values()),
+        "endpoints": len({each.endpoint for each in found.values()}),
+    }
+
+
 def measure_editor(n_machines: int) -> dict[str, Any]:
     """Return milliseconds of the editor with all lanes: first show, a step of a drag, and lanes when folded."""
     os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
@@ -280,7 +330,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--machines", type=int, default=16)
     parser.add_argument("--delay-ms", default="0,1,20,100", help="delays of each direction of the relays")
     parser.add_argument("--mbit", type=float, default=1000.0, help="rate of each direction of a connection")
-    parser.add_argument("--parts", default="layouts,network,editor")
+    parser.add_argument("--parts", default="layouts,network,discovery,editor")
     options = parser.parse_args(arguments)
     result: dict[str, Any] = {"benchmark": "many_machines", "machines": options.machines}
     parts = options.parts.split(",")
@@ -292,6 +342,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             found = measure_network(options.machines, delay_ms / 1e3, options.mbit * 1e6 / 8)
             print(f"  {found}", flush=True)
             result["network"].append(found)
+    if "discovery" in parts:
+        result["discovery"] = measure_discovery(options.machines)
+        print(f"  discovery {result['discovery']}", flush=True)
     if "editor" in parts:
         result["editor"] = measure_editor(options.machines)
         print(f"  editor {result['editor']}", flush=True)

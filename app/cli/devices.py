@@ -18,6 +18,7 @@ from engine.devices.device import Device, Rig, with_free_ids
 from engine.devices.hiding_variables import find_hiding
 from engine.devices.packs.store import NO_PACKS, PACKS_VARIABLE, ListedPack
 from engine.devices.rig_file import encode_rig
+from engine.machines.bench.thread_counts import with_threads
 from engine.machines.rigs.pack_installer import PackInstaller
 from engine.machines.rigs.speeds import measured_book, speed_lines
 from engine.planning.fit.speed_book import read_speed_book, write_speed_book
@@ -148,8 +149,9 @@ def run_devices(options: Namespace) -> int:
         say(hiding.sentence)
     if options.measure:
         book, problems = measured_book(rig, read_speed_book(speeds_path()))
+        book, threads = with_threads(book, rig.host)
         write_speed_book(speeds_path(), book)
-        for line in (*speed_lines(rig, book), *problems):
+        for line in (*speed_lines(rig, book), *problems, *threads):
             say(line)
     print_text(encode_rig(rig).decode())
     return exit_codes.OK

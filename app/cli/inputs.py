@@ -28,6 +28,7 @@ from engine.machines.rigs.speeds import bare_speed, known_speeds, learnt
 from engine.model.gguf.model_file import ModelFile
 from engine.model.gguf.reader import read_model
 from engine.planning.fit.calibration import read_calibration, write_calibration
+from engine.planning.fit.measured_batches import with_measured_batches
 from engine.planning.fit.speed_book import read_speed_book, write_speed_book
 from engine.planning.fit.strategies.catalogue import auto_layout, find_strategy
 from engine.planning.fit.strategies.constraints import Watch
@@ -164,7 +165,10 @@ def asked_on(options: Namespace, model: ModelFile, rig: Rig, document: LayoutFil
 
     def asked(layout: Layout, used: ContextSettings = context, explanation: str | None = None) -> Asked:
         moved = with_hand_overrides(with_modules(layout, placed, model), options, model, rig)
-        return Asked(Plan(memory, rig, Edit(moved, used, side_files)), explanation)
+        edit = Edit(moved, used, side_files)
+        if document is None and options.ubatch is None and options.batch is None:
+            edit = with_measured_batches(memory, rig, edit)
+        return Asked(Plan(memory, rig, edit), explanation)
 
     if document is not None:
         return asked(document.layout)
@@ -200,5 +204,5 @@ def patience() -> Callable[[int], None]:
 
 
 def this_machine() -> Rig:
-    """Return the devices of this computer, with the findings of earlier loads and self-tests applied."""
-    return read_calibration(calibration_path()).apply(find_machine())
+    """Return the devices of this computer, with what earlier loads, self-tests and measurements found."""
+    return read_speed_book(speeds_path()).apply(read_calibration(calibration_path()).apply(find_machine()))

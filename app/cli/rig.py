@@ -13,7 +13,7 @@ from app.cli.serving import kept_weights, tell, tell_serving
 from app.paths import kept_weights_path
 from engine.base.errors import ArgumentError
 from engine.base.kept_weights import empty, kept_files
-from engine.base.numa import read_nodes
+from engine.base.numa import left_nodes_sentence, read_nodes
 from engine.base.units import format_bytes
 from engine.devices.rig_file import encode_rig, write_rig
 from engine.machines.rigs.lab import CAPS_NOT_ENFORCED, LabRig, memory_not_bound, numa_rig, serve
@@ -60,8 +60,11 @@ def _run_lab(options: Namespace, ended: threading.Event) -> None:
     def on_ended(_device: str, sentence: str) -> None:
         tell(sentence)
 
+    nodes = read_nodes() if options.numa_nodes else ()
+    if left := left_nodes_sentence(nodes):
+        tell(left)
     made = (
-        numa_rig(read_nodes(), on_worker_ended=on_ended)
+        numa_rig(nodes, on_worker_ended=on_ended)
         if options.numa_nodes
         else LabRig(options.workers, on_worker_ended=on_ended)
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ from app.notices import Notices
 from engine.base.errors import EngineError, LayoutError
 from engine.base.files import write_whole
 from engine.base.language import tr
+from engine.devices.rig_file import without_addresses
 from engine.library.fit import layout_key
 from engine.library.notes import SavedDocument
 from engine.model.gguf.model_file import ModelFile
@@ -122,11 +124,20 @@ class NamedLayouts(QObject):
         self._run(tr("Reading {name}", name=file.name), change)
 
     def export_file(self, document: SavedDocument, file: Path) -> None:
-        """Write a named layout to the layout file `file`, with the devices for which it was made."""
+        """Write a named layout to the layout file `file`, with the devices for which it was made.
+
+        It has neither addresses nor fingerprints of other computers, since the file goes to other people.
+        """
 
         def write() -> None:
+            text = document.text.encode()
+            # A layout that cannot be read is written as it is, for its author to mend.
+            with suppress(LayoutError):
+                made = parse_layout(text)
+                if made.rig is not None:
+                    text = encode_layout(replace(made, rig=without_addresses(made.rig)))
             try:
-                write_whole(file, document.text.encode())
+                write_whole(file, text)
             except OSError as error:
                 reason = error.strerror or str(error)
                 raise LayoutError(

@@ -202,8 +202,9 @@ class Answering(QObject):
         """Show a stored piece of text, unless the answer has ended: then the complete answer is shown."""
         if run is self.answer and not run.has_ended:
             run.written(piece)
-            self.changed.emit(run)
+            # First the piece: a receiver of `changed` may show the whole text, to which it must not be added again.
             self.written.emit(run, piece)
+            self.changed.emit(run)
 
     def _finish(self, run: AnswerRun, end: Finish) -> None:
         # Text that waits for the timer is part of the complete message.

@@ -497,6 +497,7 @@ class Conversation(QObject):
             self.tree = changed(self.tree, run.message)
 
     def _on_written(self, run: AnswerRun, piece: Append) -> None:
+        self._on_answer_changed(run)
         if run.chat == self.chat.id:
             self.piece_kept.emit(piece)
 

@@ -32,6 +32,7 @@ from engine.base.units import format_bytes
 from engine.devices.device import Rig
 from engine.model.gguf.model_file import file_type_name
 from engine.planning.fit.loaded_models import HeldModel
+from engine.planning.fit.measured_batches import with_measured_batches
 from engine.planning.fit.strategies.fastest import initial_layout
 from engine.planning.layout.layout_file import parse_layout
 from engine.planning.memory.work_limit import limited
@@ -339,5 +340,6 @@ def _first_plan(opened: OpenedFile, rig: Rig, speeds: Speeds, edit: Edit | None 
         if edit is None:
             context, beside = default_context(opened.model), opened.side_files
             edit = Edit(initial_layout(tables.memory, rig, context, beside, speeds), context, beside)
+            edit = with_measured_batches(tables.memory, rig, edit)
         make_preview(tables, Plan(tables.memory, rig, edit))
     return _FirstPlan(tables, edit, Pace(thread_time() - begun_s), rig if is_found else None)

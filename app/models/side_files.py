@@ -116,6 +116,11 @@ class SideFileController(QObject):
         draft = Draft("ngram", self._drafted_tokens)
         self._change(tr("choose a draft"), lambda files: _with_draft(files, draft))
 
+    def draft_by_mtp(self) -> None:
+        """Make the MTP head of the model the draft of the edit."""
+        draft = Draft("mtp", self._drafted_tokens)
+        self._change(tr("choose a draft"), lambda files: _with_draft(files, draft))
+
     def remove_draft(self) -> None:
         """Remove the draft from the edit."""
         self._change(tr("remove the draft"), lambda files: replace(files, draft=None))

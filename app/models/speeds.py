@@ -20,6 +20,7 @@ from app.timed_answer import timed_answer
 from engine.base.errors import EngineError
 from engine.base.language import tr
 from engine.devices.device import Rig
+from engine.machines.bench.thread_counts import with_threads
 from engine.machines.rigs.speeds import (
     BareSpeeds,
     bare_speed,
@@ -77,6 +78,7 @@ class SpeedRepository(QObject):
         self._devices: tuple[tuple[str, str], ...] = ()
         self._card_links: Mapping[str, float] = {}
         self._speeds = NO_MEASUREMENTS
+        live.set_speed_book(self.book)
         live.rig_changed.connect(self._on_rig_changed)
         self._on_rig_changed(live.rig)
 
@@ -101,14 +103,17 @@ class SpeedRepository(QObject):
         rig, book = self._live.rig, self.book
         held = [endpoint for model in self._models.held for endpoint in model.endpoints]
 
+        def measure() -> tuple[SpeedBook, tuple[str, ...]]:
+            found, problems = measured_book(rig, book, held)
+            found, threads = with_threads(found, rig.host)
+            return found, (*problems, *threads)
+
         def show(measured: tuple[SpeedBook, tuple[str, ...]]) -> None:
             # Answers may have changed the book meanwhile.
-            self._keep(self._with_devices_of(measured[0]))
-            problems = measured[1]
-            book = self.book
-            self._notices.say(" ".join((*speed_lines(rig, book), *problems)))
+            self._keep(self._with_devices_of(measured[0]).with_answers_of(book, measured[0]))
+            self._notices.say(" ".join((*speed_lines(rig, self.book), *measured[1])))
 
-        self._background.run(tr("Measuring speeds"), lambda: measured_book(rig, book, held), show, self._notices.tell)
+        self._background.run(tr("Measuring speeds"), measure, show, self._notices.tell)
 
     def learn(self, book: SpeedBook) -> None:
         """Store device speeds from `book`, which was measured elsewhere. Speeds of answers are kept as they are now."""
@@ -209,6 +214,7 @@ class SpeedRepository(QObject):
         if book == self.book:
             return
         self.book = book
+        self._live.set_speed_book(book)
         self._show()
         path = self._path
         self._background.run(

@@ -17,6 +17,7 @@ from engine.machines.rigs.discovery import host_device
 from engine.model.gguf.model_file import FileIdentity
 from engine.planning.fit.calibration import NO_CALIBRATION, Calibration
 from engine.planning.fit.loaded_models import HeldModel, rig_beside
+from engine.planning.fit.speed_book import EMPTY_BOOK, SpeedBook
 from engine.runtime.protocol.messages import DeviceMemoryReading
 
 FREE_STEP_BYTES = 16 * MIB
@@ -229,6 +230,7 @@ class LiveRig(QObject):
         self._current: HeldModel | None = None
         self._stopped: frozenset[str] = frozenset()
         self._calibration = NO_CALIBRATION
+        self._book = EMPTY_BOOK
         self._was_searched = False
         self._then: list[Callable[[], None]] = []
 
@@ -283,7 +285,7 @@ class LiveRig(QObject):
 
     def set_devices(self, devices: DeviceList) -> None:
         """Replace the device list, and emit signals for the changes."""
-        before, self.devices = self.devices, replace(devices, rig=self._calibration.apply(devices.rig))
+        before, self.devices = self.devices, replace(devices, rig=self._learnt(devices.rig))
         if self.devices.has_other_devices(before):
             self.devices_changed.emit()
         self._show_rig()
@@ -301,8 +303,22 @@ class LiveRig(QObject):
         self._calibration = calibration
         # It is learnt from every load, and mostly the same as before.
         # Setting the devices emits signals and makes forecasts anew.
-        if calibration.apply(self.devices.rig) != self.devices.rig:
+        self._refresh()
+
+    def set_speed_book(self, book: SpeedBook) -> None:
+        """Use the settings that were measured on this computer in decisions from now on."""
+        self._book = book
+        self._refresh()
+
+    def _refresh(self) -> None:
+        if self._learnt(self.devices.rig) != self.devices.rig:
             self.set_devices(self.devices)
+
+    def _learnt(self, rig: Rig) -> Rig:
+        """Return `rig` with what loads and measurements have found about its devices."""
+        rig = self._calibration.apply(rig)
+        # A rig file may describe another computer, of which nothing was measured here.
+        return rig if self.devices.from_file else self._book.apply(rig)
 
     def set_models(self, models: Sequence[HeldModel], current: HeldModel | None) -> None:
         """Set the loaded models.

@@ -62,6 +62,7 @@ class WindowParts:
 
         `rig`: a rig file, or None for a search.
         """
+        self.desk.settings.watch(lambda text, is_bad: self.desk.notices.say(text, bad=is_bad))
         if self.desk.settings.fault:
             self.desk.notices.say(self.desk.settings.fault, bad=True)
         self.model_presenter.show_recent_models()

@@ -45,10 +45,12 @@ class Rights:
     `uses_udp`: whether it resolves names or searches the network.
     `uses_local_sockets`: whether it uses Unix sockets, for services that resolve names.
     `starts_renderer`: whether it starts our template renderer, whose rights are not wider than its own.
+    `binds_threads`: whether llama.cpp binds its threads to processors, by the ids of the threads.
     `memory_bytes`: private memory or address space that it may add after its start; 0: no fixed limit.
     `memory`: description of what limits its memory instead.
 
-    No child may signal processes other than itself and its children, or gets secrets of the environment.
+    No child may signal processes other than itself and its children, trace them, read or write their memory, or change
+    their priority, processors or limits. No child gets secrets of the environment.
     """
 
     name: str
@@ -60,6 +62,7 @@ class Rights:
     uses_udp: bool = False
     uses_local_sockets: bool = False
     starts_renderer: bool = False
+    binds_threads: bool = False
     memory_bytes: int = 0
     memory: str = ""
 
@@ -74,6 +77,7 @@ LOAD = Rights(
     uses_drivers=True,
     connects="endpoints",
     starts_renderer=True,
+    binds_threads=True,
     memory="1 GiB for a step on foreign text",
 )
 VOCABULARY = Rights("vocabulary", "model", starts_renderer=True, memory_bytes=4 * _GIB)
@@ -118,6 +122,7 @@ def cells(rights: Rights) -> dict[str, str]:
         "Unix sockets": "yes" if rights.uses_local_sockets else "NVIDIA, names" if rights.uses_drivers else "no",
         "programs": "renderer" if rights.starts_renderer else "no",
         "signals": "own children" if rights.starts_renderer else "no",
+        "scheduling": "own, CPUs of new ids" if rights.binds_threads else "own",
         "secrets": "no",
         "memory": limit if size else rights.memory,
     }
@@ -143,7 +148,8 @@ def missing_protections() -> tuple[str, ...]:
     lacking = [sentence for since, sentence in told.items() if version < since]
     if not can_refuse_calls():
         lacking.append(
-            f"Children can use UDP and Unix sockets: seccomp is missing, or unknown for {platform.machine()}."
+            f"Children can use UDP and Unix sockets, and change the priority of your programs: seccomp is missing, or "
+            f"unknown for {platform.machine()}."
         )
     # Without Landlock the other sentences about it say nothing more.
     return tuple(each for each in lacking if version or "before version" not in each)
@@ -199,6 +205,8 @@ def confine(
         unix=rights.uses_local_sockets or resolves_names or (rights.uses_drivers and _has_nvidia()),
         listens=rights.listens,
         programs=rights.starts_renderer,
+        # OpenMP binds threads as well if the user asked for it, and ends the process if it cannot.
+        binds_threads=rights.binds_threads or any(name in os.environ for name in _OPENMP_BINDING),
     )
     # Both are tried in any case: a kernel may have one of them.
     return all([drop_privileges(), restrict(reach), refuse_other_calls(calls)])
@@ -219,6 +227,8 @@ def early_threads() -> tuple[str, ...]:
     return tuple(names)
 
 
+_OPENMP_BINDING = ("GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND")
+"""Environment variables with which users make OpenMP bind threads to processors."""
 _BASIC = tuple(Path("/dev", name) for name in ("null", "zero", "full", "random", "urandom"))
 
 

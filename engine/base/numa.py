@@ -30,6 +30,8 @@ _CALLS = {"x86_64": (238, 239), "aarch64": (237, 236)}
 """Numbers of `set_mempolicy` and `get_mempolicy`. libnuma, which wraps them, is not on every system."""
 _BIND = 2
 """MPOL_BIND. With MPOL_PREFERRED a node full of page cache would send allocations to another node."""
+MAX_NODES = 15
+"""Largest number of nodes with a worker: the engine's device list has so many entries (`MAX_ENTRIES` of a layout)."""
 _MASK_BITS = 1024
 _WORD_BITS = 8 * ctypes.sizeof(ctypes.c_ulong)
 
@@ -101,9 +103,21 @@ def _allowed(status: Path) -> frozenset[int]:
 
 
 def serving_nodes(nodes: Sequence[NumaNode]) -> tuple[NumaNode, ...]:
-    """Return the nodes to each of which a worker can be bound; empty if there are fewer than two."""
+    """Return the nodes to each of which a worker can be bound, at most `MAX_NODES`; empty if there are fewer than two."""
     serving = tuple(node for node in nodes if node.can_serve)
-    return serving if len(serving) > 1 else ()
+    return serving[:MAX_NODES] if len(serving) > 1 else ()
+
+
+def left_nodes_sentence(nodes: Sequence[NumaNode]) -> str:
+    """Return a sentence on the nodes that get no worker because there are too many; empty if there are none."""
+    left = [node.number for node in nodes if node.can_serve][MAX_NODES:]
+    if not left:
+        return ""
+    return tr(
+        "The engine uses at most {most} devices at a time, so nodes {left} get no worker.",
+        most=MAX_NODES,
+        left=numbers_text(left),
+    )
 
 
 def numbers_text(numbers: Iterable[int]) -> str:
@@ -123,7 +137,8 @@ def numa_sentence(nodes: Sequence[NumaNode]) -> str:
         return tr("This system describes no NUMA nodes; there is nothing to split.")
     listed = "; ".join(node_words(node) for node in nodes)
     if serving_nodes(nodes):
-        return tr("This computer can be split by NUMA node: {nodes}.", nodes=listed)
+        sentence = tr("This computer can be split by NUMA node: {nodes}.", nodes=listed)
+        return " ".join(filter(None, (sentence, left_nodes_sentence(nodes))))
     if len(nodes) == 1:
         return tr("This computer has one NUMA node ({nodes}); there is nothing to split.", nodes=listed)
     return tr("Fewer than two NUMA nodes have both processors and memory ({nodes}); nothing to split.", nodes=listed)

@@ -57,6 +57,23 @@ def usable_processors() -> frozenset[int]:
     return frozenset(range(os.cpu_count() or 1))
 
 
+def core_places(usable: frozenset[int] | None = None, devices: Path = DEVICES) -> tuple[tuple[int, ...], ...]:
+    """Return the logical processors of each physical core that is no efficiency core, sorted.
+
+    Empty if the system does not tell which processors share a core.
+
+    `usable`: logical processors of this process; None to ask the system.
+    """
+    usable = usable_processors() if usable is None else usable
+    cores: set[tuple[int, ...]] = set()
+    for processor in usable - _power_saving(usable, devices) or usable:
+        siblings = parse_list(_text(devices / f"system/cpu/cpu{processor}/topology/thread_siblings_list"))
+        if not siblings:
+            return ()
+        cores.add(tuple(sorted(siblings & usable)))
+    return tuple(sorted(cores))
+
+
 def read_processor(
     usable: frozenset[int], devices: Path = DEVICES, cgroup_root: Path = ROOT, own_cgroup: Path = OWN
 ) -> Processor:

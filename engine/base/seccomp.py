@@ -1,8 +1,8 @@
 """seccomp, with which a Linux process refuses system calls of its own, in all of its threads.
 
 It refuses what Landlock cannot: UDP, Unix sockets with a path, protocols other than TCP, listening without `bind`,
-starting programs on a kernel without Landlock, and signals to the parent before Landlock's version 6. It also binds
-threads that exist already, such as those of drivers; Landlock does so from version 8 on.
+starting programs on a kernel without Landlock, signals to the parent before Landlock's version 6, and scheduling of
+other processes. It also binds threads that exist already, such as those of drivers; Landlock does so from version 8 on.
 
 The filter is a program of some 160 instructions (classic BPF, `linux/filter.h`). libseccomp could generate it, but its
 binding (pyseccomp) needs a system library that not every desktop has, in a process that must start fast. The numbers of
@@ -33,6 +33,7 @@ class Calls:
     `tcp`, `udp`, `unix`: whether it may open sockets of this kind.
     `listens`: whether it accepts connections.
     `programs`: whether it starts programs; then it may also signal processes other than its parent.
+    `binds_threads`: whether native code binds its own threads to processors, by their ids, which a filter cannot know.
     """
 
     pid: int
@@ -42,6 +43,7 @@ class Calls:
     unix: bool = False
     listens: bool = False
     programs: bool = False
+    binds_threads: bool = False
 
 
 class _Machine(NamedTuple):
@@ -102,8 +104,13 @@ Other values stand for process groups and users; those are refused.
 """
 _SCHEDULING = ("sched_setparam", "sched_setscheduler", "sched_setaffinity", "sched_setattr", "migrate_pages",
                "move_pages")  # fmt: skip
-"""Calls that can slow down another process of the user. They are refused only for the parent: drivers use them for
-their own threads, whose ids a filter cannot know.
+"""Calls that can slow down another process of the user, or a thread of one. They are refused for ids other than 0 (the
+calling thread) and our process id. Where drivers and llama.cpp try them for other threads of ours, they ignore that
+they fail.
+"""
+_BINDING = "sched_setaffinity"
+"""Call with which threads are bound. With `binds_threads` it is allowed for ids above ours, which our threads have until
+the numbers of the system start again; all threads that the parent has by now have lower ones.
 """
 _NAMESPACES = 0x7E020000
 """CLONE_NEW*: in namespaces of its own a process has all capabilities, and with them reaches more of the kernel."""
@@ -182,7 +189,18 @@ def seccomp_filter(calls: Calls, machine: str = "") -> bytes:
         # 0 is the calling thread.
         program += _when(_ALLOW, call(name), _argument(0, process), _argument(1, 0, calls.pid))
         program += _when(_REFUSE, call(name))
-    program += _when(_REFUSE, call(*_SCHEDULING), _argument(0, calls.parent))
+    program += _when(_ALLOW, call(*_SCHEDULING), _argument(0, 0, calls.pid))
+    if calls.binds_threads:
+        # Each jump goes over the rest of the test if it fails. A negative number is no thread.
+        program += [
+            (_LOAD, 0, 0, _NUMBER),
+            (_EQUAL, 0, 4, number[_BINDING]),
+            (_LOAD, 0, 0, _argument(0).place),
+            (_AT_LEAST, 2, 0, _NEGATIVE),
+            (_AT_LEAST, 0, 1, calls.pid),
+            (_RETURN, 0, 0, _ALLOW),
+        ]
+    program += _when(_REFUSE, call(*_SCHEDULING))
     program += _when(_REFUSE, call("fcntl"), _argument(1, *_OWNING))
     for name, place in _SENDING.items():
         program += _when(_REFUSE, call(name), _argument(place, _FAST_OPEN, mask=_FAST_OPEN))
@@ -270,9 +288,10 @@ def own_calls(
     unix: bool = False,
     listens: bool = False,
     programs: bool = False,
+    binds_threads: bool = False,
 ) -> Calls:
     """Return the `Calls` of this process: its process ids, and the arguments."""
-    return Calls(os.getpid(), os.getppid(), tcp, udp, unix, listens, programs)
+    return Calls(os.getpid(), os.getppid(), tcp, udp, unix, listens, programs, binds_threads)
 
 
 def _seccomp(operation: int, flags: int, argument: object) -> int:

@@ -161,6 +161,27 @@ class ComputingNeed(msgspec.Struct, frozen=True):
         return self.device, self.model, self.flash_attention, self.types
 
 
+class MeasuredChoice(msgspec.Struct, frozen=True):
+    """The value of a setting that a measurement on this computer preferred.
+
+    `setting`: key of the layout file's `context`, or `BOUND_THREADS`.
+    `value`: the preferred value; it is `base` if nothing else was faster.
+    `base`: value that is used without a measurement.
+    `ratio`: how many times as fast `value` is as `base`; `low`, `high`: its confidence interval (95 %).
+    `machine`: key of the computer and its engine (`machine_key`).
+    `load`: key of the model and the devices (`load_key`); empty if the choice holds for all loads.
+    """
+
+    setting: str
+    value: int
+    base: int
+    ratio: float
+    low: float
+    high: float
+    machine: str
+    load: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Device:
     """One place for layers: a card, an RPC device, or the host.
@@ -182,6 +203,7 @@ class Device:
     `nodes`: NUMA nodes of the host's processor; empty: only one, or unknown.
     `unified`: whether its memory is the host's, as on Apple silicon; see `Rig.pool`.
     `swap_bytes`: free swap space of the host; None: unknown, or not the host.
+    `choices`: settings that were measured on this computer; only the host has any.
     """
 
     id: str
@@ -209,6 +231,7 @@ class Device:
     nodes: tuple[NumaNode, ...] = ()
     unified: bool = False
     swap_bytes: int | None = None
+    choices: tuple[MeasuredChoice, ...] = ()
 
     def fault(self, feature: Feature, of: str = "") -> Fault | None:
         """Return the fault because of which a feature is not used on this device; None: it is used.

@@ -91,6 +91,26 @@ def rig_document(rig: Rig) -> dict[str, object]:
     }
 
 
+def without_addresses(rig: Rig) -> Rig:
+    """Return `rig` for a file that goes to other people: no addresses of other computers, and no fingerprints.
+
+    Devices keep their ids and order. Remote ones get endpoints of the domain `.invalid` (RFC 2606), one for each
+    computer.
+    """
+    counts: dict[str, int] = {}
+
+    def without(device: Device) -> Device:
+        if device.endpoint is None or (device.fingerprint is None and is_on_this_machine(device)):
+            return device
+        place, _ = parse_lent_endpoint(device.endpoint)
+        # A device with a name at its endpoint needs a fingerprint; a number tells it apart as well.
+        number = counts[place] = counts.get(place, -1) + 1
+        name = f"computer-{list(counts).index(place) + 1}.invalid:50052"
+        return replace(device, endpoint=name, endpoint_device=number, fingerprint=None)
+
+    return replace(rig, devices=tuple(map(without, rig.devices)))
+
+
 def encode_rig(rig: Rig) -> bytes:
     """Return the rig as the bytes of a rig file."""
     return encode_document(rig_document(rig))

@@ -55,6 +55,7 @@ class Facts(msgspec.Struct, frozen=True, omit_defaults=True):
     n_parameters: int | None = None
     n_experts: int | None = None
     n_experts_used: int | None = None
+    n_mtp_heads: int | None = None
     capabilities: tuple[str, ...] = ()
     tokenizer: str = ""
     widths: tuple[int, ...] = ()
@@ -129,6 +130,7 @@ def _facts(headers: list[FileHeader], role: Role, mark: str) -> Facts:
         n_parameters=sum(tensor.n_elements for header in headers for tensor in header.tensors),
         n_experts=_number(metadata, f"{architecture}.expert_count") or None,
         n_experts_used=_number(metadata, f"{architecture}.expert_used_count") or None,
+        n_mtp_heads=_number(metadata, f"{architecture}.nextn_predict_layers") or None,
         capabilities=capabilities_of(metadata, architecture),
         tokenizer=f"{_text(metadata, 'tokenizer.ggml.model')} {_text(metadata, 'tokenizer.ggml.pre')}".strip(),
         widths=tuple(sorted(set(_widths(kind, headers[0])))) if kind in ("projector", "adapter") else (),

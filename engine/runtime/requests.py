@@ -11,12 +11,14 @@ import msgspec
 from engine.base.errors import ModelFileError
 from engine.base.language import tr
 from engine.base.pci import parse_pci_id
+from engine.base.processor import core_places
 from engine.devices.device import CPU_ID, Device, Rig
 from engine.devices.telemetry.cards import list_nvidia_cards
 from engine.model.gguf.model_file import ModelFile, identify
 from engine.planning.memory.backends import backend_traits
 from engine.planning.memory.side_files import Projector
 from engine.planning.memory.tensors import OverrideHomes
+from engine.planning.plan.decisions.threads import binds_threads
 from engine.planning.plan.plan import Plan
 from engine.runtime.protocol.requests import (
     OFFLOAD_VARIABLE,
@@ -38,10 +40,11 @@ NO_DEVICE = "-1"
 """Value of `HIP_VISIBLE_DEVICES` that hides all devices. An empty one counts as not set [unverified on a card]."""
 
 
-def load_request(plan: Plan, *, sequences: Path | None = None) -> Load:
+def load_request(plan: Plan, *, sequences: Path | None = None, is_known: bool = False) -> Load:
     """Return the request that loads the model of a plan.
 
     `sequences`: folder in which the child may save and restore KV states; None if it may not.
+    `is_known`: whether the same load succeeded before (`Load.is_known`).
 
     Raises:
         ModelFileError: a path is not UTF-8 text, which JSON and llama.cpp need.
@@ -64,6 +67,7 @@ def load_request(plan: Plan, *, sequences: Path | None = None) -> Load:
         projector=None if side_files.projector is None else _projector_file(plan, side_files.projector),
         draft=_draft_source(plan),
         access=FileAccess(readable=tuple(map(path_text, (*plan.model.paths, *beside))), writable=writable),
+        is_known=is_known,
     )
 
 
@@ -214,9 +218,21 @@ def environment(plan: Plan) -> dict[str, str]:
     ggml and CUDA read them at the start and have no other interface for these settings. Blocks while the driver is
     asked for its cards.
     """
-    tokens = plan.edit.context.op_offload_min_batch
+    tokens = plan.settings.op_offload_min_batch
     switches = {} if tokens is None else {OFFLOAD_VARIABLE: str(tokens)}
+    # A chosen number of threads is left to the system's scheduler: only the measured one was compared.
+    if binds_threads(plan.rig, plan.edit.context):
+        switches |= bound_threads()
     return switches | environment_for(plan.rig, [device.id for device in plan.devices_in_use])
+
+
+def bound_threads() -> dict[str, str]:
+    """Return environment variables that bind the threads of OpenMP to the physical cores; empty if these are unknown.
+
+    ggml computes with OpenMP's threads if it was built so, which its packages are; other builds ignore the variables.
+    """
+    places = ",".join("{" + ",".join(map(str, core)) + "}" for core in core_places())
+    return {"OMP_PLACES": places, "OMP_PROC_BIND": "spread"} if places else {}
 
 
 def environment_for(rig: Rig, used: Collection[str]) -> dict[str, str]:

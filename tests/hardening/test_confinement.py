@@ -150,10 +150,12 @@ def clone(flags):
     os.waitpid(child, 0)
 
 
-def in_thread():
-    thread = threading.Thread(target=lambda: None)
+def in_thread(act=lambda: None):
+    found = []
+    thread = threading.Thread(target=lambda: found.append(can(act)))
     thread.start()
     thread.join()
+    return found[0]
 
 
 def call(name, *arguments):
@@ -174,7 +176,8 @@ in_thread()
 usual = os.getpriority(os.PRIO_PROCESS, 0)
 os.setpriority(os.PRIO_PROCESS, 0, usual)
 os.setpriority(os.PRIO_PROCESS, os.getpid(), usual)
-os.sched_setaffinity(threading.get_native_id(), os.sched_getaffinity(0))
+os.sched_setaffinity(0, os.sched_getaffinity(0))
+os.sched_setaffinity(os.getpid(), os.sched_getaffinity(0))
 resource.prlimit(os.getpid(), resource.RLIMIT_CORE)
 fcntl.fcntl(pipe[0], fcntl.F_SETFD, 1)
 clone(0)
@@ -186,6 +189,8 @@ print(json.dumps({
     "slow down the group": can(lambda: os.setpriority(os.PRIO_PGRP, 0, usual)),
     "slow down the parent's disk": can(lambda: call("ioprio_set", 1, parent, USUAL)),
     "move the parent": can(lambda: call("sched_setaffinity", parent, 128, ALL)),
+    "bind a thread": in_thread(lambda: os.sched_setaffinity(threading.get_native_id(), os.sched_getaffinity(0))),
+    "move an older process": can(lambda: os.sched_setaffinity(1, os.sched_getaffinity(0))),
     "namespace": can(lambda: clone(0x10000000)),
     "allowed port": can(lambda: connect(("127.0.0.1", allowed))),
     "other port": can(lambda: connect(("127.0.0.1", other))),
@@ -223,7 +228,7 @@ def test_a_child_connects_signals_and_starts_what_it_needs(mode: str, tmp_path: 
             check=False,
         )
     assert done.returncode == 0, done.stderr
-    needs = set() if mode == "decoder" else {"allowed port", "start a program"}
+    needs = set() if mode == "decoder" else {"allowed port", "start a program", "bind a thread"}
     needs |= {"look up a name", "datagram of a pair"} if mode == "named" else set()
     assert {name for name, can in json.loads(done.stdout).items() if can} == {"signal itself", *needs}
 

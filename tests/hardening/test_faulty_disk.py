@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.faulty_children import build_preload
+from tests.support.patience import DEADLINE_S
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the fault is preloaded, as Linux does it")
 
@@ -481,3 +482,55 @@ def test_what_a_fault_has_kept_from_a_file_is_written_when_there_is_room(tmp_pat
         assert later == ["", False], place
     # Lock files of QSettings are its own, and stay for no longer than a write.
     assert [path.name for folder in folders for path in folder.iterdir() if path.is_file() and "tmp" in path.name] == []
+
+
+SETTINGS = """
+import json, os, sys
+from pathlib import Path
+from PySide6.QtCore import QCoreApplication
+import app.settings
+from app.settings import Settings
+
+app.settings.RETRY_MS = 1
+application = QCoreApplication([])
+path = Path(sys.argv[1], "layerdeck.ini")
+settings, said = Settings(path), []
+settings.watch(lambda text, is_bad: said.append([text, is_bad]))
+settings.serve_host = "before"
+while not path.exists():
+    application.processEvents()
+os.environ["FAULTY_DISK_FAULT"] = sys.argv[2]
+for host in ("amid", "later"):
+    settings.serve_host = host
+    application.processEvents()
+while not said:
+    application.processEvents()
+for _ in range(1000):
+    application.processEvents()
+amid = [len(said), "before" in path.read_text()]
+os.environ["FAULTY_DISK_FAULT"] = ""
+while len(said) < 2:
+    application.processEvents()
+print(json.dumps([said, amid, Settings(path).serve_host, "later" in path.read_text()]))
+"""
+
+
+@pytest.mark.parametrize("fault", ["full", "gone", "readonly", "rename"])
+def test_settings_that_cannot_be_stored_are_told_once_and_stored_when_there_is_room(fault: str, tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    faults = {"FAULTY_DISK_FOLDER": str(tmp_path / "own"), "LD_PRELOAD": str(build_preload("faulty_disk", tmp_path))}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", SETTINGS, str(tmp_path / "own"), fault],
+        env={**os.environ, "HOME": str(tmp_path), "PYTHONPATH": str(ROOT), **faults},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=DEADLINE_S,
+    )
+    assert done.returncode == 0, done.stderr
+    ((failed, is_bad), (again, is_still_bad)), amid, host, is_whole = json.loads(done.stdout)
+    assert "Settings cannot be written to" in failed
+    assert "stored again" in again
+    assert (is_bad, is_still_bad) == (True, False)
+    assert amid == [1, True], "told once, and the file is whole"
+    assert (host, is_whole) == ("later", True)

@@ -24,10 +24,10 @@ from engine.runtime.process.questions import Questions, ask_child
 from engine.runtime.protocol.messages import Aborting, LoadedModel, Probed
 from engine.runtime.protocol.requests import ChatMessage, CountTokens, Load, ProjectorFile, Tokenise
 from engine.runtime.requests import probe_memory_bytes, probe_request
-from engine.runtime.session.events import Crashed, Loaded
+from engine.runtime.session.events import AnyEvent, Crashed, Failed, Loaded
 from tests.engine.runtime.child.raw_child import RawChild, entries
 from tests.support.command_line import run_cli
-from tests.support.gguf_bytes import F32, number_value, text_value
+from tests.support.gguf_bytes import F32, U32, number_value, text_value
 from tests.support.models import write_tiny_llama
 from tests.support.mutation import change_values
 from tests.support.orders import order_of
@@ -63,6 +63,44 @@ def test_a_tokenizer_without_end_is_ended_with_the_name_of_the_file(
     assert "the tokenizer of endless.gguf took more than" in crashed.message
     assert "use another file" in crashed.message
     assert "Check" not in crashed.message
+
+
+def unrotated(folder: Path) -> Path:
+    """Write a model whose RoPE rotates no elements: ggml's operation on the CPU steps back and forth at the first."""
+    path = write_tiny_llama(folder / "endless.gguf", architecture="qwen2")
+    return change_values(path, {"qwen2.rope.dimension_count": number_value(0, U32)})
+
+
+def load_of(path: Path) -> AnyEvent:
+    with SessionLog() as log:
+        model = read_model(path)
+        context = ContextSettings(n_ctx=256, n_batch=64, n_ubatch=64, threads=1, threads_batch=1)
+        log.session.load(order_of(model, Rig((), host_device()), single_device(model.n_layers, "CPU"), context))
+        return log.wait_for_endings(1)[0]
+
+
+def test_a_model_that_rotates_nothing_is_refused(tmp_path: Path) -> None:
+    failed = load_of(unrotated(tmp_path))
+    assert isinstance(failed, Failed), failed
+    assert failed.kind == "model_file"
+    assert "endless.gguf cannot be used: qwen2.rope.dimension_count is 0" in failed.message
+
+
+def test_an_operation_without_end_is_ended_with_the_name_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The processor is busy, and the heartbeat took that for work without end."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(
+        "from engine.runtime.child.load import loaded_context, model_loader\n"
+        "loaded_context.NODE_SECONDS = 0.5\n"
+        "model_loader.check_rotation = lambda *_: None\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    crashed = load_of(unrotated(tmp_path))
+    assert isinstance(crashed, Crashed), crashed
+    assert "one operation of endless.gguf took more than" in crashed.message
+    assert "use another file" in crashed.message
 
 
 def test_a_tokenizer_without_end_is_ended_in_a_prompt_with_an_image_too(tmp_path: Path) -> None:

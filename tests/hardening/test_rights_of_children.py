@@ -10,6 +10,7 @@ import select
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -101,6 +102,24 @@ class Attempts:
         return [json.loads(line) for line in text.splitlines() if line != b"{}"]
 
 
+@contextmanager
+def another_thread() -> Iterator[int]:
+    """Yield the id of a thread of this process that is not its first."""
+    begun, ending, ids = threading.Event(), threading.Event(), []
+
+    def run() -> None:
+        ids.append(threading.get_native_id())
+        begun.set()
+        ending.wait()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    begun.wait()
+    yield ids[0]
+    ending.set()
+    thread.join()
+
+
 @pytest.fixture
 def attempts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Attempts]:
     home = tmp_path / "home"
@@ -116,7 +135,7 @@ def attempts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Attemp
             agent.listen(64)
         told = {
             "home": str(home), "parent": os.getpid(), "port": server.getsockname()[1], "unix": local,
-            "abstract": abstract, "out": str(out),
+            "abstract": abstract, "out": str(out), "thread": stack.enter_context(another_thread()),
         }  # fmt: skip
         monkeypatch.setenv("ATTEMPTS", json.dumps(told))
         monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests" / "support" / "attempts"))
@@ -319,3 +338,4 @@ def test_the_words_of_a_row_follow_its_rights() -> None:
     assert (words["download"]["TCP"], words["download"]["UDP"]) == ("to any", "yes")
     assert (words["pdf"]["reads"], words["pdf"]["TCP"], words["pdf"]["memory"]) == ("no", "no", "1 GiB")
     assert words["load"]["programs"] == "renderer"
+    assert (words["load"]["scheduling"], words["pdf"]["scheduling"]) == ("own, CPUs of new ids", "own")

@@ -166,7 +166,10 @@ class Relay:
             each.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._pairs.add(pair)
         try:
-            await asyncio.gather(self._carry(reader, back), self._carry(there, writer), return_exceptions=True)
+            await asyncio.gather(self._carry(reader, back), self._carry(there, writer))
+        except OSError:
+            # A process that is killed with unread bytes resets its connection. The other end must see that, too.
+            self._reset(pair)
         finally:
             self._pairs.discard(pair)
             for each in pair:

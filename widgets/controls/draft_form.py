@@ -16,7 +16,7 @@ from widgets.common.roles import plain_label
 from widgets.common.tool_tips import plain_tool_tip
 from widgets.controls.values import DraftChoice, ProposedDraft
 
-_NONE, _NGRAM, _FILE = "none", "ngram", "file"
+_NONE, _NGRAM, _MTP, _FILE = "none", "ngram", "mtp", "file"
 _TIP = tr(
     "A draft proposes several tokens at a time, and the model checks them in one step. Answers stay the same, and are "
     "faster if the model accepts enough of them."
@@ -31,6 +31,7 @@ class DraftForm(QWidget):
 
     removed = Signal()
     ngram_chosen = Signal()
+    mtp_chosen = Signal()
     file_chosen = Signal(str)
     """Emitted with the path of a proposed model."""
     file_requested = Signal()
@@ -69,10 +70,17 @@ class DraftForm(QWidget):
         self.tokens_box.valueChanged.connect(self.tokens_chosen)
         self.set_draft(self._draft, (), ())
 
-    def set_draft(self, draft: DraftChoice, proposed: Sequence[ProposedDraft], devices: Sequence[str]) -> None:
-        """Show `draft`. `proposed`: models that may draft. `devices`: ids of the devices that a draft can be on."""
+    def set_draft(
+        self, draft: DraftChoice, proposed: Sequence[ProposedDraft], devices: Sequence[str], *, has_mtp: bool = False
+    ) -> None:
+        """Show `draft`. `proposed`: models that may draft. `devices`: ids of the devices that a draft can be on.
+
+        `has_mtp`: whether the model has an MTP head that can draft.
+        """
         self._draft = draft
         entries = [(tr("off"), _NONE), (tr("n-gram (no memory)"), _NGRAM)]
+        if has_mtp or draft.kind == _MTP:
+            entries.append((tr("MTP head of the model"), _MTP))
         entries += [(each.name, each.path) for each in proposed]
         if draft.path and draft.path not in [path for _, path in entries]:
             entries.append((Path(draft.path).name, draft.path))
@@ -108,6 +116,8 @@ class DraftForm(QWidget):
             self.removed.emit()
         elif key == _NGRAM:
             self.ngram_chosen.emit()
+        elif key == _MTP:
+            self.mtp_chosen.emit()
         else:
             self.file_chosen.emit(str(key))
 

@@ -206,7 +206,7 @@ class SideFileForm(QWidget):
         `devices`: ids of the devices that the projector can be on.
         `decisions`: decisions on projector and adapters by setting.
         """
-        self.draft.set_draft(names.draft, names.proposed_drafts, devices)
+        self.draft.set_draft(names.draft, names.proposed_drafts, devices, has_mtp=names.has_mtp)
         lines = (("projector", self.projector_line), ("adapters", self.adapters_line), ("draft", self.draft.line))
         for setting, line in lines:
             decided = (decisions or {}).get(setting)

@@ -53,6 +53,7 @@ class SideFileNames:
     projector: path; empty for none.
     device: device of the projector; None if it is decided automatically.
     proposed_drafts: models of the library that may draft, the smallest first.
+    has_mtp: whether the model has an MTP head that can draft.
     """
 
     projector: str = ""
@@ -60,6 +61,7 @@ class SideFileNames:
     adapters: tuple[AdapterName, ...] = ()
     draft: DraftChoice = DraftChoice()
     proposed_drafts: tuple[ProposedDraft, ...] = ()
+    has_mtp: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -229,10 +229,18 @@ def embedding_tooltip(preview: Preview) -> str:
 
 
 def draft_tooltip(preview: Preview) -> str:
-    """Return the tooltip of the draft model: its file, its devices and its bytes; empty if there is none."""
+    """Return the tooltip of the draft model or MTP head: its devices and its bytes; empty if there is none."""
     draft = preview.draft
     if draft is None:
         return ""
+    if not draft.name:
+        return tr(
+            "MTP head on {devices}, the last layer of the model\nKV cache and buffers: {size}\nIt drafts up to {count} "
+            "tokens, which the model checks in one step.\nDrag it to another lane to move that layer.",
+            devices=", ".join(draft.devices),
+            size=format_bytes(draft.size_bytes),
+            count=draft.n_tokens,
+        )
     return tr(
         "draft model {name} on {devices}\nweights, KV cache and buffers: {size}\nIt drafts up to {count} tokens, which "
         "the model checks in one step.\nDrag it to another lane to move it.",
@@ -357,7 +365,10 @@ def accessible_summary(preview: Preview, lanes: Sequence[LaneContent], state: Lo
     sentences.append(tr("Output on {output_device}.", output_device=preview.layout.output_device))
     if preview.draft is not None:
         devices = ", ".join(preview.draft.devices)
-        sentences.append(tr("Draft model {name} on {devices}.", name=preview.draft.name, devices=devices))
+        if preview.draft.name:
+            sentences.append(tr("Draft model {name} on {devices}.", name=preview.draft.name, devices=devices))
+        else:
+            sentences.append(tr("MTP head drafts on {devices}.", devices=devices))
     sentences += [text for text, _ in note_lines(preview)]
     return " ".join(sentences)
 

@@ -197,6 +197,7 @@ def fact_rows(model: Listed) -> tuple[tuple[str, str], ...]:
         (tr("Parameters"), parameter_words(facts.n_parameters)),
         (tr("Layers"), str(facts.n_layers or "")),
         (tr("Experts"), experts),
+        (tr("MTP heads"), str(facts.n_mtp_heads or "")),
         (
             tr("Trained context"),
             tr("{count} tokens", count=format_count(facts.n_ctx_train)) if facts.n_ctx_train else "",

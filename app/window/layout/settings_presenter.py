@@ -20,6 +20,7 @@ from engine.devices.device import Rig
 from engine.library.drafts import draft_candidates
 from engine.model.gguf.model_file import ModelFile
 from engine.planning.memory.drafts import Draft
+from engine.planning.memory.mtp import mtp_fault
 from engine.planning.memory.side_files import SideFiles
 from engine.planning.plan.decisions.attention import refused_cache_types
 from engine.planning.plan.preview import LoadedLayout, Preview
@@ -73,6 +74,7 @@ class SettingsPresenter(OneDialog[SettingsDialog]):
         form.adapter_scaled.connect(files.scale_adapter)
         form.draft.removed.connect(files.remove_draft)
         form.draft.ngram_chosen.connect(files.draft_by_ngrams)
+        form.draft.mtp_chosen.connect(files.draft_by_mtp)
         form.draft.file_chosen.connect(lambda path: files.choose_draft(Path(path)))
         form.draft.file_requested.connect(self._ask_draft)
         form.draft.device_chosen.connect(files.place_draft)
@@ -123,6 +125,7 @@ class SettingsPresenter(OneDialog[SettingsDialog]):
             return
         dialog.set_settings(plan.edit.context, plan.decisions, refused_cache_types(plan.model, plan.settings))
         names = replace(_names(plan.edit.side_files), proposed_drafts=self._proposed_drafts(plan.model))
+        names = replace(names, has_mtp=not mtp_fault(plan.model))
         dialog.set_side_files(names, _places(plan.rig), plan.decisions)
         dialog.set_loaded(loaded_text(self._models.current.loading.loaded))
 

@@ -39,6 +39,7 @@ from engine.planning.fit.loaded_models import (
 from engine.planning.fit.room import Room, find_room
 from engine.planning.layout.layout_file import encode_layout
 from engine.planning.plan.preview import LoadedLayout
+from engine.runtime.probing.probe import ProbeCache
 from engine.runtime.session.driver import SessionUpdate
 from engine.runtime.session.events import Crashed, Failed, Loaded, LoadEnding, OutOfMemory
 from engine.runtime.session.load_order import LoadOrder
@@ -166,6 +167,7 @@ class ModelPool:
         pinned: Sequence[str] = (),
     ) -> None:
         self._parts, self._keep_alive_s = parts, keep_alive_s
+        self._probes = ProbeCache()
         self._pinned_s, self._pinned = pinned_s, frozenset(pinned)
         self._slots: dict[str, _Slot] = {}
         self._wanted: list[_Slot] = []
@@ -433,7 +435,12 @@ class ModelPool:
         order = await self._make_room(slot)
         if order is None:
             return
-        session = ModelSession(partial(self._on_update, asyncio.get_running_loop(), slot), holders=self._parts.holders)
+        session = ModelSession(
+            partial(self._on_update, asyncio.get_running_loop(), slot),
+            # Shared by all sessions, so that a model that comes back is known.
+            cache=self._probes,
+            holders=self._parts.holders,
+        )
         slot.session = session
         ended: asyncio.Future[LoadEnding] = asyncio.get_running_loop().create_future()
         slot.ended = ended

@@ -27,7 +27,7 @@ from engine.planning.plan.plan import Plan
 from engine.planning.plan.preview import plan_prompt, plan_speed
 from engine.planning.speed.work import Work
 
-MICRO_BATCHES = (128, 256, 1024, 2048)
+MICRO_BATCHES = (128, 256, 1024, 2048, 4096)
 BUSY_LOAD = 0.25
 """Largest share of the processors that other programs may use during a measurement that corrects the speed book."""
 OFFLOAD_BATCHES = (8, 128, 1024)

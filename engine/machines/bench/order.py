@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from engine.base.cancellation import CancelToken
 from engine.devices.telemetry.processes import WorkerProcess
 from engine.machines.bench.candidates import Candidate, Predictor, settings_candidates, strategy_candidates
+from engine.machines.bench.choices import choices_of
 from engine.machines.bench.loads import SessionSubject
 from engine.machines.bench.readings import DeviceWatch
 from engine.machines.bench.results import BenchResults, Preset
@@ -36,7 +37,7 @@ def run_order(
     workers: Mapping[str, WorkerProcess] | None = None,
     argv: Sequence[str] | None = None,
 ) -> tuple[BenchResults, SpeedBook]:
-    """Run a benchmark, and return the results and the speed book corrected by the measured speeds.
+    """Run a benchmark, and return the results and the speed book with the measured speeds and settings.
 
     Blocks for minutes; `cancel` ends it within seconds.
 
@@ -56,5 +57,7 @@ def run_order(
     with SessionSubject(cancel, argv) as subject, DeviceWatch(first.plan.rig, workers) as watch:
         bench = Bench(subject, watch, order.preset, predictor, tell)
         if order.automatic:
-            return bench.search(first, others, settings_candidates(order.preset)), predictor.book
-        return bench.run(order.candidates), predictor.book
+            results = bench.search(first, others, settings_candidates(order.preset))
+        else:
+            results = bench.run(order.candidates)
+        return results, predictor.book.with_choices(choices_of(results, bench.candidates))

@@ -130,6 +130,11 @@ class Bench:
         self._prompts: dict[tuple[int, int], str] = {}
         self._results: BenchResults | None = None
 
+    @property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """The layouts that were measured so far."""
+        return tuple(each.candidate for each in self._trials)
+
     # ------------------------------------------------------------------ runs
 
     def run(self, candidates: Sequence[Candidate]) -> BenchResults:

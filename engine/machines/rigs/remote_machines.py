@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -157,6 +158,8 @@ def device_of(offered: OfferedDevice, machine: Machine) -> Device:
 
 def away_words(offered: OfferedDevice) -> str:
     """Return why a lent device cannot be used now, such as "used by Ann"; empty if it can."""
+    if offered.refused_s:
+        return tr("refused for {minutes} min: models from here ended it", minutes=math.ceil(offered.refused_s / 60))
     return tr("used by {user}", user=offered.user) if offered.user and not offered.is_yours else ""
 
 

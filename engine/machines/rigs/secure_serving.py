@@ -6,12 +6,14 @@ Each device has an RPC worker, which accepts connections only from the listener 
 from __future__ import annotations
 
 import logging
+import math
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 
@@ -27,6 +29,7 @@ from engine.machines.tunnel.listener import LentDevice, Listener, Use
 from engine.machines.tunnel.offers import MAX_OFFERED, OfferedDevice, OfferedSpeed
 from engine.machines.tunnel.pairing import OpenCode
 from engine.machines.tunnel.pairings import Pairing, PairingStore
+from engine.machines.tunnel.refusals import MAX_ENDS, REFUSED_S
 from engine.runtime.protocol.messages import Serving
 from engine.runtime.protocol.requests import Serve
 
@@ -41,8 +44,10 @@ _POLL_S = 0.25
 RESTART_AFTER_S = 60.0
 """Seconds: a worker that ends sooner than this after its start has ended quickly (`MAX_QUICK_ENDS`)."""
 MAX_QUICK_ENDS = 5
-"""Number of quick ends in a row up to which a worker is started again. A borrower's model can end a worker (ggml aborts
-at an operation that its device cannot compute), and the device shall stay available to others.
+"""Number of quick ends in a row, outside of sessions, up to which a worker is started again.
+
+An end during a session counts against the borrower (`Refusals`), since its model may have ended the worker; the device
+shall stay available to others.
 """
 _log = logging.getLogger("layerdeck.engine")
 
@@ -155,10 +160,19 @@ class _Worker:
 
     `key`: the local port from which the worker accepts connections.
     `kept_name`: name of the worker's subfolder in the cache of weights.
+    `blame`: called after an end of the worker; counts it against the borrower that had a session, and returns False if
+    there was none.
     """
 
-    def __init__(self, lending: Lending, key: Key, kept: KeptWeights | None, kept_name: str) -> None:
-        self.lending = lending
+    def __init__(
+        self,
+        lending: Lending,
+        key: Key,
+        kept: KeptWeights | None,
+        kept_name: str,
+        blame: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.lending, self._blame = lending, blame
         self.serving: Serving | None = None
         self.is_over = False
         """Whether the worker has ended and is not started again; its device is then not offered."""
@@ -203,7 +217,8 @@ class _Worker:
             return None
         has_served, self.serving = self._child.serving is not None, None
         is_quick = time.monotonic() - self._began_s < RESTART_AFTER_S
-        self._quick_ends = self._quick_ends + 1 if is_quick else 1
+        if not (has_served and self._blame()):
+            self._quick_ends = self._quick_ends + 1 if is_quick else 1
         if has_served and self._quick_ends <= MAX_QUICK_ENDS:
             _log.warning("the worker of %s is started again: %s", self.lending.device.id, outcome.sentence)
             self._child = ServingChild(self._request, name=f"lent-{self.lending.device.id}")
@@ -298,18 +313,19 @@ def serve_secure(
     `on_serving`: called once when all workers accept connections.
     `on_paired`: called in a thread with each new pairing.
     `on_use`: called with all sessions whenever one begins or ends, in the listener's thread; it must not wait.
-    `on_problem`: called with a sentence if one of several workers has ended for good.
+    `on_problem`: called with a sentence if one of several workers has ended for good, or a borrower is refused.
 
     Raises:
         EngineError: if this machine cannot listen or serve, or if no worker is left.
     """
     require_guard()
     # The key outlives the workers: while it is held, no other user can bind the port that the workers trust.
-    with Key() as key, _serving(address, lendings, key, kept, on_paired, on_use) as (listener, workers):
+    tell = on_problem or _log.warning
+    with Key() as key, _serving(address, lendings, key, kept, on_paired, on_use, tell) as (listener, workers):
         deadline_s = time.monotonic() + START_TIMEOUT_S
         servings = tuple(worker.wait(deadline_s) for worker in workers)
         on_serving(Lent(listener.port, servings))
-        _supervise(list(workers), until, on_problem or _log.warning)
+        _supervise(list(workers), until, tell)
 
 
 @contextmanager
@@ -320,6 +336,7 @@ def _serving(
     kept: KeptWeights | None,
     on_paired: Callable[[Pairing], None],
     on_use: Callable[[tuple[Use, ...]], None] | None,
+    tell: Callable[[str], None],
 ) -> Iterator[tuple[Listener, tuple[_Worker, ...]]]:
     """Start the listener, then the workers, and end them when the context ends.
 
@@ -360,7 +377,8 @@ def _serving(
                 # A single CPU keeps the folder of older releases.
                 is_old = len(lendings) == 1 and each.device.id == CPU_ID
                 name = str(listener.port) if is_old else f"{listener.port}-{each.device.id}"
-                workers.append(_Worker(each, key, shared, name))
+                blame = partial(_blame, listener, each.device.id, tell)
+                workers.append(_Worker(each, key, shared, name, blame))
                 # At once: workers start in parallel.
                 workers[-1].start()
             yield listener, tuple(workers)
@@ -369,6 +387,17 @@ def _serving(
                 worker.begin_stop()
             for worker in workers:
                 worker.wait_for_end()
+
+
+def _blame(listener: Listener, device: str, tell: Callable[[str], None]) -> bool:
+    """Count the end of a worker against the borrower that had a session; return whether there was one."""
+    use = listener.take_ended(device)
+    if use is None:
+        return False
+    if listener.refusals.count(use.fingerprint):
+        minutes = math.ceil(REFUSED_S / 60)
+        tell(f"{use.client} is refused for {minutes} min: its models ended workers {MAX_ENDS} times, last on {device}.")
+    return True
 
 
 def _supervise(workers: list[_Worker], until: threading.Event, tell: Callable[[str], None]) -> None:

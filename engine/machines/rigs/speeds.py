@@ -18,6 +18,7 @@ from engine.devices.device import CPU_ID, Device, Rig, routes_of
 from engine.devices.endpoint import Greeting, greet_all
 from engine.devices.telemetry.cards import read_card_facts
 from engine.planning.fit.speed_book import KeptDevice, SpeedBook
+from engine.planning.memory.tensors import REPACKED_TYPES
 from engine.planning.plan.plan import Plan
 from engine.planning.plan.preview import plan_prompt, plan_speed
 from engine.planning.speed.answers import MIN_PROMPT_TOKENS
@@ -124,7 +125,15 @@ def _measure(
     """
     size_bytes = min(MAX_BYTES, max(0, device.available_bytes) // _PART)
     while True:
-        request = MeasureSpeed(device=ref, size_bytes=size_bytes, n_threads=n_threads, enough_s=_ENOUGH_S, types=_TYPES)
+        request = MeasureSpeed(
+            device=ref,
+            size_bytes=size_bytes,
+            n_threads=n_threads,
+            enough_s=_ENOUGH_S,
+            types=_TYPES,
+            repacked=tuple(sorted(REPACKED_TYPES & _TYPES.keys())) if device.id == CPU_ID else (),
+            scans=not device.is_rpc,
+        )
         try:
             return ask_child(
                 request,

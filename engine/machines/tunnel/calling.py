@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import socket
 import ssl
 from collections.abc import AsyncIterator
@@ -20,6 +21,7 @@ from engine.machines.tunnel.door import is_our_user
 from engine.machines.tunnel.identity import Identity
 from engine.machines.tunnel.offers import (
     MAX_OFFERED,
+    MAX_REFUSED_S,
     Admission,
     Ask,
     Entrance,
@@ -170,6 +172,13 @@ def _refusal(endpoint: str, entrance: Entrance) -> TunnelError:
     if entrance.admission is Admission.BUSY and (user := show(" ".join(entrance.user.split()), MAX_NAME)):
         words = f"is used by {user} now; wait until it is free, or use what else that machine lends"
         return TunnelError(endpoint, GreetingStatus.BUSY, words)
+    if entrance.admission is Admission.NO_WORKER and entrance.refused_s > 0:
+        minutes = math.ceil(min(entrance.refused_s, MAX_REFUSED_S) / 60)
+        words = (
+            f"refuses this computer for {minutes} min, because models from here have ended its RPC worker again and "
+            "again; then load another model, or give that device no layers"
+        )
+        return TunnelError(endpoint, GreetingStatus.REFUSED, words)
     return TunnelError(endpoint, *_REFUSALS[entrance.admission])
 
 

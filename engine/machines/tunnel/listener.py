@@ -18,6 +18,7 @@ from engine.machines.tunnel.identity import Identity, fingerprint_of
 from engine.machines.tunnel.offers import Admission, Ask, Entrance, OfferedDevice, OfferHead
 from engine.machines.tunnel.pairing import OpenCode, answer_pairing
 from engine.machines.tunnel.pairings import Pairing, PairingStore
+from engine.machines.tunnel.refusals import Refusals
 from engine.machines.tunnel.streams import (
     BrokenTalkError,
     Purpose,
@@ -76,12 +77,18 @@ class Use:
 
 @dataclass(eq=False, slots=True)
 class _Place:
-    """A lent device and its session; its RPC server can have only one. `use`: None if there is no session."""
+    """A lent device and its session; its RPC server can have only one.
+
+    `use`: None if there is no session.
+    `ended`: the last session if the worker ended it; None if the client did, or once `Listener.take_ended` returned it.
+    """
 
     device: LentDevice
     # Since Python 3.10 a lock binds to the loop that first waits for it, so it may be made in another thread.
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     use: Use | None = None
+    ended: Use | None = None
+    taken: Use | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -133,6 +140,7 @@ class Listener:
         self._identity, self._book, self._code, self._name = identity, book, code, name
         self._places = {each.name: _Place(each) for each in devices}
         self._on_paired, self._on_use = on_paired, on_use
+        self.refusals = Refusals()
         self._callers: set[_Caller] = set()
         # Since Python 3.10 it binds to the loop that first waits for it, so it may be made in this thread.
         self._session_begun = asyncio.Event()
@@ -316,11 +324,17 @@ class Listener:
         for place, offered in lent:
             user = "" if place.use is None else place.use.client
             is_yours = place.use is not None and place.use.fingerprint == client.fingerprint
-            await stream.send_message(msgspec.structs.replace(offered, user=user, is_yours=is_yours))
+            refused_s = self.refusals.left_s(client.fingerprint)
+            await stream.send_message(
+                msgspec.structs.replace(offered, user=user, is_yours=is_yours, refused_s=refused_s)
+            )
 
     async def _serve_session(
         self, stream: Stream, client: Pairing, place: _Place, tell: Callable[[Entrance], Awaitable[None]]
     ) -> None:
+        if refused_s := self.refusals.left_s(client.fingerprint):
+            await tell(Entrance(Admission.NO_WORKER, refused_s=refused_s))
+            return
         # An RPC server serves one client at a time, so sessions take turns.
         try:
             async with asyncio.timeout(BUSY_S):
@@ -342,10 +356,12 @@ class Listener:
             except BaseException:
                 await worker.close()
                 raise
-            place.use = Use(place.device.name, client.name, client.fingerprint, time.time())
+            use = place.use = Use(place.device.name, client.name, client.fingerprint, time.time())
+            place.ended = None
             self._tell_use()
             try:
-                await relay(stream, worker)
+                if await relay(stream, worker) and place.taken is not use:
+                    place.ended = use
             finally:
                 place.use = None
                 self._tell_use()
@@ -356,6 +372,18 @@ class Listener:
     def uses(self) -> tuple[Use, ...]:
         """The sessions that are running now. May be read in any thread."""
         return tuple(use for place in self._places.values() if (use := place.use) is not None)
+
+    def take_ended(self, device: str) -> Use | None:
+        """Return the session during which the worker of a device has ended, once; None if there was none.
+
+        May be called in any thread, after the worker's end.
+        """
+        place = self._places[device]
+        # The loop may not have seen the end of the worker's connection yet.
+        found = place.use or place.ended
+        is_new = found is not None and found is not place.taken
+        place.ended, place.taken = None, found
+        return found if is_new else None
 
     def _tell_use(self) -> None:
         if self._on_use is not None:

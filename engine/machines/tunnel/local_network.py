@@ -143,11 +143,12 @@ def _give_up_rights() -> None:
 
 SERVICE = "_layerdeck-rpc._tcp.local."
 VERSION = "1"
-MAX_LABEL_BYTES = 60
+MAX_LABEL_BYTES = 45
 """Longest name of a machine in a DNS label, in bytes.
 
-A label has at most 63; a second machine of that name gets a number.
+A label has at most 63. The fingerprint's first digits follow the name, and a number if even these are another's.
 """
+_LABEL_DIGITS = 12
 
 
 class Announcement:
@@ -195,6 +196,9 @@ class Announcement:
     def _info(self, everywhere: bool) -> ServiceInfo:
         # A dot would begin another DNS label. The limit is one of bytes, and "ignore" drops a character that it cuts.
         label = self._name.replace(".", "-").encode()[:MAX_LABEL_BYTES].decode("utf-8", "ignore")
+        # Unique from the start: two machines of one name that begin at the same time both find the name free, and a
+        # search then lists one of them.
+        label += f"-{self._texts['fingerprint'][:_LABEL_DIGITS]}"
         hosts = _own_addresses() if everywhere else [self._host]
         return ServiceInfo(
             SERVICE,

@@ -23,6 +23,8 @@ MAX_TYPES = 40
 _SLOWEST, _FASTEST = 1e6, 1e14
 """Bounds of a plausible speed, in bytes per second, or weights times tokens per second."""
 _LONGEST_OP_S = 1.0
+MAX_REFUSED_S = 86_400
+"""Largest plausible time of a refusal, in seconds."""
 
 
 class Admission(StrEnum):
@@ -52,11 +54,13 @@ class Entrance(msgspec.Struct, frozen=True):
 
     `user`: name of the machine that uses the device, empty if none does.
     `is_yours`: whether that is the machine that asks; False also from an older release.
+    `refused_s`: seconds for which the machine that asks is refused, with `NO_WORKER`; 0 if it is not (`refusals.py`).
     """
 
     admission: Admission
     user: str = ""
     is_yours: bool = False
+    refused_s: int = 0
 
 
 class OfferedSpeed(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,6 +84,7 @@ class OfferedDevice(msgspec.Struct, frozen=True, kw_only=True):
     `overhead_bytes`: memory that loads took beyond the engine's buffers, None if it was never measured.
     `user`: name of the machine that uses it now, empty if none does.
     `is_yours`: whether the machine that asks uses it.
+    `refused_s`: as in `Entrance`.
     """
 
     name: str
@@ -97,6 +102,7 @@ class OfferedDevice(msgspec.Struct, frozen=True, kw_only=True):
     speed: OfferedSpeed | None = None
     user: str = ""
     is_yours: bool = False
+    refused_s: int = 0
 
 
 class OfferHead(msgspec.Struct, frozen=True):
@@ -135,6 +141,7 @@ def bounded(device: OfferedDevice) -> OfferedDevice | None:
         else min(max(0, device.overhead_bytes), device.total_bytes),
         speed=None if device.speed is None else _believable(device.speed),
         user=show(" ".join(device.user.split()), MAX_NAME),
+        refused_s=min(max(0, device.refused_s), MAX_REFUSED_S),
     )
 
 

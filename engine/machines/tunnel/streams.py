@@ -247,8 +247,8 @@ async def plain_stream(connection: socket.socket) -> Stream:
     return stream
 
 
-async def relay(one: Stream, other: Stream) -> None:
-    """Forward bytes in both directions until one side ends; then close both.
+async def relay(one: Stream, other: Stream) -> bool:
+    """Forward bytes in both directions until one side ends; then close both. Return whether only `other` had ended.
 
     The last bytes of the side that ended are still sent to the other one. If a connection breaks, both are closed at
     once.
@@ -262,6 +262,7 @@ async def relay(one: Stream, other: Stream) -> None:
             # Bytes that wait for a side that does not read would hold up the next session.
             one.abort()
             other.abort()
+        return ends[1].done() and not ends[0].done()
     finally:
         for each in ends:
             each.cancel()

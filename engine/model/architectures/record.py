@@ -431,6 +431,9 @@ class Architecture(msgspec.Struct, frozen=True):
 
     # ------------------------------------------------------------------ rules
 
+    mtp: GraphRecord | None = None
+    """The graph of its MTP heads, if drafts by them are supported."""
+
     drafts: Literal["", "always", "without_embedding"] = ""
     """When the model can only draft for another one: always, or if the file lacks embedding or output. Empty: never."""
 

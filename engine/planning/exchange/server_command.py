@@ -155,6 +155,10 @@ def _draft(plan: Plan, names: DeviceNames) -> Iterator[tuple[str, ...]]:
         yield "--spec-type", "ngram-simple"
         yield "--spec-ngram-simple-size-m", str(draft.n_tokens)
         return
+    if draft.kind == "mtp":
+        yield "--spec-type", "draft-mtp"
+        yield "--spec-draft-n-max", str(draft.n_tokens)
+        return
     if draft.model is None or placed is None:
         return
     cards = [device for device in placed.devices if device != CPU_ID]

@@ -13,6 +13,7 @@ from math import inf
 
 from engine.planning.fit.strategies.constraints import Watch
 from engine.planning.layout.layout import Layout
+from engine.planning.memory.drafts import uses_mtp
 from engine.planning.memory.estimate import DeviceMemory
 from engine.planning.memory.side_files import SideFiles
 from engine.planning.plan.decisions.resolve import Beside, estimate_beside
@@ -84,7 +85,9 @@ class Needs:
         found = self._least.get(layout)
         if found is None:
             plan = self._plan
-            estimate = plan.memory.estimate(layout, plan.edit.context, plan.rig, with_compute=False)
+            estimate = plan.memory.estimate(
+                layout, plan.edit.context, plan.rig, with_compute=False, mtp=uses_mtp(plan.edit.side_files.draft)
+            )
             found = self._least[layout] = device_needs(estimate, plan.learned_rig)
         return found
 

@@ -6,6 +6,7 @@ this computer share one key, whatever their port.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, replace
@@ -13,9 +14,13 @@ from pathlib import Path
 
 import msgspec
 
+from engine.base.engine_build import engine_build
 from engine.base.errors import PlacedError
 from engine.base.json_file import read_kept, write_kept
-from engine.devices.device import Device, Rig, device_key, is_on_this_machine
+from engine.base.processor import own_processor, usable_processors
+from engine.devices.device import Device, MeasuredChoice, Rig, device_key, is_on_this_machine
+from engine.planning.plan.decisions.measured import BOUND_THREADS
+from engine.planning.settings.table import MAX_THREADS
 from engine.planning.speed.answers import (
     KEPT_ANSWERS,
     MIN_PROMPT_TOKENS,
@@ -31,6 +36,9 @@ from engine.planning.speed.speeds import LINKS, Link, Speeds
 VERSION = 1
 KEPT = 128
 """Largest number of devices that are saved."""
+MAX_BATCH = 1 << 16
+"""Largest measured batch that is believed, in tokens."""
+_THREADS = ("threads", "threads_batch")
 LOCAL_LATENCY_S = 20e-6
 MAX_FILE_BYTES = 1 << 18
 # Workers of this machine may have another port at every start, so the endpoint cannot identify them.
@@ -62,11 +70,29 @@ class SpeedBook:
 
     `devices`: measurements by device key (`speed_key`).
     `answers`, `prompts`: measured times of the latest answers and prompts, newest last.
+    `choices`: settings that a measurement preferred, newest last.
     """
 
     devices: Mapping[str, KeptDevice]
     answers: tuple[Answer, ...] = ()
     prompts: tuple[Answer, ...] = ()
+    choices: tuple[MeasuredChoice, ...] = ()
+
+    def apply(self, rig: Rig) -> Rig:
+        """Return `rig` with the choices that were measured on its host, for decisions on settings."""
+        machine = machine_key(rig.host) if self.choices else ""
+        found = tuple(each for each in self.choices if each.machine == machine)
+        return rig if found == rig.host.choices else replace(rig, host=replace(rig.host, choices=found))
+
+    def with_choices(self, choices: Iterable[MeasuredChoice]) -> SpeedBook:
+        """Return the book with new choices; earlier ones for the same setting, computer and load are replaced."""
+        kept = {(each.setting, each.machine, each.load): each for each in self.choices}
+        for each in choices:
+            # Taken out and put in again, so that the oldest is dropped.
+            kept.pop((each.setting, each.machine, each.load), None)
+            if _is_sensible_choice(each):
+                kept[each.setting, each.machine, each.load] = each
+        return replace(self, choices=tuple(kept.values())[-KEPT:])
 
     def speeds(self, rig: Rig, card_links: Mapping[str, float] | None = None) -> Speeds:
         """Return the speeds of the devices of `rig`, with corrections learnt from answers.
@@ -109,7 +135,7 @@ class SpeedBook:
         key = speed_key(device)
         devices = {other: value for other, value in self.devices.items() if other != key}
         devices[key] = kept
-        return SpeedBook(dict(list(devices.items())[-KEPT:]), self.answers, self.prompts).without_answers_of({key})
+        return replace(self, devices=dict(list(devices.items())[-KEPT:])).without_answers_of({key})
 
     def without_answers_of(self, keys: Set[str]) -> SpeedBook:
         """Return the book without the answers and prompts in which devices with these keys took part."""
@@ -141,10 +167,14 @@ class SpeedBook:
         return replace(self, prompts=(*self.prompts, prompt)[-KEPT_ANSWERS:]) if prompt.is_sensible else self
 
     def with_answers_of(self, before: SpeedBook, after: SpeedBook) -> SpeedBook:
-        """Return the book with the answers that `after` has in addition to `before`, from which it was made."""
+        """Return the book with the answers and choices that `after` has in addition to `before`.
+
+        `after` was made from `before`.
+        """
         answers = (*self.answers, *(each for each in after.answers if each not in before.answers))
         prompts = (*self.prompts, *(each for each in after.prompts if each not in before.prompts))
-        return replace(self, answers=answers[-KEPT_ANSWERS:], prompts=prompts[-KEPT_ANSWERS:])
+        found = replace(self, answers=answers[-KEPT_ANSWERS:], prompts=prompts[-KEPT_ANSWERS:])
+        return found.with_choices(each for each in after.choices if each not in before.choices)
 
 
 def _told(rig: Rig) -> dict[str, KeptDevice]:
@@ -196,6 +226,7 @@ class _Document(msgspec.Struct, frozen=True):
     devices: dict[str, KeptDevice]
     answers: tuple[Answer, ...] = ()
     prompts: tuple[Answer, ...] = ()
+    choices: tuple[MeasuredChoice, ...] = ()
 
 
 def read_speed_book(path: Path) -> SpeedBook:
@@ -208,7 +239,8 @@ def read_speed_book(path: Path) -> SpeedBook:
         tuple(answer for answer in kept if answer.is_sensible)[-KEPT_ANSWERS:]
         for kept in (document.answers, document.prompts)
     )
-    return SpeedBook(dict(list(devices.items())[-KEPT:]), answers, prompts)
+    found = SpeedBook(dict(list(devices.items())[-KEPT:]), answers, prompts)
+    return found.with_choices(document.choices)
 
 
 def write_speed_book(path: Path, book: SpeedBook) -> None:
@@ -217,8 +249,24 @@ def write_speed_book(path: Path, book: SpeedBook) -> None:
     Raises:
         PlacedError: the file cannot be written.
     """
-    document = _Document(VERSION, dict(book.devices), book.answers, book.prompts)
+    document = _Document(VERSION, dict(book.devices), book.answers, book.prompts, book.choices)
     write_kept(path, document, what="speeds", fail=PlacedError)
+
+
+def machine_key(host: Device) -> str:
+    """Return the key of this computer and its engine for measured choices: another engine may prefer another value."""
+    processor = own_processor()
+    counts = processor.cores, processor.performance_cores, processor.quota_cores, len(usable_processors())
+    words = "|".join((host.name, *map(str, counts), engine_build()))
+    return hashlib.sha256(words.encode("utf-8", "replace")).hexdigest()[:16]
+
+
+def _is_sensible_choice(choice: MeasuredChoice) -> bool:
+    """Return whether the numbers of a choice can be. People may have edited the file."""
+    most = 1 if choice.setting == BOUND_THREADS else MAX_THREADS if choice.setting in _THREADS else MAX_BATCH
+    least = 0 if choice.setting == BOUND_THREADS else 1
+    ratios = (choice.ratio, choice.low, choice.high)
+    return least <= choice.value <= most and all(math.isfinite(each) and each > 0 for each in ratios)
 
 
 def _is_sensible(kept: KeptDevice) -> bool:

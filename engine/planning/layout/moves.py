@@ -113,7 +113,10 @@ class EmbeddingMove(Move):
 
 @dataclass(frozen=True, slots=True)
 class DraftMove(Move):
-    """Puts the draft model on `device`. It has a layout of its own, so that of the main model stays as it is."""
+    """Puts what drafts on `device`.
+
+    A draft model has a layout of its own, so that of the main model stays as it is. MTP heads are its last layer.
+    """
 
     device: str
 

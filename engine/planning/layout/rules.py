@@ -5,7 +5,7 @@ It includes faults that the engine's self-test found on a device.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from engine.base.language import tr
@@ -31,6 +31,7 @@ from engine.planning.layout.engine_parameters import (
     used_devices,
 )
 from engine.planning.layout.layout import Layout, Violation
+from engine.planning.layout.recurrent_kernels import recurrent_gap
 from engine.planning.layout.row_mode import row_violations
 from engine.planning.layout.split_modes import (
     shared_cache_violations,
@@ -59,6 +60,17 @@ def fault_violations(layout: Layout, model: ModelFile, rig: Rig, context: Contex
                     reason=fault.reason,
                 ),
                 tr("Move layers off {id}, or use a file with weights of another type.", id=device.id),
+            )
+        gap = lent_gap(device, model, [n for n in range(len(model.blocks)) if layout.device_of(n) == device.id])
+        if gap is not None:
+            yield Violation(
+                "engine_fault",
+                tr(
+                    "The backend of {id} has no kernel for {operation}, so its worker would crash.",
+                    id=device.id,
+                    operation=gap,
+                ),
+                tr("Move the recurrent layers off {id}.", id=device.id),
             )
     found = flash_fault(layout, rig, context, model)
     if found is not None and context.flash_attn != "off":
@@ -92,6 +104,14 @@ def weight_fault(device: Device, model: ModelFile, *, with_output: bool) -> Faul
     if missing is not None:
         return Fault("weights", tr("its backend has no kernel for them, so its worker would crash."), missing)
     return next((fault for name in sorted(types) if (fault := device.fault("weights", name)) is not None), None)
+
+
+def lent_gap(device: Device, model: ModelFile, layers: Sequence[int]) -> str | None:
+    """Return an operation of recurrent layers for which a lent device has no kernel; None if none is known.
+
+    `layers`: indices of the layers on the device.
+    """
+    return None if device.remote is None else recurrent_gap(model, device.remote.backend, layers)
 
 
 def _is_remote_cuda(device: Device) -> bool:

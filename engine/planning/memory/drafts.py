@@ -149,8 +149,15 @@ def drafted_tokens(draft: Draft | None) -> int:
     return 0 if draft is None else draft.n_tokens
 
 
-def with_draft_memory(estimate: MemoryEstimate, of_draft: MemoryEstimate) -> MemoryEstimate:
+def uses_mtp(draft: Draft | None) -> bool:
+    """Return whether MTP heads of the model draft."""
+    return draft is not None and draft.kind == "mtp"
+
+
+def with_draft_memory(estimate: MemoryEstimate, of_draft: MemoryEstimate, subject: str = "") -> MemoryEstimate:
     """Return `estimate` with the memory of a draft model added, each device's overhead counted once.
+
+    `subject`: what drafts, for messages; empty for a draft model.
 
     `draft_bytes` of a device are its weights, state and buffers. Mapped weights and the memory of answering are added
     to those of the main model.
@@ -172,5 +179,6 @@ def with_draft_memory(estimate: MemoryEstimate, of_draft: MemoryEstimate) -> Mem
     reason = estimate.probe_only
     if reason is None and of_draft.probe_only is not None:
         reason = tr("the draft model: {reason}", reason=of_draft.probe_only)
+        reason = f"{subject}: {of_draft.probe_only}" if subject else reason
     unknown = (*estimate.unknown, *(part for part in of_draft.unknown if part not in estimate.unknown))
     return replace(estimate, devices=devices, probe_only=reason, unknown=unknown)

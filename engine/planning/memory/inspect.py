@@ -9,6 +9,7 @@ import msgspec
 from engine.base.units import KIB, format_bytes
 from engine.model.gguf.model_file import ModelFile, file_type_name
 from engine.planning.memory.kv_cache import kv_bytes_per_token
+from engine.planning.memory.mtp import count_heads
 
 
 class InspectBlock(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,6 +28,7 @@ class InspectDocument(msgspec.Struct, frozen=True, kw_only=True):
 
     `parts`: names of the files.
     `output_bytes`: bytes in the file for the output layer; only its norm if the matrix is tied to the embedding.
+    `mtp_heads`: number of layers for multi-token prediction, which are the last of `blocks`.
     `n_ctx_train`, `kv_bytes_per_token`: None if the header does not contain them.
     """
 
@@ -43,6 +45,7 @@ class InspectDocument(msgspec.Struct, frozen=True, kw_only=True):
     token_embedding_bytes: int
     output_bytes: int
     kv_bytes_per_token: int | None
+    mtp_heads: int
 
 
 def inspect_document(model: ModelFile) -> InspectDocument:
@@ -71,6 +74,7 @@ def inspect_document(model: ModelFile) -> InspectDocument:
         token_embedding_bytes=_global_bytes(model, "token_embd"),
         output_bytes=_global_bytes(model, "output"),
         kv_bytes_per_token=kv_bytes_per_token(model),
+        mtp_heads=count_heads(model),
     )
 
 
@@ -94,6 +98,7 @@ def inspect_text(document: InspectDocument) -> str:
         ("Token embedding", format_bytes(document.token_embedding_bytes)),
         ("Output layer", format_bytes(document.output_bytes)),
         ("Layers", str(document.n_layer)),
+        *([("MTP heads", str(document.mtp_heads))] if document.mtp_heads else []),
     ]
     return "\n".join([*(f"{label:<16} {value}" for label, value in rows), *_layer_lines(document)])
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from itertools import accumulate
 from typing import TYPE_CHECKING, TypeVar
 
 from engine.base.errors import CancelledError
@@ -21,8 +20,9 @@ from engine.model.gguf.quoting import quote
 from engine.planning.layout.engine_parameters import split_members
 from engine.planning.layout.layout import Layout
 from engine.planning.layout.row_mode import ROW_BACKENDS
-from engine.planning.memory.backends import HOST_RULE, SizeRule
-from engine.planning.memory.cuda_pools import Answering, CudaPools
+from engine.planning.memory.backends import SizeRule
+from engine.planning.memory.context_memory import ContextMemory
+from engine.planning.memory.cuda_pools import Answering
 from engine.planning.memory.estimate import DeviceMemory, Grade, MemoryEstimate, Part
 from engine.planning.memory.hyper_parameters import (
     HyperParameters,
@@ -30,7 +30,7 @@ from engine.planning.memory.hyper_parameters import (
     count_skipped_blocks,
     read_state,
 )
-from engine.planning.memory.kv_cache import LayerState, context_shape, layer_states
+from engine.planning.memory.mtp import MtpMemory, hidden_bytes, mtp_fault
 from engine.planning.memory.placement import Placement, place
 from engine.planning.memory.tensor_split import MemberTables, member_rules
 from engine.planning.memory.tensors import OverrideHomes
@@ -54,7 +54,6 @@ _ENDLESS = tr("its graph is too large to compute in time")
 _log = logging.getLogger("layerdeck.memory")
 _Answer = TypeVar("_Answer")
 
-_LOGIT_BYTES = 4
 MOST_TABLES = 12
 """Number of context settings whose tables are cached.
 
@@ -97,6 +96,9 @@ class ModelMemory:
         self._tables: dict[tuple[object, ...], ContextMemory] = {}
         self._last_members: tuple[tuple[tuple[float, ...], tuple[SizeRule, ...]], MemberTables] | None = None
         self._beside: ModelMemory | None = None
+        self._homes = homes
+        self._weights_with_mtp: WeightTables | None = None
+        self._mtp: MtpMemory | None = None
         try:
             self._state = read_state(model)
         except MissingNumberError as error:
@@ -162,6 +164,35 @@ class ModelMemory:
             self._beside = ModelMemory(model, FEW_TABLES)
         return self._beside
 
+    def mtp_estimate(self, layout: Layout, context: ContextSettings, rig: Rig) -> MemoryEstimate | None:
+        """Return the memory of the context of the model's MTP heads; None if the layout or the heads have a fault.
+
+        Their weights are in `estimate` with `mtp`.
+        """
+        if self._state is None or mtp_fault(self.model) or layout.split_mode != "layer":
+            return None
+        if layout.n_layers != self.model.n_layers:
+            return None
+        try:
+            with limited(FORECAST_SECONDS):
+                if self._mtp is None:
+                    self._mtp = MtpMemory(self.model, self._state)
+                return self._mtp.estimate(layout, context, rig)
+        except MissingNumberError as error:
+            return _nothing_known(rig, tr("{error}; its memory is known only after a probe", error=error))
+        except (TooMuchWorkError, *UNFORESEEN):
+            _log.info("the arithmetic cannot tell the MTP heads of %s", quote(self.model.name), exc_info=True)
+            return _nothing_known(rig, tr("{reason}; its memory is known only after a probe", reason=_UNFORESEEN))
+
+    def _weights_of(self, *, mtp: bool) -> WeightTables:
+        """Return the tables of weights. `mtp`: whether MTP heads are loaded."""
+        if not mtp:
+            return self.weights
+        if self._weights_with_mtp is None:
+            architecture = find_architecture(self.model.architecture)
+            self._weights_with_mtp = WeightTables(self.model, architecture, 0, self._homes)
+        return self._weights_with_mtp
+
     def _refusal(self, layout: Layout, rig: Rig) -> str | None:
         """Return a sentence on why nothing can be computed for `layout`; None if something can."""
         n_layers = self.model.n_layers
@@ -178,13 +209,22 @@ class ModelMemory:
         return None
 
     def estimate(
-        self, layout: Layout, context: ContextSettings, rig: Rig, *, with_compute: bool = True, n_drafted: int = 0
+        self,
+        layout: Layout,
+        context: ContextSettings,
+        rig: Rig,
+        *,
+        with_compute: bool = True,
+        n_drafted: int = 0,
+        mtp: bool = False,
     ) -> MemoryEstimate:
         """Return the memory of `layout` on every device of `rig`.
 
         `with_compute`: whether compute buffers are computed; without them the estimate is much faster.
         `n_drafted`: most tokens that are drafted for one step; a batch has an output row for each of them.
+        `mtp`: whether MTP heads are loaded, and read the hidden state of each token in a batch.
         """
+        mtp = mtp and not mtp_fault(self.model)
         refusal = self._refusal(layout, rig)
         if refusal is not None:
             return _nothing_known(rig, refusal)
@@ -192,7 +232,7 @@ class ModelMemory:
         tables = self.for_context(context)
         try:
             members = self._member_tables(placement)
-            on_device, host = self.weights.split(placement, members)
+            on_device, host = self._weights_of(mtp=mtp).split(placement, members)
             kv, recurrent = tables.state_bytes(placement, members) if tables else ({}, {})
         except MissingNumberError as error:
             return _nothing_known(rig, tr("{error}; its memory is known only after a probe", error=error))
@@ -203,6 +243,9 @@ class ModelMemory:
         if tables is not None and tables.compute is not None and with_compute:
             compute = self._forecast(lambda forecast: forecast.device_sizes(placement), tables.compute) or {}
         n_outputs = tables.n_outputs(n_drafted) if tables else 0
+        rows_bytes = tables.output_bytes(n_outputs) if tables else 0
+        if tables and mtp:
+            rows_bytes += hidden_bytes(tables.hyper, tables.shape.n_batch)
         answering = (
             {}
             if tables is None
@@ -217,7 +260,7 @@ class ModelMemory:
                     kv_cache_bytes=kv.get(device_id, 0),
                     recurrent_bytes=recurrent.get(device_id, 0),
                     compute_bytes=compute[device_id].size_bytes if device_id in compute else 0,
-                    output_bytes=tables.output_bytes(n_outputs) if tables and device_id == CPU_ID else 0,
+                    output_bytes=rows_bytes if device_id == CPU_ID else 0,
                     overhead_bytes=placement.traits[device_id].overhead_bytes if device_id in placement.entries else 0,
                     pipeline_bytes=compute[device_id].pipeline_bytes if device_id in compute else 0,
                     answering_bytes=answering[device_id].total_bytes if device_id in answering else 0,
@@ -308,109 +351,6 @@ def _knows_rows(layout: Layout, rig: Rig) -> bool:
     return all(device is not None and device.backend in ROW_BACKENDS for device in members)
 
 
-class ContextMemory:
-    """Tables for one model with one set of context settings.
-
-    `hyper`: hyper-parameters of the model.
-    `shape`: sizes that llama.cpp computes from the settings.
-    `states`: KV cache and recurrent state of each layer.
-    `compute`: forecast of compute buffers; None if they cannot be computed.
-    """
-
-    def __init__(
-        self,
-        hyper: HyperParameters,
-        architecture: Architecture,
-        graphs: GraphTables | None,
-        context: ContextSettings,
-    ) -> None:
-        self._context = context
-        self.hyper = hyper
-        self.states = layer_states(hyper, architecture, context)
-        self._sums: dict[SizeRule, tuple[tuple[int, ...], tuple[int, ...]]] = {}
-        kv, recurrent = zip(*(_layer_bytes(state, HOST_RULE) for state in self.states), strict=True)
-        self.layers_kv_bytes: tuple[int, ...] = tuple(a + b for a, b in zip(kv, recurrent, strict=True))
-        """KV cache and recurrent state of each layer together, in bytes on the host, for display."""
-        self.shape = shape = context_shape(context, hyper.n_ctx_train, causal=hyper.causal)
-        # Logits are F32, one row for each sequence. T5 keeps the encoder's output beside them.
-        self._output_width = hyper.n_vocab + (hyper.n_embd if architecture.keeps_encoded else 0)
-        n_floats = self._output_width * shape.n_sequences
-        if hyper.pooled_width:
-            longest = min(shape.n_ubatch, shape.n_cells, hyper.n_ctx_train)
-            n_tokens = min(shape.n_ubatch, shape.n_sequences * longest)
-            n_floats = max(n_floats, n_tokens * (hyper.n_vocab + hyper.pooled_width))
-        self.output_buffer_bytes = n_floats * _LOGIT_BYTES
-        """Bytes of the output buffer in host memory (`llama_context::output_reserve`).
-
-        It has one row of logits for each sequence. For an embedding model it also has a vector and logits for each
-        token of a batch, because the load computes such a batch once (`warm_up.py`).
-        """
-        self._pools: CudaPools | None = None
-        self.compute: ComputeForecast | None = None
-        if graphs is not None:
-            from engine.planning.memory.compute_graph.forecast import ComputeForecast
-
-            self.compute = ComputeForecast(graphs, context)
-
-    def n_outputs(self, n_drafted: int) -> int:
-        """Return the most output rows of a generation batch, in which each sequence has `n_drafted` drafted tokens."""
-        return max(self.shape.n_sequences, min(self.shape.n_batch, self.shape.n_sequences * (n_drafted + 1)))
-
-    def output_bytes(self, n_outputs: int) -> int:
-        """Return the bytes of the output buffer for batches with up to `n_outputs` rows.
-
-        It grows at the first batch that has more rows than sequences (`llama_context::output_reserve`).
-        """
-        return max(self.output_buffer_bytes, self._output_width * n_outputs * _LOGIT_BYTES)
-
-    @property
-    def flash_attention(self) -> str:
-        """Flash attention in the settings: "auto", "on" or "off"."""
-        return self._context.flash_attn
-
-    def pools(self, model: ModelFile) -> CudaPools:
-        """Return the object that computes the memory that CUDA allocates while it answers; it is made on first use."""
-        if self._pools is None:
-            self._pools = CudaPools(model, self.hyper, self.shape, self._context)
-        return self._pools
-
-    def state_bytes(
-        self, placement: Placement, members: MemberTables | None = None
-    ) -> tuple[dict[str, int], dict[str, int]]:
-        """Return (bytes of the KV cache, bytes of recurrent state), each by device id.
-
-        State is on the device of its layer, is sliced by `members` in split mode tensor, or is all in host memory.
-        """
-        kv: dict[str, int] = {}
-        recurrent: dict[str, int] = {}
-        n_layers = len(self.states)
-        if not self._context.offload_kqv:
-            ranges = [(CPU_ID, HOST_RULE, 0, n_layers)]
-        else:
-            ranges = [(CPU_ID, HOST_RULE, 0, placement.leading)]
-            for run in placement.runs:
-                traits = placement.traits.get(run.device)
-                if traits is not None:
-                    ranges.append((run.device, traits.size_rule, run.first, run.last + 1))
-        for device_id, rule, first, end in ranges:
-            # Sums over the layers before each one, so the bytes of a range are one difference.
-            for found, sums in zip((kv, recurrent), self._running(rule), strict=True):
-                found[device_id] = found.get(device_id, 0) + sums[end] - sums[first]
-        if members is not None and self._context.offload_kqv:
-            of_members = members.state_bytes(self.states, placement.leading)
-            for found, sizes in zip((kv, recurrent), of_members, strict=True):
-                found.update(zip(placement.entries, sizes, strict=True))
-        return kv, recurrent
-
-    def _running(self, rule: SizeRule) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        sums = self._sums.get(rule)
-        if sums is None:
-            kv, recurrent = zip(*(_layer_bytes(state, rule) for state in self.states), strict=True)
-            sums = (tuple(accumulate(kv, initial=0)), tuple(accumulate(recurrent, initial=0)))
-            self._sums[rule] = sums
-        return sums
-
-
 def _deciding_fields(context: ContextSettings) -> tuple[object, ...]:
     """Return the values of the settings on which the sizes of caches and graphs depend, as a cache key."""
     return tuple(getattr(context, key) for key in _DECIDING)
@@ -419,13 +359,6 @@ def _deciding_fields(context: ContextSettings) -> tuple[object, ...]:
 def _nothing_known(rig: Rig, reason: str | None) -> MemoryEstimate:
     nothing = {device_id: DeviceMemory() for device_id in rig.ids}
     return MemoryEstimate(nothing, Grade.ESTIMATED, reason, _EVERYTHING)
-
-
-def _layer_bytes(state: LayerState, rule: SizeRule) -> tuple[int, int]:
-    return (
-        sum(tensor.size_bytes(rule) for tensor in state.cache),
-        sum(tensor.size_bytes(rule) for tensor in state.recurrent),
-    )
 
 
 def estimate(model: ModelFile, layout: Layout, context: ContextSettings, rig: Rig) -> MemoryEstimate:

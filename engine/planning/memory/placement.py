@@ -62,6 +62,7 @@ class Placement:
     `shares`: in split mode tensor, the share of each entry in every layer after the leading ones; else empty.
     `row_shares`: in split mode row, the share of each entry in the rows of every weight; else empty.
     `extra_buffers`: whether the CPU may repack weights.
+    `left_out`: number of CPU layers at the front that the model has, and this placement of its last layers has not.
     `op_offload`: whether devices compute batches of at least `offload_batch` tokens with weights in host memory.
     """
 
@@ -84,6 +85,7 @@ class Placement:
     host: HostBuffers = HostBuffers()
     op_offload: bool = True
     offload_batch: int = OFFLOAD_MIN_BATCH
+    left_out: int = 0
 
     @property
     def repacks(self) -> bool:

@@ -9,7 +9,7 @@ from engine.devices.device import Rig
 from engine.model.gguf.model_file import ModelFile
 from engine.planning.layout.layout import Layout, single_device
 from engine.planning.layout.layout_file import LayoutFile
-from engine.planning.layout.moves import DraftMove, Move
+from engine.planning.layout.moves import DraftMove, Move, RangeMove
 from engine.planning.memory.drafts import draft_file, draft_of_file
 from engine.planning.memory.side_files import NO_SIDE_FILES, SideFiles
 from engine.planning.settings.context_settings import ContextSettings
@@ -31,6 +31,10 @@ class Edit:
         draft = self.side_files.draft
         if not isinstance(move, DraftMove):
             return replace(self, layout=move.apply(self.layout))
+        if draft is not None and draft.kind == "mtp":
+            # The head is the last layer of the model (`mtp_fault` refuses several).
+            last = self.layout.n_layers - 1
+            return replace(self, layout=RangeMove(last, last, move.device).apply(self.layout))
         if draft is None or draft.model is None:
             return self
         moved = replace(draft, layout=single_device(draft.model.n_layers, move.device))

@@ -30,6 +30,7 @@ from engine.planning.memory.model_memory import FEW_TABLES, MOST_TABLES, ModelMe
 from engine.planning.plan.advice import Advice, advice, draft_advice, side_file_advice, swap_advice
 from engine.planning.plan.decisions.decision import Decision
 from engine.planning.plan.decisions.drafts import draft_violations, reads_slower
+from engine.planning.plan.decisions.measured import model_key
 from engine.planning.plan.decisions.side_files import side_file_violations
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.report import DeviceRow, FitReport, check_fit, device_needs, make_row, sharing
@@ -130,10 +131,9 @@ class Plan:
     def computing(self, device: Device) -> ComputingNeed:
         """Return the key under which a device's overhead for this plan is looked up; its `overhead_bytes` is 0."""
         model, context = self.model, self.settings
-        words = f"{model.architecture}|{model.name}|{model.n_layers}|{model.size_bytes}"
         return ComputingNeed(
             device=device_key(device),
-            model=hashlib.sha256(words.encode("utf-8", "replace")).hexdigest()[:16],
+            model=model_key(model),
             n_ctx=context.n_ctx or 0,
             n_ubatch=context.n_ubatch,
             flash_attention=context.flash_attn != "off",
@@ -148,7 +148,9 @@ class Plan:
         return (
             *violations(edit.layout, self.model, self.rig, self.settings),
             *side_file_violations(edit.side_files, edit.layout, self.rig, self.settings),
-            *draft_violations(edit.side_files.draft, self.resolved.draft, self.model, self.rig, self.settings),
+            *draft_violations(
+                edit.side_files.draft, self.resolved.draft, self.model, self.rig, self.settings, edit.layout
+            ),
         )
 
     @cached_property

@@ -15,7 +15,9 @@ from engine.planning.layout.engine_parameters import leading_cpu_layers
 from engine.planning.layout.layout import Layout
 from engine.planning.layout.parts import EMBEDDING, ties_embedding
 from engine.planning.memory.backends import HOST_RULE
+from engine.planning.memory.drafts import uses_mtp
 from engine.planning.memory.model_memory import ModelMemory
+from engine.planning.memory.mtp import mtp_fault
 from engine.planning.memory.side_files import NO_SIDE_FILES, SideFiles
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.placement_check import PlaceDifference
@@ -47,10 +49,12 @@ class LayerBytes:
 
 @dataclass(frozen=True, slots=True)
 class DraftBlock:
-    """The draft model as the layout editor draws it.
+    """The draft model or the MTP head as the layout editor draws it.
 
-    `name`: file name. `devices`: ids of its devices. `n_tokens`: most tokens that are drafted for one step.
-    `size_bytes`: its weights, KV cache and buffers on all devices; mapped weights are not included.
+    `name`: file name; empty for the MTP head. `devices`: ids of its devices.
+    `n_tokens`: most tokens that are drafted for one step.
+    `size_bytes`: its weights, KV cache and buffers on all devices. Mapped weights are not included, nor are those of
+    the MTP head, which is a layer of the model.
     """
 
     name: str
@@ -291,9 +295,11 @@ def _anchored_speeds(
 
 def _draft_block(plan: Plan) -> DraftBlock | None:
     draft = plan.edit.side_files.draft
+    size_bytes = sum(row.draft_bytes for row in plan.report.rows)
+    if uses_mtp(draft) and draft is not None and not mtp_fault(plan.model):
+        return DraftBlock("", plan.edit.layout.assignment()[-1:], draft.n_tokens, size_bytes)
     if draft is None or draft.path is None:
         return None
-    size_bytes = sum(row.draft_bytes for row in plan.report.rows)
     return DraftBlock(draft.path.name, plan.draft_devices, draft.n_tokens, size_bytes)
 
 

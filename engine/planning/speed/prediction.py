@@ -22,7 +22,7 @@ from engine.base.units import format_bytes
 from engine.devices.device import CPU_ID, Device, Rig, is_on_this_machine
 from engine.planning.layout.layout import Layout
 from engine.planning.memory.backends import backend_traits
-from engine.planning.memory.model_memory import ContextMemory
+from engine.planning.memory.context_memory import ContextMemory
 from engine.planning.settings.context_settings import ContextSettings
 from engine.planning.speed.speeds import (
     DESCRIBED_BYTES,
@@ -30,6 +30,7 @@ from engine.planning.speed.speeds import (
     SOURCES,
     Source,
     Speeds,
+    attention_seconds,
     bandwidth,
     bandwidth_of_type,
     described_seconds,
@@ -40,12 +41,18 @@ from engine.planning.speed.speeds import (
     op_seconds,
     products,
     prompt_source,
+    recurrent_rate,
+    repacked,
     source,
 )
-from engine.planning.speed.work import Work, described_ops, hops, moves, shares
+from engine.planning.speed.work import StateCost, Work, described_ops, hops, moves, shares
 
 USUAL_FILL = 2048
 """Tokens in the context for which a speed is predicted, unless the context length is below twice this number."""
+_TILE = 64
+"""Tokens and cells of a tile of attention in ggml-cpu: a tile of which the mask leaves anything is computed whole."""
+_STATE_PASSES = 3
+"""Times that recurrent state passes through memory for a batch: read, written, and copied to its place."""
 _OUTPUT_OPS = 4
 """Number of small computations in the output layer."""
 _SMALL_SHARE = 0.02
@@ -335,6 +342,11 @@ class _Batch:
         self._devices = {device.id: device for device in model.rig.all_devices}
         self._experts_read = model.work.experts_read(n_tokens)
         self._op_offload = self._op_offload_device()
+        used = (each for each in model.rig.devices if each.id in layout.devices)
+        # As `Placement.repacks`: weights in pinned memory of a card's driver are not repacked.
+        self._repacks = model.rig.host.fault("extra_buffers") is None and not any(
+            backend_traits(each).pinned_host for each in used
+        )
         self.costs: dict[str, Cost] = {}
 
     def _op_offload_device(self) -> Device | None:
@@ -357,23 +369,28 @@ class _Batch:
         """Add the costs of all layers, with weights that overrides move counted on their own device."""
         layout, work = self._layout, self._work
         members = shares(layout)
-        state = work.state(self._model.tables, fill_tokens)
+        state = work.state(self._model.tables, fill_tokens + (_TILE / 2 if self._n_tokens > 1 else 0.0))
         for run in layout.runs:
-            state_bytes, products_each = state.between(run.first, run.last)
+            used = state.between(run.first, run.last)
             for device_id, part in members if members and run.device != CPU_ID else ((run.device, 1.0),):
+                # Layers of the CPU behind those of a device are in plain memory (`make_cpu_buft_list`).
+                repacks = self._repacks and run.first == 0
                 for name, size in work.weights(run.first, run.last):
-                    self._multiply(device_id, name, part * size, part * work.whole_bytes(name, run.first, run.last))
+                    whole_bytes = part * work.whole_bytes(name, run.first, run.last)
+                    self._multiply(device_id, name, part * size, whole_bytes, repacks=repacks)
                 self._compute(device_id, work.ops(run.first, run.last))
-                if state_bytes:
+                if used.bytes_read or used.recurrent_bytes:
                     state_device = device_id if self._model.context.offload_kqv else CPU_ID
-                    self._attend(state_device, part * state_bytes, part * products_each)
+                    self._attend(state_device, StateCost(*(part * each for each in used)))
         for run, moved in moves(layout, work):
             for name, size in moved.between(run.first, run.last):
                 whole_bytes = moved.whole_bytes(name, run.first, run.last)
-                self._multiply(run.device, name, -size, -whole_bytes)
-                self._multiply(moved.device, name, size, whole_bytes)
+                self._multiply(run.device, name, -size, -whole_bytes, repacks=self._repacks and run.first == 0)
+                self._multiply(moved.device, name, size, whole_bytes, repacks=self._repacks)
 
-    def _multiply(self, device_id: str, type_name: str, active_bytes: float, whole_bytes: float) -> None:
+    def _multiply(
+        self, device_id: str, type_name: str, active_bytes: float, whole_bytes: float, *, repacks: bool
+    ) -> None:
         """Add the cost of multiplying the batch with weights of one type.
 
         `active_bytes`: bytes of weights that one token uses.
@@ -385,13 +402,14 @@ class _Batch:
         if cost is None:
             return
         batch_bytes = active_bytes + (whole_bytes - active_bytes) * self._experts_read
-        read_s = batch_bytes / bandwidth_of_type(cost.device, type_name, self._speeds)
+        kernel = repacked(type_name) if cost.device.id == CPU_ID and repacks else type_name
+        read_s = batch_bytes / bandwidth_of_type(cost.device, kernel, self._speeds)
         if self._n_tokens == 1:
             cost.read_s += read_s
         else:
             # A prompt multiplies each weight with every token that uses it, while reading it once.
             count = active_bytes * self._work.weights_in_byte.get(type_name, 0.0) * self._n_tokens
-            computed_s = count / products(cost.device, type_name, self._speeds)
+            computed_s = count / products(cost.device, kernel, self._speeds)
             # Moved weights are subtracted from their own device: negative bytes.
             cost.computed_s += max(read_s, computed_s) if whole_bytes >= 0 else min(read_s, computed_s)
         if away is not None:
@@ -409,25 +427,32 @@ class _Batch:
             each_s = op_seconds(cost.device, self._speeds) + columns_bytes / bandwidth(cost.device, self._speeds)
             cost.computed_s += n_ops * each_s
 
-    def _attend(self, device_id: str, bytes_read: float, products_each: float) -> None:
-        """Add the cost of attention to earlier tokens and of recurrent state.
-
-        `bytes_read`: bytes of KV cache and state that the batch reads.
-        `products_each`: multiplications of each token with cached keys and values.
-        """
-        if (cost := self._cost(device_id)) is not None:
-            read_s = bytes_read / bandwidth(cost.device, self._speeds)
-            if self._n_tokens == 1:
-                cost.read_s += read_s
-            else:
-                count = products_each * self._n_tokens
-                cost.computed_s += max(read_s, count / products(cost.device, "F16", self._speeds))
+    def _attend(self, device_id: str, used: StateCost) -> None:
+        """Add the cost of attention to earlier tokens and of recurrent state."""
+        if (cost := self._cost(device_id)) is None:
+            return
+        speeds, n_tokens = self._speeds, self._n_tokens
+        is_one = n_tokens == 1
+        attention_s = attention_seconds(cost.device, used.seen, used.cells, used.spread, one=is_one, speeds=speeds)
+        read_s = used.bytes_read / bandwidth(cost.device, speeds)
+        if attention_s is not None:
+            cost.computed_s += attention_s * n_tokens
+        elif is_one:
+            cost.read_s += read_s
+        else:
+            cost.computed_s += max(read_s, used.products * n_tokens / products(cost.device, "F16", speeds))
+        cost.computed_s += _STATE_PASSES * used.recurrent_bytes / bandwidth(cost.device, speeds)
+        for kernel, count in ((self._work.scan, used.scanned), ("convolution", used.convolved)):
+            rate = recurrent_rate(cost.device, kernel, speeds)
+            if rate is not None:
+                cost.computed_s += count * n_tokens / rate
 
     def add_output(self, outputs: float) -> None:
         """Add the cost of the output layer for `outputs` tokens."""
         if (cost := self._cost(self._layout.output_device)) is not None:
             for name, size in self._work.output.items():
-                cost.read_s += outputs * size / bandwidth_of_type(cost.device, name, self._speeds)
+                kernel = repacked(name) if cost.device.id == CPU_ID and self._repacks else name
+                cost.read_s += outputs * size / bandwidth_of_type(cost.device, kernel, self._speeds)
             cost.computed_s += outputs * _OUTPUT_OPS * op_seconds(cost.device, self._speeds)
 
     def add_links(self, outputs: float) -> None:

@@ -30,7 +30,7 @@ class Speeds:
     `by_type`: the same for other tensor types, by type name.
     `op_seconds`: seconds of a small computation that reads no weights.
     `links`: cost of transfers.
-    `products`: number of weights times number of tokens per second in large batches, by type name.
+    `products`: number of weights times number of tokens per second in large batches, by type name or kernel.
     `factors`: learnt ratio of real to predicted time; the key `LINKS` is for transfers.
     `ratios`: remaining ratio of real to predicted time, by class of layout (`layout_class`).
     `prompt_factors`, `prompt_ratios`: the same for prompts.
@@ -115,15 +115,17 @@ _NETWORK = Link(500e-6, 110_000_000)
 """Usual link of an RPC worker on another computer, if it was not measured: gigabit Ethernet."""
 _HOP_SECONDS = 20e-6
 """Fixed seconds of a transfer to a local device, in addition to its link. A guess."""
-_REMOTE_HOP_SECONDS = 150e-6
+_REMOTE_HOP_SECONDS = 90e-6
 """Fixed seconds of a transfer to an RPC worker, in addition to its link.
 
-It is processor time of client and worker, fitted to 36 layouts of five models (`benchmarks/speed_prediction.py`).
+It is processor time of client and worker, fitted to 55 layouts of nine models (`benchmarks/speed_prediction.py`), as
+are all constants of this module that are called fitted.
 """
-_DESCRIBED_SECONDS, DESCRIBED_BYTES = 0.5e-6, 900
+_DESCRIBED_SECONDS, DESCRIBED_BYTES = 3.3e-6, 900
 """Cost of sending one node of a ggml graph to an RPC worker: seconds of processor time, and bytes.
 
-The bytes are those of two to three tensors in the message.
+The bytes are those of two to three tensors in the message. The seconds are for writing, reading and making them, and
+for views, which `Work.ops` does not count. Fitted.
 """
 _OP_SECONDS = 4e-6
 """Seconds of a computation that reads next to nothing: the start of a kernel, or a barrier of the CPU's threads.
@@ -143,13 +145,15 @@ A measurement runs one product after another, so even a measured bandwidth may n
 _CPU_EFFICIENCY = (0.7, 0.95)
 """(Smallest, largest) share of a CPU's measured bandwidth that a model reaches.
 
-The mean of the inverses, 1.24, was fitted to 36 layouts of five models (`benchmarks/speed_prediction.py`).
+The mean of the inverses, 1.24, was fitted.
 """
-_CPU_OP_WEIGHT = 3.0
+_CPU_PRODUCTS_SHARE = 0.91
+"""Share of a CPU's measured speed of products that a prompt reaches: its matrices are not in the caches. Fitted."""
+_CPU_OP_WEIGHT = 3.5
 """Mean time of a graph node on a CPU, as a multiple of the time of the addition that is measured.
 
 An addition is among the cheapest nodes: norms, RoPE and softmax take longer, and products convert their column first.
-On cards a launch takes most of the time, whatever the kernel computes. Fitted as `_CPU_EFFICIENCY`.
+On cards a launch takes most of the time, whatever the kernel computes. Fitted.
 """
 
 _FAMILIES: Mapping[str, str] = {
@@ -199,25 +203,104 @@ def _computing_kind(device: Device) -> DeviceKind:
     return "cpu" if device.remote is None or device.remote.backend in ("", "CPU") else "gpu"
 
 
-def bandwidth_of_type(device: Device, type_name: str, speeds: Speeds) -> float:
-    """Return the bytes per second at which weights of a type are read.
+EXPERTS, REPACKED = ".experts", ".repacked"
+"""Suffixes of a tensor type, as in "Q4_0.repacked": products with experts, and with weights that the CPU has repacked.
+
+These are kernels of their own. A kernel that was not measured has the speed of the plain one.
+"""
+_HEAD_WIDTHS = (64, 128, 256)
+"""Widths of the heads of the measured kernels for attention."""
+_MOST_SPREAD = 3.0
+"""log2 of the number of heads of the KV cache in these measurements; "alone" is measured with one head."""
+
+
+def repacked(kernel: str) -> str:
+    """Return the name of `kernel` for repacked weights."""
+    type_name, dot, rest = kernel.partition(".")
+    return f"{type_name}{REPACKED}{dot}{rest}"
+
+
+def _of_kernel(speeds: Mapping[str, float] | None, kernel: str) -> float | None:
+    """Return the speed of `kernel`, or of the most similar one that was measured; None if there is none."""
+    if speeds is None:
+        return None
+    type_name, dot, rest = kernel.partition(".")
+    family = _FAMILIES.get(type_name, "")
+    suffixes = (f"{dot}{rest}", f"{dot}{rest}".replace(REPACKED, ""), f"{dot}{rest}".replace(EXPERTS, ""), "")
+    names = (f"{name}{suffix}" for suffix in suffixes for name in (type_name, family))
+    return next((speeds[name] for name in names if name in speeds), None)
+
+
+def bandwidth_of_type(device: Device, kernel: str, speeds: Speeds) -> float:
+    """Return the bytes per second at which weights are read by a kernel: a tensor type, perhaps with a suffix.
 
     The bandwidth for F16 if the type was not measured.
     """
-    by_type = speeds.by_type.get(device.id)
-    found = None if by_type is None else by_type.get(type_name) or by_type.get(_FAMILIES.get(type_name, ""))
+    found = _of_kernel(speeds.by_type.get(device.id), kernel)
     return bandwidth(device, speeds) if found is None else found
 
 
-def products(device: Device, type_name: str, speeds: Speeds) -> float:
-    """Return the number of weights times number of tokens that `device` multiplies per second in large batches."""
+def products(device: Device, kernel: str, speeds: Speeds) -> float:
+    """Return the number of weights times number of tokens that `device` multiplies per second in large batches.
+
+    `kernel`: a tensor type, perhaps with a suffix.
+    """
     by_type = speeds.products.get(device.id)
-    found = None if by_type is None else by_type.get(type_name) or by_type.get(_FAMILIES.get(type_name, ""))
+    found = _of_kernel(by_type, kernel)
     if found is None and by_type is not None:
         found = by_type.get("F16")
     if found is not None:
-        return found
+        return found * _reached(device)
     return _PRODUCTS_PER_BYTE[_computing_kind(device)] * bandwidth(device, speeds)
+
+
+def _reached(device: Device) -> float:
+    """Return the share of its measured speed that `device` reaches with the tokens of a prompt."""
+    return _CPU_PRODUCTS_SHARE if _computing_kind(device) == "cpu" else 1.0
+
+
+def attention_seconds(
+    device: Device, products: float, cells: float, spread: float, *, one: bool, speeds: Speeds
+) -> float | None:
+    """Return the seconds of attention to `cells` cells of the KV cache; None if its speed was not measured.
+
+    `products`: multiplications with keys and values. `cells`: counted once for each head and token.
+    `spread`: sum over these of log2 of the heads of the cache.
+    `one`: whether the batch is a single token, for which kernels differ.
+    """
+    known = speeds.products.get(device.id, {})
+    width = products / cells / 2 if cells else 1.0
+    together = _cell_seconds(known, ".1" if one else "", width)
+    if not one or together is None:
+        return None if together is None else cells * together / _reached(device)
+    alone = _cell_seconds(known, ".1.alone", width)
+    share = min(1.0, spread / cells / _MOST_SPREAD) if cells else 1.0
+    return cells * (together if alone is None else alone + (together - alone) * share)
+
+
+def _cell_seconds(known: Mapping[str, float], suffix: str, width: float) -> float | None:
+    """Return the seconds of attention of a head of this width to a cell, interpolated between the measured widths."""
+    rates = {each: known.get(f"attention.{each}{suffix}") for each in _HEAD_WIDTHS}
+    # Each width multiplies a key and a value.
+    times = [(float(each), 2 * each / rate) for each, rate in rates.items() if rate is not None]
+    if not times:
+        return None
+    after = next((index for index, (each, _) in enumerate(times) if each >= width), len(times) - 1)
+    if after == 0 or times[after][0] < width:
+        return times[after][1] * width / times[after][0]
+    (low, low_s), (high, high_s) = times[after - 1 : after + 1]
+    return low_s + (high_s - low_s) * (width - low) / (high - low)
+
+
+def recurrent_rate(device: Device, kernel: str, speeds: Speeds) -> float | None:
+    """Return the elements of recurrent state times tokens that `device` computes per second; None if not measured.
+
+    RPC workers are not measured, so one that computes with a CPU has the rate of the host.
+    """
+    measured = speeds.products.get(device.id, {}).get(kernel)
+    if measured is None and device.is_rpc and _computing_kind(device) == "cpu":
+        return speeds.products.get(CPU_ID, {}).get(kernel)
+    return measured
 
 
 def prompt_source(device: Device, speeds: Speeds) -> Source:

@@ -10,7 +10,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from math import prod
+from math import log2, prod
+from operator import add
+from typing import NamedTuple
 
 from engine.devices.device import CPU_ID
 from engine.model.gguf.model_file import ModelFile, TensorInfo, part_of_tensor
@@ -18,11 +20,14 @@ from engine.planning.layout.engine_parameters import tensor_overrides
 from engine.planning.layout.layout import Layout, Override, Run
 from engine.planning.layout.patterns import pattern_finder
 from engine.planning.layout.split_modes import count_unlisted_layers
+from engine.planning.memory.context_memory import ContextMemory
 from engine.planning.memory.kv_cache import row_bytes
-from engine.planning.memory.model_memory import ContextMemory
+from engine.planning.speed.speeds import EXPERTS
 
 _ACTIVATION_BYTES = 4
 """Bytes of one element of a hidden state or of logits (F32)."""
+_STATE_BYTES = 4
+"""Bytes of one element of recurrent state, which is always F32."""
 _OPS_PER_TENSOR = 2
 """Estimated number of small computations for each tensor of a layer."""
 _OPS_PER_LAYER = 4
@@ -39,31 +44,46 @@ _MOVED_OPS = 6
 """Number of small computations per layer with weights that an override moves."""
 
 
-@dataclass(frozen=True, slots=True)
-class StateWork:
-    """KV cache and recurrent state that one token uses, as sums over all layers before each layer.
+class StateCost(NamedTuple):
+    """KV cache and recurrent state that one token uses, of a layer or of several.
 
-    `bytes_read`: bytes that a batch reads once.
-    `products`: multiplications of one token with cached keys and values.
+    `bytes_read`: bytes of the KV cache that a batch reads once.
+    `products`: multiplications of one token with cached keys and values, of cells that the mask hides too.
+    `cells`: cells that one token attends to, counted once for each head; in a sliding window, those of the window.
+    `seen`: multiplications with keys and values of these cells.
+    `spread`: sum over these cells of log2 of the number of heads of the cache.
+    `recurrent_bytes`: bytes of recurrent state.
+    `scanned`, `convolved`: elements of recurrent state and of rolling state, which are computed for each token.
     """
 
-    bytes_read: Sequence[float]
-    products: Sequence[float]
+    bytes_read: float = 0.0
+    products: float = 0.0
+    cells: float = 0.0
+    seen: float = 0.0
+    spread: float = 0.0
+    recurrent_bytes: float = 0.0
+    scanned: float = 0.0
+    convolved: float = 0.0
 
-    def between(self, first: int, last: int) -> tuple[float, float]:
-        """Return (bytes read, products) of layers `first` to `last`, both included."""
-        return (
-            self.bytes_read[last + 1] - self.bytes_read[first],
-            self.products[last + 1] - self.products[first],
-        )
+
+@dataclass(frozen=True, slots=True)
+class StateWork:
+    """KV cache and recurrent state that one token uses. `sums`: over all layers before each layer."""
+
+    sums: Sequence[StateCost]
+
+    def between(self, first: int, last: int) -> StateCost:
+        """Return the sum over layers `first` to `last`, both included."""
+        before, after = self.sums[first], self.sums[last + 1]
+        return StateCost(*(end - begin for begin, end in zip(before, after, strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
 class Moved:
     """Weights that overrides move to `device`, as sums over all layers before each layer.
 
-    `weights`: bytes that one token reads, by tensor type.
-    `whole`: bytes with all experts, by tensor type.
+    `weights`: bytes that one token reads, by kernel.
+    `whole`: bytes with all experts, by kernel.
     `layers`: number of layers that have moved weights.
     """
 
@@ -73,11 +93,11 @@ class Moved:
     layers: Sequence[float]
 
     def between(self, first: int, last: int) -> Iterator[tuple[str, float]]:
-        """Yield (tensor type, bytes that one token reads) of the weights moved out of layers `first` to `last`."""
+        """Yield (kernel, bytes that one token reads) of the weights moved out of layers `first` to `last`."""
         return _between(self.weights, first, last)
 
     def whole_bytes(self, type_name: str, first: int, last: int) -> float:
-        """Return the bytes of a tensor type moved out of layers `first` to `last`, with all experts."""
+        """Return the bytes of a kernel moved out of layers `first` to `last`, with all experts."""
         sums = self.whole[type_name]
         return sums[last + 1] - sums[first]
 
@@ -89,7 +109,8 @@ class Moved:
 class Work:
     """Work of one token in each layer of a model. A sum over a range of layers costs two look-ups.
 
-    `types`: names of the tensor types, the one with most bytes first.
+    `kernels`: tensor types, with a suffix for experts (`speeds.EXPERTS`), the one with most bytes first.
+    `scan`: name of the kernel that scans recurrent state.
     Only one thread may use an object at a time.
     """
 
@@ -107,22 +128,25 @@ class Work:
         rows: dict[str, list[float]] = {}
         whole: dict[str, list[float]] = {}
         self.weights_in_byte: dict[str, float] = {}
-        """Number of weights in one byte, by tensor type."""
+        """Number of weights in one byte, by kernel."""
         ops = [0] * self.n_layers
         for block in model.blocks[: max(1, self.n_layers - idle)]:
             ops[block.index] = self._repeats * (_OPS_PER_TENSOR * len(block.tensors) + _OPS_PER_LAYER)
             for tensor in block.tensors:
-                row = rows.setdefault(tensor.type_name, [0.0] * self.n_layers)
+                kernel = _kernel_of(tensor)
+                row = rows.setdefault(kernel, [0.0] * self.n_layers)
                 row[block.index] += self.read_bytes(tensor)
-                row = whole.setdefault(tensor.type_name, [0.0] * self.n_layers)
+                row = whole.setdefault(kernel, [0.0] * self.n_layers)
                 row[block.index] += tensor.size_bytes * self._repeats
-                self.weights_in_byte[tensor.type_name] = prod(tensor.shape) / max(1, tensor.size_bytes)
-        self.types = tuple(sorted(rows, key=lambda name: -sum(rows[name])))
+                self.weights_in_byte[kernel] = prod(tensor.shape) / max(1, tensor.size_bytes)
+        self.kernels = tuple(sorted(rows, key=lambda name: -sum(rows[name])))
         # Sums over the layers before each one: a run of any length costs two look-ups.
-        self._weights = {name: _sums(rows[name]) for name in self.types}
-        self._whole = {name: _sums(whole[name]) for name in self.types}
+        self._weights = {name: _sums(rows[name]) for name in self.kernels}
+        self._whole = {name: _sums(whole[name]) for name in self.kernels}
         self._ops = _sums(ops)
         self.output = _output_of(model)
+        decays = any(name == "ssm_a" and len(shape) > 1 and shape[0] > 1 for name, shape in _recurrent_shapes(model))
+        self.scan = "scan.decays" if decays else "scan"
         self._states: list[tuple[ContextMemory | None, float, StateWork]] = []
         self._moved: dict[tuple[Override, ...], tuple[Moved, ...]] = {}
 
@@ -132,11 +156,11 @@ class Work:
         return tensor.size_bytes * share * self._repeats
 
     def weights(self, first: int, last: int) -> Iterator[tuple[str, float]]:
-        """Yield (tensor type, bytes that one token reads) of layers `first` to `last`."""
+        """Yield (kernel, bytes that one token reads) of layers `first` to `last`."""
         return _between(self._weights, first, last)
 
     def whole_bytes(self, type_name: str, first: int, last: int) -> float:
-        """Return the bytes of weights of a tensor type in layers `first` to `last`, with all experts."""
+        """Return the bytes of weights of a kernel in layers `first` to `last`, with all experts."""
         sums = self._whole[type_name]
         return sums[last + 1] - sums[first]
 
@@ -162,8 +186,9 @@ class Work:
         for known, fill, found in self._states:
             if known is tables and fill == fill_tokens:
                 return found
-        rows = _state_rows(tables, fill_tokens) if tables is not None else [(0.0, 0.0)] * self.n_layers
-        found = StateWork(_sums([row[0] for row in rows]), _sums([row[1] for row in rows]))
+        rows = _state_rows(tables, fill_tokens) if tables is not None else [StateCost()] * self.n_layers
+        sums = accumulate(rows, lambda one, other: StateCost(*map(add, one, other)), initial=StateCost())
+        found = StateWork(tuple(sums))
         self._states = [(tables, fill_tokens, found), *self._states[: _KEPT_STATES - 1]]
         return found
 
@@ -188,20 +213,21 @@ class Work:
             for tensor in block.tensors:
                 device = next((device for finds, device in rules if finds(tensor.name)), None)
                 if device is not None:
-                    row = found.setdefault(device, {}).setdefault(tensor.type_name, [0.0] * self.n_layers)
+                    kernel = _kernel_of(tensor)
+                    row = found.setdefault(device, {}).setdefault(kernel, [0.0] * self.n_layers)
                     row[block.index] += self.read_bytes(tensor)
-                    row = whole.setdefault(device, {}).setdefault(tensor.type_name, [0.0] * self.n_layers)
+                    row = whole.setdefault(device, {}).setdefault(kernel, [0.0] * self.n_layers)
                     row[block.index] += tensor.size_bytes * self._repeats
                     layers.setdefault(device, [0.0] * self.n_layers)[block.index] = 1.0
         for device, rows in found.items():
             yield Moved(device, _all_sums(rows), _all_sums(whole[device]), _sums(layers[device]))
 
 
-def _state_rows(tables: ContextMemory, fill_tokens: float) -> list[tuple[float, float]]:
-    """Return (bytes read, products with keys and values) for each layer.
+def _state_rows(tables: ContextMemory, fill_tokens: float) -> list[StateCost]:
+    """Return the state of each layer.
 
-    Recurrent state has a fixed size. A KV cache is read as far as it is filled. llama.cpp computes with all used cells,
-    masked or not.
+    Recurrent state has a fixed size. A KV cache is read as far as it is filled. Kernels of the CPU skip cells that the
+    mask hides, as those before a sliding window; others compute with all used cells.
     """
     hyper, shape, states = tables.hyper, tables.shape, tables.states
     n_sequences = max(1, shape.n_sequences)
@@ -213,16 +239,32 @@ def _state_rows(tables: ContextMemory, fill_tokens: float) -> list[tuple[float, 
         # Some models (Gemma 3n) let their last layers read the cache of an earlier one.
         shares = hyper.cache_of and index < hyper.n_trunk_layers
         cache = own.cache or (states[hyper.cache_of[index]].cache if shares else ())
-        bytes_read = sum(each.n_rows * row_bytes(each.kind, each.width) for each in own.recurrent) / n_sequences
-        products = 0.0
+        bytes_read = products = cells_seen = seen = 0.0
+        window = hyper.window if hyper.sliding[index] and hyper.window else shape.n_cells
         for each in cache:
             cells = max(1.0, each.n_rows / n_streams)
             in_all = each.name == "compressed" or (each.name == "indexer" and hyper.ratios)
             used_cells = cells * min(1.0, fill_tokens / (shape.n_cells if in_all else cells))
             bytes_read += used_cells * row_bytes(each.kind, each.width)
             if each.name in ("k", "compressed"):
-                products += used_cells * hyper.n_head[index] * (hyper.head_k[index] + hyper.head_v[index])
-        rows.append((bytes_read, products))
+                widths = hyper.head_k[index] + hyper.head_v[index]
+                products += used_cells * hyper.n_head[index] * widths
+                visible = min(used_cells, window) * hyper.n_head[index]
+                cells_seen += visible
+                seen += visible * widths
+        recurrent = {each.name: each.n_rows * row_bytes(each.kind, each.width) / n_sequences for each in own.recurrent}
+        rows.append(
+            StateCost(
+                bytes_read,
+                products,
+                cells_seen,
+                seen,
+                cells_seen * log2(max(1, hyper.n_head_kv[index])),
+                sum(recurrent.values()),
+                recurrent.get("s", 0.0) / _STATE_BYTES,
+                recurrent.get("r", 0.0) / _STATE_BYTES,
+            )
+        )
     return rows
 
 
@@ -239,6 +281,17 @@ def _sums(values: Sequence[float]) -> list[float]:
 
 def _all_sums(rows: Mapping[str, Sequence[float]]) -> dict[str, Sequence[float]]:
     return {name: _sums(row) for name, row in rows.items()}
+
+
+def _kernel_of(tensor: TensorInfo) -> str:
+    """Return the kernel that multiplies with the tensor: its type, with a suffix for experts."""
+    return tensor.type_name + (EXPERTS if part_of_tensor(tensor.name) == "experts" else "")
+
+
+def _recurrent_shapes(model: ModelFile) -> Iterator[tuple[str, tuple[int, ...]]]:
+    for tensor in model.tensors:
+        if ".ssm_" in tensor.name:
+            yield tensor.name.split(".")[2], tensor.shape
 
 
 def _number(model: ModelFile, key: str) -> int:

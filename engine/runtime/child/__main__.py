@@ -38,6 +38,7 @@ from engine.runtime.protocol.requests import (
     Load,
     Logits,
     MeasureSpeed,
+    MeasureThreads,
     ModelRequest,
     Probe,
     Quantise,
@@ -194,10 +195,10 @@ class ModelChild:
                 from engine.runtime.child.load.quantise import quantise
 
                 return quantise(self._engine, request)
-            case MeasureSpeed():
-                from engine.runtime.child.load.speed import measure_speed
+            case MeasureSpeed() | MeasureThreads():
+                from engine.runtime.child.load.speed import measure
 
-                return measure_speed(self._engine, request)
+                return measure(self._engine, request)
             case Serve():
                 from engine.runtime.child.rpc_server import serve
 

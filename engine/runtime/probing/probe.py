@@ -272,12 +272,38 @@ CAPACITY = 128
 
 
 class ProbeCache:
-    """Cache of probe results by `Plan.key`. It drops the least recently used result first. Thread-safe."""
+    """Cache of probe results by `Plan.key`. It drops the least recently used result first. Thread-safe.
+
+    It also remembers which plans were loaded and computed a full batch (`note_loaded`).
+    """
 
     def __init__(self, capacity: int = CAPACITY) -> None:
         self._capacity = capacity
         self._lock = threading.Lock()
         self._rows: OrderedDict[Hashable, tuple[DeviceRow, ...]] = OrderedDict()
+        self._loaded: OrderedDict[Hashable, None] = OrderedDict()
+
+    def note_loaded(self, plan: Plan) -> None:
+        """Remember that `plan` was loaded, warm-up included."""
+        key = plan.key
+        with self._lock:
+            self._loaded.pop(key, None)
+            if key is not None:
+                self._loaded[key] = None
+            while len(self._loaded) > self._capacity:
+                self._loaded.popitem(last=False)
+
+    def is_known_on_host(self, plan: Plan) -> bool:
+        """Return whether `plan` was loaded before, uses the host alone, and fits into its present free memory.
+
+        Then a large batch of the warm-up cannot find out anything. A card may have lost memory that no driver reports.
+        """
+        if plan.edit.side_files or plan.parameters.devices or not self._loaded:
+            return False
+        key = plan.key
+        with self._lock:
+            known = key is not None and key in self._loaded
+        return known and plan.report.fits
 
     def over(self, plan: Plan) -> Plan:
         """Return `plan` with its rows from the cache; unchanged if there are none. A changed file has another key."""

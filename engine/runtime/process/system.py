@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import IO
 
@@ -55,17 +56,63 @@ def spawn(
     flags = 0
     if sys.platform == "win32":
         flags = subprocess.CREATE_NEW_PROCESS_GROUP | subprocess.CREATE_NO_WINDOW
-    return subprocess.Popen(
-        list(argv),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=stderr,
-        env=environment,
-        start_new_session=own_group,
-        creationflags=flags,
-        # As large as a pipe on Linux (64 KiB): a message may have many megabytes, and 8 KiB would mean more calls.
-        bufsize=1 << 16,
-    )
+    lifeline = _open_lifeline()
+    try:
+        process = subprocess.Popen(
+            list(argv),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            env=environment,
+            start_new_session=own_group,
+            creationflags=flags,
+            # As large as a pipe on Linux (64 KiB): a message may have many megabytes, and 8 KiB would mean more calls.
+            bufsize=1 << 16,
+            pass_fds=() if lifeline is None else (lifeline,),
+        )
+        if lifeline is not None:
+            _end_with_us(lifeline, -process.pid if own_group else process.pid)
+        return process
+    finally:
+        if lifeline is not None:
+            os.close(lifeline)
+
+
+_SET_SIGNAL = 10
+"""F_SETSIG of `asm-generic/fcntl.h`, which Python's `fcntl` does not have."""
+
+
+@cache
+def _make_pipe_of_our_life() -> tuple[int, int]:
+    """Return a pipe to which nobody writes. Its writing end is open as long as this process lives, and only here."""
+    return os.pipe()
+
+
+def _open_lifeline() -> int | None:
+    """Open the reading end of our pipe anew, for one child; None if the system cannot."""
+    if not sys.platform.startswith("linux"):
+        return None
+    # A confined process cannot open it again; its children end by the end of their input.
+    with suppress(OSError):
+        return os.open(f"/proc/self/fd/{_make_pipe_of_our_life()[0]}", os.O_RDONLY | os.O_CLOEXEC)
+    return None
+
+
+def _end_with_us(lifeline: int, owner: int) -> None:
+    """Make the kernel kill `owner` (a process, or minus a group) when this process has ended, however it ended.
+
+    A child that computes, or that still imports, reads the end of its input late on a busy machine. The kernel sends
+    the signal of an asynchronous file (`O_ASYNC`, fcntl(2)) when the last writer of the pipe is gone. Owner and signal
+    belong to the open file, which the child keeps open, so that it need not do anything. PR_SET_PDEATHSIG would
+    kill the child when the thread that started it ends.
+    """
+    if sys.platform.startswith("linux"):
+        import fcntl
+
+        with suppress(OSError):  # The child has ended already.
+            fcntl.fcntl(lifeline, fcntl.F_SETOWN, owner)
+            fcntl.fcntl(lifeline, _SET_SIGNAL, signal.SIGKILL)
+            fcntl.fcntl(lifeline, fcntl.F_SETFL, os.O_ASYNC)
 
 
 def wait_for_exit(process: subprocess.Popen[bytes], timeout_s: float) -> int | None:

@@ -93,6 +93,7 @@ class DeviceSpeed(Message, frozen=True, tag="device_speed", kw_only=True):
     `by_type`: rate as `read_bytes_per_second` for each requested type.
     `op_s`: seconds for a graph node that computes next to nothing; None if not measured.
     `products`: weights times tokens per second in a matrix product with many columns, for each type.
+    Both also have rates of other kernels, by the names of `engine/planning/speed/kernels.py`.
     """
 
     read_bytes_per_second: float
@@ -101,6 +102,17 @@ class DeviceSpeed(Message, frozen=True, tag="device_speed", kw_only=True):
     by_type: dict[str, float] = {}
     op_s: float | None = None
     products: dict[str, float] = {}
+
+
+class ThreadSpeeds(Message, frozen=True, tag="thread_speeds", kw_only=True):
+    """Measured speeds of the CPU by the number of threads, in the order of the request.
+
+    `answers`: passes per second through a matrix with one column, as for each token of an answer.
+    `prompts`: passes per second with many columns, as for a micro batch of a prompt.
+    """
+
+    answers: tuple[float, ...]
+    prompts: tuple[float, ...]
 
 
 class PackLoad(msgspec.Struct, frozen=True, kw_only=True):
@@ -533,5 +545,5 @@ ModelAnswer = (
     | SequenceSaved
     | SequenceRestored
 )
-DeviceMessage = DeviceList | DeviceSpeed | DeviceMemoryReadings | Serving | LogitDigest | Quantised
+DeviceMessage = DeviceList | DeviceSpeed | ThreadSpeeds | DeviceMemoryReadings | Serving | LogitDigest | Quantised
 AnyMessage = Hello | Failure | Aborting | LoadMessage | ModelAnswer | DeviceMessage

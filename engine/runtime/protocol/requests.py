@@ -165,6 +165,7 @@ class Load(Request, frozen=True, tag="load", kw_only=True):
     `access`: files that the child may open from now on, if the system can enforce it; None for no limit.
     `positions`: number of learned position embeddings, beyond which no sequence may go; None for no limit.
     `early`: weights that are sent to several workers in parallel before the load; empty for less than two workers.
+    `is_known`: whether the same load succeeded before, so that one token is enough as warm-up.
     """
 
     path: str
@@ -177,6 +178,7 @@ class Load(Request, frozen=True, tag="load", kw_only=True):
     draft: DraftSource | None = None
     access: FileAccess | None = None
     early: tuple[EarlyWeights, ...] = ()
+    is_known: bool = False
 
 
 class ImageFile(msgspec.Struct, frozen=True, tag="image", kw_only=True):
@@ -429,6 +431,8 @@ class MeasureSpeed(Request, frozen=True, tag="measure_speed", kw_only=True):
     `size_bytes`: memory to allocate for the measurement.
     `enough_s`: seconds after which no measurement of a further type begins. The answer leaves out the remaining types.
     `types`: ggml type numbers to measure besides F16, by the name that the answer uses for each.
+    `repacked`: names of the types that are measured in the CPU's repacked memory too.
+    `scans`: whether scans over recurrent state are measured. An RPC server ends if its device cannot compute them.
     """
 
     device: DeviceRef
@@ -436,6 +440,21 @@ class MeasureSpeed(Request, frozen=True, tag="measure_speed", kw_only=True):
     n_threads: int
     enough_s: float
     types: dict[str, int] = {}
+    repacked: tuple[str, ...] = ()
+    scans: bool = False
+
+
+class MeasureThreads(Request, frozen=True, tag="measure_threads", kw_only=True):
+    """Measure matrix products on the CPU with several numbers of threads; answered by `ThreadSpeeds` or `Failure`.
+
+    `counts`: numbers of threads, in the order in which they are measured.
+    `size_bytes`: memory to allocate for the matrix.
+    `measured_s`: seconds for each number and each of the two products.
+    """
+
+    counts: tuple[int, ...]
+    size_bytes: int
+    measured_s: float
 
 
 class Stop(Request, frozen=True, tag="stop", kw_only=True):
@@ -451,5 +470,7 @@ class Quit(Request, frozen=True, tag="quit", kw_only=True):
 AnyModelRequest = (
     Generate | Embed | Tokenise | Detokenise | CountTokens | RenderTemplate | SaveSequence | RestoreSequence
 )
-DeviceRequest = ListDevices | MeasureSpeed | DeviceMemoryQuery | Serve | Logits | Quantise | CountVocabulary
+DeviceRequest = (
+    ListDevices | MeasureSpeed | MeasureThreads | DeviceMemoryQuery | Serve | Logits | Quantise | CountVocabulary
+)
 AnyRequest = Probe | Load | AnyModelRequest | DeviceRequest | Stop | Quit

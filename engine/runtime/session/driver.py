@@ -38,7 +38,7 @@ from engine.runtime.protocol.messages import AnyMessage, DeviceMemoryReadings
 from engine.runtime.protocol.requests import AnyModelRequest
 from engine.runtime.requests import environment, load_request
 from engine.runtime.session import effects, inputs
-from engine.runtime.session.events import AnyEvent, Failed, RequestEnding, RequestEvent
+from engine.runtime.session.events import AnyEvent, Failed, Loaded, RequestEnding, RequestEvent
 from engine.runtime.session.load_records import LoadRecorder
 from engine.runtime.session.machine import advance
 from engine.runtime.session.snapshot import Snapshot, snapshot_of
@@ -112,7 +112,7 @@ class WorkRunner:
             remedy = tr("Open it again; Use Last Layout brings the layout back if it fits.")
             return inputs.Refused(work.ticket, Failed(kind="model_file", message=f"{sentence} {remedy}"))
         try:
-            request = load_request(plan, sequences=self.sequences)
+            request = load_request(plan, sequences=self.sequences, is_known=self.cache.is_known_on_host(plan))
         except EngineError as error:
             return inputs.Refused(work.ticket, Failed(kind=error.kind, message=error.summary()))
         # The forecast is computed on first use. Here it may take long; the machine runs under a lock in any thread.
@@ -203,6 +203,7 @@ class Driver:
         self._works: dict[int, tuple[CancelToken, threading.Thread]] = {}
         self._last_child: ChildProcess | None = None
         self._recorder = LoadRecorder()
+        self._plan: Plan | None = None
 
     # ------------------------------------------------------------------ from any thread
 
@@ -348,6 +349,8 @@ class Driver:
                 self._start_work(effect)
 
     def _report(self, news: SessionUpdate) -> None:
+        if isinstance(news, Loaded) and self._plan is not None:
+            self._runner.cache.note_loaded(self._plan)
         news = self._recorder.take(news)
         try:
             # A stream is removed with its ending, before it gets it, because its receiver may raise.
@@ -376,6 +379,7 @@ class Driver:
         # There is one child at a time: the one before has ended, and all effects for it were carried out.
         self._children = {effect.child: child}
         self._recorder.begin_child(effect.plan)
+        self._plan = effect.plan
         self._last_child = child
         child.start()
         child.send(effect.request)

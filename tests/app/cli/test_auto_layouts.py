@@ -205,7 +205,7 @@ def test_speeds_are_measured_on_request_and_kept(tmp_path: Path, capsys: pytest.
     assert answer.code == 0
     assert [device["id"] for device in answer.document["devices"]] == ["RPC0"]
     said = [line.partition(":")[0] for line in answer.err.splitlines()]
-    assert sorted(said) == ["CPU", "RPC0"]
+    assert {"CPU", "RPC0"} <= set(said)
     assert "GB/s" in answer.err
     kept = read_speed_book(speeds_path())
     assert len(kept.devices) == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import socket
@@ -108,3 +109,41 @@ def test_a_port_in_use_is_told_before_a_worker_starts(capsys: pytest.CaptureFixt
         answer = run_here(capsys, "rig", "serve", "--secure", "--port", str(port), "--json")
     assert answer.code != 0
     assert f"Cannot listen on 127.0.0.1:{port}" in answer.error["message"]
+
+
+@pytest.mark.parametrize(
+    ("secure", "words"),
+    [
+        (("--secure",), "--host 198.51.100.7: no interface of this computer has this address; it has "),
+        ((), "Cannot listen on 198.51.100.7:50999: "),
+    ],
+)
+def test_an_address_that_is_not_of_this_machine_cannot_be_listened_on(
+    capsys: pytest.CaptureFixture[str], secure: tuple[str, ...], words: str
+) -> None:
+    answer = run_here(capsys, "rig", "serve", "--host", "198.51.100.7", "--port", "50999", *secure, "--json")
+    assert answer.code != 0
+    assert words in answer.error["message"]
+
+
+def test_a_rig_file_with_a_machine_that_is_not_paired_is_told_at_the_load(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    model = write_tiny_llama(tmp_path / "m.gguf", n_layers=2)
+    lent = {
+        "id": "attic-CUDA0",
+        "name": "attic: a card",
+        "backend": "RPC",
+        "endpoint": "127.0.0.1:1/CUDA0",
+        "fingerprint": "ab" * 32,
+        "total_bytes": "1GiB",
+    }
+    rig, layout = tmp_path / "rig.json", tmp_path / "layout.json"
+    rig.write_text(json.dumps({"version": 1, "devices": [lent], "host": {"total_bytes": "8GiB"}}))
+    runs = [{"device": "attic-CUDA0", "layers": "0-1"}]
+    document = {"version": 1, "model": {"name": "m", "layers": 2}, "split_mode": "layer", "runs": runs}
+    layout.write_text(json.dumps(document))
+    answer = run_here(capsys, "load", str(model), "--rig", str(rig), "--layout", str(layout), "--json")
+    assert answer.code != 0
+    assert "attic-CUDA0" in answer.error["message"]
+    assert "not paired with this computer" in answer.error["message"]

@@ -136,6 +136,7 @@ def test_export_and_import_keep_the_rig(
     rig = read_layout(file).rig
     assert rig is not None
     assert rig.ids == ("CUDA0", "CPU")
+    assert "192.0.2" not in file.read_text(encoding="utf-8")
     dialog.import_button.click()
     qtbot.waitUntil(lambda: names(dialog) == ["a/b", "mine"])
     assert rows(dialog)[0][1:] == rows(dialog)[1][1:]

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from engine.base.numa import (
+    MAX_NODES,
     NumaNode,
     bind_to_node,
     bound_nodes,
+    left_nodes_sentence,
     numa_sentence,
     numbers_text,
     read_nodes,
@@ -19,6 +21,7 @@ from engine.base.numa import (
 )
 from engine.base.units import GIB
 from engine.devices.device import make_host, node_lines
+from engine.planning.layout.engine_parameters import MAX_ENTRIES
 
 ALL = frozenset(range(64))
 FREE_KIB, FILE_KIB = 1 << 20, 1 << 19
@@ -123,3 +126,11 @@ def test_a_thread_is_bound_and_others_are_not() -> None:
         pytest.skip("this container does not let a process bind memory")
     assert seen == [True, {nodes[0].number}, {nodes[0].number}]
     assert bound_nodes() == frozenset()
+
+
+def test_of_more_nodes_than_the_engine_has_devices_the_first_ones_get_a_worker() -> None:
+    assert MAX_NODES == MAX_ENTRIES
+    nodes = [NumaNode(number, frozenset({number}), GIB) for number in range(18)]
+    assert [node.number for node in serving_nodes(nodes)] == list(range(MAX_NODES))
+    assert numa_sentence(nodes).endswith("The engine uses at most 15 devices at a time, so nodes 15-17 get no worker.")
+    assert left_nodes_sentence(nodes[:MAX_NODES]) == ""

@@ -13,7 +13,7 @@ from engine.base.errors import RigError
 from engine.base.numa import NumaNode
 from engine.base.units import GIB, MIB
 from engine.devices.device import Capabilities, Rig, make_host
-from engine.devices.rig_file import encode_rig, parse_rig, read_rig, write_rig
+from engine.devices.rig_file import encode_rig, parse_rig, read_rig, write_rig, without_addresses
 from tests.support.strategies import rigs
 
 CUDA = {"id": "CUDA0", "backend": "CUDA", "total_bytes": "24GiB"}
@@ -231,3 +231,25 @@ def test_a_rig_of_thousands_of_devices_is_refused_at_once() -> None:
     with pytest.raises(RigError, match="devices: a rig has at most 256 devices; remove some of these 10000"):
         parse_rig(json.dumps(document))
     assert len(parse_rig(json.dumps({**document, "devices": devices[:256]})).devices) == 256
+
+
+def test_a_rig_for_other_people_has_no_addresses_and_no_fingerprints() -> None:
+    lent = [
+        {**RPC, "id": f"{machine}-{name}", "endpoint": f"192.0.2.{machine}:50052/{name}", "fingerprint": "ab" * 32}
+        for machine in (7, 9)
+        for name in ("CUDA0", "CPU")
+    ]
+    here = {**RPC, "id": "LAB", "endpoint": "127.0.0.1:6000"}
+    rig = parse(CUDA, *lent, here)
+    text = encode_rig(without_addresses(rig))
+    assert b"192.0.2" not in text
+    assert b"abab" not in text
+    other = parse_rig(text)
+    assert other.ids == rig.ids
+    assert [(each.endpoint, each.endpoint_device) for each in other.devices[1:]] == [
+        ("computer-1.invalid:50052", 0),
+        ("computer-1.invalid:50052", 1),
+        ("computer-2.invalid:50052", 0),
+        ("computer-2.invalid:50052", 1),
+        ("127.0.0.1:6000", 0),
+    ]

@@ -11,6 +11,7 @@ import _thread
 import ctypes
 import json
 import os
+import resource
 import signal
 import socket
 import threading
@@ -66,6 +67,47 @@ def _secrets(parent: int) -> bool:
     return own or _can(Path(f"/proc/{parent}/environ").read_bytes) or _can(Path(f"/proc/{parent}/maps").read_bytes)
 
 
+_CALLS = {
+    "x86_64": {"sched_setscheduler": 144, "sched_setattr": 314, "ioprio_set": 251, "process_vm_readv": 310, "ptrace": 101},
+    "aarch64": {
+        "sched_setscheduler": 119, "sched_setattr": 274, "ioprio_set": 30, "process_vm_readv": 270, "ptrace": 117,
+    },
+}  # fmt: skip
+_ATTACH, _DETACH, _LEAST_SCHED_ATTR = 0x4206, 17, 48
+
+
+def _call(name: str, *arguments: object) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.syscall.restype = ctypes.c_long
+    if libc.syscall(_CALLS[os.uname().machine][name], *arguments) < 0:
+        raise OSError(ctypes.get_errno(), name)
+
+
+def _schedules(task: int) -> bool:
+    """Return whether any call changes a thread of another process. Each one sets what is set already."""
+    attributes = (ctypes.c_uint32 * 12)(_LEAST_SCHED_ATTR)
+    buffer = ctypes.create_string_buffer(8)
+    vector = (ctypes.c_void_p * 2)(ctypes.addressof(buffer), 8)
+    zero = (ctypes.c_int * 1)(0)
+
+    def trace() -> None:
+        _call("ptrace", _ATTACH, task, 0, 0)
+        _call("ptrace", _DETACH, task, 0, 0)
+
+    return any(
+        [
+            _can(lambda: os.sched_setaffinity(task, range(os.cpu_count() or 1))),
+            _can(lambda: os.setpriority(os.PRIO_PROCESS, task, 0)),
+            _can(lambda: _call("sched_setscheduler", task, 0, zero)),
+            _can(lambda: _call("sched_setattr", task, attributes, 0)),
+            _can(lambda: _call("ioprio_set", 1, task, 2 << 13 | 4)),
+            _can(lambda: resource.prlimit(task, resource.RLIMIT_CORE)),
+            _can(lambda: _call("process_vm_readv", task, vector, 1, vector, 1, 0)),
+            _can(trace),
+        ]
+    )
+
+
 def _attempts(told: dict[str, Any]) -> dict[str, bool]:
     home, parent, name = Path(told["home"]), int(told["parent"]), f"layerdeck-test-{threading.get_native_id()}"
     return {
@@ -80,6 +122,9 @@ def _attempts(told: dict[str, Any]) -> dict[str, bool]:
         "abstract": _can(lambda: _connect_local(f"\0{told['abstract']}")),
         "start": _can(_start),
         "signal the parent": _can(lambda: os.kill(parent, 0)),
+        "schedule the parent": _schedules(parent),
+        "schedule a thread of the parent": _schedules(int(told["thread"])),
+        "schedule another process": _schedules(1),
         "secrets": _secrets(parent),
     }
 

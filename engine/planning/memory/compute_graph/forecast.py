@@ -136,7 +136,7 @@ class ComputeForecast:
         key = (
             placement.leading, placement.runs, placement.output_device, placement.entries, placement.overrides,
             placement.pipeline, tuple(placement.traits.items()), placement.host.compute, placement.op_offload,
-            placement.offload_batch,
+            placement.offload_batch, placement.left_out,
         )  # fmt: skip
         found = self._found.get(key)
         if found is None:
@@ -229,7 +229,7 @@ class ComputeForecast:
 
     def _layout_graph(self, placement: Placement, batch: Batch) -> LayoutGraph:
         """Return the graph of layouts with these settings; graphs are cached."""
-        pinned = placement.leading == 0 or batch.n_tokens < _PINNED_BELOW
+        pinned = placement.leading + placement.left_out == 0 or batch.n_tokens < _PINNED_BELOW
         key = (batch, placement.pipeline, placement.op_offload, placement.offload_batch, pinned, self._whole)
         found = self._layout_graphs.get(key)
         if found is None:

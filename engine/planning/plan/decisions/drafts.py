@@ -17,10 +17,11 @@ from engine.base.units import format_bytes
 from engine.devices.device import CPU_ID, Device, Rig
 from engine.model.gguf.model_file import ModelFile
 from engine.planning.layout.layout import Layout, Violation, single_device
-from engine.planning.layout.rules import violations, weight_fault
+from engine.planning.layout.rules import lent_gap, violations, weight_fault
 from engine.planning.memory.drafts import Draft, draft_context, drafts_for
 from engine.planning.memory.estimate import DeviceMemory, MemoryEstimate
 from engine.planning.memory.model_memory import ModelMemory
+from engine.planning.memory.mtp import mtp_fault
 from engine.planning.plan.decisions.attention import usable_flash_attention
 from engine.planning.plan.decisions.decision import Decision
 from engine.planning.plan.report import with_measured_overhead
@@ -78,9 +79,17 @@ def place_draft(
     return placed(single_device(model.n_layers, CPU_ID))
 
 
-def decide_draft(draft: Draft | None, placed: PlacedDraft | None) -> Iterator[Decision]:
-    """Yield the decision on the draft; none without a draft."""
+def decide_draft(
+    draft: Draft | None, placed: PlacedDraft | None, layout: Layout, estimate: MemoryEstimate
+) -> Iterator[Decision]:
+    """Yield the decision on the draft; none without a draft. `layout`, `estimate`: of the main model."""
     if draft is None:
+        return
+    if draft.kind == "mtp":
+        size = format_bytes(sum(each.draft_bytes for each in estimate.devices.values()))
+        device = layout.device_of(layout.n_layers - 1)
+        reason = tr("The MTP head of the model proposes tokens; it takes {size} besides its weights.", size=size)
+        yield Decision("draft", device, reason, True)
         return
     if placed is None:
         reason = tr("Repeats of the text are proposed, up to {count} tokens a step.", count=draft.n_tokens)
@@ -100,7 +109,12 @@ def decide_draft(draft: Draft | None, placed: PlacedDraft | None) -> Iterator[De
 
 
 def draft_violations(
-    draft: Draft | None, placed: PlacedDraft | None, model: ModelFile, rig: Rig, context: ContextSettings
+    draft: Draft | None,
+    placed: PlacedDraft | None,
+    model: ModelFile,
+    rig: Rig,
+    context: ContextSettings,
+    layout: Layout,
 ) -> Iterator[Violation]:
     """Yield a violation for each rule that a draft breaks.
 
@@ -115,11 +129,17 @@ def draft_violations(
             tr("{model} does not write text token by token, so nothing can be drafted for it.", model=model.name),
             tr("Load it without the draft."),
         )
-    if draft.kind == "mtp":
+    if draft.kind == "mtp" and (fault := mtp_fault(model)):
         yield Violation(
             "draft_heads",
-            tr("Drafts by MTP heads of the model are not supported yet."),
+            fault,
             tr("Choose a draft model or n-gram, or load without the draft."),
+        )
+    elif draft.kind == "mtp" and layout.split_mode != "layer":
+        yield Violation(
+            "draft_split",
+            tr("MTP heads cannot draft in split mode {mode}.", mode=layout.split_mode),
+            tr("Choose split mode layer, or load without the draft."),
         )
     if context.n_seq_max * (draft.n_tokens + 1) > context.n_batch:
         yield Violation(
@@ -171,8 +191,13 @@ def draft_candidates(rig: Rig, model: ModelFile, order: Sequence[str] = ()) -> l
     local = [device for device in rig.devices if not device.is_rpc]
     cards = [device for kind in ("gpu", "igpu") for device in _by_speed(local) if device.kind == kind]
     named = [device for each in order if (device := rig.device(each)) is not None]
-    able = [each for each in dict.fromkeys((*named, *cards)) if weight_fault(each, model, with_output=True) is None]
+    able = [each for each in dict.fromkeys((*named, *cards)) if _can_hold(each, model)]
     return [*able, rig.host] if rig.host not in able else able
+
+
+def _can_hold(device: Device, model: ModelFile) -> bool:
+    every_layer = range(len(model.blocks))
+    return weight_fault(device, model, with_output=True) is None and lent_gap(device, model, every_layer) is None
 
 
 def _by_speed(devices: Iterable[Device]) -> list[Device]:

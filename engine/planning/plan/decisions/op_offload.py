@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from engine.base.language import tr
-from engine.devices.device import CPU_ID, Rig
+from engine.devices.device import CPU_ID, MeasuredChoice, Rig
 from engine.planning.layout.engine_parameters import entries, leading_cpu_layers, used_devices
 from engine.planning.layout.layout import Layout
 from engine.planning.memory.backends import backend_traits
 from engine.planning.plan.decisions.decision import Decision
+from engine.planning.plan.decisions.measured import gain_words
 from engine.planning.settings.context_settings import OFFLOAD_MIN_BATCH, ContextSettings, OpOffload
 
 
@@ -42,13 +43,20 @@ def offload_choices(rig: Rig, layout: Layout, asked: ContextSettings) -> tuple[b
     return (True, False) if matters else (True,)
 
 
-def decide_op_offload(rig: Rig, layout: Layout, asked: OpOffload, used: ContextSettings) -> Iterator[Decision]:
-    """Yield the decisions on op offload and on its threshold in tokens."""
+def decide_op_offload(
+    rig: Rig, layout: Layout, asked: OpOffload, used: ContextSettings, measured: MeasuredChoice | None = None
+) -> Iterator[Decision]:
+    """Yield the decisions on op offload and on its threshold in tokens.
+
+    `measured`: measured threshold; None if the user chose one, or none was measured.
+    """
     value = bool(used.op_offload)
     yield Decision("op_offload", value, _reason(rig, layout, asked, used), asked is False)
-    chosen = used.op_offload_min_batch is not None
+    chosen = used.op_offload_min_batch is not None and measured is None
     reason = (
-        tr("Chosen; the engine's own is {offload_min_batch} tokens.", offload_min_batch=OFFLOAD_MIN_BATCH)
+        tr("Measured with prompts: {gain}.", gain=gain_words(measured))
+        if measured is not None
+        else tr("Chosen; the engine's own is {offload_min_batch} tokens.", offload_min_batch=OFFLOAD_MIN_BATCH)
         if chosen
         else tr("The engine's own threshold.")
     )

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import msgspec
 
+from engine.base.language import tr
 from engine.devices.device import CPU_ID, Rig
 from engine.planning.layout.layout import Layout
-from engine.planning.memory.drafts import drafted_tokens, with_draft_memory
+from engine.planning.memory.drafts import drafted_tokens, uses_mtp, with_draft_memory
 from engine.planning.memory.estimate import MemoryEstimate
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.memory.placement import place
@@ -19,6 +20,7 @@ from engine.planning.plan.decisions.context_length import context_lengths, decid
 from engine.planning.plan.decisions.decision import Decision
 from engine.planning.plan.decisions.drafts import PlacedDraft, decide_draft, place_draft
 from engine.planning.plan.decisions.load_mode import ModeChoice, decide_load_mode, load_modes
+from engine.planning.plan.decisions.measured import gain_words, load_key, measured_choice
 from engine.planning.plan.decisions.op_offload import decide_op_offload, offload_choices
 from engine.planning.plan.decisions.pipeline import decide_pipeline, pipeline_choices
 from engine.planning.plan.decisions.side_files import decide_side_files, projector_device
@@ -78,22 +80,43 @@ def resolve(
 
     `host`: platform and processor of the machine that loads; None for this machine.
     """
-    facts = host or own_host()
+    facts = (host or own_host()).measured_on(rig)
+    threshold, key = None, load_key(memory.model, layout, rig) if rig.host.choices else ""
+    if asked.op_offload_min_batch is None:
+        threshold = measured_choice(rig, "op_offload_min_batch", key)
+    if threshold is not None and threshold.value != threshold.base:
+        asked = msgspec.structs.replace(asked, op_offload_min_batch=threshold.value)
     tried = _first_fitting(_Trials(memory, rig, layout, asked, side_files, facts))
     used = tried.context
     decisions = (
-        *decide_context(memory.model, rig, asked, used, fits=not tried.short),
+        *_decide_sizes(memory, rig, asked, used, key, fits=not tried.short),
         *decide_cache_types(memory.model, used),
         decide_flash_attention(memory, rig, layout, used, asked.flash_attn),
         decide_load_mode(asked.load_mode, tried.mode),
         *decide_threads(asked, facts),
-        *decide_op_offload(rig, layout, asked.op_offload, used),
+        *decide_op_offload(rig, layout, asked.op_offload, used, threshold),
         decide_pipeline(layout, asked, used, tried.beside.estimate),
         *decide_side_files(side_files, rig, tried.beside.projector_device),
-        *decide_draft(side_files.draft, tried.beside.draft),
+        *decide_draft(side_files.draft, tried.beside.draft, layout, tried.beside.estimate),
     )
     beside = tried.beside
     return Resolved(used, decisions, beside.estimate, beside.alone, beside.projector_device, beside.draft)
+
+
+def _decide_sizes(
+    memory: ModelMemory, rig: Rig, asked: ContextSettings, used: ContextSettings, key: str, *, fits: bool
+) -> Iterator[Decision]:
+    """Yield the decisions on context and batches; that on the micro batch says if it was measured.
+
+    `key`: that of `load_key`.
+    """
+    choice = measured_choice(rig, "n_ubatch", key)
+    is_measured = choice is not None and choice.value == used.n_ubatch
+    for each in decide_context(memory.model, rig, asked, used, fits=fits):
+        if each.setting != "n_ubatch" or not is_measured:
+            yield each
+    if choice is not None and is_measured:
+        yield Decision("n_ubatch", used.n_ubatch, tr("Measured with prompts: {gain}.", gain=gain_words(choice)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,13 +142,16 @@ def estimate_beside(
         return Beside(alone, alone)
     n_drafted, estimate = drafted_tokens(side_files.draft), alone
     if n_drafted:
-        estimate = memory.estimate(layout, context, rig, n_drafted=n_drafted)
+        estimate = memory.estimate(layout, context, rig, n_drafted=n_drafted, mtp=uses_mtp(side_files.draft))
     device_id = projector_device(side_files.projector, rig, device_needs(estimate, rig))
     placement = place(layout, rig, context)
     estimate = with_side_files(estimate, side_file_bytes(side_files, placement, rig, device_id), placement)
     draft = place_draft(side_files.draft, memory, rig, context, device_needs(estimate, rig))
+    heads = memory.mtp_estimate(layout, context, rig) if uses_mtp(side_files.draft) else None
     if draft is not None:
         estimate = with_draft_memory(estimate, draft.estimate)
+    elif heads is not None:
+        estimate = with_draft_memory(estimate, heads, tr("the MTP heads"))
     return Beside(estimate, alone, device_id, draft)
 
 

@@ -4,21 +4,34 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from engine.base.language import tr, tr_count
 from engine.base.processor import Processor, own_processor
+from engine.devices.device import MeasuredChoice, Rig
 from engine.planning.plan.decisions.decision import Decision
+from engine.planning.plan.decisions.measured import BOUND_THREADS, gain_words, measured_choice
 from engine.planning.settings.context_settings import ContextSettings
 
 
 @dataclass(frozen=True, slots=True)
 class HostFacts:
-    """Properties of the machine on which the model is loaded. `platform`: value of `sys.platform`."""
+    """Properties of the machine on which the model is loaded.
+
+    `platform`: value of `sys.platform`.
+    `answers`, `prompts`: measured numbers of threads for answers and for prompts; None: not measured.
+    """
 
     platform: str
     processor: Processor
+    answers: MeasuredChoice | None = None
+    prompts: MeasuredChoice | None = None
+
+    def measured_on(self, rig: Rig) -> HostFacts:
+        """Return these properties with the numbers of threads that were measured on the host of `rig`."""
+        found = measured_choice(rig, "threads"), measured_choice(rig, "threads_batch")
+        return self if found == (None, None) else replace(self, answers=found[0], prompts=found[1])
 
 
 @cache
@@ -29,9 +42,17 @@ def own_host() -> HostFacts:
 
 def thread_counts(asked: ContextSettings, host: HostFacts) -> tuple[int, int]:
     """Return (threads for answers, threads for prompts), as in llama.cpp's `n_threads` and `n_threads_batch`."""
-    # One for each physical performance core that this program may use, at most the quota of its control group.
-    threads = asked.threads or host.processor.threads
-    return threads, asked.threads_batch or threads
+    # Unless it was measured: one for each physical performance core that this program may use, at most the quota of its
+    # control group.
+    threads = asked.threads or (host.answers.value if host.answers else host.processor.threads)
+    measured = host.prompts if asked.threads is None else None
+    return threads, asked.threads_batch or (measured.value if measured else threads)
+
+
+def binds_threads(rig: Rig, asked: ContextSettings) -> bool:
+    """Return whether the threads of a load are bound to physical cores: measured as faster, and no number is chosen."""
+    choice = measured_choice(rig, BOUND_THREADS)
+    return choice is not None and choice.value == 1 and asked.threads is None and asked.threads_batch is None
 
 
 def decide_threads(asked: ContextSettings, host: HostFacts) -> Iterator[Decision]:
@@ -39,13 +60,16 @@ def decide_threads(asked: ContextSettings, host: HostFacts) -> Iterator[Decision
     processor = host.processor
     threads, threads_batch = thread_counts(asked, host)
     if asked.threads is None:
-        yield Decision("threads", threads, _reason(processor))
+        measured = host.answers
+        yield Decision("threads", threads, _measured(measured, processor) if measured else _reason(processor))
     else:
         yield Decision("threads", threads, _chosen(threads, processor), True)
     if asked.threads_batch is not None:
         yield Decision("threads_batch", threads_batch, _chosen(threads_batch, processor), True)
     elif asked.threads is not None:
         yield Decision("threads_batch", threads_batch, tr("Same as the chosen number of threads for answers."))
+    elif host.prompts is not None:
+        yield Decision("threads_batch", threads_batch, _measured(host.prompts, processor))
     else:
         yield Decision(
             "threads_batch", threads_batch, tr("The same as for answers: a second thread on a core adds nothing.")
@@ -68,6 +92,15 @@ def _reason(processor: Processor) -> str:
             all_cores=processor.cores,
         )
     return tr("One on each of {cores} that this program may use.", cores=_cores(processor.cores))
+
+
+def _measured(choice: MeasuredChoice, processor: Processor) -> str:
+    return tr(
+        "{threads} on {cores}: measured, {gain}.",
+        threads=tr_count("{count} thread", "{count} threads", choice.value),
+        cores=_cores(processor.cores),
+        gain=gain_words(choice),
+    )
 
 
 def _chosen(threads: int, processor: Processor) -> str:

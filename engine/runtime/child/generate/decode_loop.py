@@ -15,11 +15,12 @@ from typing import NamedTuple
 
 from engine.runtime.child.generate.checkpoints import Checkpoint
 from engine.runtime.child.generate.drafting import Drafting, Step
+from engine.runtime.child.generate.mtp_drafter import Computed
 from engine.runtime.child.generate.slots import Slot, Slots
 from engine.runtime.child.generate.tasks import SequenceTask, StandaloneTask, Task
 from engine.runtime.child.handlers import begin
 from engine.runtime.child.load.loaded_context import ABORTED, DECODED, NO_SLOT, Batch, LoadedContext
-from engine.runtime.child.native.failures import RequestError, failure
+from engine.runtime.child.native.failures import RequestError, failure, look_at_nodes
 from engine.runtime.child.native.log import FreeMemory
 from engine.runtime.child.native.stop import StopFlag
 from engine.runtime.protocol.messages import Message
@@ -78,6 +79,13 @@ class _Share(NamedTuple):
     copy: Checkpoint | None = None
     is_answer: bool = False
 
+    @property
+    def computed(self) -> Computed:
+        """The tokens of the part, with their places."""
+        tokens = [*self.task.tokens[self.begin : self.end], *self.drafts]
+        place = self.place + 1 - (self.end - self.begin)
+        return Computed(self.slot.number, self.begin, place, tokens, not self.drafts)
+
 
 class DecodeLoop:
     """Carries out all requests to one loaded context.
@@ -130,7 +138,11 @@ class DecodeLoop:
             self._end(task, task.stopped())
 
     def tell_reading(self) -> None:
-        """Send the progress of a running request as a heartbeat. May be called in any thread."""
+        """Send the progress of a running request as a heartbeat, unless its computation exceeds the limit.
+
+        May be called in any thread.
+        """
+        look_at_nodes()
         with self._telling:
             for task in (*self._running, *self._standalone)[:1]:
                 self._send((task.reading,))
@@ -220,6 +232,8 @@ class DecodeLoop:
             if self._batch.count > len(shares):
                 prompt_tokens = sum(share.end - share.begin for share in shares if share.end - share.begin > 1)
                 self._prompt_budget.note(prompt_tokens, time.perf_counter() - started)
+            if self._drafting is not None:
+                self._drafting.read([(share.task, share.computed) for share in shares])
             self._go_on(shares)
             if self._drafting is not None:
                 steps = [Step(each.task, each.is_answer, each.end - each.begin, len(each.drafts)) for each in shares]

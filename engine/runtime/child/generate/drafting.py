@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from engine.runtime.child.generate.draft_gain import PlainSteps, Rest
 from engine.runtime.child.generate.model_drafter import ModelDrafter, Wanted
+from engine.runtime.child.generate.mtp_drafter import Computed, MtpDrafter
 from engine.runtime.child.generate.slots import Slots
 from engine.runtime.child.generate.tasks import SequenceTask
 from engine.runtime.child.load.loaded_context import LoadedContext
@@ -46,8 +47,11 @@ class Drafting:
         self._skips = False
         # Requests for which the draft model computed before the present batch, even if no draft came of it.
         self._computed_for: set[int] = set()
-        self._drafter = None
-        if loaded.draft_model is not None:
+        self._drafter: ModelDrafter | MtpDrafter | None = None
+        self._heads: MtpDrafter | None = None
+        if loaded.draft_model is not None and loaded.draft_model.is_mtp:
+            self._drafter = self._heads = MtpDrafter(loaded, loaded.draft_model)
+        elif loaded.draft_model is not None:
             self._drafter = ModelDrafter(loaded.draft_model, loaded.vocabulary_size)
         # Only tokens of one micro batch can be removed from a sliding window without loss.
         self._window_tokens = int(loaded.engine.low.llama_n_ubatch(loaded.context)) if loaded.has_window_cache else None
@@ -86,6 +90,14 @@ class Drafting:
             task.draft.rest = self._rest
             if self._rest.is_on and not task.is_answering:
                 task.draft.paused = "earlier"
+
+    def read(self, parts: Sequence[tuple[SequenceTask, Computed]]) -> None:
+        """Give MTP heads what they need of a computed batch. Answers whose drafts are paused are left out."""
+        if self._heads is None:
+            return
+        noted = [part for task, part in parts if task.draft is not None and not task.draft.paused]
+        with self._stop.computing([task.id for task, _ in parts]):
+            self._heads.note(noted)
 
     def note(self, steps: Sequence[Step], seconds: float) -> None:
         """Add the time of a computed batch to the statistics of its answers.

@@ -161,14 +161,8 @@ class ModelDrafter:
 
     def _extend(self, draft: _Draft) -> bool:
         """Append the most probable token to a draft; return whether another one may follow."""
-        pointer = self._low.llama_get_logits_ith(self._loaded.context, draft.place)
-        logits = self._numpy.ctypeslib.as_array(pointer, (self._size,))
-        token = int(logits.argmax())
-        probability = 1.0 / float(self._numpy.exp(logits - logits[token]).sum())
-        # Not `>=`: the logits may be no numbers.
-        if not probability >= LEAST_PROBABILITY or token >= self._n_tokens:
-            return False
-        if self._low.llama_vocab_is_eog(self._loaded.vocabulary, token):
+        token = likely_token(self._numpy, self._loaded, draft.place)
+        if token is None or token >= self._n_tokens:
             return False
         draft.tokens.append(token)
         return len(draft.tokens) < draft.most
@@ -185,3 +179,19 @@ class ModelDrafter:
             sequence.tokens.clear()
             sequence.sure = 0
         return False
+
+
+def likely_token(numpy: Any, loaded: LoadedContext, place: int) -> int | None:
+    """Return the most probable token after the one at `place` in the last batch.
+
+    None if its probability is low, or if it ends the answer.
+    """
+    low = loaded.engine.low
+    pointer = low.llama_get_logits_ith(loaded.context, place)
+    logits = numpy.ctypeslib.as_array(pointer, (loaded.vocabulary_size,))
+    token = int(logits.argmax())
+    probability = 1.0 / float(numpy.exp(logits - logits[token]).sum())
+    # Not `<`: the logits may be no numbers.
+    if not probability >= LEAST_PROBABILITY or low.llama_vocab_is_eog(loaded.vocabulary, token):
+        return None
+    return token

@@ -7,6 +7,7 @@ and the first tokens may differ, because they are special tokens that nobody wri
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import msgspec
@@ -21,17 +22,13 @@ MOST_SURPLUS = 128
 """Largest difference of the vocabularies' sizes, in tokens."""
 FIRST_COMPARED = 5
 NO_ROPE = -1
+_TEXT_BYTES = 256
 
 
 def check_source(source: DraftSource | None) -> None:
     """Check how drafts are to be made; raise `RequestError` if that is not supported or incomplete."""
     if source is None:
         return
-    if source.kind == "mtp":
-        raise failure(
-            "argument",
-            "Drafts by the model's own MTP heads are not supported yet. Choose n-gram drafts, a draft model or none.",
-        )
     if not 1 <= source.n_tokens <= MOST_DRAFTED:
         raise failure("argument", f"A draft has 1 to {MOST_DRAFTED} tokens, not {source.n_tokens}.")
     if source.kind == "model" and (not source.path or source.parameters is None or source.context is None):
@@ -93,17 +90,44 @@ def without_rope(low: Any, model: int) -> int | None:
     return int(low.llama_model_n_ctx_train(model)) if low.llama_model_rope_type(model) == NO_ROPE else None
 
 
+def check_rotation(low: Any, model: int, name: str) -> None:
+    """Raise `RequestError` if RoPE is to rotate no elements: ggml's operation on the CPU then never ends.
+
+    `ggml_compute_forward_rope_flt` steps back by two at the first rotated element, and forward by two after it.
+    `low`: the module `llama_cpp.llama_cpp`. `model`: its address. `name`: of its file.
+    """
+    if low.llama_model_rope_type(model) == NO_ROPE:
+        return
+    buffer = ctypes.create_string_buffer(_TEXT_BYTES)
+    low.llama_model_meta_val_str(model, b"general.architecture", buffer, _TEXT_BYTES)
+    for suffix in (b"", b"_swa"):
+        key = buffer.value + b".rope.dimension_count" + suffix
+        found = ctypes.create_string_buffer(_TEXT_BYTES)
+        low.llama_model_meta_val_str(model, key, found, _TEXT_BYTES)
+        # llama.cpp reads 32 bits, and ggml takes them as a signed number.
+        count = found.value.decode("utf-8", "replace")
+        if count.isdecimal() and not 0 < int(count) < 1 << 31:
+            raise failure(
+                "model_file",
+                f"{name} cannot be used: {key.decode('utf-8', 'replace')} is {count}, so that RoPE would not end. "
+                "The model file is damaged; use another file of this model.",
+            )
+
+
 def of_draft(parts: tuple[Part, ...]) -> tuple[Part, ...]:
     """Return the parts marked as memory of the draft model."""
     return tuple(msgspec.structs.replace(part, draft=True) for part in parts)
 
 
-def failure_of_draft(message: Message, placed: tuple[Part, ...]) -> RequestError:
-    """Return the failure of a load whose draft model failed. `message`: that failure. `placed`: the model's parts."""
+def failure_of_draft(message: Message, placed: tuple[Part, ...], subject: str = "draft model") -> RequestError:
+    """Return the failure of a load whose draft model failed.
+
+    `message`: that failure. `placed`: the model's parts. `subject`: what cannot be used.
+    """
     if isinstance(message, AllocationFailure):
         parts = (*placed, *of_draft(message.parts))
         return RequestError(msgspec.structs.replace(message, draft=True, parts=parts))
     if isinstance(message, Failure):
-        sentences = f"The draft model cannot be used. {message.message}"
+        sentences = f"The {subject} cannot be used. {message.message}"
         return RequestError(msgspec.structs.replace(message, message=sentences))
     return RequestError(message)

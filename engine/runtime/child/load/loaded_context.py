@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
 
 from engine.planning.settings.context_settings import ContextSettings
@@ -19,13 +20,17 @@ from engine.runtime.child.native import breakdown
 from engine.runtime.child.native.bindings import Bindings
 from engine.runtime.child.native.breakdown import BufferBytes, logged_parts, measured_parts
 from engine.runtime.child.native.devices import ResolvedDevices
+from engine.runtime.child.native.failures import NODE_SECONDS, NodeLimit
 from engine.runtime.child.native.log import EngineLog, FreeMemory, allocation_failure, decode_failure
+from engine.runtime.child.native.stop import StopFlag
 from engine.runtime.protocol.messages import AllocationFailure, Failure, Part
 from engine.runtime.protocol.requests import DraftSource
 
 DECODED, NO_SLOT, ABORTED = 0, 1, 2
 FLOAT_BYTES = 4
 NO_VOCABULARY = 0
+SLOWEST_RATE = 1.5e8
+"""Multiplications in a second of a core. Slow ones do ten times as many with quantised weights."""
 POOLING_NONE, POOLING_RANK = 0, 4
 
 
@@ -54,9 +59,15 @@ class LoadedContext:
     draft: DraftSource | None = None
     """What drafts tokens; None if nothing does."""
     draft_model: LoadedContext | None = None
-    """The loaded draft model; None if there is none."""
+    """The loaded draft model, or the context of the model's MTP heads; None if there is none."""
     draft_parts: tuple[Part, ...] = ()
-    """Memory of the draft model."""
+    """Memory of the draft model or of the MTP heads' context."""
+    is_mtp: bool = False
+    """Whether this is the context of the MTP heads of another context's model."""
+    hidden_rows: int = 0
+    """Number of rows of hidden states in the output buffer, which the MTP heads read; 0 without them."""
+    limit: NodeLimit | None = None
+    """Limit of the time of an operation; None for no limit."""
     _special_tokens: SpecialTokens | None = None
 
     @property
@@ -162,11 +173,28 @@ class LoadedContext:
 
     def compute(self, batch: Any) -> int:
         """Decode a `llama_batch`, wait for the result, and return the status of llama_decode."""
-        status = int(self.engine.low.llama_decode(self.context, batch))
-        if status == DECODED:
-            # llama_decode returns while devices still compute. Times would be wrong, and a stop would come too early.
-            self.engine.low.llama_synchronize(self.context)
+        with self.limit or nullcontext():
+            status = int(self.engine.low.llama_decode(self.context, batch))
+            if status == DECODED:
+                # llama_decode returns while devices still compute. Times would be wrong, and a stop would come too
+                # early.
+                self.engine.low.llama_synchronize(self.context)
         return status
+
+    def limit_operations(self, stop: StopFlag, *, on_devices: bool) -> None:
+        """Limit the time of each operation from now on. `stop`: flag of the context.
+
+        `on_devices`: whether devices other than the CPU compute. Their operations are not counted, so that the limit
+        is that of a whole graph.
+        """
+        low, model = self.engine.low, self.model
+        n_layers, width = max(1, int(low.llama_model_n_layer(model))), int(low.llama_model_n_embd(model))
+        weights = int(low.llama_model_n_params(model))
+        largest = max(weights // n_layers, self.vocabulary_size * width)
+        attended = width * self.context_tokens * 2
+        values = weights + attended * n_layers if on_devices or stop.nodes is None else largest + attended
+        work_s = values * int(low.llama_n_ubatch(self.context)) / SLOWEST_RATE
+        self.limit = NodeLimit(self.engine.send_abort_text, self.name, lambda: stop.nodes, NODE_SECONDS + work_s)
 
     def clear(self) -> None:
         """Remove all sequences from the KV cache."""
@@ -186,15 +214,28 @@ class LoadedContext:
         """
         facts = self.log.facts
         output_bytes = output_buffer_bytes(self.vocabulary_size + self._encoded_width, self.output_rows)
+        output_bytes += FLOAT_BYTES * self.hidden_rows * self.hidden_width
         if self.embedded_tokens:
             output_bytes = max(output_bytes, self.embeddings_bytes(self.embedded_tokens))
-        if self.embedded_tokens or self.output_rows > self.n_sequences:
+        if self.embedded_tokens or self.hidden_rows or self.output_rows > self.n_sequences:
             facts.grow_output(output_bytes)
         sizes = sizes or breakdown.context_bytes(self.engine, self.context)
+        if sizes is not None and self.is_mtp:
+            # The weights are among the parts of the model's own context.
+            sizes = {key: replace(size, model_bytes=0) for key, size in sizes.items()}
         side_files = () if self.side_files is None else self.side_files.parts
         if sizes is None:
             return (*logged_parts(self.devices, facts, None, output_bytes), *side_files, *self.draft_parts)
         return (*measured_parts(self.devices, sizes, facts, output_bytes), *side_files, *self.draft_parts)
+
+    @property
+    def hidden_width(self) -> int:
+        """Width of the hidden states that MTP heads read."""
+        return int(self.engine.low.llama_model_n_embd_out(self.model))
+
+    def new_batch(self, size: int) -> Batch:
+        """Return a batch for `size` tokens of this context; with a hidden state for each if MTP heads compute it."""
+        return Batch(self.engine, size, self.hidden_width if self.is_mtp else 0)
 
     @property
     def _encoded_width(self) -> int:
@@ -215,7 +256,8 @@ class LoadedContext:
         if self.side_files is not None:
             self.side_files.free()
         self.engine.low.llama_free(self.context)
-        self.engine.low.llama_model_free(self.model)
+        if not self.is_mtp:
+            self.engine.low.llama_model_free(self.model)
 
 
 def output_buffer_bytes(vocabulary_size: int, rows: int) -> int:
@@ -227,10 +269,15 @@ _INT_BYTES = ctypes.sizeof(ctypes.c_int32)
 
 
 class Batch:
-    """A `llama_batch` for tokens of several sequences, which is filled and decoded many times. `size`: tokens."""
+    """A `llama_batch` for tokens of several sequences, which is filled and decoded many times.
 
-    def __init__(self, engine: Bindings, size: int) -> None:
+    `size`: most tokens. `hidden_width`: width of the hidden state that each token brings; 0 for tokens without one.
+    """
+
+    def __init__(self, engine: Bindings, size: int, hidden_width: int = 0) -> None:
         self.size = size
+        self._hidden_width = hidden_width
+        self._hidden = (ctypes.c_float * (size * hidden_width))() if hidden_width else None
         self._tokens = (ctypes.c_int32 * size)()
         self._positions = (ctypes.c_int32 * size)()
         self._sequences = (ctypes.c_int32 * size)()
@@ -245,7 +292,7 @@ class Batch:
         self.struct: Any = engine.low.llama_batch(
             n_tokens=0,
             token=self._tokens,
-            embd=None,
+            embd=self._hidden,
             pos=self._positions,
             n_seq_id=self._counts,
             seq_id=self._sequence_lists,
@@ -265,6 +312,12 @@ class Batch:
         self._outputs[place] = 1
         self.count = self.struct.n_tokens = place + 1
         return place
+
+    def bring(self, place: int, hidden: Any) -> None:
+        """Set the hidden state of the token at `place` in the batch. `hidden`: a row of F32 values."""
+        row_bytes = FLOAT_BYTES * self._hidden_width
+        assert self._hidden is not None
+        ctypes.memmove(ctypes.addressof(self._hidden) + place * row_bytes, hidden.ctypes.data, row_bytes)
 
     def extend(self, tokens: Sequence[int], position: int, sequence: int, *, outputs: int) -> int:
         """Append tokens of a sequence from `position` on; return the index of the last one in the batch.

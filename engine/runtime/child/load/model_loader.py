@@ -18,6 +18,7 @@ from engine.base.processor import default_threads
 from engine.planning.layout.engine_parameters import MATCHES_NO_TENSOR, EngineParameters, TensorOverride
 from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.child.load.draft_model import (
+    check_rotation,
     check_source,
     check_vocabulary,
     draft_load,
@@ -28,6 +29,7 @@ from engine.runtime.child.load.draft_model import (
 from engine.runtime.child.load.early_weights import Links, send_early
 from engine.runtime.child.load.loaded_context import LoadedContext, output_buffer_bytes
 from engine.runtime.child.load.media import Media
+from engine.runtime.child.load.mtp_context import CONTEXT_TYPE, check_engine, check_heads, keep_hidden, wants_mtp
 from engine.runtime.child.load.side_files import LoadedSideFiles, SideFileLoader
 from engine.runtime.child.load.warm_up import StageReporter, WarmUp
 from engine.runtime.child.native import breakdown
@@ -58,12 +60,13 @@ NUMA_STRATEGIES = {"off": 0, "distribute": 1, "isolate": 2, "numactl": 3}
 """`ggml_numa_strategy` of ggml-cpu.h. `mirror` (4) is not implemented there."""
 LAZY_AUTO = 1
 UNSPECIFIED = -1
+_HEADS = "MTP heads"
 
 
 class ModelParameters:
     """`llama_model_params` with the arrays that it points to. This object must live until the model is loaded.
 
-    `dry`: whether to load without memory (`no_alloc`).
+    `dry`: whether to load without memory (`no_alloc`). `mtp`: whether to load MTP heads.
     """
 
     def __init__(
@@ -74,6 +77,7 @@ class ModelParameters:
         context: ContextSettings,
         *,
         dry: bool,
+        mtp: bool = False,
     ) -> None:
         # The list of devices is ours, so that a device may be there twice; it ends with a null pointer.
         entries = [devices.by_id[device_id] for device_id in parameters.devices]
@@ -102,7 +106,7 @@ class ModelParameters:
         struct.use_extra_bufts = parameters.extra_buffers
         struct.no_host = False
         struct.no_alloc = dry
-        struct.load_mtp = False
+        struct.load_mtp = mtp
         self.struct: Any = struct
 
     def report_progress_to(self, callback: Any) -> None:
@@ -229,8 +233,17 @@ class ModelLoader:
             RequestError: with `AllocationFailure`, `Failure` or `Stopped`. Nothing stays allocated.
         """
         check_source(self._load.draft)
+        if wants_mtp(self._load):
+            check_engine(self._engine)
         with self._members:
             loaded, message = self._run()
+        if loaded.draft is not None and loaded.draft.kind == "mtp":
+            try:
+                self._make_heads(loaded)
+            except RequestError:
+                loaded.free()
+                raise
+            return loaded, msgspec.structs.replace(message, parts=loaded.parts())
         request = draft_load(self._load) if loaded.draft is not None else None
         if request is None:
             return loaded, message
@@ -253,6 +266,9 @@ class ModelLoader:
             self._sent = links.sent()
         side_files: LoadedSideFiles | None = None
         try:
+            if wants_mtp(self._load):
+                check_heads(self._engine, model, Path(self._load.path).name)
+            check_rotation(self._engine.low, model, Path(self._load.path).name)
             if self._target is not None:
                 check_vocabulary(self._engine.low, self._target.model, model, Path(self._load.path).name)
             side_files = self._load_side_files(model)
@@ -268,12 +284,16 @@ class ModelLoader:
             self._engine, self._log, self._devices, load.context, model, context, side_files, positions
         )
         loaded.name = Path(load.path).name
+        loaded.limit_operations(self._stop, on_devices=set(self._devices.by_id) != {CPU_ID})
         loaded.draft = load.draft if loaded.makes_text else None
+        if loaded.draft is not None and loaded.draft.kind == "mtp":
+            # Before the warm-up, at which llama.cpp makes room for the states in the output buffer.
+            keep_hidden(loaded)
         side_files.adapters.apply(context)
         if side_files.projector is not None:
             loaded.media = Media(side_files.projector, int(self._engine.low.llama_model_n_embd_inp(model)))
         try:
-            WarmUp(loaded, self._free, self._stop, self._reporter).run(self._load.context)
+            WarmUp(loaded, self._free, self._stop, self._reporter).run(load.context, is_known=load.is_known)
         except RequestError:
             loaded.free()
             raise
@@ -296,8 +316,34 @@ class ModelLoader:
             self._log.facts = facts
         loaded.draft_model, loaded.draft_parts = draft, of_draft(message.parts)
 
+    def _make_heads(self, loaded: LoadedContext) -> None:
+        """Make the context of the model's MTP heads.
+
+        Raises:
+            RequestError: as `run`. The model itself stays allocated.
+        """
+        placed, facts = loaded.parts(), self._log.facts
+        self._reporter.begin_draft(lambda message: failure_of_draft(message, placed, _HEADS).message)
+        self._log.begin()
+        self._log.on_failed = self._free.note
+        try:
+            context = self._make_context(loaded.model, loaded.side_files, CONTEXT_TYPE)
+            heads = LoadedContext(
+                self._engine, self._log, self._devices, loaded.settings, loaded.model, context, is_mtp=True
+            )
+            loaded.draft_model = heads
+            keep_hidden(heads)
+            WarmUp(heads, self._free, self._stop, self._reporter).run(loaded.settings)
+            loaded.draft_parts = of_draft(heads.parts())
+        except RequestError as end:
+            raise failure_of_draft(end.message, placed, _HEADS) from None
+        finally:
+            self._log.facts = facts
+
     def _read_model(self) -> int:
-        parameters = ModelParameters(self._engine, self._load.parameters, self._devices, self._load.context, dry=False)
+        parameters = ModelParameters(
+            self._engine, self._load.parameters, self._devices, self._load.context, dry=False, mtp=wants_mtp(self._load)
+        )
         # The callback is the only way to end a load: llama.cpp frees everything if it returns False.
         parameters.report_progress_to(self._engine.low.llama_progress_callback(self._on_read))
         # A stop that came before the native call is not seen until its first callback, which may take long.
@@ -322,17 +368,19 @@ class ModelLoader:
         placed = self._placed_before_context(model) if self._load.adapters or self._load.projector else ()
         return self._side_file_loader.load(self._load, model, placed)
 
-    def _make_context(self, model: int, side_files: LoadedSideFiles) -> int:
+    def _make_context(self, model: int, side_files: LoadedSideFiles | None, context_type: int = 0) -> int:
         self._check_stop()
         self._reporter.enter("context")
         self._log.on_buffer = self._on_buffer
         struct = context_struct(self._engine, self._load.context, self._stop)
+        struct.ctx_type = context_type
         context = self._engine.low.llama_init_from_model(model, struct)
         self._log.on_buffer = None
         if context:
             return int(context)
         self._check_stop()
-        self._raise_allocation_failure((*self._placed_before_context(model), *side_files.parts))
+        beside = () if side_files is None else side_files.parts
+        self._raise_allocation_failure((*self._placed_before_context(model), *beside))
         raise RequestError(context_failure(self._load.context.n_ctx, self._log.facts))
 
     def _on_buffer(self, buffer: LoggedBuffer) -> None:
@@ -421,7 +469,7 @@ class ModelLoader:
 
 def dry_weights(engine: Bindings, devices: ResolvedDevices, load: Load) -> dict[int, breakdown.BufferBytes]:
     """Return the weights in each buffer type from a dry load (`no_alloc`); empty if that fails."""
-    parameters = ModelParameters(engine, load.parameters, devices, load.context, dry=True)
+    parameters = ModelParameters(engine, load.parameters, devices, load.context, dry=True, mtp=wants_mtp(load))
     model = engine.low.llama_model_load_from_file(load.path.encode(), parameters.struct)
     if not model:
         return {}

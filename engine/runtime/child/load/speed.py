@@ -16,13 +16,17 @@ from typing import Any, Self
 
 import msgspec
 
+from engine.runtime.child.load.kernel_speeds import SHORT_S, clock_of, kernel_speeds
 from engine.runtime.child.native.bindings import Bindings, InitParams
 from engine.runtime.child.native.devices import CPU_ID, resolve_devices
 from engine.runtime.child.native.failures import failure
-from engine.runtime.protocol.messages import DeviceSpeed
-from engine.runtime.protocol.requests import MeasureSpeed
+from engine.runtime.protocol.messages import DeviceSpeed, ThreadSpeeds
+from engine.runtime.protocol.requests import DeviceRef, MeasureSpeed, MeasureThreads
 
 _F16, _F32 = 1, 0
+_Q4_K = 12
+"""Type of the matrix for numbers of threads, since most models have it. Its kernel computes more per byte than F16's.
+"""
 _COLUMNS = 4096
 _MIN_ROWS = 64
 _SENT_BYTES = 4 << 20
@@ -40,10 +44,17 @@ _MAX_PARTS = 32
 _SUMS = 256
 _TOKENS = 128
 """Number of columns of the product for prompts, enough for arithmetic to limit the speed instead of memory."""
-_MANY_ROWS = 4096
-_MEASURED_PRODUCT_S = 0.1
-_SHORT_S = 0.002
+_PRODUCT_COLUMNS, _ROWS = 2048, (256, 1024, 4096)
+"""Columns and rows of the matrix of that product: more if a pass takes less than `SHORT_S`."""
+_THREAD_ROWS = 1024
+"""Rows of the product for prompts with several numbers of threads: small, since one thread computes it too."""
+_MEASURED_PRODUCT_S = 0.15
 _GRAPH_NODES = 512
+
+
+def measure(engine: Bindings, request: MeasureSpeed | MeasureThreads) -> DeviceSpeed | ThreadSpeeds:
+    """Carry out either request. Raises as `measure_speed` and `measure_threads` do."""
+    return measure_threads(engine, request) if isinstance(request, MeasureThreads) else measure_speed(engine, request)
 
 
 def measure_speed(engine: Bindings, request: MeasureSpeed) -> DeviceSpeed:
@@ -60,7 +71,8 @@ def measure_speed(engine: Bindings, request: MeasureSpeed) -> DeviceSpeed:
         speed = graph.measure()
     with _Graph(engine, device, request, sums=_SUMS) as graph:
         op_s = graph.op_s(_MEASURED_TYPE_S)
-    by_type, products = {}, {}
+    by_type: dict[str, float] = {}
+    products: dict[str, float] = {}
     for name, number in request.types.items():
         if time.perf_counter() > end:
             break
@@ -70,17 +82,47 @@ def measure_speed(engine: Bindings, request: MeasureSpeed) -> DeviceSpeed:
         if time.perf_counter() > end:
             break
         products[name] = _products_per_second(engine, device, request, number)
+    read, others = kernel_speeds(engine, device, request, end)
+    by_type |= read
+    products |= others
     return msgspec.structs.replace(speed, by_type=by_type, op_s=op_s, products=products)
 
 
+def measure_threads(engine: Bindings, request: MeasureThreads) -> ThreadSpeeds:
+    """Measure products of the CPU with each number of threads: one column at a time, and many at once.
+
+    The product with one column is a graph of many parts, because all threads wait for each other after each node.
+
+    Raises:
+        RequestError: the host has no room for the matrix.
+    """
+    host = DeviceRef(id=CPU_ID, backend="CPU")
+    asked = MeasureSpeed(device=host, size_bytes=request.size_bytes, n_threads=1, enough_s=0.0)
+    device = resolve_devices(engine, [host], [CPU_ID]).by_id[CPU_ID]
+    rates: dict[str, list[float]] = {"answers": [], "prompts": []}
+    with (
+        _Graph(engine, device, asked, type_number=_Q4_K) as answer,
+        _Graph(engine, device, asked, type_number=_Q4_K, rows=_THREAD_ROWS, tokens=_TOKENS) as prompt,
+    ):
+        for count in request.counts:
+            for name, graph in (("answers", answer), ("prompts", prompt)):
+                graph.use_threads(engine, device, count)
+                rates[name].append(1 / graph.parts_s(request.measured_s))
+    return ThreadSpeeds(answers=tuple(rates["answers"]), prompts=tuple(rates["prompts"]))
+
+
 def _products_per_second(engine: Bindings, device: int, request: MeasureSpeed, type_number: int) -> float:
-    """Return weights times tokens per second of a product, for a small matrix; on a fast device for a larger one."""
-    for rows in (_MIN_ROWS, _MANY_ROWS):
-        with _Graph(engine, device, request, type_number=type_number, rows=rows, tokens=_TOKENS) as graph:
-            seconds = graph.work_s(_MEASURED_PRODUCT_S)
-        if seconds > _SHORT_S:
+    """Return weights times tokens per second of a product, for a small matrix; on a fast device for larger ones."""
+    for rows in _ROWS:
+        with _Graph(
+            engine, device, request, type_number=type_number, rows=rows, tokens=_TOKENS, columns=_PRODUCT_COLUMNS
+        ) as graph:
+            seconds = graph.work_s(_MEASURED_PRODUCT_S if rows == _ROWS[-1] else 0.0)
+            if seconds > SHORT_S:
+                seconds = graph.work_s(_MEASURED_PRODUCT_S)
+        if seconds > SHORT_S:
             break
-    return graph.rows * _COLUMNS * _TOKENS / seconds
+    return graph.rows * _PRODUCT_COLUMNS * _TOKENS / seconds
 
 
 class _Graph:
@@ -89,7 +131,7 @@ class _Graph:
     `type_number`: ggml type of the matrix.
     `sums`: if not 0, the graph adds the column up this often instead.
     `rows`: rows of the matrix; 0 for as many as fit into `size_bytes`.
-    `tokens`: number of columns.
+    `tokens`, `columns`: number of columns of the tokens, and of the matrix.
     """
 
     def __init__(
@@ -102,9 +144,11 @@ class _Graph:
         sums: int = 0,
         rows: int = 0,
         tokens: int = 1,
+        columns: int = _COLUMNS,
     ) -> None:
         pointer, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
         bind = engine.bind
+        self._clock = clock_of(request)
         self._free_backend = bind("ggml_backend_free", None, pointer)
         self._free_tensors = bind("ggml_free", None, pointer)
         self._free_buffer = engine.free_buffer
@@ -112,7 +156,7 @@ class _Graph:
         self._set = bind("ggml_backend_tensor_set", None, pointer, pointer, size, size)
         self._get = bind("ggml_backend_tensor_get", None, pointer, pointer, size, size)
         new_tensor = bind("ggml_new_tensor_2d", pointer, pointer, number, ctypes.c_int64, ctypes.c_int64)
-        row_bytes = bind("ggml_row_size", size, number, ctypes.c_int64)(type_number, _COLUMNS)
+        row_bytes = bind("ggml_row_size", size, number, ctypes.c_int64)(type_number, columns)
         most_rows = max(_MIN_ROWS, request.size_bytes // row_bytes)
         self.rows = rows = _MIN_ROWS if sums else min(rows or most_rows, most_rows)
         self._matrix_bytes = row_bytes * rows
@@ -121,13 +165,13 @@ class _Graph:
         if not self._backend:
             raise failure("unreachable", f"{request.device.id} cannot be used now. List the devices again.")
         if request.device.id == CPU_ID:
-            self._use_threads(engine, device, request.n_threads)
+            self.use_threads(engine, device, request.n_threads)
         n_tensors, n_graphs = sums + 2 * _MAX_PARTS + 64, 2 + 2 * _MAX_PARTS
         room = n_tensors * bind("ggml_tensor_overhead", size)()
         room += n_graphs * bind("ggml_graph_overhead_custom", size, size, ctypes.c_bool)(_GRAPH_NODES, False)
         self._tensors = bind("ggml_init", pointer, InitParams)(InitParams(room, None, True))
-        self._matrix = new_tensor(self._tensors, type_number, _COLUMNS, rows)
-        column = new_tensor(self._tensors, _F32, _COLUMNS, tokens)
+        self._matrix = new_tensor(self._tensors, type_number, columns, rows)
+        column = new_tensor(self._tensors, _F32, columns, tokens)
         self._result = bind("ggml_mul_mat", pointer, pointer, pointer, pointer)(self._tensors, self._matrix, column)
         if sums:
             add = bind("ggml_add", pointer, pointer, pointer, pointer)
@@ -137,14 +181,18 @@ class _Graph:
         self._sums = sums
         self._graph = self._graph_of(engine, self._result)
         self._parts: list[int] = []
+        self._chain = self._graph
         if not sums and tokens == 1:
             rows_each = max(_MIN_ROWS, rows // _MAX_PARTS)
             view = bind("ggml_view_2d", pointer, pointer, pointer, ctypes.c_int64, ctypes.c_int64, size, size)
+            products = []
             for first in range(0, rows - rows_each + 1, rows_each):
-                part = view(self._tensors, self._matrix, _COLUMNS, rows_each, row_bytes, first * row_bytes)
+                part = view(self._tensors, self._matrix, columns, rows_each, row_bytes, first * row_bytes)
                 product = bind("ggml_mul_mat", pointer, pointer, pointer, pointer)(self._tensors, part, column)
                 self._parts.append(self._graph_of(engine, product))
+                products.append(product)
             self._part_bytes = rows_each * row_bytes
+            self._chain = self._graph_of(engine, *products)
         # All tensors in one buffer on the device, as weights are.
         self._buffer = bind("ggml_backend_alloc_ctx_tensors", pointer, pointer, pointer)(self._tensors, self._backend)
         if not self._buffer:
@@ -154,15 +202,17 @@ class _Graph:
         # cache.
         bind("ggml_backend_buffer_clear", None, pointer, ctypes.c_uint8)(self._buffer, 0)
 
-    def _graph_of(self, engine: Bindings, result: int) -> int:
-        """Return a graph that computes `result`."""
+    def _graph_of(self, engine: Bindings, *results: int) -> int:
+        """Return a graph that computes `results`, one after another."""
         pointer, size = ctypes.c_void_p, ctypes.c_size_t
         new_graph = engine.bind("ggml_new_graph_custom", pointer, pointer, size, ctypes.c_bool)
         graph: int = new_graph(self._tensors, _GRAPH_NODES, False)
-        engine.bind("ggml_build_forward_expand", None, pointer, pointer)(graph, result)
+        for result in results:
+            engine.bind("ggml_build_forward_expand", None, pointer, pointer)(graph, result)
         return graph
 
-    def _use_threads(self, engine: Bindings, device: int, n_threads: int) -> None:
+    def use_threads(self, engine: Bindings, device: int, n_threads: int) -> None:
+        """Compute with so many threads from now on. `device`: ggml's handle of the CPU."""
         # Not in ggml's C interface: each CPU backend has a function of its own, which the registry knows by name.
         address = engine.registry_function(engine.device_registry(device), b"ggml_backend_set_n_threads")
         if address:
@@ -186,7 +236,7 @@ class _Graph:
 
         # The first pass is not measured: it may compile kernels and wake the device.
         self._work()
-        sent_s = max(_best(send, _MEASURED_S) - self._round_trip_s(), 1e-9)
+        sent_s = max(_best(send, _MEASURED_S, time.perf_counter) - self._round_trip_s(), 1e-9)
         return DeviceSpeed(
             read_bytes_per_second=self.read_bytes_per_second(_MEASURED_S),
             round_trip_s=self._round_trip_s(),
@@ -196,14 +246,14 @@ class _Graph:
     def read_bytes_per_second(self, measured_s: float) -> float:
         """Return the rate at which the matrix is read, in bytes per second. `measured_s`: time to measure."""
         self._work()
-        whole_s, trip_s = _best(self._work, measured_s), self._round_trip_s()
+        whole_s, trip_s = _best(self._work, measured_s, self._clock), self._round_trip_s()
         found = float(self._matrix_bytes) / max(whole_s - trip_s, 1e-9)
         if whole_s <= _PART_S:
             return found
         end = time.perf_counter() + measured_s
         while time.perf_counter() < end:
             for graph in self._parts:
-                part_s = _seconds(lambda graph=graph: self._work(graph))  # type: ignore[misc]
+                part_s = _seconds(lambda graph=graph: self._work(graph), self._clock)  # type: ignore[misc]
                 found = max(found, self._part_bytes / max(part_s - trip_s, 1e-9))
         return found
 
@@ -214,7 +264,15 @@ class _Graph:
     def work_s(self, measured_s: float) -> float:
         """Return the seconds of the whole graph, without the round trip. `measured_s`: time to measure."""
         self._work()
-        return max(_best(self._work, measured_s) - self._round_trip_s(), 1e-9)
+        return max(_best(self._work, measured_s, self._clock) - self._round_trip_s(), 1e-9)
+
+    def parts_s(self, measured_s: float) -> float:
+        """Return the seconds of all parts of the matrix one after another in one graph; each is a graph node.
+
+        If there are no parts, those of the whole graph.
+        """
+        self._work(self._chain)
+        return max(_best(lambda: self._work(self._chain), measured_s, self._clock), 1e-9)
 
     def _round_trip_s(self) -> float:
         return min(_seconds(self._ask) for _ in range(_ROUND_TRIPS))
@@ -235,18 +293,18 @@ class _Graph:
         self._free_backend(self._backend)
 
 
-def _best(work: Callable[[], Any], measured_s: float) -> float:
-    """Return the seconds of the fastest call of `work`, out of as many as fit into `measured_s`."""
+def _best(work: Callable[[], Any], measured_s: float, clock: Callable[[], float]) -> float:
+    """Return the seconds of the fastest call of `work` on `clock`, out of as many as fit into `measured_s`."""
     end = time.perf_counter() + measured_s
-    best = _seconds(work)
+    best = _seconds(work, clock)
     for _ in range(_MAX_PASSES):
         if time.perf_counter() >= end:
             break
-        best = min(best, _seconds(work))
+        best = min(best, _seconds(work, clock))
     return best
 
 
-def _seconds(work: Callable[[], Any]) -> float:
-    begun = time.perf_counter()
+def _seconds(work: Callable[[], Any], clock: Callable[[], float] = time.perf_counter) -> float:
+    begun = clock()
     work()
-    return time.perf_counter() - begun
+    return clock() - begun

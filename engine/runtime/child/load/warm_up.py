@@ -16,7 +16,7 @@ import msgspec
 
 from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.child.load.loaded_context import ABORTED, DECODED, Batch, LoadedContext
-from engine.runtime.child.native.failures import RequestError
+from engine.runtime.child.native.failures import RequestError, look_at_nodes
 from engine.runtime.child.native.log import FailedAllocation, FreeMemory
 from engine.runtime.child.native.stop import StopFlag
 from engine.runtime.protocol.heartbeat import TICK_SECONDS, WorkHeartbeat
@@ -88,6 +88,7 @@ class StageReporter:
             self._say(self._latest)
 
     def _repeat(self) -> None:
+        look_at_nodes()
         if time.monotonic() - self._sent_at >= self._tick_seconds / 2:
             with self._lock:
                 self._say(self._latest)
@@ -107,8 +108,10 @@ class WarmUp:
         self._loaded, self._free, self._stop, self._reporter = loaded, free, stop, reporter
         self._before = loaded.parts()
 
-    def run(self, settings: ContextSettings) -> None:
+    def run(self, settings: ContextSettings, *, is_known: bool = False) -> None:
         """Warm up a context with these settings.
+
+        `is_known`: whether one token is enough, because the same load computed a full batch before.
 
         Raises:
             RequestError: with `AllocationFailure`, `Failure` or `Stopped`.
@@ -125,7 +128,7 @@ class WarmUp:
         if loaded.output_rows > loaded.n_sequences:
             self._reserve_rows(loaded.output_rows, loaded.context_tokens)
         if loaded.makes_text:
-            self._compute(largest)
+            self._compute(1 if is_known else largest)
         loaded.log.on_failed = self._free.note
         self._check_stop()
 
@@ -145,7 +148,7 @@ class WarmUp:
         `longest`: most tokens of a sequence in that batch.
         """
         loaded = self._loaded
-        batch = Batch(loaded.engine, rows)
+        batch = loaded.new_batch(rows)
         for sequence, begin in enumerate(range(0, rows, longest)):
             length = min(longest, rows - begin)
             batch.extend([self._token()] * length, 0, sequence, outputs=length)
@@ -166,7 +169,7 @@ class WarmUp:
     def _compute(self, largest: int) -> None:
         """Compute batches of 1, 8, 64... tokens, up to `largest`."""
         loaded = self._loaded
-        batch = Batch(loaded.engine, largest)
+        batch = loaded.new_batch(largest)
         size, spent_seconds = 1, 0.0
         while True:
             self._check_stop()

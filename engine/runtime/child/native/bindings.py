@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from importlib import import_module, util
 from pathlib import Path
@@ -29,6 +29,16 @@ ACCELERATOR_TYPE = 3
 # Mangled names of C++ functions, which are exported although they are not part of llama.h.
 _BREAKDOWN = "_Z26llama_get_memory_breakdownPK13llama_context"
 _MODEL_BREAKDOWN = "_ZNK11llama_model16memory_breakdownEv"
+# Functions of llama-ext.h, with their names by the C++ ABIs of Linux and macOS, and of Windows.
+_SET_NEXTN = (
+    "_Z26llama_set_embeddings_nextnP13llama_contextbb",
+    "?llama_set_embeddings_nextn@@YAXPEAUllama_context@@_N1@Z",
+)
+_NEXTN = ("_Z26llama_get_embeddings_nextnP13llama_context", "?llama_get_embeddings_nextn@@YAPEAMPEAUllama_context@@@Z")
+_NEXTN_ROW = (
+    "_Z30llama_get_embeddings_nextn_ithP13llama_contexti",
+    "?llama_get_embeddings_nextn_ith@@YAPEAMPEAUllama_context@@H@Z",
+)
 
 
 class DeviceProps(ctypes.Structure):
@@ -109,6 +119,11 @@ class Bindings:
         self.free_buffer = bind("ggml_backend_buffer_free", None, _POINTER)
         self.context_breakdown = self._bind_optional(_BREAKDOWN)
         self.model_breakdown = self._bind_optional(_MODEL_BREAKDOWN)
+        # What drafts by MTP heads need; None if this version of llama.cpp does not export them.
+        floats = ctypes.POINTER(ctypes.c_float)
+        self.set_nextn = self._bind_first(_SET_NEXTN, None, _POINTER, ctypes.c_bool, ctypes.c_bool)
+        self.nextn = self._bind_first(_NEXTN, floats, _POINTER)
+        self.nextn_row = self._bind_first(_NEXTN_ROW, floats, _POINTER, ctypes.c_int32)
         # ctypes callbacks that native code holds: a callback that Python collects would be a dangling pointer.
         self._kept: list[Any] = []
         self.projector_log_callback: Any = None
@@ -206,6 +221,22 @@ class Bindings:
             function.restype, function.argtypes = result, list(arguments)
             return function
         raise ImportError(f"llama_cpp was built without {name}; build it with GGML_RPC=ON")
+
+    @property
+    def has_nextn(self) -> bool:
+        """Whether this version of llama.cpp has all that drafts by MTP heads need."""
+        fields = {field[0] for struct in (self.low.llama_model_params, self.low.llama_context_params)
+                  for field in struct._fields_}  # fmt: skip
+        return {"load_mtp", "ctx_type"} <= fields and None not in (self.set_nextn, self.nextn, self.nextn_row)
+
+    def _bind_first(self, names: Sequence[str], result: Any, *arguments: Any) -> Any:
+        """Return the C++ function with the first of these mangled names that is exported; None if none is."""
+        for name in names:
+            try:
+                return self.bind(name, result, *arguments)
+            except ImportError:
+                continue
+        return None
 
     def _bind_optional(self, name: str) -> Any:
         """Return a C++ function that returns an object, as a C function; None if it is not exported.

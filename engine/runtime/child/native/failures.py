@@ -1,6 +1,7 @@
-"""Failures in the child: `RequestError` ends a request, `StepLimit` ends the process.
+"""Failures in the child: `RequestError` ends a request, `StepLimit` and `NodeLimit` end the process.
 
-Some inputs keep llama.cpp busy without end: a grammar at each token, or an RPC server that reports too many devices.
+Some inputs keep llama.cpp busy without end: a grammar at each token, an RPC server that reports too many devices, or a
+number in a model file that makes an operation of the graph endless.
 Nothing can interrupt native code, so the process ends. Before that it sends the reason as `Aborting`.
 """
 
@@ -10,11 +11,12 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from types import TracebackType
 
 import msgspec
 
-from engine.runtime.protocol.heartbeat import resident_bytes
+from engine.runtime.protocol.heartbeat import current_use, resident_bytes
 from engine.runtime.protocol.messages import GAVE_UP_EXIT_CODE, AllocationFailure, Message
 from engine.runtime.protocol.messages import Failure as FailureMessage
 
@@ -138,3 +140,68 @@ class _Watch:
 
 _watch = _Watch()
 """The only watching thread of the process. One is enough, because only the main thread makes such calls."""
+
+
+NODE_SECONDS = 15.0
+"""Seconds in which any operation of a small graph ends."""
+
+
+class NodeLimit:
+    """Ends the process if a computation stays at one operation of the graph. A context manager around each one.
+
+    Work is seen each second (`look_at_nodes`). An operation may take `seconds` of time and as much processor time.
+    Both are needed: on a busy machine time passes without work, and threads that wait for others use the processor.
+    While the process reads files, gets memory or uses the network, its time does not count: the disk may be slow.
+
+    `say`: sends the reason before the process ends.
+    `name`: name of the model's file.
+    `nodes`: returns a number that changes with each operation; None if the system cannot count them.
+    `seconds`: the limit.
+    """
+
+    def __init__(
+        self, say: Callable[[str], None], name: str, nodes: Callable[[], int | None], seconds: float = NODE_SECONDS
+    ) -> None:
+        self._say, self._name, self._nodes, self.seconds = say, name, nodes, seconds
+        self._calls = 0
+        self._seen: tuple[int, int | None] | None = None
+        self._use = current_use(with_network=False)
+        self._begun: tuple[float, float] = 0.0, 0.0
+
+    def __enter__(self) -> None:
+        global _computing
+        # Once for each token, so that it must cost nothing.
+        self._calls += 1
+        _computing = self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        global _computing
+        _computing = None
+
+    def look(self) -> None:
+        """End the process if the running computation exceeds the limit. Called in the thread of the heartbeat."""
+        now, use = (time.monotonic(), time.process_time()), current_use()
+        seen = self._calls, self._nodes()
+        reads = replace(use, cpu_seconds=self._use.cpu_seconds).shows_work_since(self._use)
+        self._use = use
+        if seen != self._seen or reads:
+            self._seen, self._begun = seen, now
+            return
+        if all(after - before > self.seconds for after, before in zip(now, self._begun, strict=True)):
+            self._say(
+                f"The engine process ended itself because one operation of {self._name} took more than "
+                f"{self.seconds:.3g} s. The model file is damaged, or made to do so; use another file of this model."
+            )
+            os._exit(GAVE_UP_EXIT_CODE)
+
+
+_computing: NodeLimit | None = None
+"""The limit of the computation that runs. The main thread sets it, the thread of the heartbeat reads it."""
+
+
+def look_at_nodes() -> None:
+    """Check the limit of the running computation; does nothing if none runs."""
+    if (limit := _computing) is not None:
+        limit.look()

@@ -34,6 +34,7 @@ from engine.runtime.protocol.requests import (
     ListDevices,
     Load,
     MeasureSpeed,
+    MeasureThreads,
     Probe,
     Quantise,
     Serve,
@@ -66,7 +67,9 @@ _NO_FILES = FileAccess()
 
 def has_rights(request: AnyRequest) -> bool:
     """Return whether `request` determines the rights of the child. Others need a loaded model, and fail without one."""
-    return isinstance(request, ListDevices | Probe | CountVocabulary | Load | MeasureSpeed | Quantise | Serve)
+    return isinstance(
+        request, ListDevices | Probe | CountVocabulary | Load | MeasureSpeed | MeasureThreads | Quantise | Serve
+    )
 
 
 def give_up_rights(engine: Bindings, request: AnyRequest) -> None:
@@ -90,6 +93,8 @@ def give_up_rights(engine: Bindings, request: AnyRequest) -> None:
             _confine(LOAD, request.access, _endpoints(request.devices))
         case MeasureSpeed():
             _confine(SPEED, _NO_FILES, _endpoints((request.device,)))
+        case MeasureThreads():
+            _confine(SPEED, _NO_FILES)
         case Quantise():
             _confine(QUANTISE, FileAccess((request.path,), (str(Path(request.target).absolute().parent),)))
         case Serve():

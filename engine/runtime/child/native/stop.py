@@ -11,20 +11,50 @@ import sys
 import threading
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
+
+
+_SEMAPHORE_WORDS = 8
+"""Size of glibc's `sem_t` in words of 32 bits on 64-bit machines. The first one is its value."""
+_STOPPED = 0x7FFFFFFF
+"""SEM_VALUE_MAX, at which `sem_post` fails."""
+_MOST_NODES = 1 << 30
+
+
+@cache
+def _counts() -> bool:
+    """Return whether `sem_post` behaves as `StopFlag` needs: as that of glibc (`sysdeps/nptl/internaltypes.h`)."""
+    if not sys.platform.startswith("linux") or ctypes.sizeof(ctypes.c_void_p) != 8 or sys.byteorder != "little":
+        return False
+    post = getattr(ctypes.CDLL(None), "sem_post", None)
+    if post is None:
+        return False
+    post.argtypes = (ctypes.c_void_p,)
+    tried = (ctypes.c_uint32 * _SEMAPHORE_WORDS)()
+    first = (post(tried), *tried)
+    tried[0] = _STOPPED
+    return (*first, post(tried), *tried) == (0, 1, *([0] * 7), -1, _STOPPED, *([0] * 7))
+
+
+def _stopped() -> int:
+    """Return the value of the flag that ends a computation."""
+    return _STOPPED if _counts() else 1
 
 
 class StopFlag:
     """The stop flag in native memory, which aborts the running load or batch, and the list of stops not handled yet.
 
     llama.cpp calls its abort callback for each graph node. A Python function there would take the interpreter lock
-    hundreds of times for each token. So the callback is C's `strlen`, and the flag a string that is empty or not.
+    hundreds of times for each token. So the callback is C's `sem_post`, and the flag a semaphore: each node adds one to
+    its value, which shows that a computation goes on, and at the largest value `sem_post` fails, which ends it. Without
+    such semaphores the callback is `strlen`, and the flag a string that is empty or not.
 
     A batch is aborted only if all of its requests are being stopped, because llama.cpp discards a whole micro batch.
     """
 
     def __init__(self) -> None:
-        self._text = ctypes.create_string_buffer(2)
+        self._flag = (ctypes.c_uint32 * _SEMAPHORE_WORDS)()
         self._lock = threading.Lock()
         self._unread: list[int | None] = []
         self._computing: Collection[int] | None = None
@@ -41,7 +71,19 @@ class StopFlag:
     @property
     def address(self) -> int:
         """Address of the flag, for the data argument of llama.cpp's abort callback."""
-        return ctypes.addressof(self._text)
+        return ctypes.addressof(self._flag)
+
+    @property
+    def nodes(self) -> int | None:
+        """Number of graph nodes that the CPU began since some earlier time; None if they cannot be counted."""
+        if not _counts():
+            return None
+        with self._lock:
+            count = int(self._flag[0])
+            # Long before a stop: a second has some 100,000 nodes.
+            if _MOST_NODES < count < _STOPPED:
+                self._flag[0] = 0
+            return count
 
     def request(self, request: int | None) -> None:
         """Add a stop to the list when the reading thread has read it. Its `Stop` still waits in the queue.
@@ -96,22 +138,22 @@ class StopFlag:
     def aborting(self) -> Iterator[None]:
         """Set the flag within a block, so that llama.cpp allocates everything for a batch but computes nothing."""
         with self._lock:
-            self._text[0] = b"\x01"
+            self._flag[0] = _stopped()
         try:
             yield
         finally:
             with self._lock:
-                self._text[0] = b"\x01" if self.requested else b"\x00"
+                self._flag[0] = _stopped() if self.requested else 0
 
     @staticmethod
     def native_callback(prototype: Any) -> Any:
-        """Return C's `strlen` as an abort callback of the ctypes type `prototype` (`bool (*)(void *)`)."""
-        # strlen("") is 0: go on. strlen("\x01") is 1: end the computation.
+        """Return `sem_post` or `strlen` as an abort callback of the ctypes type `prototype` (`bool (*)(void *)`)."""
+        # 0 is: go on. strlen("\x01") is 1, and sem_post fails with -1: end the computation.
         library = ctypes.CDLL("msvcrt" if sys.platform == "win32" else None)
-        return ctypes.cast(library.strlen, prototype)
+        return ctypes.cast(library.sem_post if _counts() else library.strlen, prototype)
 
     def _update(self) -> None:
-        # Called with the lock held, in either thread. It sets the byte last, which native code reads without a lock.
+        # Called with the lock held, in either thread. It sets the flag last, which native code reads without a lock.
         computing, unread = self._computing, self._unread
         if computing is None:
             ends = self._load_stopped
@@ -120,4 +162,4 @@ class StopFlag:
         ends = ends or self._quitting
         if ends is not self.requested:
             self.requested = ends
-            self._text[0] = b"\x01" if ends else b"\x00"
+            self._flag[0] = _stopped() if ends else 0

@@ -10,11 +10,12 @@ import msgspec
 import pytest
 from pytestqt.qtbot import QtBot
 
-from app.models.conversation import Restored
+from app.models.conversation import Conversation, Restored
 from app.models.unloaded_counter import UnloadedCounter
 from app.wiring import WindowParts
 from engine.base.errors import WorkerCrashedError
 from engine.base.units import GIB
+from engine.chat.answer import Append
 from engine.chat.conversation import Conversation as Chat
 from engine.chat.message import Message, Role
 from engine.chat.tree import tree_of
@@ -138,16 +139,39 @@ def test_the_context_meter_follows_the_question_and_the_answer(reading: WindowPa
     assert counts == rendered
 
 
-def test_messages_that_a_full_context_drops_are_marked_at_once(reading: WindowParts, qtbot: QtBot) -> None:
-    model = reading.desk.models.current
-    chat = reading.views.current.chat
-    conversation = model.conversation
+def open_long(conversation: Conversation, max_tokens: int) -> None:
+    """Open a conversation that is longer than the context."""
     path: list[Message] = []
     for place in range(16):
         parent = path[-1].id if path else None
         role: Role = "assistant" if place % 2 else "user"
         path.append(Message(id=str(place), role=role, content="abc " * 300, parent=parent))
-    conversation.open(Chat(id="c", title="Long", settings={"max_tokens": 1, "seed": 1}), tree_of(path, path[-1].id))
+    settings = {"max_tokens": max_tokens, "seed": 1}
+    conversation.open(Chat(id="c", title="Long", settings=settings), tree_of(path, path[-1].id))
+
+
+def test_a_piece_is_shown_once_if_more_messages_are_dropped(reading: WindowParts, qtbot: QtBot) -> None:
+    """New marks come with the whole text, to which the first piece was added a second time."""
+    chat, conversation = reading.views.current.chat, reading.desk.models.current.conversation
+    open_long(conversation, max_tokens=20)
+    painted: list[tuple[str, str]] = []
+
+    def compare(piece: Append) -> None:
+        painted.append((chat.message_list.messages[-1].text, conversation.tree.messages[piece.message].content))
+
+    conversation.piece_kept.connect(compare)
+    for question in ("abc", QUESTION):
+        conversation.send(question)
+        qtbot.waitUntil(lambda: not conversation.is_answering)
+    assert len(painted) >= 2
+    assert [shown for shown, _ in painted] == [kept for _, kept in painted]
+
+
+def test_messages_that_a_full_context_drops_are_marked_at_once(reading: WindowParts, qtbot: QtBot) -> None:
+    model = reading.desk.models.current
+    chat = reading.views.current.chat
+    conversation = model.conversation
+    open_long(model.conversation, max_tokens=1)
     assert not any(message.is_left_out for message in chat.message_list.messages)
     marked: list[bool] = []
     model.loading.bridge.token.connect(

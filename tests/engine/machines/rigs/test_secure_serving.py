@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 import threading
 import time
@@ -17,10 +18,16 @@ from engine.base.errors import EngineError
 from engine.devices.device import Device, Rig, make_host, routes_of
 from engine.devices.endpoint import GreetingStatus, greet, greet_all
 from engine.machines.rigs import secure_serving
+from engine.machines.rigs.discovery import host_device
 from engine.machines.rigs.lab import LabRig
+from engine.machines.rigs.remote_machines import Machine, RemoteMachines, with_offer
 from engine.machines.rigs.secure_serving import Lending, _supervise, _Worker
 from engine.machines.rigs.speeds import measure_speeds
+from engine.machines.tunnel import refusals
+from engine.machines.tunnel.calling import TunnelError
 from engine.machines.tunnel.door import Key
+from engine.machines.tunnel.streams import BrokenTalkError
+from engine.machines.tunnel.tunnels import Tunnels
 from engine.model.gguf.model_file import ModelFile
 from engine.model.gguf.reader import read_model
 from engine.planning.layout.layout import Layout, Run
@@ -28,7 +35,7 @@ from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.probing.probe import probe
 from engine.runtime.process.outcome import EndReason, ProcessOutcome
 from engine.runtime.protocol.messages import Serving
-from engine.runtime.protocol.requests import Generate
+from engine.runtime.protocol.requests import Generate, SaveSequence
 from engine.runtime.session.events import Done, Failed, Loaded, Token
 from tests.support.faulty_relay import Fault, Relay
 from tests.support.lending import CAP_BYTES, Served, reached
@@ -36,6 +43,7 @@ from tests.support.models import write_tiny_llama
 from tests.support.orders import order_of, plan_of
 from tests.support.patience import DEADLINE_S
 from tests.support.session_log import SessionLog
+from tests.support.tunnels import Home, Session
 
 N_LAYERS = 4
 CONTEXT = ContextSettings(n_ctx=2048, n_batch=64, n_ubatch=64, threads=1, threads_batch=1)
@@ -137,6 +145,47 @@ def test_a_worker_that_a_borrower_has_ended_is_lent_again_but_not_for_ever(
     assert [record.message.partition(":")[0] for record in caplog.records] == ["the worker of CPU is started again"] * 2
 
 
+def test_a_borrower_that_ends_the_worker_again_and_again_is_refused_and_others_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(secure_serving, "MAX_QUICK_ENDS", 0)
+    monkeypatch.setattr(refusals, "MAX_ENDS", 2)
+    before = set(psutil.Process().children())
+    with Served(tmp_path / "attic") as served, reached(served, tmp_path / "laptop") as rig:
+        endpoint, laptop = f"{served.endpoint}/CPU", Home(tmp_path / "laptop")
+        for _ in range(2):
+            worker = worker_beside(before)
+            session = opened(served, laptop)
+            worker.kill()
+            with pytest.raises((BrokenTalkError, OSError)):
+                session.receive(1)
+            session.close()
+            before.add(worker)
+        greeting = greet_all([endpoint], DEADLINE_S, routes=routes_of(rig.devices))[endpoint]
+        while not greeting.sentence.endswith("give that device no layers."):
+            assert "does not run" in greeting.sentence
+            greeting = greet_all([endpoint], DEADLINE_S, routes=routes_of(rig.devices))[endpoint]
+        assert "refuses this computer for 5 min" in greeting.sentence
+        with reached(served, tmp_path / "garden") as other:
+            assert other.devices[0].away == ""
+            opened(served, Home(tmp_path / "garden")).close()
+    assert served.problem == ""
+    words = [record.getMessage() for record in caplog.records]
+    assert [each for each in words if "refused" in each] == [
+        "laptop is refused for 5 min: its models ended workers 5 times, last on CPU."
+    ]
+
+
+def opened(served: Served, home: Home) -> Session:
+    """Return a session of a paired machine with the lent CPU, when its worker is free."""
+    deadline_s = time.monotonic() + DEADLINE_S
+    while True:
+        try:
+            return Session(served.endpoint, served.home.identity.certificate, home.identity, device="CPU")
+        except TunnelError:
+            assert time.monotonic() < deadline_s
+
+
 def worker_beside(known: set[psutil.Process]) -> psutil.Process:
     """Wait for an RPC worker among our children that is not in `known`, and return it."""
     deadline_s = time.monotonic() + DEADLINE_S
@@ -189,6 +238,68 @@ def test_a_machine_that_goes_in_the_middle_of_an_answer_is_named(tmp_path: Path,
         assert isinstance(refused, Failed)
         words = "nothing is lent there; start Devices > Lend This Computer or `rig serve` there."
         assert refused.message == f"attic-CPU: {served.endpoint}/CPU refused the connection: {words}"
+
+
+@pytest.mark.parametrize("after_bytes", [200, 20_000])
+def test_a_machine_that_vanishes_in_the_middle_of_a_load_is_named(
+    served: Served, tmp_path: Path, model: ModelFile, after_bytes: int
+) -> None:
+    with (
+        Relay(served.serving.port) as relay,
+        reached(served, tmp_path / "laptop", relay.endpoint) as rig,
+        SessionLog() as log,
+    ):
+        relay.arm(Fault.GONE, after_bytes)
+        log.session.load(order_of(model, rig, LAYOUT, CONTEXT))
+        lost = log.wait_for_endings(1)[0]
+        assert isinstance(lost, Failed), lost
+        assert lost.kind == "unreachable"
+        assert lost.message.startswith("attic-CPU")
+        assert relay.endpoint in lost.message
+        relay.heal()
+        log.session.load(order_of(model, rig, LAYOUT, CONTEXT))
+        assert isinstance(log.wait_for_endings(2)[1], Loaded)
+
+
+def test_a_machine_that_vanishes_in_the_middle_of_a_save_leaves_no_part_of_it(
+    served: Served, tmp_path: Path, model: ModelFile
+) -> None:
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    with (
+        Relay(served.serving.port) as relay,
+        reached(served, tmp_path / "laptop", relay.endpoint) as rig,
+        SessionLog(sequences=kept) as log,
+    ):
+        log.session.load(order_of(model, rig, LAYOUT, CONTEXT))
+        assert isinstance(log.wait_for_endings(1)[0], Loaded)
+        number = log.session.ask(Generate(prompt="tell me", max_tokens=8, temperature=0.0))
+        assert isinstance(log.wait_for_endings(2)[1], Done)
+        relay.arm(Fault.GONE, 10)
+        log.session.ask(SaveSequence(path=str(kept / "state"), of=number))
+        lost = log.wait_for_endings(3)[2]
+        assert isinstance(lost, Failed), lost
+        assert lost.message.startswith(f"attic-CPU ({relay.endpoint}/CPU) was lost")
+    assert list(kept.iterdir()) == []
+
+
+def test_a_machine_that_comes_back_with_less_memory_and_without_a_device_is_asked_again(tmp_path: Path) -> None:
+    with Relay(1) as relay:
+        with Served(tmp_path / "attic", (Lending(host_device(), CAP_BYTES),)) as served:
+            relay.target_port = served.serving.port
+            with reached(served, tmp_path / "laptop", relay.endpoint) as rig:
+                (before,) = rig.devices
+        laptop = Home(tmp_path / "laptop")
+        with (
+            Served(tmp_path / "attic", (Lending(host_device(), CAP_BYTES // 4),)) as again,
+            Tunnels(laptop.folder / "identity.pem", laptop.book) as tunnels,
+        ):
+            relay.target_port = again.serving.port
+            machines = RemoteMachines(laptop.folder / "identity.pem", laptop.book, tunnels, tmp_path / "checks.json")
+            offer, _ = machines.ask(Machine(relay.endpoint, before.fingerprint or "", "attic"), DEADLINE_S)
+            now = {each.name: each for each in offer.devices}
+            assert with_offer(before, now.get("CPU")).total_bytes == CAP_BYTES // 4 < before.total_bytes
+            assert with_offer(replace(before, id="attic-CUDA0"), now.get("CUDA0")).away == "not offered now"
 
 
 def test_a_worker_that_ended_for_good_is_not_offered() -> None:

@@ -19,6 +19,7 @@ from engine.runtime.protocol.messages import DeviceSpeed
 from engine.runtime.protocol.requests import DeviceRef, MeasureSpeed
 from tests.support.patience import DEADLINE_S
 
+RECURRENT = {"scan", "scan.decays", "convolution"}
 SMALL = make_host("host", 16 * GIB, 256 * MIB)
 """A host with so little free memory that the test is quick."""
 
@@ -34,8 +35,17 @@ def test_host_and_lab_workers_are_measured() -> None:
         assert 1e8 < speed.read_bytes_per_second < 1e13
         assert 0 < speed.round_trip_s < 1
         assert speed.sent_bytes_per_second > 1e6
-        assert speed.products.keys() == {"F16", *speed.by_type}
+        types = {name for name in speed.by_type if "." not in name}
+        assert {name for name in speed.products if "." not in name} - RECURRENT == {"F16", *types}
+        assert {f"{name}.experts" for name in ("F16", *types)} <= speed.products.keys()
+        assert {
+            f"attention.{width}{suffix}" for width in (64, 128, 256) for suffix in ("", ".1")
+        } <= speed.products.keys()
         assert all(1e8 < each < 1e15 for each in speed.products.values())
+    on_host, on_worker = (measured.speeds[each].products.keys() for each in (CPU_ID, lab.rig.devices[0].id))
+    assert on_host >= RECURRENT, "its kernels are known"
+    assert not RECURRENT & on_worker, "a server would end if its device had no such kernel"
+    assert not any(".repacked" in name for name in on_worker), "only a load's own CPU repacks weights"
     assert measured.speeds[CPU_ID].round_trip_s < measured.speeds[lab.rig.devices[0].id].round_trip_s
     assert [problem.split(":")[0].split(" ")[0] for problem in measured.problems] == [held.id, "gone"]
 

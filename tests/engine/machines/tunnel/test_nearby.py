@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import queue
 import secrets
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import pytest
 from hypothesis import given
@@ -42,6 +44,29 @@ def test_a_machine_that_announces_itself_is_found_and_lost_again() -> None:
             pass
     finally:
         search.close()
+    assert problems == []
+
+
+def test_machines_of_one_name_that_start_at_the_same_time_are_all_listed() -> None:
+    """While none has announced itself, each finds the name free."""
+    fingerprints = [secrets.token_hex(32) for _ in range(4)]
+    told: queue.SimpleQueue[tuple[NearbyMachine, ...]] = queue.SimpleQueue()
+    problems: list[str] = []
+    with ExitStack() as stack:
+        announcements = [
+            Announcement("attic", f"127.0.0.{number + 2}", 50052, device="CPU", total_bytes=GIB, fingerprint=each)
+            for number, each in enumerate(fingerprints)
+        ]
+        with ThreadPoolExecutor(len(announcements)) as pool:
+            list(pool.map(stack.enter_context, announcements))
+        search = NearbySearch(told.put, problems.append, interfaces=("127.0.0.1",))
+        stack.callback(search.close)
+        search.start()
+        found: list[NearbyMachine] = []
+        while len(found) < len(fingerprints):
+            found = [each for each in told.get(timeout=DEADLINE_S) if each.fingerprint in fingerprints]
+        assert {each.name for each in found} == {"attic"}
+        assert len({each.endpoint for each in found}) == len(fingerprints)
     assert problems == []
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from engine.base.errors import PlacedError
-from engine.devices.device import CPU_ID, Device, RemoteFacts, Rig
+from engine.devices.device import CPU_ID, Device, MeasuredChoice, RemoteFacts, Rig
 from engine.model.gguf.reader import read_model
 from engine.planning.fit.speed_book import (
     EMPTY_BOOK,
@@ -225,3 +226,28 @@ def test_a_told_speed_counts_until_it_is_measured_here() -> None:
     measured = SpeedBook({}).with_device(lent, KeptDevice(4e11, 1e-3, 1e8)).speeds(rig)
     assert measured.bandwidths == {"attic-CUDA0": 4e11}
     assert measured.links == {"attic-CUDA0": Link(1e-3, 1e8)}
+
+
+def test_choices_are_kept_one_for_each_setting_machine_and_load(tmp_path: Path) -> None:
+    first = MeasuredChoice("n_ubatch", 1024, 512, 1.3, 1.2, 1.4, "here", "load")
+    others = [msgspec.structs.replace(first, **{key: "other"}) for key in ("machine", "load")]
+    anew = msgspec.structs.replace(first, value=256)
+    book = EMPTY_BOOK.with_choices([first, *others]).with_choices([anew])
+    assert book.choices == (*others, anew)
+    path = tmp_path / "speeds.json"
+    write_speed_book(path, book)
+    assert read_speed_book(path) == book
+    # Measured meanwhile by another process.
+    assert EMPTY_BOOK.with_choices([first]).with_answers_of(EMPTY_BOOK, book).choices == book.choices
+
+
+def test_choices_that_cannot_be_are_left_out(tmp_path: Path) -> None:
+    good = MeasuredChoice("threads", 8, 16, 1.3, 1.2, 1.4, "here")
+    odd = [
+        msgspec.structs.replace(good, machine=str(at), **wrong)
+        for at, wrong in enumerate(
+            ({"value": 0}, {"value": 10_000}, {"ratio": -1.0}, {"setting": "bound_threads", "value": 2})
+        )
+    ]
+    write_speed_book(tmp_path / "speeds.json", SpeedBook({}, (), (), (good, *odd)))
+    assert read_speed_book(tmp_path / "speeds.json").choices == (good,)

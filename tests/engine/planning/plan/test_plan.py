@@ -17,8 +17,8 @@ from engine.devices.device import CPU_ID, Device, Rig, make_host
 from engine.model.gguf.reader import read_model
 from engine.planning.layout.layout import Layout, Run, single_device
 from engine.planning.memory import model_memory
+from engine.planning.memory.context_memory import ContextMemory
 from engine.planning.memory.estimate import DeviceMemory, Grade
-from engine.planning.memory.model_memory import ContextMemory
 from engine.planning.memory.side_files import Projector, SideFiles
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan, make_plan

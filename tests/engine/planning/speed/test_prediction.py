@@ -107,9 +107,10 @@ def test_state_of_fixed_size_is_read_whole() -> None:
     assert tables is not None
     work = Work(memory.model)
     for fill in (0, 2048, 65_536):
-        size, products = work.state(tables, fill).between(0, layout.n_layers - 1)
-        assert (size, products) == (sum(tables.layers_kv_bytes), 0)
-        assert size // MIB == 38
+        state = work.state(tables, fill).between(0, layout.n_layers - 1)
+        assert (state.recurrent_bytes, state.bytes_read, state.products) == (sum(tables.layers_kv_bytes), 0, 0)
+        assert state.recurrent_bytes // MIB == 38
+        assert state.recurrent_bytes == 4 * (state.scanned + state.convolved)
     empty, full = (speed_of(memory, layout, context=context, fill=fill).token_s for fill in (0, 65_536))
     assert full == empty
 
@@ -118,11 +119,13 @@ def test_a_cache_is_read_as_far_as_it_is_filled(memory: ModelMemory) -> None:
     tables = memory.for_context(CONTEXT)
     work = Work(memory.model)
     whole = work.state(tables, 8192).between(0, 31)
-    assert whole[0] == sum(tables.layers_kv_bytes if tables else ())
-    assert work.state(tables, 2048).between(0, 31) == pytest.approx((whole[0] / 4, whole[1] / 4))
-    assert work.state(tables, 0).between(0, 31) == (0, 0)
+    assert whole.bytes_read == sum(tables.layers_kv_bytes if tables else ())
+    assert work.state(tables, 2048).between(0, 31) == pytest.approx([each / 4 for each in whole])
+    assert not any(work.state(tables, 0).between(0, 31))
     shared = memory.for_context(msgspec.structs.replace(CONTEXT, n_seq_max=4))
-    assert work.state(shared, 8192).between(0, 31)[0] == pytest.approx(whole[0] / 4), "each has its own quarter"
+    assert work.state(shared, 8192).between(0, 31).bytes_read == pytest.approx(whole.bytes_read / 4), (
+        "each has its own quarter"
+    )
 
 
 def test_without_offloaded_caches_the_host_reads_them(memory: ModelMemory) -> None:

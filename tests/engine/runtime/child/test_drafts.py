@@ -399,7 +399,6 @@ def test_draft_models_that_cannot_be_used_are_refused_with_a_reason(model: Path,
     ):
         failed = refusal(model, source_of(path))
         assert failed.message.startswith(f"The draft model cannot be used. {words}"), failed.message
-    assert "MTP heads are not supported yet" in refusal(model, DraftSource(kind="mtp")).message
     assert "A draft has 1 to 64 tokens, not 65." in refusal(model, DraftSource(kind="ngram", n_tokens=65)).message
 
 

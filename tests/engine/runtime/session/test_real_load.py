@@ -18,13 +18,14 @@ from engine.base.errors import EngineError, ModelFileError, RuleViolationError, 
 from engine.base.units import MIB
 from engine.devices.device import Rig
 from engine.devices.telemetry.processes import data_bytes
+from engine.machines.rigs.discovery import host_device
 from engine.machines.rigs.lab import LabRig
 from engine.model.gguf.model_file import ModelFile
 from engine.model.gguf.reader import read_model
-from engine.planning.layout.layout import Layout, Run
+from engine.planning.layout.layout import Layout, Run, single_device
 from engine.planning.memory.estimate import Grade
 from engine.planning.settings.context_settings import ContextSettings
-from engine.runtime.probing.probe import ProbeRun, probe
+from engine.runtime.probing.probe import ProbeCache, ProbeRun, probe
 from engine.runtime.protocol.requests import Generate
 from engine.runtime.session.events import Cancelled, Done, Failed, Loaded, OutOfMemory, Progress, Token
 from engine.runtime.session.load_order import LoadOrder
@@ -292,3 +293,19 @@ def test_probes_that_fail_say_why(model: ModelFile, lab: LabRig) -> None:
     kill_worker(lab, "RPC1")
     with pytest.raises(UnreachableError, match="RPC1"):
         probe(load_of(model, lab.rig).plan)
+
+
+def test_the_second_load_on_the_host_is_known(model: ModelFile) -> None:
+    """Its warm-up is shorter. A load on devices, with another context, or beside less memory is not."""
+    cache = ProbeCache()
+    rig = Rig((), host_device())
+    on_host = load_of(model, rig, single_device(N_LAYERS, "CPU")).plan
+    assert not cache.is_known_on_host(on_host)
+    with SessionLog(cache=cache) as log:
+        log.session.load(LoadOrder(on_host))
+        log.wait_for_event(Loaded)
+    assert cache.is_known_on_host(on_host.on(rig))
+    longer = msgspec.structs.replace(CONTEXT, n_ctx=512)
+    assert not cache.is_known_on_host(load_of(model, rig, single_device(N_LAYERS, "CPU"), longer).plan)
+    full = Rig((), replace(rig.host, free_bytes=0))
+    assert not cache.is_known_on_host(on_host.on(full))

@@ -10,7 +10,7 @@ import pytest
 
 from engine.base.processor import Processor
 from engine.base.units import GIB
-from engine.devices.device import CPU_ID, Device, DeviceKind, Rig, make_host
+from engine.devices.device import CPU_ID, Device, DeviceKind, MeasuredChoice, Rig, make_host
 from engine.model.gguf.reader import read_model
 from engine.planning.layout.layout import Layout
 from engine.planning.memory.model_memory import ModelMemory
@@ -192,6 +192,26 @@ def test_threads(
         "threads" in asked, "threads_batch" in asked,
     )  # fmt: skip
     assert says in found["threads"].reason
+
+
+def test_measured_threads(memory: ModelMemory) -> None:
+    choices = (
+        MeasuredChoice("threads", 8, 16, 1.25, 1.2, 1.3, "here"),
+        MeasuredChoice("threads_batch", 16, 16, 1.0, 1.0, 1.0, "here"),
+    )
+    rig = card(80)
+    rig = replace(rig, host=replace(rig.host, choices=choices))
+    host = HostFacts("linux", Processor(16, 16))
+    found = decisions(memory, rig, layout(), ContextSettings(), host)
+    assert (found["threads"].value, found["threads_batch"].value) == (8, 16)
+    assert found["threads"].reason == ("8 threads on 16 cores: measured, 1.25 times as fast as with 16 (1.20 to 1.30).")
+    assert found["threads_batch"].reason == "16 threads on 16 cores: measured, no other value was clearly faster."
+    assert not found["threads"].overridden
+    chosen = decisions(memory, rig, layout(), ContextSettings(threads=3), host)
+    assert (chosen["threads"].value, chosen["threads_batch"].value) == (3, 3)
+    assert chosen["threads"].reason == "Chosen."
+    prompts = decisions(memory, rig, layout(), ContextSettings(threads_batch=4), host)
+    assert (prompts["threads"].value, prompts["threads_batch"].value) == (8, 4)
 
 
 # ------------------------------------------------------------------ caches and flash attention

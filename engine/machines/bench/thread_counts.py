@@ -1,0 +1,218 @@
+"""Measures with how many threads this computer's CPU is fastest, for answers and for prompts.
+
+Each number of threads is measured in turns in one child, and the winner once more in turns with a child whose threads
+are bound to physical cores. The products are those of `engine.runtime.child.load.speed.measure_threads`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from engine.base.cancellation import CancelToken
+from engine.base.errors import BusyError, EngineError
+from engine.base.language import tr
+from engine.base.processor import Processor, core_places, own_processor, usable_processors
+from engine.base.units import MIB
+from engine.devices.device import Device, MeasuredChoice
+from engine.machines.bench.readings import load_share, processor_seconds
+from engine.machines.bench.statistics import MIN_ROUNDS, Ratio, ratio_of, turn_order
+from engine.planning.fit.speed_book import SpeedBook, machine_key
+from engine.planning.plan.decisions.measured import BOUND_THREADS, gain_words
+from engine.planning.settings.table import MAX_THREADS
+from engine.runtime.process.questions import Questions, raise_if_cancelled
+from engine.runtime.protocol.messages import ThreadSpeeds
+from engine.runtime.protocol.requests import MeasureThreads
+from engine.runtime.requests import bound_threads
+
+ROUNDS = MIN_ROUNDS + 2
+MIN_GAIN = 1.03
+"""A number of threads is preferred to the default one only if it is faster by this factor."""
+_MANY_CORES = 16
+"""Number of cores from which a quarter of them is tried: few cores may use the whole bandwidth of the memory."""
+_SIZE_BYTES = 128 * MIB
+"""Size of the matrix, larger than most caches."""
+_PART = 8
+"""The matrix is at most 1/8 of the free memory."""
+_MEASURED_S = 0.05
+BUSY_SHARE = 0.1
+"""Largest share of the processors that other programs may use: with one busy core, all threads wait for it."""
+_TIMEOUT_S = 60.0
+
+Round = Mapping[str, tuple[float, float]]
+"""Speeds of answers and of prompts in one round, by the label of what was measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of work. `setting`: its key in a layout file. `at`: its index in a `Round`'s values."""
+
+    setting: str
+    at: int
+
+
+_KINDS = (Kind("threads", 0), Kind("threads_batch", 1))
+
+
+def thread_counts_to_try(processor: Processor, n_processors: int) -> tuple[int, ...]:
+    """Return the numbers of threads to measure, ascending: the default, all cores, half of them, and all processors.
+
+    With many cores also a quarter of them. None exceeds the CPU quota.
+
+    `n_processors`: number of logical processors that this process may use.
+    """
+    most = min(MAX_THREADS, processor.quota_cores or MAX_THREADS)
+    found = {processor.threads, processor.performance_cores, processor.cores, processor.cores // 2, n_processors}
+    if processor.cores >= _MANY_CORES:
+        found.add(processor.cores // 4)
+    return tuple(sorted({min(each, most) for each in found if each}))
+
+
+def choose_threads(rounds: Sequence[Round], counts: Sequence[int], base: int, machine: str) -> list[MeasuredChoice]:
+    """Return the fastest number of threads for answers, and for prompts.
+
+    `rounds`: speeds by the number of threads as text.
+    `base`: number of threads without a measurement; it stays unless another one is faster by `MIN_GAIN` or more.
+    """
+    found = []
+    for kind in _KINDS:
+        ratios = {each: _ratio(rounds, kind, str(base), str(each)) for each in counts if each != base}
+        faster = {each: ratio for each, ratio in ratios.items() if is_clear_gain(ratio, MIN_GAIN)}
+        if faster:
+            count = max(faster, key=lambda each: faster[each].value)
+            found.append(_choice(kind.setting, count, base, faster[count], machine))
+        else:
+            found.append(MeasuredChoice(kind.setting, base, base, 1.0, 1.0, 1.0, machine))
+    return found
+
+
+def choose_bound(rounds: Sequence[Round], free: str, bound: str, machine: str) -> MeasuredChoice:
+    """Return whether threads are bound to cores: 1 if that makes answers faster, and prompts not clearly slower.
+
+    `free`, `bound`: labels of both in `rounds`.
+    """
+    answers, prompts = (_ratio(rounds, kind, free, bound) for kind in _KINDS)
+    if is_clear_gain(answers, MIN_GAIN) and not (prompts.differs and prompts.value < 1):
+        return _choice(BOUND_THREADS, 1, 0, answers, machine)
+    return MeasuredChoice(BOUND_THREADS, 0, 0, 1.0, 1.0, 1.0, machine)
+
+
+def with_threads(
+    book: SpeedBook, host: Device, *, cancel: CancelToken | None = None
+) -> tuple[SpeedBook, tuple[str, ...]]:
+    """Return `book` with the measured numbers of threads of this computer, and a sentence for each.
+
+    If the measurement fails, the book is unchanged, and the sentence says why. Blocks for some seconds.
+    """
+    try:
+        found = measured_threads(host, cancel=cancel)
+    except EngineError as error:
+        raise_if_cancelled(cancel)
+        return book, (tr("Numbers of threads were not measured: {problem}", problem=error.summary()),)
+    return book.with_choices(found), thread_lines(found)
+
+
+def thread_lines(found: Sequence[MeasuredChoice]) -> tuple[str, ...]:
+    """Return one sentence on the measured numbers of threads of answers and prompts; empty if there are none."""
+    chosen = {each.setting: each for each in found}
+    if not {"threads", "threads_batch"} <= chosen.keys():
+        return ()
+    bound = chosen.get(BOUND_THREADS)
+    sentences = [
+        tr(
+            "CPU threads: {answers} for answers ({gain}), {prompts} for prompts ({prompt_gain}).",
+            answers=chosen["threads"].value,
+            gain=gain_words(chosen["threads"]),
+            prompts=chosen["threads_batch"].value,
+            prompt_gain=gain_words(chosen["threads_batch"]),
+        )
+    ]
+    if bound is not None and bound.value:
+        sentences.append(tr("Threads are bound to physical cores ({ratio:.2f} times as fast).", ratio=bound.ratio))
+    return tuple(sentences)
+
+
+def is_clear_gain(ratio: Ratio | None, least: float) -> bool:
+    """Return whether a ratio is at least `least`, and its interval above 1."""
+    return ratio is not None and ratio.low is not None and ratio.low > 1 and ratio.value >= least
+
+
+def measured_threads(
+    host: Device, *, cancel: CancelToken | None = None, argv: Sequence[str] | None = None
+) -> tuple[MeasuredChoice, ...]:
+    """Measure the numbers of threads of this computer and return the choices. Blocks for some seconds.
+
+    Empty if there is only one number to choose from.
+
+    Raises:
+        EngineError: the child failed or was cancelled, or other programs were busy meanwhile.
+    """
+    processor = own_processor()
+    counts, base = thread_counts_to_try(processor, len(usable_processors())), processor.threads
+    if len(counts) < 2:
+        return ()
+    size_bytes = min(_SIZE_BYTES, max(0, host.available_bytes) // _PART)
+    machine = machine_key(host)
+    rounds: list[Round] = []
+    with Questions(timeout_s=_TIMEOUT_S, argv=argv, cancel=cancel, name=tr("thread test")) as free:
+        _ask(free, counts[:1], size_bytes)
+        quiet = Quiet()
+        for number in range(ROUNDS):
+            order = [int(each) for each in turn_order(tuple(map(str, counts)), number)]
+            rounds.append({str(each): speed for each, speed in _ask(free, order, size_bytes).items()})
+        quiet.check()
+        chosen = choose_threads(rounds, counts, base, machine)
+        count = chosen[0].value
+        if not 1 < count <= len(core_places()):
+            return tuple(chosen)
+        environment = bound_threads()
+        with Questions(
+            timeout_s=_TIMEOUT_S, argv=argv, cancel=cancel, name=tr("thread test"), environment=environment
+        ) as bound:
+            children = {"free": free, "bound": bound}
+            for child in children.values():
+                _ask(child, [count], size_bytes)
+            quiet = Quiet()
+            rounds = [
+                {name: _ask(children[name], [count], size_bytes)[count] for name in turn_order(("free", "bound"), each)}
+                for each in range(ROUNDS)
+            ]
+            quiet.check()
+    return (*chosen, choose_bound(rounds, "free", "bound", machine))
+
+
+class Quiet:
+    """Checks that other programs use little of the processors, from its making until `check`."""
+
+    def __init__(self) -> None:
+        self._begun_s = time.monotonic()
+        self._busy_s, self._own_s = processor_seconds()
+
+    def check(self) -> None:
+        """Raise `BusyError` if other programs used more than `BUSY_SHARE` of the processors."""
+        busy_s, own_s = processor_seconds()
+        others_s = (busy_s - self._busy_s) - (own_s - self._own_s)
+        share = load_share(others_s, time.monotonic() - self._begun_s, os.cpu_count() or 1)
+        if share is not None and share > BUSY_SHARE:
+            raise BusyError(
+                tr("other programs used {share:.0%} of the processors. Measure again when they are idle.", share=share)
+            )
+
+
+def _ask(child: Questions, counts: Sequence[int], size_bytes: int) -> dict[int, tuple[float, float]]:
+    request = MeasureThreads(counts=tuple(counts), size_bytes=size_bytes, measured_s=_MEASURED_S)
+    speeds = child.ask(request, ThreadSpeeds)
+    return dict(zip(counts, zip(speeds.answers, speeds.prompts, strict=True), strict=True))
+
+
+def _ratio(rounds: Sequence[Round], kind: Kind, base: str, other: str) -> Ratio:
+    found = ratio_of([(each[base][kind.at], each[other][kind.at]) for each in rounds])
+    return found or Ratio(1.0, None, None, 0)
+
+
+def _choice(setting: str, value: int, base: int, ratio: Ratio, machine: str) -> MeasuredChoice:
+    # Only ratios with an interval are clear gains (`is_clear_gain`).
+    low, high = ratio.low or ratio.value, ratio.high or ratio.value
+    return MeasuredChoice(setting, value, base, ratio.value, low, high, machine)

@@ -1,0 +1,45 @@
+"""Borrowers that have ended workers too often, and for how long each is refused.
+
+A model can end a worker: ggml aborts at an operation that the device cannot compute. The worker is started again, and
+others must be able to use it. So the ends are counted for each borrower, not for each device.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+MAX_ENDS = 5
+"""Number of ends within `WITHIN_S` after which a borrower is refused."""
+WITHIN_S = 600.0
+REFUSED_S = 300.0
+
+
+class Refusals:
+    """Counts the workers that each borrower has ended. May be used in several threads.
+
+    `clock`: returns seconds that only grow.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._ends_s: dict[str, deque[float]] = {}
+
+    def count(self, fingerprint: str) -> bool:
+        """Count an end of a worker by the borrower with this certificate; return whether it is refused from now on."""
+        with self._lock:
+            # One entry for each pairing, and the file of pairings is bounded.
+            self._ends_s.setdefault(fingerprint, deque(maxlen=MAX_ENDS)).append(self._clock())
+        return self.left_s(fingerprint) > 0
+
+    def left_s(self, fingerprint: str) -> int:
+        """Return for how many seconds the borrower with this certificate is refused; 0 if it is not."""
+        with self._lock:
+            ends_s = self._ends_s.get(fingerprint, ())
+            if len(ends_s) < MAX_ENDS or ends_s[-1] - ends_s[0] > WITHIN_S:
+                return 0
+            return max(0, math.ceil(ends_s[-1] + REFUSED_S - self._clock()))

@@ -1,0 +1,30 @@
+"""The micro batch of a first layout: the measured one, if it fits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+
+from engine.devices.device import Rig
+from engine.planning.memory.model_memory import ModelMemory
+from engine.planning.plan.decisions.measured import load_key, measured_choice
+from engine.planning.plan.edit import Edit
+from engine.planning.plan.plan import Plan
+from engine.planning.settings.context_settings import ContextSettings
+
+
+def with_measured_batches(memory: ModelMemory, rig: Rig, edit: Edit) -> Edit:
+    """Return `edit` with the micro batch that was measured as fastest for the model on these devices.
+
+    The edit is unchanged if nothing was measured, if its batches are not the defaults, or if the plan with the measured
+    micro batch breaks a rule or does not fit.
+    """
+    choice = measured_choice(rig, "n_ubatch", load_key(memory.model, edit.layout, rig))
+    context, defaults = edit.context, ContextSettings()
+    if choice is None or (context.n_ubatch, context.n_batch) != (defaults.n_ubatch, defaults.n_batch):
+        return edit
+    n_ubatch = choice.value
+    used = msgspec.structs.replace(context, n_ubatch=n_ubatch, n_batch=max(n_ubatch, context.n_batch))
+    plan = Plan(memory, rig, replace(edit, context=used))
+    return edit if plan.violations or not plan.report.fits else plan.edit

@@ -1,0 +1,270 @@
+"""Drafts tokens with the MTP heads of the loaded model, greedily, for all running answers in common batches.
+
+The heads compute a token from its embedding and from the hidden state of the token before, which the model computed.
+So the states of each batch are kept until the heads have read them (`note`). Within a draft, the heads' own states take
+their place; what they stored of drafted tokens is removed before the next draft.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from engine.runtime.child.generate.model_drafter import FAILED, Wanted, likely_token
+from engine.runtime.child.load.draft_model import MOST_DRAFTED
+from engine.runtime.child.load.loaded_context import DECODED, LoadedContext
+from engine.runtime.protocol.messages import DraftPause
+
+MOST_PENDING = MOST_DRAFTED + 1
+"""Most hidden states that are kept for the next draft. More come from prompts; the heads read them at once."""
+
+
+class Computed(NamedTuple):
+    """Tokens of a slot that the model has just computed.
+
+    `number`: index of the slot. `begin`: position of the first token. `place`: its index in the batch.
+    `sure`: whether all of them stay in the sequence, and none is a draft.
+    """
+
+    number: int
+    begin: int
+    place: int
+    tokens: Sequence[int]
+    sure: bool
+
+
+@dataclass(slots=True)
+class _Sequence:
+    """A sequence of the heads' context.
+
+    `start`: position of its first token; above 0 if states of earlier tokens are unknown, as after an image.
+    `tokens`: its tokens whose states came from the model. `has_drafts`: whether drafted tokens follow them.
+    `hidden`: states that the model computed, those of `hidden_tokens`, from the position `hidden_start` on.
+    """
+
+    start: int = 0
+    tokens: list[int] = field(default_factory=list)
+    has_drafts: bool = False
+    hidden: Any = None
+    hidden_start: int = 0
+    hidden_tokens: list[int] = field(default_factory=list)
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.tokens)
+
+    @property
+    def hidden_end(self) -> int:
+        return self.hidden_start + len(self.hidden_tokens)
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A draft that is being computed. `place`: index of its token in the last batch; -1 if there is none."""
+
+    number: int
+    most: int
+    position: int
+    tokens: list[int] = field(default_factory=list)
+    place: int = -1
+
+
+class MtpDrafter:
+    """The MTP heads of a loaded model. For the main thread.
+
+    `target`: the context of the model itself. `heads`: that of its MTP heads.
+    """
+
+    is_reading = False
+    """Whether tokens of a prompt are left to be computed after a draft; never, because `note` computes them."""
+
+    def __init__(self, target: LoadedContext, heads: LoadedContext) -> None:
+        # Imported on request, as in `ChoiceReader`.
+        import numpy
+
+        self._numpy = numpy
+        self._target = target
+        self._loaded = heads
+        self._low: Any = heads.engine.low
+        self._width = heads.hidden_width
+        self._nothing = numpy.zeros(self._width, numpy.float32)
+        self._most_tokens = heads.context_tokens
+        self._batch = heads.new_batch(heads.batch_tokens)
+        self._sequences = [_Sequence() for _ in range(heads.n_sequences)]
+        self.has_failed = False
+
+    def refusal(self, number: int, tokens: int) -> DraftPause:
+        """Return why nothing can be drafted for the slot `number` with so many tokens; empty if it can."""
+        if self.has_failed or number >= len(self._sequences):
+            return FAILED
+        return "" if tokens + 1 < self._most_tokens else "context"
+
+    def note(self, parts: Iterable[Computed]) -> None:
+        """Keep the hidden states of the tokens that the model has just computed, before its next batch."""
+        pointer = self._target.engine.nextn(self._target.context)
+        if not pointer or self.has_failed:
+            return
+        for part in parts:
+            count = len(part.tokens)
+            sequence = self._sequences[part.number]
+            rows = self._numpy.ctypeslib.as_array(pointer, (part.place + count, self._width))[part.place :]
+            kept = part.begin - sequence.hidden_start
+            if 0 < kept <= len(sequence.hidden_tokens):
+                sequence.hidden = self._numpy.concatenate((sequence.hidden[:kept], rows))
+                sequence.hidden_tokens = [*sequence.hidden_tokens[:kept], *part.tokens]
+            else:
+                sequence.hidden, sequence.hidden_start = rows.copy(), part.begin
+                sequence.hidden_tokens = list(part.tokens)
+            if part.sure and len(sequence.hidden_tokens) > MOST_PENDING:
+                self._read(part.number)
+
+    def draft(self, wanted: Sequence[Wanted]) -> list[list[int]]:
+        """Return the drafted tokens for each of `wanted`; empty if states are missing, or after a stop."""
+        drafts = [_Draft(each.number, each.most, len(each.tokens)) for each in wanted]
+        room = self._batch.size // max(1, len(wanted))
+        able = [self._prepare(each, asked.tokens, room) for each, asked in zip(drafts, wanted, strict=True)]
+        self._batch.clear()
+        begun = []
+        for draft, asked, is_able in zip(drafts, wanted, able, strict=True):
+            if is_able:
+                self._begin(draft, asked.tokens)
+                begun.append(draft)
+        active = begun if begun and self._compute() else []
+        while active := [each for each in active if self._extend(each)]:
+            places = [each.place for each in active]
+            rows = [self._loaded.engine.nextn_row(self._loaded.context, place) for place in places]
+            hidden = [self._numpy.ctypeslib.as_array(row, (self._width,)).copy() for row in rows]
+            self._batch.clear()
+            for each, state in zip(active, hidden, strict=True):
+                each.place = self._batch.add(each.tokens[-1], each.position, each.number)
+                self._batch.bring(each.place, state)
+                each.position += 1
+                self._sequences[each.number].has_drafts = True
+            if not self._compute():
+                break
+        return [each.tokens for each in drafts]
+
+    def _prepare(self, draft: _Draft, tokens: Sequence[int], room: int) -> bool:
+        """Drop what does not belong to the slot any more; return whether the draft can begin.
+
+        `tokens`: all tokens of the slot. The model has not computed the last one yet.
+        `room`: most tokens that the draft may put into the batch.
+        """
+        sequence, last = self._sequences[draft.number], len(tokens) - 1
+        start = sequence.hidden_start
+        known = _common(sequence.hidden_tokens, tokens[start:last])
+        # The last token needs the state of the one before it.
+        if not start < last <= start + known or draft.most < 1 or last + draft.most >= self._most_tokens:
+            return False
+        # States of rejected tokens come after those that stay.
+        del sequence.hidden_tokens[known:]
+        sequence.hidden = sequence.hidden[:known]
+        if not self._cut(draft.number, _common(sequence.tokens, tokens[sequence.start : last])):
+            return False
+        return last + 1 - self._first(draft.number) <= room or self._read(draft.number)
+
+    def _begin(self, draft: _Draft, tokens: Sequence[int]) -> None:
+        """Put the tokens that the heads lack into the batch."""
+        begin, last = self._first(draft.number), len(tokens) - 1
+        draft.place = self._add(draft.number, tokens[begin : last + 1], begin, outputs=1)
+        self._keep_one(self._sequences[draft.number], last - 1)
+
+    def _first(self, number: int) -> int:
+        """Return the position of the first token that the heads compute next.
+
+        If states between those that they have read and the kept ones are missing, the sequence begins anew.
+        """
+        sequence = self._sequences[number]
+        if not sequence.tokens:
+            sequence.start = 0
+        if sequence.end < sequence.hidden_start:
+            self._cut(number, 0)
+            sequence.start = sequence.hidden_start + 1
+        return sequence.end
+
+    def _add(self, number: int, tokens: Sequence[int], begin: int, *, outputs: int) -> int:
+        """Add tokens with the states before them to the batch; return the index of the last one in the batch."""
+        sequence = self._sequences[number]
+        last = self._batch.extend(tokens, begin, number, outputs=outputs)
+        for index, place in enumerate(range(last - len(tokens) + 1, last + 1)):
+            before = begin + index - 1 - sequence.hidden_start
+            # Nothing is known of the token before the first one.
+            self._batch.bring(place, sequence.hidden[before] if before >= 0 else self._nothing)
+        sequence.tokens += tokens
+        return last
+
+    def _read(self, number: int) -> bool:
+        """Let the heads read all kept states of a slot, in batches, and keep only the last one.
+
+        Return whether that succeeded.
+        """
+        sequence = self._sequences[number]
+        before = max(0, min(len(sequence.tokens), sequence.hidden_start - sequence.start))
+        same = _common(
+            sequence.tokens[before:], sequence.hidden_tokens[max(0, sequence.start - sequence.hidden_start) :]
+        )
+        if not self._cut(number, before + same):
+            return False
+        begin = self._first(number)
+        while begin < sequence.hidden_end:
+            offset = begin - sequence.hidden_start
+            part = sequence.hidden_tokens[offset : offset + self._batch.size]
+            self._batch.clear()
+            self._add(number, part, begin, outputs=1)
+            if not self._compute():
+                return False
+            begin += len(part)
+        self._keep_one(sequence, begin - 1)
+        return True
+
+    @staticmethod
+    def _keep_one(sequence: _Sequence, position: int) -> None:
+        """Keep only the state of the token at `position`, because the heads have read the others."""
+        index = position - sequence.hidden_start
+        sequence.hidden = sequence.hidden[index : index + 1].copy()
+        sequence.hidden_tokens = sequence.hidden_tokens[index : index + 1]
+        sequence.hidden_start = position
+
+    def _cut(self, number: int, kept: int) -> bool:
+        """Cut a sequence to its first `kept` tokens, without drafts; return False if that fails."""
+        sequence = self._sequences[number]
+        if kept == len(sequence.tokens) and not sequence.has_drafts:
+            return True
+        del sequence.tokens[kept:]
+        sequence.has_drafts = False
+        first = sequence.end if kept else -1
+        if not kept:
+            sequence.start = 0
+        return bool(self._low.llama_memory_seq_rm(self._loaded.memory, number, first, -1))
+
+    def _extend(self, draft: _Draft) -> bool:
+        """Append the most probable token to a draft; return whether another one may follow."""
+        token = likely_token(self._numpy, self._loaded, draft.place)
+        if token is None:
+            return False
+        draft.tokens.append(token)
+        return len(draft.tokens) < draft.most
+
+    def _compute(self) -> bool:
+        """Decode the batch; return whether that succeeded. If not, all sequences are emptied."""
+        status = self._loaded.compute(self._batch.struct)
+        if status == DECODED:
+            return True
+        # After a stop, or without room in the KV cache, the sequences begin anew with the next draft.
+        self.has_failed = status < 0
+        self._loaded.clear()
+        self._sequences = [_Sequence() for _ in self._sequences]
+        return False
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    """Return the length of the common prefix of two token lists."""
+    if len(one) <= len(other) and list(one) == list(other[: len(one)]):
+        return len(one)
+    length = 0
+    for left, right in zip(one, other, strict=False):
+        if left != right:
+            break
+        length += 1
+    return length

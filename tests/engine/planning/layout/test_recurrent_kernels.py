@@ -1,0 +1,109 @@
+"""Recurrent layers on lent cards: what the backend behind the worker cannot compute is refused before a load."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from engine.base.units import GIB
+from engine.devices.device import Device, RemoteFacts, Rig, make_host
+from engine.model.gguf.model_file import ModelFile
+from engine.planning.fit.strategies.catalogue import STRATEGIES, auto_layout
+from engine.planning.layout.layout import Layout, Run, single_device
+from engine.planning.layout.recurrent_kernels import recurrent_gap
+from engine.planning.plan.edit import Edit
+from engine.planning.plan.plan import make_plan
+from engine.planning.settings.context_settings import ContextSettings
+from tests.support.truth import truth_model
+
+CONTEXT = ContextSettings(n_ctx=256, n_batch=64, n_ubatch=64, threads=1)
+
+
+def with_sizes(model: ModelFile, **sizes: int) -> ModelFile:
+    """Return `model` with other numbers in its metadata."""
+    changed = {f"{model.architecture}.{key.replace('__', '.')}": value for key, value in sizes.items()}
+    return replace(model, metadata={**model.metadata, **changed})
+
+
+def gap(name: str, backend: str, **sizes: int) -> str | None:
+    model = with_sizes(truth_model(name), **sizes)
+    return recurrent_gap(model, backend, range(model.n_layers))
+
+
+@pytest.mark.parametrize("name", ["falcon-mamba-7b", "jamba-v0.1-52b"])
+def test_mamba_1_is_for_cuda_with_the_state_of_published_models_and_not_for_vulkan(name: str) -> None:
+    assert gap(name, "CUDA") is None
+    assert gap(name, "HIP") is None
+    assert gap(name, "Vulkan") == "scans of Mamba 1 with states of 16"
+    assert gap(name, "CUDA", ssm__state_size=32) == "scans of Mamba 1 with states of 32"
+
+
+@pytest.mark.parametrize("backend", ["CUDA", "Vulkan"])
+def test_mamba_2_has_kernels_for_some_sizes(backend: str) -> None:
+    name = "granite-4.0-h-small"
+    assert gap(name, backend) is None
+    assert gap(name, backend, ssm__state_size=64) == "scans with states of 64"
+    heads = truth_model(name).hyper_parameter("ssm.inner_size")
+    assert isinstance(heads, int)
+    assert gap(name, backend, ssm__time_step_rank=heads // 8) == "scans with heads of 8"
+
+
+@pytest.mark.parametrize(
+    ("name", "backend", "sizes", "expected"),
+    [
+        ("arwkv7-dense", "CUDA", {"wkv__head_size": 32}, "time mixing with heads of 32"),
+        ("arwkv7-dense", "CUDA", {"wkv__head_size": 64}, None),
+        ("arwkv7-dense", "Vulkan", {"wkv__head_size": 32}, None),
+        ("kimi-linear-48b", "CUDA", {}, None),
+        ("kimi-linear-48b", "Vulkan", {"kda__head_dim": 96}, "delta nets with heads of 96"),
+        ("llama-3.2-1b", "CUDA", {}, None),
+        ("falcon-mamba-7b", "CPU", {}, None),
+        ("falcon-mamba-7b", "", {}, None),
+    ],
+)
+def test_kernels_of_other_recurrent_layers(
+    name: str, backend: str, sizes: dict[str, int], expected: str | None
+) -> None:
+    assert gap(name, backend, **sizes) == expected
+
+
+def test_cudas_convolution_needs_whole_blocks_of_channels() -> None:
+    model = truth_model("mamba2-dense")
+    (shape,) = {t.shape for t in model.tensors if t.name.endswith("ssm_conv1d.weight")}
+    assert recurrent_gap(model, "CUDA", range(model.n_layers)) is None
+    first = model.blocks[0]
+    odd = tuple(replace(t, shape=(4, 1000)) if t.shape == shape else t for t in first.tensors)
+    changed = replace(model, blocks=(replace(first, tensors=odd), *model.blocks[1:]))
+    assert recurrent_gap(changed, "CUDA", [0]) == "convolutions over 1000 channels"
+    assert recurrent_gap(changed, "CUDA", [1]) is None
+    assert recurrent_gap(changed, "Vulkan", [0]) is None
+
+
+def lent(backend: str) -> Rig:
+    card = Device(
+        "attic-GPU", "attic: card", "RPC", "gpu", 80 * GIB, 80 * GIB, endpoint="192.0.2.7:50052/GPU",
+        fingerprint="0" * 64, via="127.0.0.1:1", remote=RemoteFacts(backend),
+    )  # fmt: skip
+    return Rig((card,), make_host("host", 200 * GIB, 200 * GIB))
+
+
+def test_a_layout_is_refused_only_for_layers_with_a_missing_kernel() -> None:
+    model, rig = truth_model("jamba-v0.1-52b"), lent("Vulkan")
+    found = make_plan(model, rig, Edit(single_device(model.n_layers, "attic-GPU"), CONTEXT)).violations
+    assert [each.rule for each in found] == ["engine_fault"]
+    assert found[0].message == (
+        "The backend of attic-GPU has no kernel for scans of Mamba 1 with states of 16, so its worker would crash."
+    )
+    attention = next(n for n, block in enumerate(model.blocks) if any("attn_q" in t.name for t in block.tensors))
+    runs = (Run("CPU", 0, attention - 1), Run("attic-GPU", attention, attention),
+            Run("CPU", attention + 1, model.n_layers - 1))  # fmt: skip
+    layout = Layout(model.n_layers, runs, "CPU")
+    assert "engine_fault" not in [v.rule for v in make_plan(model, rig, Edit(layout, CONTEXT)).violations]
+
+
+def test_automatic_layouts_leave_such_a_card_alone() -> None:
+    model = truth_model("falcon-mamba-7b")
+    for name in STRATEGIES:
+        assert "attic-GPU" not in auto_layout(name, model, lent("Vulkan"), CONTEXT).layout.devices, name
+    assert "attic-GPU" in auto_layout("fewest", model, lent("CUDA"), CONTEXT).layout.devices

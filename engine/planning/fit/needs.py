@@ -81,12 +81,13 @@ class Needs:
         return found
 
     def least(self, layout: Layout) -> Mapping[str, DeviceMemory]:
-        """Return the memory of `layout` without compute buffers, by device id, with settings as the user set them."""
+        """Return the memory of `layout` without compute buffers, by device id; "auto" settings stay undecided."""
         found = self._least.get(layout)
         if found is None:
             plan = self._plan
+            uses_heads = uses_mtp(plan.edit.side_files.draft)
             estimate = plan.memory.estimate(
-                layout, plan.edit.context, plan.rig, with_compute=False, mtp=uses_mtp(plan.edit.side_files.draft)
+                layout, plan.edit.context, plan.rig, with_compute=False, mtp=uses_heads
             )
             found = self._least[layout] = device_needs(estimate, plan.learned_rig)
         return found

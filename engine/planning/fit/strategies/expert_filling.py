@@ -171,7 +171,7 @@ def _with_own_experts(state: _State, device_id: str) -> _State:
 
 
 def _with_part(state: _State, device_id: str, index: int, following: str | None = None) -> tuple[int, _State]:
-    """Return the state with as much of layer `index` on the device as fits, after 1 if the layer is now on it, else 0.
+    """Return (1 if the layer `index` is now on the device, else 0; the state with as much of the layer there as fits).
 
     The caller knows that the whole layer does not fit.
 

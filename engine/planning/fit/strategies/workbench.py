@@ -191,7 +191,7 @@ class Workbench:
         return self._needs.within({key: max(0, size - left_free.get(key, 0)) for key, size in self.usable.items()})
 
     def _with_room_for_projector(self, on_host: Plan, side_files: SideFiles) -> SideFiles:
-        """Return the side files with the projector's device fixed to the one chosen while no layers are on devices."""
+        """Return the side files with the projector on the device that is chosen for it if all layers are on the CPU."""
         if side_files.projector is None:
             return side_files
         found = Needs(on_host, {}, as_asked=True).estimate_as_asked(on_host.edit.layout, side_files)

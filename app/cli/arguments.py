@@ -316,9 +316,7 @@ def _add_import_arguments(command: argparse.ArgumentParser) -> None:
         "file", type=Path, nargs="?", metavar="FILE", help='file with the command or entry; "-" for standard input'
     )
     command.add_argument("--text", metavar="TEXT", help="the command or entry itself")
-    command.add_argument(
-        "--from", dest="source", choices=IMPORT_SOURCES, help="what the text is (default: by its looks)"
-    )
+    command.add_argument("--from", dest="source", choices=IMPORT_SOURCES, help="kind of the text (default: detected)")
     command.add_argument("--name", metavar="NAME", help="the model in a llama-swap configuration with several")
     command.add_argument("--model", type=Path, metavar="GGUF", help="file of the model (default: as the text says)")
     command.add_argument("--rig", type=Path, metavar="R", help="rig file (default: this computer)")
@@ -416,14 +414,14 @@ def _add_packs_arguments(packs: argparse.ArgumentParser) -> None:
         dest="packs_command", metavar="list|install|remove|check|on|off|trust|distrust", parser_class=Parser
     )
     texts = {
-        "list": "what is installed, and what its check found (also without a word)",
+        "list": "list installed packs and the results of their checks (the default)",
         "install": "install a pack from a .tar.gz, and check it",
         "remove": "remove an installed pack",
         "check": "check packs anew: all, or one",
         "on": "use a pack again that was switched off",
         "off": "leave a pack unused",
         "trust": "trust a publisher's key; without a key, print the trusted keys and that of this computer",
-        "distrust": "trust a key no longer",
+        "distrust": "stop trusting a key",
     }
     for name, text in texts.items():
         command = commands.add_parser(name, help=text, description=text)
@@ -443,7 +441,9 @@ def _add_packs_arguments(packs: argparse.ArgumentParser) -> None:
 def _add_demo_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("path", type=Path, metavar="PATH")
     command.add_argument(
-        "--generated", action="store_true", help="write the made-up model even if the one that answers is installed"
+        "--generated",
+        action="store_true",
+        help="write the model with random weights, even if the trained one is installed",
     )
 
 
@@ -471,7 +471,7 @@ _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "download": ("download a model; run it again to resume", _add_download_arguments),
     "library": ("list the models on this computer", _add_library_arguments),
     "export": ("print the command or file with which another program loads the same layout", _add_export_arguments),
-    "import": ("make a layout file of a llama.cpp command, a llama-swap entry or a Modelfile", _add_import_arguments),
+    "import": ("make a layout file from a llama.cpp command, a llama-swap entry or a Modelfile", _add_import_arguments),
     "rig": ("run RPC workers", _add_rig_arguments),
     "packs": ("manage engine packs, which add a backend (Vulkan, CUDA) to the bundle", _add_packs_arguments),
     "demo": ("write a demo model", _add_demo_arguments),

@@ -52,7 +52,7 @@ def add_bench_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--out", type=Path, metavar="FILE", help="also write the results here, as JSON")
     command.add_argument(
         "--beside", type=Path, action="append", default=[], metavar="FILE",
-        help="also print results that --out or the window wrote, perhaps on another machine; may repeat",
+        help="also print these saved results, perhaps of another machine; may repeat",
     )  # fmt: skip
 
 

@@ -41,7 +41,7 @@ def add_hand_arguments(command: argparse.ArgumentParser) -> None:
     """Add the options that place layers, experts and tensors by hand."""
     command.add_argument(
         "--layers", type=_counts, metavar="ID=N[,ID=N...]",
-        help="so many layers on each device, in this order, such as CUDA0=20,CUDA1=12; the others are on the CPU",
+        help="number of layers on each device, in this order, such as CUDA0=20,CUDA1=12; the others are on the CPU",
     )  # fmt: skip
     command.add_argument(
         "--gpu-layers", type=_count, metavar="N",

@@ -43,7 +43,7 @@ class JsonPrinter:
         self._held.clear()
 
     def explain(self, explanation: str) -> None:
-        """Print nothing: only the document of `plan` has a field for it."""
+        """Print nothing: only the JSON document of `plan` has a field for the explanation."""
 
     def show(self, event: AnyEvent) -> None:
         if isinstance(event, Failed) and not self._child_started:

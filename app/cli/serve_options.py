@@ -27,7 +27,10 @@ def add_serve_arguments(command: argparse.ArgumentParser) -> None:
         "--port", type=partial(port_number, least=0), default=8080, metavar="P", help="default 8080; 0: any free one"
     )
     command.add_argument(
-        "--api-key-file", type=Path, metavar="F", help="keys, one a line; made with a new key if it is missing"
+        "--api-key-file",
+        type=Path,
+        metavar="F",
+        help="file of API keys, one a line; made with a new key if it is missing",
     )
     command.add_argument(
         "--models", type=Path, action="append", default=[], metavar="DIR", help="also offer models here; may repeat"
@@ -43,15 +46,21 @@ def add_serve_arguments(command: argparse.ArgumentParser) -> None:
         help="another name for a file, or for a model of the library; may repeat",
     )  # fmt: skip
     command.add_argument(
-        "--allow-host", action="append", default=[], metavar="NAME", help="a name of this computer; may repeat"
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="accept this name of this computer in requests; may repeat",
     )
     command.add_argument(
         "--allow-origin", action="append", default=[], metavar="ORIGIN",
-        help="web pages that may ask, such as http://localhost:3000; may repeat",
+        help="origin of web pages that may send requests, such as http://localhost:3000; may repeat",
     )  # fmt: skip
     command.add_argument("--tls-cert", type=Path, metavar="FILE", help="certificate for https, PEM")
     command.add_argument("--tls-key", type=Path, metavar="FILE", help="its private key, PEM")
-    command.add_argument("--plain-http", action="store_true", help="no TLS on an address that other computers reach")
+    command.add_argument(
+        "--plain-http", action="store_true", help="allow requests without TLS on an address that other computers reach"
+    )
 
 
 def address_of(options: Namespace) -> Address:

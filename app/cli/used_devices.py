@@ -1,4 +1,4 @@
-"""`--when-used`: what a command does about lent devices that somebody else uses now: wait, or take what is left."""
+"""Option `--when-used`: whether a command waits for lent devices that somebody else uses now, or leaves them out."""
 
 from __future__ import annotations
 

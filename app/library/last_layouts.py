@@ -111,7 +111,7 @@ class LastLayouts(QObject):
             last = next((each for each in documents if each.kind == "last"), None)
             if last is not None and self._document.model is model and last.text != self._layouts.text():
                 self._offer(last)
-                words = tr("Layout > Use Last Layout brings back the layout that {model} had.", model=model.name)
+                words = tr("Layout > Use Last Layout restores the last layout of {model}.", model=model.name)
                 if is_other_file:
                     words = f"{tr('The file has changed since.')} {words}"
                 self._notices.say(words)

@@ -27,7 +27,7 @@ def load_question(room: Room, name: str, now_s: float) -> LoadQuestion:
     whom = _short_name(names) if len(room.victims) == 1 else tr("{count} models", count=len(room.victims))
     if room.workers:
         text = tr_count(
-            "{name} needs {workers}, which works for {victims}. A worker serves one model at a time.",
+            "{name} needs {workers}, in use by {victims}. A worker serves one model at a time.",
             "{name} needs {workers}, which work for {victims}. A worker serves one model at a time.",
             len(room.workers),
             name=name,
@@ -52,7 +52,7 @@ def load_question(room: Room, name: str, now_s: float) -> LoadQuestion:
         text += tr(" Even then {short} would be missing.", short=_short_text(room.still_short))
     busy = [_short_name(victim.name) for victim in room.victims if victim.is_busy]
     if busy:
-        text += tr(" The answer that {names} writes would end.", names=_join(busy))
+        text += tr(" The running answer of {names} would be stopped.", names=_join(busy))
     return LoadQuestion(
         text=text,
         unload_text=tr("Unload {whom} and load", whom=whom),
@@ -97,7 +97,7 @@ def with_proposal(question: LoadQuestion, proposal: Proposal | None) -> LoadQues
     if proposal is None:
         return replace(question, text=tr("{text} No other layout or setting was found that fits.", text=question.text))
     text = tr(
-        "{text} This would fit: {text2} ({words}).", text=question.text, text2=proposal.text, words=proposal.words
+        "{text} This would fit: {proposal} ({words}).", text=question.text, proposal=proposal.text, words=proposal.words
     )
     return replace(question, text=text, proposal_text=tr("Change that and load"), proposal_tool_tip=proposal.text)
 

@@ -115,9 +115,9 @@ class Loader(QObject):
             if busy is not current:
                 self._say(
                     tr(
-                        "{name} is being loaded. Wait until it is loaded or cancel that load, then load {name2}.",
+                        "{name} is being loaded. Wait until it is loaded or cancel that load, then load {other}.",
                         name=busy.name,
-                        name2=plan.model.name,
+                        other=plan.model.name,
                     )
                 )
             return
@@ -331,8 +331,8 @@ class Loader(QObject):
         if not missing:
             return ""
         return tr(
-            "This machine does not have {names} of the rig file: the layout can be planned, not "
-            "loaded. Devices > Refresh goes back to what is here.",
+            "This machine does not have {names} of the rig file: the layout can be planned, not loaded. Devices > "
+            "Refresh returns to the devices of this machine.",
             names=", ".join(missing),
         )
 

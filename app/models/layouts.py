@@ -57,7 +57,7 @@ class Layouts(QObject):
         """Replace the edited layout by the layout file `path`, which is read in the background."""
         model = self._document.model
         if model is None:
-            self._notices.tell(LayoutError(tr("Open the model first. A layout file has only the layers' devices.")))
+            self._notices.tell(LayoutError(tr("Open the model first. A layout file does not contain the model.")))
             return
 
         def apply(document: LayoutFile) -> None:

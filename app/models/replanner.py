@@ -85,7 +85,9 @@ class Replanner(QObject):
 
     @property
     def _stays_parked(self) -> bool:
-        """Whether the model is parked, and models in the way of its layout are to be unloaded, or asked about."""
+        """Whether the parked model keeps a layout that does not fit now.
+
+        That is so if its next load asks, or unloads other models, by the preference for idle models."""
         plan = self._document.plan
         is_around = self._settings.without_room is LoadAnswer.BESIDE
         return self._models.current.is_parked and not is_around and plan is not None and not plan.report.fits

@@ -34,7 +34,7 @@ class Unloader(QObject):
         self.unload(self._models.current)
 
     def park_current(self) -> None:
-        """Park the current model."""
+        """Unload the current model and save its KV state; its next question loads it again (park)."""
         self.park(self._models.current)
 
     def park(self, model: OpenModel) -> None:

@@ -52,7 +52,9 @@ def listen_fault(error: ArgumentError, host: str, port: int) -> str:
     # The server's own sentence names options of the command line.
     cause = error.__context__
     if isinstance(cause, socket.gaierror | UnicodeError):
-        return tr("{host} is no address of a computer. Enter 127.0.0.1, or an address of this computer.", host=host)
+        return tr(
+            "{host} is not the address of a computer. Enter 127.0.0.1, or an address of this computer.", host=host
+        )
     match getattr(cause, "errno", None):
         case errno.EADDRINUSE:
             return tr("Another program uses port {port}. Choose another port.", port=port)

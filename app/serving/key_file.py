@@ -57,8 +57,8 @@ def read_keys(path: Path, what: str) -> KeyFile:
         if len(line) < MIN_KEY_CHARACTERS or any(not 0x21 <= byte <= 0x7E for byte in line):
             raise ArgumentError(
                 tr(
-                    "{what}: line {number} of {path} is no key: {count} or more letters, digits and signs of ASCII "
-                    "without spaces.",
+                    "{what}: line {number} of {path} is not a key. A key has at least {count} ASCII characters and "
+                    "no spaces.",
                     what=what,
                     number=number,
                     path=path,
@@ -67,7 +67,9 @@ def read_keys(path: Path, what: str) -> KeyFile:
             )
         keys.append(line.decode())
     if not keys:
-        raise ArgumentError(tr("{what}: {path} holds no key; remove it, and a new one is made.", what=what, path=path))
+        raise ArgumentError(
+            tr("{what}: {path} contains no key; delete the file, and a new key is made.", what=what, path=path)
+        )
     return KeyFile(tuple(keys), is_new=is_new, is_exposed=is_exposed)
 
 

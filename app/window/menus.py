@@ -105,7 +105,7 @@ def layout_menu(
             "use_last_layout",
             tr("Use &Last Layout"),
             use_last,
-            tip=tr("Bring back the layout that this model was left with"),
+            tip=tr("Restore the last layout of this model"),
         ),
         Command(
             "named_layouts",
@@ -158,7 +158,7 @@ def layout_menu(
             "import_layout",
             tr("I&mport…"),
             show_import,
-            tip=tr("Make a layout of a command of llama-server, an entry of llama-swap or a Modelfile"),
+            tip=tr("Make a layout from a llama-server command, a llama-swap entry or a Modelfile"),
         ),
     )
 
@@ -187,7 +187,7 @@ def devices_menu(
             "split_numa",
             tr("Split CP&U by NUMA Node…"),
             questions.split_numa,
-            tip=tr("Make each NUMA node, a part of the processor with memory of its own, a device"),
+            tip=tr("Make a device of each NUMA node, a part of the processor with its own memory"),
         ),
         Command("restart_lab", tr("Restart La&b Workers"), restart_lab),
         Command("stop_lab", tr("&Stop Lab Rig"), unloader.stop_lab),
@@ -387,14 +387,14 @@ def view_menu(
             tr("Count &Projectors in Forecasts"),
             layouts.counts_projectors,
             layouts.count_projectors,
-            tip=tr("In the library and in Find, a model needs room for its projector too; off for text only"),
+            tip=tr("Library and Find count the memory of a model's projector; off: text only"),
         ),
         Switch(
             "devices_on_top",
             tr("Devices on Top of Other &Windows"),
             False,
             show_on_top,
-            tip=tr("A small window with the memory of all devices, for watching beside other programs"),
+            tip=tr("A small window with the memory of all devices, which stays on top"),
         ),
         SEPARATOR,
         Command("zoom_in", tr("&Zoom In"), lambda: zoom_to(theme.next_zoom(1)), "Ctrl++", other_shortcut="Ctrl+="),

@@ -36,7 +36,7 @@ _SWITCHES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (tr("Library"), ("count_projectors",)),
     (tr("Chat"), ("drop_oldest_turns", "ask_when_full")),
 )
-_IDLE_MODELS = tr("Idle models in the way")
+_IDLE_MODELS = tr("Idle models when memory is short")
 _IDLE_CHOICES: tuple[tuple[LoadAnswer | None, str], ...] = (
     (None, tr("Ask")),
     (LoadAnswer.UNLOAD, tr("Unload idle ones")),
@@ -77,13 +77,13 @@ class PreferencesDialog(Dialog):
         self.stall_box.setKeyboardTracking(False)
         # As the boxes of the load settings: without buttons the text would touch the frame.
         self.stall_box.setAlignment(Qt.AlignmentFlag.AlignCenter)
-        self.stall_box.setToolTip(plain_tool_tip(tr("A load or an answer without progress for so long is ended")))
+        self.stall_box.setToolTip(plain_tool_tip(tr("A load or an answer without progress for this long is stopped")))
         self.stall_box.setValue(int(settings.stall_limit_s or DEFAULT_STALL_TIMEOUT_S))
         self.stall_box.valueChanged.connect(self._on_stall_limit)
         self.idle_models_box = ComboBox()
         self.idle_models_box.setAccessibleName(_IDLE_MODELS)
         self.idle_models_box.setToolTip(
-            plain_tool_tip(tr("What happens to idle models when another one does not fit wholly beside them"))
+            plain_tool_tip(tr("What happens to idle models if another model does not fit wholly beside them"))
         )
         for answer, words in _IDLE_CHOICES:
             self.idle_models_box.addItem(words, answer)

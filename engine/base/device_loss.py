@@ -1,4 +1,4 @@
-"""Recognises a lost device and a card without free memory in the engine's log, and words the error of a lost device.
+"""Finds a lost device, and a card without free memory, in the engine's log; makes the error for a lost device.
 
 Vulkan throws an exception: a load fails with a reason, and a computation ends the process. CUDA always aborts the
 process.

@@ -122,7 +122,7 @@ def read_at_most(path: Path, max_bytes: int, *, timeout_s: float = READ_TIMEOUT_
         left = max_bytes
         while left > 0:
             if limit_s is not None and not _is_readable(file, max(0.0, limit_s - time.monotonic())):
-                raise TimeoutError(errno.ETIMEDOUT, tr("it did not end in time; write it to a file first"))
+                raise TimeoutError(errno.ETIMEDOUT, tr("its end did not arrive in time; write it to a file first"))
             part = file.read(min(left, _READ_BYTES))
             if not part:
                 break

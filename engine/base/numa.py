@@ -103,7 +103,7 @@ def _allowed(status: Path) -> frozenset[int]:
 
 
 def serving_nodes(nodes: Sequence[NumaNode]) -> tuple[NumaNode, ...]:
-    """Return the nodes to each of which a worker can be bound, at most `MAX_NODES`; empty if there are fewer than two."""
+    """Return the nodes to which workers can be bound, at most `MAX_NODES`; empty if there are fewer than two."""
     serving = tuple(node for node in nodes if node.can_serve)
     return serving[:MAX_NODES] if len(serving) > 1 else ()
 

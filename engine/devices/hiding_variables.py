@@ -72,7 +72,7 @@ class Hiding:
         """A sentence on the devices that the variable can hide."""
         backends = " ".join(self.variable.backends)
         if len(self.variable.backends) > 1:
-            backends = tr("{names} and {names2}", names=self.variable.backends[0], names2=self.variable.backends[1])
+            backends = tr("{names} and {last}", names=self.variable.backends[0], last=self.variable.backends[1])
         if self.value is None:
             return tr("{name} is set: it can hide devices of {backends}.", name=self.variable.name, backends=backends)
         return tr(

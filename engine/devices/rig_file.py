@@ -323,18 +323,18 @@ def _check_different(item: JsonObject, device: Device, earlier: Device) -> None:
     same_endpoint = device.endpoint is not None and device.endpoint == earlier.endpoint
     if same_endpoint and device.fingerprint != earlier.fingerprint:
         words = tr(
-            "{id} and {id2} are both at {endpoint}, which has one certificate",
+            "{id} and {other_id} are both at {endpoint}, which has one certificate",
             id=device.id,
-            id2=earlier.id,
+            other_id=earlier.id,
             endpoint=device.endpoint,
         )
         item.refuse(tr("{words}; use the same fingerprint for both", words=words), "fingerprint")
     if same_endpoint and device.endpoint_device == earlier.endpoint_device:
         item.refuse(
             tr(
-                "{id} and {id2} are the same device of {endpoint}; remove one of them",
+                "{id} and {other_id} are the same device of {endpoint}; remove one of them",
                 id=device.id,
-                id2=earlier.id,
+                other_id=earlier.id,
                 endpoint=device.endpoint,
             ),
             "endpoint",

@@ -98,7 +98,7 @@ def to_trash(paths: Sequence[Path], send: Callable[[str], None] | None = None) -
         try:
             move(str(path))
         except OSError as error:
-            gone = tr(" {index} other files are in the trash already.", index=index) if index else ""
+            gone = tr(" {count} other files are in the trash already.", count=index) if index else ""
             raise LibraryError(
                 tr("{name} could not be moved to the trash ({error}).{gone}", name=path.name, error=error, gone=gone)
             ) from error

@@ -74,7 +74,8 @@ def load_request(plan: Plan, *, sequences: Path | None = None, is_known: bool = 
 EARLY_BYTES = 10 << 20
 """Size above which a worker caches a tensor: `HASH_THRESHOLD` of ggml-rpc."""
 EARLY_LEAST_BYTES = 400 << 20
-"""Least weights that are worth it: to find out that a worker caches nothing takes 20 MiB on its link."""
+"""Least bytes of weights for which sending them early is worth it: finding out that a worker does not cache takes
+20 MiB on its link."""
 
 
 def early_weights(plan: Plan) -> tuple[EarlyWeights, ...]:

@@ -259,8 +259,8 @@ class CompareDialog(Dialog):
 
 
 INTRODUCTION = tr(
-    "Loads the layouts in turns, measures prompts and answers, and compares them. A difference counts only if it is "
-    "larger than what the machine varies by itself. Other programs should be idle meanwhile."
+    "Loads the layouts in turns and measures prompts and answers. A difference counts only if it is larger than the "
+    "normal variation of this machine. Keep other programs idle meanwhile."
 )
 
 

@@ -60,7 +60,7 @@ class ExportLayoutDialog(Dialog):
         self.text_view = _Code(tr("Command or file"))
         self.text_view.setReadOnly(True)
         self.notes_label = plain_label("", wrap=True)
-        self.notes_view = _Notes(tr("What cannot be said there"))
+        self.notes_view = _Notes(tr("What cannot be exported"))
         form = QFormLayout()
         form.addRow(tr("For"), self.target_box)
         self.copy_button = self.add_button(tr("Copy"), self._copy)
@@ -85,7 +85,7 @@ class ExportLayoutDialog(Dialog):
         if text != self.text:
             self.text_view.setPlainText(text)
         self._show_notes(
-            tr("What cannot be said there, or differs:") if notes else tr("Everything can be said there."), notes
+            tr("What cannot be exported, or differs:") if notes else tr("Everything can be exported."), notes
         )
         self._enable(bool(text))
 

@@ -67,7 +67,7 @@ def away_text(device: Device) -> str:
     """Return a sentence on a paired machine's device that cannot be used now; empty if the device can be used."""
     if not device.away:
         return ""
-    return tr("Cannot be used now ({away}). It comes back by itself.", away=device.away)
+    return tr("Cannot be used now ({away}). It returns automatically.", away=device.away)
 
 
 def shared_text(device: Device) -> str:

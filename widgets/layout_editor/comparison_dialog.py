@@ -52,7 +52,7 @@ class ComparisonDialog(Dialog):
         self._sides: list[ShownSide | None] = [None, None]
         self._comparison: Comparison | None = None
         self.boxes = (ComboBox(), ComboBox())
-        self.take_buttons = (QPushButton(tr("Take &A")), QPushButton(tr("Take &B")))
+        self.take_buttons = (QPushButton(tr("Use &A")), QPushButton(tr("Use &B")))
         self.state_labels = (plain_label("", "dim", wrap=True), plain_label("", "dim", wrap=True))
         for side, (box, button) in enumerate(zip(self.boxes, self.take_buttons, strict=True)):
             box.setAccessibleDescription(tr("Layout {letter}", letter=LETTERS[side]))
@@ -60,7 +60,7 @@ class ComparisonDialog(Dialog):
             box.setSizeAdjustPolicy(ComboBox.SizeAdjustPolicy.AdjustToMinimumContentsLengthWithIcon)
             # `activated` is emitted for a choice of the user only, so filling the box requests nothing.
             box.activated.connect(partial(self._on_chosen, side))
-            button.setToolTip(tr("Put this layout into the editor; Undo brings back the present one"))
+            button.setToolTip(tr("Use this layout in the editor; Undo restores the current one"))
             button.clicked.connect(partial(self._on_take, side))
         self.lanes = ComparedLanes()
         self.figures = RowTable(("", *LETTERS, tr("difference")), tr("Figures and memory"), wide=0)

@@ -186,7 +186,8 @@ def pipeline_cost(preview: Preview) -> str:
     if factor < 1.05:
         return ""
     return tr(
-        "Overrides end the pipeline: without them a long prompt could be read up to {factor} times as fast.",
+        "Overrides turn off pipeline parallelism: without them a long prompt could be read up to {factor} times as "
+        "fast.",
         factor=f"{factor:.1f}",
     )
 

@@ -92,7 +92,7 @@ class TogetherDialog(Dialog):
         return self._words.text()
 
     def choose(self, paths: Sequence[Path]) -> None:
-        """Add those of these models that the dialog offers."""
+        """Select the models at `paths`; models that the dialog does not offer are ignored."""
         for path in paths:
             row = self.model_box.findData(path)
             if row >= 0:

@@ -96,7 +96,7 @@ class DetailsPresenter(QObject):
                 continue
             self._asked.add(device.id)
             self._background.run(
-                tr("Reading who holds memory"),
+                tr("Looking up which programs hold memory"),
                 partial(memory_holders, device),
                 partial(self._show_holders, device.id),
                 partial(self._on_no_holders, device.id),

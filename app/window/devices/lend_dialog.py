@@ -182,7 +182,7 @@ def _code_words(state: LendState) -> str:
     if not state.place:
         return ""
     if not state.code:
-        return tr("No pairing code counts now. Paired computers need none.")
+        return tr("No pairing code is valid now. Paired computers do not need one.")
     return tr("Pairing code: {code} (for ten minutes, one computer). Type it at the other one.", code=state.code)
 
 

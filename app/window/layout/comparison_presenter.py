@@ -65,7 +65,9 @@ class _Base:
     find: Callable[[str, Plan, CancelToken], Edit]
 
     def with_file(self, file: LayoutFile, folder: Path | None = None) -> Plan:
-        """Return the plan of a layout file in `folder`; None: it is kept with the model. Blocks."""
+        """Return the plan of a layout file on the devices of this base. Blocks.
+
+        `folder`: folder of the file, for its draft model; None for a layout that is saved with the model."""
         model = self.plan.model
         edit = edit_of_file(file, model, folder or model.paths[0].parent, self.plan.edit.side_files)
         return Plan(self.plan.memory, self.rig, edit)
@@ -331,7 +333,7 @@ class ComparisonPresenter(OneDialog[ComparisonDialog]):
             return
         if found.is_other_rig:
             self._files.imagine(found.plan.rig)
-        self._document.replace(found.plan.edit, tr("take {name}", name=found.title))
+        self._document.replace(found.plan.edit, tr("use {name}", name=found.title))
         dialog.say(side, tr("The edited layout is now: {name}.", name=found.title))
 
 

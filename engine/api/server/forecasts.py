@@ -144,7 +144,7 @@ class Forecasts:
 
 
 def _key(entry: ModelEntry) -> tuple[object, ...]:
-    """Return the cache key of a plan: everything but the devices that the plan depends on."""
+    """Return the cache key of a plan: what the plan depends on, except for the devices."""
     try:
         state = entry.path.stat()
         return entry.id, entry.path, entry.layout, entry.projector, state.st_mtime_ns, state.st_size

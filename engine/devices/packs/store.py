@@ -146,7 +146,7 @@ def file_states(folder: Path, names: Iterable[str]) -> tuple[FileState, ...]:
 
 
 def read_book(path: Path) -> PackBook:
-    """Return the file of verdicts; empty if it is missing, damaged or of another version."""
+    """Return the saved check results of packs; empty if the file is missing, damaged or of another version."""
     book = read_kept(path, PackBook, MAX_BOOK_BYTES)
     return book if book is not None and book.version == VERSION else PackBook()
 

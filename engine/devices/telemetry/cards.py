@@ -200,9 +200,9 @@ _THROTTLES = {
     "nvmlClocksThrottleReasonSwPowerCap": tr("power limit"),
     "nvmlClocksThrottleReasonHwSlowdown": tr("hardware slowdown"),
     "nvmlClocksThrottleReasonSwThermalSlowdown": tr("temperature"),
-    "nvmlClocksThrottleReasonHwThermalSlowdown": tr("temperature, by the hardware"),
+    "nvmlClocksThrottleReasonHwThermalSlowdown": tr("temperature (hardware limit)"),
     "nvmlClocksThrottleReasonHwPowerBrakeSlowdown": tr("power brake"),
-    "nvmlClocksThrottleReasonSyncBoost": tr("clocks in step with other cards"),
+    "nvmlClocksThrottleReasonSyncBoost": tr("clocks synchronised with other cards"),
 }
 """Texts for the reasons for which NVML reports lowered clocks.
 

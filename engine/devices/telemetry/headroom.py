@@ -111,8 +111,8 @@ class _DeviceWatch:
         if free_bytes >= warning_bytes(self._device, sample.total_bytes):
             return None
         return tr(
-            "{device} has only {free} left. {who}Close what uses it, or move layers off {device}, "
-            "before an answer runs out of memory.",
+            "{device} has only {free} left. {who}Close programs that use it, or move layers off {device}, before an "
+            "answer runs out of memory.",
             device=sample.device,
             free=format_bytes(free_bytes),
             who=self._who(sample),

@@ -23,7 +23,7 @@ class Span:
     """Byte range of a file that one connection fetches.
 
     `at`: offset of the next byte to fetch; the connection increases it.
-    `end`: offset behind the last byte, None for the end of the file. `SpanPlan` may reduce it during the transfer.
+    `end`: offset after the last byte; None for the end of the file. `SpanPlan` may reduce it during the transfer.
     """
 
     at: int

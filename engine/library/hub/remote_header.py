@@ -118,7 +118,7 @@ def read_remote_header(file: HubFile, index: int, fetch: Fetch, cache: HeaderCac
     source = RangedSource(Path(file.path), file.size_bytes, taken.read, window_bytes=window)
     header = read_header(source, file_index=index)
     if cache and taken.grown:
-        # Only the header: the window may have fetched weights behind it.
+        # Only the header: the window may have fetched weights after it.
         cache.keep(key, taken.start[: source.position])
     return header
 

@@ -51,7 +51,7 @@ class HubError(EngineError):
 
     @property
     def kind(self) -> str:  # type: ignore[override]
-        """Kind of the error by `docs/contract.md`.
+        """Kind of the error, as listed in `docs/contract.md`.
 
         "argument" if the user can avoid it by another command or setting, else "unreachable".
         """

@@ -130,7 +130,7 @@ class Head:
     `size_bytes`: size of the whole file, None if not stated.
     `commit`: commit of the file at the hub, None if not stated.
     `first`: offset of the first byte of the response's content in the file.
-    `end`: offset behind its last byte, None if unknown.
+    `end`: offset after its last byte; None if unknown.
 
     If the hub redirects to its storage, etag and size are those that the hub states.
     """
@@ -342,7 +342,7 @@ def _content_range(value: str | None, url: str) -> tuple[int, int | None, int | 
                 host=_host(url),
             ),
         )
-    # Content-Range states the last byte (RFC 9110, section 14.4), and `end` is the offset behind it.
+    # Content-Range states the last byte (RFC 9110, section 14.4), and `end` is the offset after it.
     return start, stop + 1, _number(total)
 
 

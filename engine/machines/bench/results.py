@@ -352,8 +352,8 @@ def _difference(base: str, mine: str, name: str, its: str) -> str:
         (at for at, pair in enumerate(zip(mine, its, strict=False)) if pair[0] != pair[1]), min(map(len, (mine, its)))
     )
     return tr(
-        'The greedy answers differ from character {at} on: "{mine}" of {base}, "{its}" of {name}. Other devices and '
-        "batches round differently, so a difference is not a fault by itself.",
+        'The greedy answers differ from character {at} on: "{mine}" with {base}, "{its}" with {name}. Other '
+        "devices and batches round differently, so a difference alone is not a fault.",
         at=at + 1,
         mine=mine[at : at + _SHOWN],
         base=base,
@@ -470,9 +470,9 @@ def _fault_of(results: BenchResults) -> str:
             if any(value and not _LEAST <= value <= _MOST for value in values) or not all(
                 0 <= count <= _MOST for count in counts
             ):
-                return tr("a sample of {layout} has a number that cannot be", layout=shorten(layout.name, 60))
+                return tr("a sample of {layout} has an impossible number", layout=shorten(layout.name, 60))
         if any(not _LEAST <= each.seconds <= _MOST for each in layout.loads):
-            return tr("a load of {layout} has a number that cannot be", layout=shorten(layout.name, 60))
+            return tr("a load of {layout} has an impossible number", layout=shorten(layout.name, 60))
     return ""
 
 
@@ -489,7 +489,8 @@ def import_note(ours: BenchModel, theirs: BenchModel) -> str:
     if (ours.name, ours.size_bytes, ours.n_layers) == (theirs.name, theirs.size_bytes, theirs.n_layers):
         return ""
     return tr(
-        "These results are of {theirs} ({their_size}), and {ours} ({our_size}) is open: the speeds are not comparable.",
+        "These results are for {theirs} ({their_size}), but {ours} ({our_size}) is open: the speeds are not "
+        "comparable.",
         theirs=theirs.name,
         their_size=format_bytes(theirs.size_bytes),
         ours=ours.name,

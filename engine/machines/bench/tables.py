@@ -258,5 +258,5 @@ def winner_words(results: BenchResults) -> str:
     """Return a sentence that names the fastest layout."""
     first = results.layouts[0].name
     if results.winner == first:
-        return tr("No layout was seen to be faster than {name}.", name=first)
+        return tr("No layout was measurably faster than {name}.", name=first)
     return tr("Fastest: {name}.", name=results.winner)

@@ -42,7 +42,7 @@ _HOST_MARGIN_SHARE = 20
 _END_TIMEOUT_S = 5.0
 _POLL_S = 0.25
 RESTART_AFTER_S = 60.0
-"""Seconds: a worker that ends sooner than this after its start has ended quickly (`MAX_QUICK_ENDS`)."""
+"""Seconds after its start before which the end of a worker counts as quick (`MAX_QUICK_ENDS`)."""
 MAX_QUICK_ENDS = 5
 """Number of quick ends in a row, outside of sessions, up to which a worker is started again.
 

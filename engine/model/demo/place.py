@@ -21,7 +21,11 @@ def placing(path: Path) -> Iterator[Path]:
     try:
         if path.is_dir():
             raise ArgumentError(
-                tr("{path} is a folder; name the file to write, such as {path2}", path=path, path2=path / "demo.gguf")
+                tr(
+                    "{path} is a folder; name the file to write, such as {example}",
+                    path=path,
+                    example=path / "demo.gguf",
+                )
             )
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as unfinished:

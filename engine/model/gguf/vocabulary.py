@@ -28,7 +28,7 @@ _ADDS_BOS = re.compile("llama|bert")
 _PRE_ADDS_BOS = re.compile(
     "llama3|llama-v3|llama-bpe|falcon3|falcon-h1|pixtral|midm-2\\.0|lfm2|jina-v5-nano|tekken|chameleon"
 )
-"""Byte-pair tokenizers that do so too, by their `tokenizer.ggml.pre`."""
+"""Values of `tokenizer.ggml.pre` of byte-pair tokenizers that begin a text with BOS if the header does not say it."""
 
 
 def head_fault(model: ModelFile, draft: ModelFile) -> str:

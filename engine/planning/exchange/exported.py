@@ -50,28 +50,26 @@ def lost_placement(plan: Plan, program: str) -> Iterator[str]:
             program=program,
         )
     if len(set(devices)) > 1:
-        yield tr("Which layers go to which device cannot be said; {program} decides that itself.", program=program)
+        yield tr("{program} decides itself which layers go to which device.", program=program)
     elif devices:
-        yield tr(
-            "That {device} is the device cannot be said; {program} chooses it.", device=devices[0], program=program
-        )
+        yield tr("{program} chooses the device itself; it may not be {device}.", device=devices[0], program=program)
     if len(set(devices)) < len(devices):
-        yield tr("A device that is used twice cannot be said; {program} uses each device once.", program=program)
+        yield tr("{program} cannot use a device twice; it uses each device once.", program=program)
     inner = parameters.devices and CPU_ID in parameters.devices
     if inner and parameters.split_mode == "layer":
         yield tr(
-            "CPU layers between devices or after them cannot be said: {program} has the CPU layers first.",
+            "{program} cannot have CPU layers between devices or after them; it puts the CPU layers first.",
             program=program,
         )
     if layout.split_mode in ("tensor", "row"):
         yield tr(
-            "Split mode {mode} cannot be said; {program} divides the model between layers.",
+            "{program} has no split mode {mode}; it divides the model between layers.",
             mode=layout.split_mode,
             program=program,
         )
     if layout.overrides:
         yield tr(
-            "Overrides of single weights cannot be said ({count}); these weights stay with their layers.",
+            "Overrides of single weights cannot be exported ({count}); these weights stay with their layers.",
             count=len(layout.overrides),
         )
 
@@ -89,4 +87,4 @@ def lost_settings(plan: Plan, program: str, said: Collection[str]) -> Iterator[s
         if setting.key not in said and getattr(plan.edit.context, setting.key) != setting.default
     ]
     if lost:
-        yield tr("Settings that cannot be said to {program}: {names}.", program=program, names=", ".join(lost))
+        yield tr("Settings that {program} does not have: {names}.", program=program, names=", ".join(lost))

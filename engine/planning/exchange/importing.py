@@ -167,8 +167,8 @@ class _Arranger:
         if asked is None and has_devices:
             self.notes.append(
                 tr(
-                    "How many layers go to devices is left to {program}, which looks at free memory when it starts. "
-                    "Here all of them are on devices; Layout > Propose a Layout fits them.",
+                    "{program} decides by free memory at its start how many layers go to devices. Here all of them "
+                    "are on devices; Layout > Propose a Layout makes them fit.",
                     program=self._load.program,
                 )
             )
@@ -183,8 +183,8 @@ class _Arranger:
         if not given and len(ids) > 1 and load.split_mode == "layer":
             self.notes.append(
                 tr(
-                    "How layers are divided is left to {program}, which does it by free memory. Here it is the memory "
-                    "that is free now.",
+                    "{program} divides layers by free memory at its start. Here they are divided by the memory that "
+                    "is free now.",
                     program=load.program,
                 )
             )
@@ -289,9 +289,7 @@ class _Arranger:
         try:
             n_layers = read_model(path).n_layers
         except (EngineError, RuntimeError):
-            self.notes.append(
-                tr("{name} cannot be read, so the device of the draft is left open.", name=clean(path.name))
-            )
+            self.notes.append(tr("{name} cannot be read, so the device of the draft is auto.", name=clean(path.name)))
             return None
         names = self._load.devices if asked.devices is None else asked.devices
         local = tuple(device.id for device in self._rig.devices if device.kind != "accel")

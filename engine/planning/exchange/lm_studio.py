@@ -57,14 +57,14 @@ def _notes(plan: Plan, offloaded: int, positions: int) -> Iterator[str]:
         )
     lost = [kind for kind in dict.fromkeys((used.type_k, used.type_v)) if kind not in _CACHE_TYPES]
     if lost:
-        yield tr("Cache type {types} cannot be said to LM Studio.", types=", ".join(lost))
+        yield tr("LM Studio has no cache type {types}.", types=", ".join(lost))
     if used.n_batch != used.n_ubatch:
         yield tr(
             "LM Studio has one batch size; the configuration has the micro batch, {n_ubatch}, which memory depends on.",
             n_ubatch=used.n_ubatch,
         )
     if used.load_mode == "direct_io":
-        yield tr("Load mode direct_io cannot be said to LM Studio; the file is read without mmap.")
+        yield tr("LM Studio has no load mode direct_io; the file is read without mmap.")
     for adapter in plan.edit.side_files.adapters:
         yield tr("{file} is left out: LM Studio loads no adapters.", file=adapter.path.name)
     if plan.edit.side_files.draft is not None:

@@ -52,7 +52,7 @@ def _server_notes(plan: Plan) -> Iterator[str]:
         variables["OLLAMA_KV_CACHE_TYPE"] = used.type_k
     else:
         yield tr(
-            "K cache {type_k} and V cache {type_v} cannot be said; ollama has one type for both: {types}.",
+            "K cache {type_k} and V cache {type_v} cannot be exported; ollama has one type for both: {types}.",
             type_k=used.type_k,
             type_v=used.type_v,
             types=", ".join(_CACHE_TYPES),
@@ -67,7 +67,7 @@ def _file_notes(plan: Plan) -> Iterator[str]:
     for adapter in plan.edit.side_files.adapters:
         if adapter.scale != 1.0:
             yield tr(
-                "The scale {scale} of {file} cannot be said; ollama applies adapters with scale 1.",
+                "The scale {scale} of {file} cannot be exported; ollama applies adapters with scale 1.",
                 scale=number_text(adapter.scale),
                 file=adapter.path.name,
             )
@@ -114,7 +114,7 @@ def read_modelfile(text: str) -> ForeignLoad:
     options.load = replace(options.load, model=sources[0], projector=projector)
     if left_out:
         options.notes.append(
-            tr("PARAMETER {names}: not of a layout, left out.", names=", ".join(dict.fromkeys(left_out)))
+            tr("PARAMETER {names}: not part of a layout, left out.", names=", ".join(dict.fromkeys(left_out)))
         )
     options.notes.append(
         tr(

@@ -137,7 +137,7 @@ def _side_files(plan: Plan, names: DeviceNames) -> tuple[list[tuple[str, ...]], 
         elif ":" in path:
             notes.append(
                 tr(
-                    "The scale {scale} of {file} cannot be said there, because its path has a colon; rename the file.",
+                    "The scale {scale} of {file} cannot be exported, because its path has a colon; rename the file.",
                     scale=number_text(adapter.scale),
                     file=adapter.path.name,
                 )
@@ -176,7 +176,7 @@ def _draft(plan: Plan, names: DeviceNames) -> Iterator[tuple[str, ...]]:
 def _draft_notes(plan: Plan) -> Iterator[str]:
     draft, placed = plan.edit.side_files.draft, plan.resolved.draft
     if draft is not None and draft.kind == "ngram":
-        yield tr("llama-server looks for repeats in another way, so it drafts other tokens.")
+        yield tr("llama-server finds repeated text in another way, so it drafts other tokens.")
     if placed is not None and len(placed.devices) > 1:
         yield tr("llama-server divides the layers of the draft model by free memory.")
 
@@ -198,8 +198,8 @@ def _setting_notes(plan: Plan) -> Iterator[str]:
     asked, used = plan.edit.context, plan.settings
     if asked.n_ctx == AUTO_CONTEXT:
         yield tr(
-            "The context length is left open here. There it is fixed: {n_ctx} tokens, as chosen for the memory that is "
-            "free now.",
+            "The context length is auto here. In the export it is fixed: {n_ctx} tokens, as chosen for the memory "
+            "that is free now.",
             n_ctx=used.n_ctx,
         )
 

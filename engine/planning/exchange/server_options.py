@@ -162,7 +162,7 @@ class _Reader:
             )
         if "n_ctx" not in options.context:
             options.notes.append(
-                tr("The context length is left open, because the command does not fix it (-c): as much as fits.")
+                tr("The context length is auto (as much as fits), because the command does not set it (-c).")
             )
         if self._rope:
             options.notes.append(

@@ -147,15 +147,15 @@ def change_words(before: Layout, after: Layout) -> str:
             continue
         if pair[0] != pair[1]:
             moved.append(
-                tr("{layer} from {pair} to {pair2}", layer=layer_words(start, layer), pair=pair[0], pair2=pair[1])
+                tr("{layer} from {before} to {after}", layer=layer_words(start, layer), before=pair[0], after=pair[1])
             )
         start = layer + 1
     if before.output_device != after.output_device:
         moved.append(
             tr(
-                "the output layer from {output_device} to {output_device2}",
-                output_device=before.output_device,
-                output_device2=after.output_device,
+                "the output layer from {before} to {after}",
+                before=before.output_device,
+                after=after.output_device,
             )
         )
     return ", ".join(moved) or tr("tensors moved by overrides")

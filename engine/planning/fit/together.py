@@ -80,7 +80,7 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """Figures of a model beside another one (`before`), and if that other one is left out (`after`)."""
+    """Figures of a model planned together with another one (`before`), and without that one (`after`)."""
 
     name: str
     before: Figures
@@ -201,7 +201,7 @@ def together_sentence(found: Together) -> str:
 def give_way_sentence(give_way: GiveWay) -> str:
     """Return a sentence on the model that has to give way and what that gains."""
     gains = "; ".join(map(_gain_words, give_way.gains))
-    return tr("{name} would have to give way: without it, {gains}.", name=give_way.name, gains=gains)
+    return tr("{name} would have to be left out: without it, {gains}.", name=give_way.name, gains=gains)
 
 
 def _gain_words(gain: Gain) -> str:
@@ -228,7 +228,7 @@ class _Planner:
     def __init__(self, rig: Rig, speeds: Speeds, strategy: str, constraints: Constraints) -> None:
         self._rig, self._speeds, self._strategy, self._constraints = rig, speeds, strategy, constraints
         self._placed: dict[tuple[str, Rig], Placed] = {}
-        """Placed models by name and rig. Orders of planning begin alike, so this cache saves most searches."""
+        """Placed models by name and rig. Many orders begin with the same models, so most searches are saved."""
 
     def best(self, wanted: Sequence[Wanted]) -> Together:
         """Return the best result of all orders; the first of equal ones."""

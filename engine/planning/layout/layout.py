@@ -111,9 +111,9 @@ class Layout:
             if run.device == following.device:
                 raise LayoutError(
                     tr(
-                        "runs {index} and {index2} are both on {device}; merge them into one run",
+                        "runs {index} and {next_index} are both on {device}; merge them into one run",
                         index=index,
-                        index2=index + 1,
+                        next_index=index + 1,
                         device=run.device,
                     ),
                     place="runs",
@@ -396,7 +396,7 @@ def _check_override(n_layers: int, override: Override, place: str) -> None:
         raise LayoutError(tr("part must be one of {names}", names=", ".join(OVERRIDE_PARTS)), place=f"{place}.part")
     # A pattern names its layers itself.
     if (override.first is None) != (override.last is None) or (override.first is not None and override.pattern):
-        raise LayoutError(tr("a range of layers goes with a part and has both ends"), place=f"{place}.layers")
+        raise LayoutError(tr("a range of layers needs a part, and both ends"), place=f"{place}.layers")
     if override.layers is not None and not 0 <= override.layers.start < override.layers.stop <= n_layers:
         raise LayoutError(
             tr(

@@ -199,7 +199,7 @@ def _parse_draft(root: JsonObject, key: str) -> DraftEntry:
     if kind != "model":
         for each in ("model", "layout", "context"):
             if each in item.keys:
-                item.refuse(tr("only a draft of the kind {kind} has it", kind="model"), each)
+                item.refuse(tr("only a draft of kind {kind} has this key", kind="model"), each)
     context = FOLLOWING
     if "context" in item.keys:
         settings = item.nested("context")

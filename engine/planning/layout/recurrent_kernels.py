@@ -2,8 +2,8 @@
 
 The scheduler gives operations without a kernel on a local card to the CPU. ggml's RPC client does not ask a worker
 (`ggml_backend_rpc_device_supports_op`), and the worker aborts. Paired machines tell which backend computes
-(`RemoteFacts.backend`). The sizes follow `ggml_backend_cuda_device_supports_op` and `ggml_backend_vk_device_supports_op`
-with the kernels themselves where these return true for all sizes (wkv.cu, gla.cu, gated_delta_net.cu).
+(`RemoteFacts.backend`). The sizes follow `ggml_backend_cuda_device_supports_op`, `ggml_backend_vk_device_supports_op`,
+and the kernels themselves where these return true for all sizes (wkv.cu, gla.cu, gated_delta_net.cu).
 """
 
 from __future__ import annotations

@@ -61,7 +61,9 @@ def fault_violations(layout: Layout, model: ModelFile, rig: Rig, context: Contex
                 ),
                 tr("Move layers off {id}, or use a file with weights of another type.", id=device.id),
             )
-        gap = lent_gap(device, model, [n for n in range(len(model.blocks)) if layout.device_of(n) == device.id])
+        # A layout for another number of layers is refused by a rule of its own (`layer_count`).
+        layers = range(min(len(model.blocks), layout.n_layers))
+        gap = lent_gap(device, model, [n for n in layers if layout.device_of(n) == device.id])
         if gap is not None:
             yield Violation(
                 "engine_fault",
@@ -215,10 +217,10 @@ def _layer_count(layout: Layout, model: ModelFile) -> Iterator[Violation]:
         yield Violation(
             "layer_count",
             tr(
-                "The layout is for {n_layers} layers and {name} has {n_layers2}.",
+                "The layout is for {n_layers} layers and {name} has {model_layers}.",
                 n_layers=layout.n_layers,
                 name=model.name or tr("the model"),
-                n_layers2=model.n_layers,
+                model_layers=model.n_layers,
             ),
             tr("Open the layout that belongs to this model, or start from the initial layout."),
         )

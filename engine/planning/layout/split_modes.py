@@ -366,4 +366,4 @@ def _row_obstacle(rig: Rig) -> str | None:
 
 
 def _join(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else tr("{names} and {names2}", names=", ".join(names[:-1]), names2=names[-1])
+    return names[0] if len(names) == 1 else tr("{names} and {last}", names=", ".join(names[:-1]), last=names[-1])

@@ -127,7 +127,9 @@ class TensorClasses:
 
 
 def classify(model: ModelFile, architecture: Architecture | None) -> TensorClasses:
-    """Return the tensors of `model` by the rule for their device, except those that llama.cpp does not load."""
+    """Return the tensors of `model`, grouped by the rule that chooses their device.
+
+    Tensors that llama.cpp does not load are left out."""
     blocks = [block.tensors for block in model.blocks]
     inputs: list[TensorInfo] = []
     ropes: list[TensorInfo] = []

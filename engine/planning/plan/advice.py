@@ -84,8 +84,8 @@ def swap_advice(need_bytes: int, margin_bytes: int, free_bytes: int, swap_bytes:
     yield Advice(
         "swap_used",
         tr(
-            "{short} would be in swap ({swap} are free there): the model needs {need} of this computer's memory, and "
-            "{free} are free. Answers would be very slow.",
+            "{short} would be in swap ({swap} free there): the model needs {need} of this computer's memory, but "
+            "only {free} are free. Answers would be very slow.",
             short=format_bytes(short_bytes),
             swap=swap,
             need=need,
@@ -105,8 +105,8 @@ def side_file_advice(side_files: SideFiles, layout: Layout, context: ContextSett
         yield Advice(
             "row_adapter",
             tr(
-                "In split mode row the engine splits the matrices of a LoRA adapter by rows too; whether it computes "
-                "right then is not known."
+                "In split mode row the engine splits the matrices of a LoRA adapter by rows too; it is not known "
+                "whether the results are then correct."
             ),
             tr("Choose split mode layer, or remove the adapter."),
         )
@@ -115,7 +115,7 @@ def side_file_advice(side_files: SideFiles, layout: Layout, context: ContextSett
         yield Advice(
             "image_limit_unused",
             tr("The limits for images have no effect: the model has no projector that reads images."),
-            tr("Choose a projector, or leave the largest and the smallest image open."),
+            tr("Choose a projector, or set the largest and the smallest image to auto."),
         )
 
 
@@ -143,7 +143,7 @@ def draft_advice(draft: Draft | None, devices: Sequence[str], model: ModelFile, 
         yield Advice(
             "draft_large",
             tr(
-                "The draft model {draft} is more than half as large as {model}, so it hardly gains.",
+                "The draft model {draft} is more than half as large as {model}, so it hardly saves time.",
                 draft=name,
                 model=main,
             ),
@@ -152,7 +152,10 @@ def draft_advice(draft: Draft | None, devices: Sequence[str], model: ModelFile, 
     if is_slow and CPU_ID in devices:
         yield Advice(
             "draft_on_cpu",
-            tr("The draft model is on the CPU, where a token takes it at least half as long as the model."),
+            tr(
+                "The draft model is on the CPU, where a drafted token takes at least half as long as a token of the "
+                "model."
+            ),
             tr("Move the draft to a card with room, choose a smaller draft model, or load without the draft."),
         )
 
@@ -195,7 +198,7 @@ def _between_layers(layout: Layout, rig: Rig, context: ContextSettings) -> Itera
     if CPU_ID in listed and offloads:
         yield Advice(
             "cpu_entry",
-            tr("CPU layers are placed after a GPU; there the GPU cannot help with long prompts."),
+            tr("CPU layers are placed after a GPU, where op offload cannot speed up long prompts."),
             tr("Put CPU layers first."),
         )
     if layout.output_device == CPU_ID and any(device != CPU_ID for device in layout.devices):

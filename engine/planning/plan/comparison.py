@@ -254,7 +254,7 @@ def _patterns(layout: Layout) -> tuple[tuple[str, str | None], ...]:
 def _value_words(value: object) -> str:
     if isinstance(value, bool):
         return tr("on") if value else tr("off")
-    return tr("open") if value is None else str(value)
+    return tr("auto") if value is None else str(value)
 
 
 def figure_rows(one: Side, other: Side) -> list[tuple[str, str, str]]:

@@ -419,7 +419,7 @@ class _Batch:
     def _compute(self, device_id: str, n_ops: float) -> None:
         """Add the cost of `n_ops` small computations, such as norms.
 
-        Their time was measured with one token; each further token adds the reading of one more column.
+        Their time was measured with one token; each further token of the batch adds the time to read one more column.
         """
         if (cost := self._cost(device_id)) is not None:
             columns_bytes = self._work.hop_bytes * (self._n_tokens - 1)

@@ -115,7 +115,7 @@ def conclude(transition: Transition, ending: LoadEnding) -> None:
 
 
 def explain(transition: Transition, order: LoadOrder, tried: Tried, ending: OutOfMemory) -> None:
-    """Search for proposals after a loaded model ran out of memory in an answer, in the way of a failed load."""
+    """Search for proposals after a loaded model ran out of memory in an answer, as after a failed load."""
     # Tables of its own: other threads plan with those of the loaded plan.
     plan = order.plan.with_own_tables()
     run = LoadRun(order, plan, base=plan, is_real=True, tried=(tried,), ending=ending, of_answer=True)

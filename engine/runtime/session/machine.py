@@ -298,7 +298,7 @@ def _take_lost_greetings(transition: Transition, greetings: Greetings) -> None:
 
 
 def _file_name(transition: Transition, plan: Plan) -> str:
-    """Return the name of the file that the child was at: of the model, or of its draft model during that one's load."""
+    """Return the name of the file that the child was reading: the model or, during its load, the draft model."""
     load, draft = transition.state.load, plan.edit.side_files.draft
     path = draft.path if draft is not None and load is not None and load.progress.draft else None
     return show((path or plan.memory.model.paths[0]).name)

@@ -285,7 +285,7 @@ def _is_busy(greeting: Greeting | None) -> bool:
 
 
 def _is_back(held: Sequence[Device], greeting: Greeting | None) -> bool:
-    """Return whether these devices are lent by a paired machine that answers again."""
+    """Return whether the devices `held` belong to a paired machine whose worker answers the greeting again."""
     return greeting is not None and greeting.ok and all(device.fingerprint is not None for device in held)
 
 

@@ -116,7 +116,7 @@ REFUSED = {
     "--off CUDA0,": "is not a list of device ids",
     "--order CUDA0 --auto fewest": "--order needs --auto priority",
     "--order CUDA0,CUDA0 --auto priority": "CUDA0 is in the order twice",
-    "--order CPU --auto priority": "The CPU has no place in the order",
+    "--order CPU --auto priority": "The CPU cannot be in the order",
     "--pin 0-3": "is not a pin; write LAYERS=ID",
     "--pin x=CUDA0": "is not a pin; write LAYERS=ID",
     "--pin 3-1=CUDA0": "is in reverse order; write the lower layer first: 1-3",

@@ -91,7 +91,7 @@ def test_fits_count_the_projector_unless_only_text_is_wanted(
     rig = put(tmp_path / "rig.json", json.dumps(RIG).encode())
     words = ("--folder", str(folder), "--fit", "--rig", str(rig))
     assert document(capsys, *words)["models"][0]["quantisations"][0]["fit"]["projector"] == "mmproj-ada.gguf"
-    assert "fits on CUDA0  its projector counted" in run_here(capsys, "library", *words).out
+    assert "fits on CUDA0  with its projector" in run_here(capsys, "library", *words).out
     assert document(capsys, *words, "--text-only")["models"][0]["quantisations"][0]["fit"]["projector"] is None
 
 

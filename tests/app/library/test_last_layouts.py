@@ -50,7 +50,7 @@ def test_a_change_is_saved_and_offered_by_the_next_window(open_window: WindowOpe
     window.desk.notices.given.connect(lambda notice: said.append(notice.text))
     opened(window, model, qtbot)
     qtbot.waitUntil(window.actions["use_last_layout"].isEnabled)
-    assert said[-1] == "Layout > Use Last Layout brings back the layout that model had."
+    assert said[-1] == "Layout > Use Last Layout restores the last layout of model."
     assert window.desk.document.is_untouched
     window.actions["use_last_layout"].trigger()
     edit = window.desk.document.edit

@@ -127,7 +127,7 @@ def test_a_line_of_which_nothing_is_known_stays(window: WindowParts, qtbot: QtBo
     numbers.line.setText("banana -ngl x")
     QTest.keyClick(numbers.line, Qt.Key.Key_Return)
     qtbot.waitUntil(lambda: bool(numbers.answer))
-    told = 'The line changes nothing. -ngl "x" cannot be read, left out. Unknown to Layerdeck, left out: banana.'
+    told = 'This line changes nothing. -ngl "x" cannot be read, left out. Unknown to Layerdeck, left out: banana.'
     assert numbers.answer == told
     assert numbers.line.text() == "banana -ngl x"
     assert layout_of(window) == START

@@ -13,7 +13,7 @@ from engine.base.errors import RigError
 from engine.base.numa import NumaNode
 from engine.base.units import GIB, MIB
 from engine.devices.device import Capabilities, Rig, make_host
-from engine.devices.rig_file import encode_rig, parse_rig, read_rig, write_rig, without_addresses
+from engine.devices.rig_file import encode_rig, parse_rig, read_rig, without_addresses, write_rig
 from tests.support.strategies import rigs
 
 CUDA = {"id": "CUDA0", "backend": "CUDA", "total_bytes": "24GiB"}

@@ -176,7 +176,7 @@ def test_a_forecast_counts_the_projector_that_belongs_to_the_model(tmp_path: Pat
     plan_models([job], RIG, "fewest", NO_CONSTRAINTS, found.__setitem__, CancelToken())
     with_it = found[job.mark]
     assert (with_it.kind, with_it.projector) == ("devices", "mmproj-ada.gguf")
-    assert projector_words(with_it) == "its projector counted"
+    assert projector_words(with_it) == "with its projector"
     assert jobs(entries, found) == (), "it is not made twice"
     (plain,) = jobs(entries, found, text_only=True)
     assert plain.projector is None

@@ -94,16 +94,18 @@ def _schedules(task: int) -> bool:
         _call("ptrace", _ATTACH, task, 0, 0)
         _call("ptrace", _DETACH, task, 0, 0)
 
-    return any([
-        _can(lambda: os.sched_setaffinity(task, range(os.cpu_count() or 1))),
-        _can(lambda: os.setpriority(os.PRIO_PROCESS, task, 0)),
-        _can(lambda: _call("sched_setscheduler", task, 0, zero)),
-        _can(lambda: _call("sched_setattr", task, attributes, 0)),
-        _can(lambda: _call("ioprio_set", 1, task, 2 << 13 | 4)),
-        _can(lambda: resource.prlimit(task, resource.RLIMIT_CORE)),
-        _can(lambda: _call("process_vm_readv", task, vector, 1, vector, 1, 0)),
-        _can(trace),
-    ])
+    return any(
+        [
+            _can(lambda: os.sched_setaffinity(task, range(os.cpu_count() or 1))),
+            _can(lambda: os.setpriority(os.PRIO_PROCESS, task, 0)),
+            _can(lambda: _call("sched_setscheduler", task, 0, zero)),
+            _can(lambda: _call("sched_setattr", task, attributes, 0)),
+            _can(lambda: _call("ioprio_set", 1, task, 2 << 13 | 4)),
+            _can(lambda: resource.prlimit(task, resource.RLIMIT_CORE)),
+            _can(lambda: _call("process_vm_readv", task, vector, 1, vector, 1, 0)),
+            _can(trace),
+        ]
+    )
 
 
 def _attempts(told: dict[str, Any]) -> dict[str, bool]:

@@ -26,7 +26,7 @@ DECISIONS = (
     Decision("flash_attn", "on", "Needed by the q8_0 V cache."),
     Decision("load_mode", "none", "Chosen: weights are read.", True),
     Decision("op_offload", True, "CUDA0 computes prompts."),
-    Decision("threads", 8, "One on each of 8 cores."),
+    Decision("threads", 8, "One thread on each of 8 cores."),
 )
 
 

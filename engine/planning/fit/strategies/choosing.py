@@ -25,7 +25,7 @@ def name_list(names: Sequence[str]) -> str:
     return (
         names[0]
         if len(names) == 1
-        else tr("{names} and {names2}", names=", ".join(names[:-1]), names2=names[-1])
+        else tr("{names} and {last}", names=", ".join(names[:-1]), last=names[-1])
         if names
         else tr("no device")
     )

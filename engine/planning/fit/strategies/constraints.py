@@ -198,7 +198,7 @@ def _faults(constraints: Constraints, rig: Rig, n_layers: int) -> Iterator[str]:
     if CPU_ID in constraints.off:
         yield tr("The CPU cannot be switched off: it holds the layers that fit on no device.")
     if CPU_ID in constraints.order:
-        yield tr("The CPU has no place in the order: it keeps what no device has room for. Leave it out.")
+        yield tr("The CPU cannot be in the order: it gets the layers that fit on no device. Leave it out.")
     for device_id, count in Counter(constraints.order).items():
         if count > 1:
             yield tr("{device_id} is in the order twice; list it once.", device_id=device_id)
@@ -214,7 +214,8 @@ def _faults(constraints: Constraints, rig: Rig, n_layers: int) -> Iterator[str]:
     backends = pinned_backends(constraints, rig)
     if constraints.one_backend and len(backends) > 1:
         yield tr(
-            "Layers are pinned to devices of {names}, but one backend only was asked for; pin them to devices of one.",
+            "Layers are pinned to devices of {names}, but only one backend may be used; pin them to devices of one "
+            "backend.",
             names=" and ".join(backends),
         )
     yield from _pin_faults(constraints, n_layers)

@@ -126,7 +126,7 @@ def _layout_of(bench: Workbench, placed: Sequence[tuple[str, Sequence[int]]]) ->
 
 
 def _fewest_filled(bench: Workbench) -> Layout:
-    """Return the filling of as few of the first devices as hold everything; if none do, that of all devices."""
+    """Fill the first devices with layers: as few of them as hold the whole model, or all if even these do not."""
     layout = fill(bench, [])
     for count in range(1, len(bench.devices) + 1):
         devices = bench.devices[:count]

@@ -85,7 +85,7 @@ def proportional_layout(bench: Workbench) -> Layout | None:
 
 
 def proportional_candidates(bench: Workbench) -> Iterator[Candidate]:
-    """Yield a single device that holds everything, else the layout by shares, then others on the same devices."""
+    """Yield the layout on a single device if one holds everything; else layouts by the memory of all devices."""
     if not bench.constraints.split:
         for device, layout in whole_layouts(bench):
             yield Candidate(layout, whole_reason(bench, device))

@@ -27,7 +27,7 @@ _CHOSEN: dict[LoadMode, str] = {
     "none": tr("Chosen: CPU weights are read into memory."),
     "mlock": tr("Chosen: CPU weights are read into memory and locked, so they are never swapped out."),
     "mmap_mlock": tr("Chosen: CPU weights stay pages of the file that are kept in memory."),
-    "direct_io": tr("Chosen: the file is read past the system's page cache."),
+    "direct_io": tr("Chosen: the file is read directly, without the system's page cache."),
 }
 
 
@@ -50,7 +50,7 @@ def load_modes(
     """
     if asked != "auto":
         return (ModeChoice(asked, _CHOSEN[asked]),)
-    mapped = ModeChoice("mmap", tr("The CPU's weights stay pages of the file, which the system can take back."))
+    mapped = ModeChoice("mmap", tr("The CPU's weights stay pages of the file, which the system can reclaim."))
     # The generator is in order of importance, and people are shown one reason.
     reason = next(_reasons_to_read(model, rig, layout, host, has_adapters=has_adapters), None)
     if reason is None:

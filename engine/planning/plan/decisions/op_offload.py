@@ -56,9 +56,9 @@ def decide_op_offload(
     reason = (
         tr("Measured with prompts: {gain}.", gain=gain_words(measured))
         if measured is not None
-        else tr("Chosen; the engine's own is {offload_min_batch} tokens.", offload_min_batch=OFFLOAD_MIN_BATCH)
+        else tr("Chosen; the engine's default is {offload_min_batch} tokens.", offload_min_batch=OFFLOAD_MIN_BATCH)
         if chosen
-        else tr("The engine's own threshold.")
+        else tr("The engine's default.")
     )
     yield Decision("op_offload_min_batch", used.offload_batch, reason, chosen)
 

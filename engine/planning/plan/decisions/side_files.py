@@ -125,17 +125,17 @@ def _image_limits(own: tuple[int, int], context: ContextSettings) -> Iterator[Vi
             limit=most,
             least=own[0],
         )
-        remedy = tr("Set the largest image to {least} tokens at least, or leave it open.", least=own[0])
+        remedy = tr("Set the largest image to at least {least} tokens, or to auto.", least=own[0])
     elif most is None:
         message = tr(
             "At least {least} tokens for an image are more than the projector's maximum of {most}.",
             least=least,
             most=own[1],
         )
-        remedy = tr("Set the smallest image to {most} tokens at most, or leave it open.", most=own[1])
+        remedy = tr("Set the smallest image to at most {most} tokens, or to auto.", most=own[1])
     else:
         message = tr(
             "The smallest image ({least} tokens) is larger than the largest ({most} tokens).", least=least, most=most
         )
-        remedy = tr("Leave one of them open, or set the largest image higher.")
+        remedy = tr("Set one of them to auto, or raise the largest image.")
     yield Violation("image_limit", message, remedy)

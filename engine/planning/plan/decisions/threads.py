@@ -91,7 +91,7 @@ def _reason(processor: Processor) -> str:
             efficiency_cores=processor.cores - processor.performance_cores,
             all_cores=processor.cores,
         )
-    return tr("One on each of {cores} that this program may use.", cores=_cores(processor.cores))
+    return tr("One thread on each of {cores} that this program may use.", cores=_cores(processor.cores))
 
 
 def _measured(choice: MeasuredChoice, processor: Processor) -> str:

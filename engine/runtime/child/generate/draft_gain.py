@@ -30,13 +30,13 @@ LEAST_TESTED = 8
 MOST_LOST, MOST_LOST_AGAIN = 8.0, 4.0
 """Loss that pauses drafts before `TESTED_TOKENS`, in plain steps; the second if drafts of an earlier answer lost."""
 RESTED_TOKENS, MOST_RESTED = 200, 3200
-"""Tokens of answers without drafts after drafts have lost: at first, doubled with each further loss, and at most."""
+"""Tokens of answers for which drafts pause after a loss: the first pause, which each loss doubles, and the longest."""
 
 
 class Rest:
-    """Keeps drafts that have lost time out of the next answers of a loaded model, until enough tokens have passed.
+    """The pause of drafts for the next answers of a loaded model, after drafts have made answers slower.
 
-    Losses are added up over answers, because a short one has few steps.
+    It ends after a number of answered tokens. Losses are summed over answers, because a short answer has few steps.
     """
 
     def __init__(self) -> None:
@@ -48,11 +48,11 @@ class Rest:
 
     @property
     def is_on(self) -> bool:
-        """Whether an answer that begins now is to be without drafts."""
+        """Whether an answer that begins now gets no drafts."""
         return self._left > 0
 
     def begin(self) -> None:
-        """Begin a rest, because drafts have lost time. Answers at the same time begin one rest together."""
+        """Begin the pause, because drafts have made an answer slower. If it has begun already, it is not prolonged."""
         self._clear()
         if self.is_on:
             return
@@ -60,18 +60,18 @@ class Rest:
         self.has_lost = True
 
     def count(self, tokens: int) -> None:
-        """Count tokens of answers."""
+        """Subtract the tokens of an answer from those that the pause still lasts."""
         self._left = max(0, self._left - tokens)
 
     def forget(self) -> None:
-        """Forget earlier losses, because drafts have gained over `TESTED_TOKENS`."""
+        """Forget earlier losses and end the pause, because drafts made the last `TESTED_TOKENS` tokens faster."""
         self._clear()
         self._left, self._tokens, self.has_lost = 0, RESTED_TOKENS, False
 
     def is_lost(self, cost: float, tokens: int) -> bool:
         """Add a step with drafts; return whether drafts have lost so much that further ones are not worth their time.
 
-        `cost`: its time in plain steps. `tokens`: what it has given.
+        `cost`: duration of the step, in plain steps. `tokens`: number of tokens that it added to the answer.
         """
         self._costs.append(cost)
         self._tokens_given += tokens
@@ -116,11 +116,11 @@ class PlainSteps:
 class AnswerDraft:
     """Counts and times the drafts of one answer, and pauses them if they lose time.
 
-    `pauses`: as of `DraftSource`.
+    `pauses`: whether drafts that lose time are paused.
     `paused`: why nothing is drafted any more; empty: drafts go on.
     `ngrams`: n-grams of the sequence, for drafts of that kind.
     `step_tokens`: tokens that the present step has given so far.
-    `rest`: of all answers of the loaded model.
+    `rest`: the pause that all answers of the loaded model share.
     """
 
     def __init__(self, kind: DraftKind, *, pauses: bool = True) -> None:

@@ -85,7 +85,7 @@ class Drafting:
         return none
 
     def begin(self, task: SequenceTask) -> None:
-        """Take a request that got its slot. While drafts rest after a loss, its answer is without them."""
+        """Prepare drafts for a request that got a slot. While drafts are paused after a loss, it gets none."""
         if task.draft is not None:
             task.draft.rest = self._rest
             if self._rest.is_on and not task.is_answering:

@@ -82,7 +82,7 @@ class Shield:
         return msgspec.structs.replace(template_input, tools=self._shielded_json(template_input.tools))
 
     def prompt(self, rendered: str) -> PromptText:
-        """Return the rendered prompt with the names in place of the placeholders.
+        """Return the rendered prompt; each placeholder is replaced by the name of a special token for which it stands.
 
         Raises:
             GuessedMarkError: the template has cut or changed a placeholder.
@@ -201,7 +201,7 @@ def render_shielded(
 
 
 def tokenize_prompt(loaded: LoadedContext, prompt: PromptText, *, add_special: bool) -> list[int]:
-    """Return the tokens of a prompt. Names in its literal parts become tokens of plain text.
+    """Return the tokens of a prompt. Names of special tokens in its literal parts are tokenized as plain text.
 
     `add_special`: as of `tokenize`.
     """

@@ -75,7 +75,7 @@ class ModelDrafter:
         self.has_failed = self.is_reading = False
 
     def refusal(self, number: int, tokens: int) -> DraftPause:
-        """Return why nothing can be drafted for the slot `number` with so many tokens; empty if it can."""
+        """Return why nothing can be drafted for slot `number` with `tokens` tokens in it; empty if it can."""
         if self.has_failed or number >= len(self._sequences):
             return FAILED
         return "" if tokens + 1 < self._most_tokens else "context"

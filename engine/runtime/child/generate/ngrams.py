@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 N = 3
-"""Length of the n-grams, in tokens. A match of shorter ones says too little about what follows."""
+"""Length of the n-grams, in tokens. Shorter ones match too often for the following tokens to be a good draft."""
 
 
 class NgramIndex:

@@ -32,7 +32,7 @@ from engine.runtime.protocol.requests import (
 )
 
 _FILE_SIZE = 1 << 20
-"""Bytes of text that an image or a sound counts as for the limit of a step. It is divided here, and not decoded."""
+"""Size in bytes with which an image or a sound counts for the limit of a step: it is divided here, not decoded."""
 _REMEDY = (
     "Choose the model's projector (mmproj file) in the settings, and load again. If one is loaded, choose another one."
 )

@@ -26,7 +26,7 @@ _TEXT_BYTES = 256
 
 
 def check_source(source: DraftSource | None) -> None:
-    """Check how drafts are to be made; raise `RequestError` if that is not supported or incomplete."""
+    """Raise `RequestError` if the draft source of a load is incomplete or not supported."""
     if source is None:
         return
     if not 1 <= source.n_tokens <= MOST_DRAFTED:
@@ -120,9 +120,10 @@ def of_draft(parts: tuple[Part, ...]) -> tuple[Part, ...]:
 
 
 def failure_of_draft(message: Message, placed: tuple[Part, ...], subject: str = "draft model") -> RequestError:
-    """Return the failure of a load whose draft model failed.
+    """Return the error of a load whose draft model failed to load.
 
-    `message`: that failure. `placed`: the model's parts. `subject`: what cannot be used.
+    `message`: failure of the draft model. `placed`: memory of the model itself, which is loaded.
+    `subject`: name of what failed, for the error.
     """
     if isinstance(message, AllocationFailure):
         parts = (*placed, *of_draft(message.parts))

@@ -40,7 +40,8 @@ _HASHED_BYTES = 4096
 MiB.
 """
 _PROBE_BYTES = (10 << 20) + 4096
-"""Zeros that tell whether a worker caches. Smaller tensors are never cached (`HASH_THRESHOLD` of ggml-rpc)."""
+"""Size of a tensor of zeros that is sent to find out if a worker caches. Smaller ones are never cached
+(`HASH_THRESHOLD` of ggml-rpc)."""
 _I8 = 24
 _WEIGHTS = 1
 """`GGML_BACKEND_BUFFER_USAGE_WEIGHTS`; ggml-rpc asks by hash for weights alone."""
@@ -225,7 +226,7 @@ class _Sender:
                 return
 
     def _send_probe(self) -> bool:
-        """Send the probe unless the worker has it; return whether its bytes were sent."""
+        """Send a tensor of zeros, unless the worker has cached it before; return whether its bytes were sent."""
         with mmap.mmap(-1, _PROBE_BYTES) as zeros:
             first = ctypes.c_char.from_buffer(zeros)
             was_sent = self._put(ctypes.addressof(first), _PROBE_BYTES)

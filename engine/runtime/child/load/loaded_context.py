@@ -57,7 +57,7 @@ class LoadedContext:
     name: str = "this model"
     """Name of the model's file, for messages to the user."""
     draft: DraftSource | None = None
-    """What drafts tokens; None if nothing does."""
+    """Source of the drafts; None if nothing is drafted."""
     draft_model: LoadedContext | None = None
     """The loaded draft model, or the context of the model's MTP heads; None if there is none."""
     draft_parts: tuple[Part, ...] = ()

@@ -286,12 +286,12 @@ def check_image_limit(log: EngineLog, context: ContextSettings) -> None:
         raise failure(
             "argument",
             f"The limit of {limit} tokens for an image is below the projector's minimum of {least}. Set "
-            f"image_max_tokens to {least} at least, or leave it open.",
+            f"image_max_tokens to at least {least}, or to auto.",
         )
     raise failure(
         "argument",
         f"At least {context.image_min_tokens} tokens for an image are more than the projector's maximum. Lower "
-        "image_min_tokens, or leave it open.",
+        "image_min_tokens, or set it to auto.",
     )
 
 

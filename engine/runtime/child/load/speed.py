@@ -129,7 +129,7 @@ class _Graph:
     """A matrix and columns on a device, and the graph that multiplies them. A context manager that frees everything.
 
     `type_number`: ggml type of the matrix.
-    `sums`: if not 0, the graph adds the column up this often instead.
+    `sums`: if not 0, the graph consists of this many additions of the column, without the matrix.
     `rows`: rows of the matrix; 0 for as many as fit into `size_bytes`.
     `tokens`, `columns`: number of columns of the tokens, and of the matrix.
     """
@@ -244,7 +244,7 @@ class _Graph:
         )
 
     def read_bytes_per_second(self, measured_s: float) -> float:
-        """Return the rate at which the matrix is read, in bytes per second. `measured_s`: time to measure."""
+        """Return the rate at which the matrix is read, in bytes per second. `measured_s`: seconds of repeated runs."""
         self._work()
         whole_s, trip_s = _best(self._work, measured_s, self._clock), self._round_trip_s()
         found = float(self._matrix_bytes) / max(whole_s - trip_s, 1e-9)
@@ -258,11 +258,11 @@ class _Graph:
         return found
 
     def op_s(self, measured_s: float) -> float:
-        """Return the seconds of a single graph node that adds columns. `measured_s`: time to measure."""
+        """Return the seconds of a single graph node that adds columns. `measured_s`: seconds of repeated runs."""
         return self.work_s(measured_s) / self._sums
 
     def work_s(self, measured_s: float) -> float:
-        """Return the seconds of the whole graph, without the round trip. `measured_s`: time to measure."""
+        """Return the seconds of the whole graph, without the round trip. `measured_s`: seconds of repeated runs."""
         self._work()
         return max(_best(self._work, measured_s, self._clock) - self._round_trip_s(), 1e-9)
 

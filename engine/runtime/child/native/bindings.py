@@ -239,9 +239,9 @@ class Bindings:
         return None
 
     def _bind_optional(self, name: str) -> Any:
-        """Return a C++ function that returns an object, as a C function; None if it is not exported.
+        """Return an exported C++ function that returns an object, bound as a C function; None if it is not exported.
 
-        Its first argument is a pointer to room for the result.
+        In the C++ ABI such a function gets a pointer to memory for its result as the first argument.
         """
         try:
             return self.bind(name, None, _POINTER, _POINTER)

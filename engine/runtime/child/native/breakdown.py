@@ -42,7 +42,7 @@ class _Node(ctypes.Structure):
 
 
 class _Map(ctypes.Structure):
-    """A `std::map` of libstdc++. `spare`: zeroed room behind it, for a larger map of another standard library."""
+    """A `std::map` of libstdc++. `spare`: zeroed bytes after it, for a larger map of another standard library."""
 
     _fields_ = [
         ("compare", ctypes.c_size_t),

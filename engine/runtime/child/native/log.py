@@ -327,7 +327,7 @@ def model_failure(path: str, facts: LogFacts) -> Failure:
 
 
 def context_failure(tokens: int, facts: LogFacts) -> Failure:
-    """Return the failure of a context of `tokens` tokens that llama.cpp did not make, if no allocation failed."""
+    """Return the failure if llama.cpp did not create a context of `tokens` tokens for a reason other than memory."""
     reason = facts.reason().removeprefix("failed to initialize the context: ")
     failure = _device_failure(reason, f"making a context of {tokens} tokens")
     if failure is not None:

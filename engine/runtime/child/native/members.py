@@ -96,7 +96,7 @@ class MemberBuffers:
         self._watched.append((buffer_type, original, replacement))
 
     def weights_begin(self) -> None:
-        """Forget what was allocated so far. Called before the weights are loaded; `Links` allocates a byte of each."""
+        """Drop the allocations counted so far: `Links` makes small ones. Called before weights are loaded."""
         self._pending.clear()
 
     def weights_done(self) -> None:

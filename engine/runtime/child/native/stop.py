@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
-
 _SEMAPHORE_WORDS = 8
 """Size of glibc's `sem_t` in words of 32 bits on 64-bit machines. The first one is its value."""
 _STOPPED = 0x7FFFFFFF

@@ -347,7 +347,7 @@ def test_faulty_tools_are_told_and_nothing_is_sent_with_them(reading: WindowPart
     field.text_edit.setPlainText(TOOLS)
     field.flush()
     assert field.fault_label.isHidden()
-    assert field.note_label.text().startswith("The chat template of this model knows no tools")
+    assert field.note_label.text().startswith("The chat template of this model does not support tools")
     assert [tool["function"]["name"] for tool in model.conversation.tools.tools] == ["look"]
 
 

@@ -90,7 +90,7 @@ def test_it_is_lent_paired_used_and_stopped(
     pairing = pair_with(place, lender.state.code, laptop.identity, "laptop", DEADLINE_S)
     assert pairing.name == "attic"
     qtbot.waitUntil(lambda: "Paired with laptop" in dialog.text)
-    assert "No pairing code counts" in dialog.code_label.text()
+    assert "No pairing code is valid" in dialog.code_label.text()
     session = Session(place, pairing.der, laptop.identity, device="CPU")
     qtbot.waitUntil(lambda: row.user.text() == "used by laptop")
     click(dialog, "stop")

@@ -189,7 +189,7 @@ def test_several_workers_get_their_weights_at_the_same_time(memory: ModelMemory,
             assert each.kept_bytes >= large_bytes // 2 - THRESHOLD_BYTES // 10
             assert each.sent_bytes < each.weights_bytes - large_bytes // 2 + THRESHOLD_BYTES // 10
     assert "send" in sent.seconds
-    assert sent_words(sent.sent[0]).endswith(", 0 B kept there")
+    assert sent_words(sent.sent[0]).endswith(", 0 B already cached")
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux counts the bytes of a connection")

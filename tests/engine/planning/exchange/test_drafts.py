@@ -58,7 +58,7 @@ def test_a_draft_model_comes_back_as_it_was(model: ModelFile, draft: Draft, layo
 def test_n_gram_comes_back_with_its_tokens(model: ModelFile) -> None:
     found = export_plan(plan_of(model, Draft("ngram", 9)), "llama-server")
     assert arrange(read_foreign(found.text), model, RIG).draft == DraftEntry("ngram", n_tokens=9)
-    assert any("looks for repeats" in note for note in found.notes)
+    assert any("finds repeated text" in note for note in found.notes)
 
 
 @pytest.mark.parametrize(

@@ -111,9 +111,9 @@ def test_a_cpu_run_between_cards_keeps_its_weights_there_and_is_told(dense: Mode
     assert (value(found, "-dev"), value(found, "-ts")) == ("CUDA0,CUDA1", "5,4")
     patterns = [found[index + 1] for index, word in enumerate(found) if word == "-ot"]
     assert patterns == [r"^blk\.(3|4)\.=CPU", r"^(output|output_norm|token_embd)\.=CPU"]
-    assert exported.notes[0].startswith("Layers 3-4 on CPU cannot be said there")
+    assert exported.notes[0].startswith("Layers 3-4 on CPU cannot be exported")
     assert "KV cache and attention are on CUDA0" in exported.notes[0]
-    assert exported.notes[1].startswith("The output layer on CPU cannot be said there")
+    assert exported.notes[1].startswith("The output layer on CPU cannot be exported")
 
 
 def test_experts_are_an_option_only_where_it_is_the_same(sparse: ModelMemory) -> None:
@@ -212,7 +212,7 @@ def test_lm_studio_has_a_ratio(dense: ModelMemory) -> None:
     assert config["gpu"] == {"ratio": 0.7778}
     assert "llamaKCacheQuantizationType" not in config
     assert any("7 of 9" in note for note in exported.notes)
-    assert any("Which layers go to which device" in note for note in exported.notes)
+    assert any("which layers go to which device" in note for note in exported.notes)
 
 
 def test_the_python_script_can_say_everything(dense: ModelMemory) -> None:

@@ -135,7 +135,7 @@ def test_defaults_are_those_of_the_program(model: ModelFile) -> None:
         ("--draft-min 2 -otd a=CPU", "--draft-min 2, -otd a=CPU: this part of speculative decoding"),
         ("--spec-type draft-eagle3", "--spec-type draft-eagle3: this part of speculative decoding"),
         ("--draft-max x", '--draft-max "x" cannot be read'),
-        ("-md gone.gguf -ngld 0", "gone.gguf cannot be read, so the device of the draft is left open"),
+        ("-md gone.gguf -ngld 0", "gone.gguf cannot be read, so the device of the draft is auto"),
         ("-hf owner/name:Q4_0", "fetch it first with layerdeck-cli download"),
         ("-ts 1,x", '-ts "1,x" cannot be read'),
         ("-c", "-c has no value"),

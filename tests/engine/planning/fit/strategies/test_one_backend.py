@@ -100,7 +100,7 @@ def test_switched_off_devices_and_pins_choose_the_backend() -> None:
     found = auto_layout("fewest", memory(), MIXED, CONTEXT, pinned)
     assert backends_of(found.layout, MIXED) == {"CUDA"}
     assert found.layout.device_of(2) == CPU_ID
-    with pytest.raises(ArgumentError, match="pinned to devices of CUDA and Vulkan, but one backend only"):
+    with pytest.raises(ArgumentError, match="pinned to devices of CUDA and Vulkan, but only one backend"):
         check_constraints(replace(ONE, pins=(Pin("CUDA0", 0, 1),), output="Vulkan1"), MIXED, 32)
 
 

@@ -171,14 +171,14 @@ def test_sequences_are_told_of_when_there_are_several(memory: ModelMemory) -> No
 @pytest.mark.parametrize(
     ("processor", "asked", "threads", "threads_batch", "says"),
     [
-        (Processor(8, 8), {}, 8, 8, "One on each of 8 cores"),
-        (Processor(1, 1), {}, 1, 1, "One on each of 1 core "),
+        (Processor(8, 8), {}, 8, 8, "One thread on each of 8 cores"),
+        (Processor(1, 1), {}, 1, 1, "One thread on each of 1 core "),
         (Processor(14, 6), {}, 6, 6, "per performance core (6 cores)"),
         (Processor(16, 8, 2), {}, 2, 2, "(cgroup) allows 2 cores"),
         (Processor(16, 8, 12), {}, 8, 8, "per performance core (8 cores)"),
         (Processor(8, 8), {"threads": 3}, 3, 3, "Chosen."),
         (Processor(8, 8), {"threads": 3, "threads_batch": 8}, 3, 8, "Chosen."),
-        (Processor(8, 8), {"threads_batch": 4}, 8, 4, "One on each of 8 cores"),
+        (Processor(8, 8), {"threads_batch": 4}, 8, 4, "One thread on each of 8 cores"),
         (Processor(8, 8), {"threads": 64}, 64, 64, "more threads than cores (8)"),
     ],
 )

@@ -42,7 +42,7 @@ def main() -> None:
     counts, base = thread_counts_to_try(processor, len(usable_processors())), processor.threads
     size_bytes = min(SIZE_BYTES, host_device().available_bytes // 8)
     begun_s, (busy_s, own_s) = time.monotonic(), processor_seconds()
-    rates: Rates = {str(each): [] for each in counts} | {"bound": []}
+    rates: Rates = {name: [] for name in (*map(str, counts), "bound")}
     with (
         Questions(timeout_s=TIMEOUT_S, name="threads") as free,
         Questions(timeout_s=TIMEOUT_S, name="threads", environment=bound_threads()) as bound,

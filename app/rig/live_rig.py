@@ -285,7 +285,7 @@ class LiveRig(QObject):
 
     def set_devices(self, devices: DeviceList) -> None:
         """Replace the device list, and emit signals for the changes."""
-        before, self.devices = self.devices, replace(devices, rig=self._learnt(devices.rig))
+        before, self.devices = self.devices, self._learnt(devices)
         if self.devices.has_other_devices(before):
             self.devices_changed.emit()
         self._show_rig()
@@ -311,14 +311,14 @@ class LiveRig(QObject):
         self._refresh()
 
     def _refresh(self) -> None:
-        if self._learnt(self.devices.rig) != self.devices.rig:
+        if self._learnt(self.devices).rig != self.devices.rig:
             self.set_devices(self.devices)
 
-    def _learnt(self, rig: Rig) -> Rig:
-        """Return `rig` with what loads and measurements have found about its devices."""
-        rig = self._calibration.apply(rig)
+    def _learnt(self, devices: DeviceList) -> DeviceList:
+        """Return `devices` with what loads and measurements have found about them."""
+        rig = self._calibration.apply(devices.rig)
         # A rig file may describe another computer, of which nothing was measured here.
-        return rig if self.devices.from_file else self._book.apply(rig)
+        return replace(devices, rig=rig if devices.from_file else self._book.apply(rig))
 
     def set_models(self, models: Sequence[HeldModel], current: HeldModel | None) -> None:
         """Set the loaded models.

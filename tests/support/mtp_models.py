@@ -22,19 +22,44 @@ _SPREAD = 24
 Shapes = dict[str, tuple[int, ...]]
 
 
+_DENSE: Shapes = {
+    "ffn_gate.weight": (_N_FF, _N_EMBD),
+    "ffn_up.weight": (_N_FF, _N_EMBD),
+    "ffn_down.weight": (_N_EMBD, _N_FF),
+}
+_EXPERTS: Shapes = {
+    "ffn_gate_inp.weight": (4, _N_EMBD),
+    "ffn_gate_exps.weight": (4, _N_FF, _N_EMBD),
+    "ffn_up_exps.weight": (4, _N_FF, _N_EMBD),
+    "ffn_down_exps.weight": (4, _N_EMBD, _N_FF),
+    "ffn_gate_inp_shexp.weight": (_N_EMBD,),
+    "ffn_gate_shexp.weight": (_N_FF, _N_EMBD),
+    "ffn_up_shexp.weight": (_N_FF, _N_EMBD),
+    "ffn_down_shexp.weight": (_N_EMBD, _N_FF),
+}
+_APART: Shapes = {"ssm_beta.weight": (_RANK, _N_EMBD), "ssm_alpha.weight": (_RANK, _N_EMBD)}
+_JOINED: Shapes = {"ssm_ba.weight": (2 * _RANK, _N_EMBD)}
+
+
 def write_mtp_model(
-    path: Path, *, noise: float = 0.03, n_heads: int = 1, tied: bool = False, echoes: bool = False
+    path: Path,
+    *,
+    noise: float = 0.03,
+    n_heads: int = 1,
+    tied: bool = False,
+    echoes: bool = False,
+    architecture: str = "qwen35",
 ) -> Path:
-    """Write a model of the architecture Qwen3.5 with `n_heads` MTP heads and F32 weights; return `path`.
+    """Write a model with `n_heads` MTP heads and F32 weights; return `path`. Other architectures have experts.
 
     `noise`: weight of what the layers compute. With 0 the next token depends on the last one only, and the head is
     always right; with 0.03 it is right now and then.
-    `echoes`: whether the head sees only the hidden state of the token before. Without noise it then proposes the last
-    token again.
+    `echoes`: whether the head sees only the hidden state of the token before the last. It then proposes that token, if
+    the model is tied and has no noise.
     `tied`: whether the token embedding is the output matrix too.
     """
     vocabulary = byte_vocabulary()
-    writer = gguf.GGUFWriter(path, "qwen35")
+    writer = gguf.GGUFWriter(path, architecture)
     writer.add_name(path.stem)
     writer.add_block_count(N_TRUNK + n_heads)
     writer.add_context_length(4096)
@@ -53,7 +78,12 @@ def write_mtp_model(
     writer.add_ssm_state_size(_STATE)
     writer.add_ssm_time_step_rank(_RANK)
     writer.add_ssm_group_count(_GROUPS)
-    writer.add_uint32("qwen35.full_attention_interval", N_TRUNK)
+    writer.add_uint32(f"{architecture}.full_attention_interval", N_TRUNK)
+    if architecture != "qwen35":
+        writer.add_expert_count(4)
+        writer.add_expert_used_count(2)
+        writer.add_expert_feed_forward_length(_N_FF)
+        writer.add_expert_shared_feed_forward_length(_N_FF)
     if n_heads:
         writer.add_nextn_predict_layers(n_heads)
     add_vocabulary(writer, vocabulary)
@@ -61,7 +91,7 @@ def write_mtp_model(
     if not tied:
         shapes["output.weight"] = (len(vocabulary), _N_EMBD)
     for index in range(N_TRUNK + n_heads):
-        shapes |= {f"blk.{index}.{name}": shape for name, shape in _layer(index).items()}
+        shapes |= {f"blk.{index}.{name}": shape for name, shape in _layer(index, architecture).items()}
     mute = list(control_ids(vocabulary))
     for name, shape in shapes.items():
         values = _values(name, shape, np.float32(noise))
@@ -78,13 +108,11 @@ def write_mtp_model(
     return path
 
 
-def _layer(index: int) -> Shapes:
+def _layer(index: int, architecture: str) -> Shapes:
     shapes: Shapes = {
         "attn_norm.weight": (_N_EMBD,),
         "post_attention_norm.weight": (_N_EMBD,),
-        "ffn_gate.weight": (_N_FF, _N_EMBD),
-        "ffn_up.weight": (_N_FF, _N_EMBD),
-        "ffn_down.weight": (_N_EMBD, _N_FF),
+        **(_DENSE if architecture == "qwen35" else _EXPERTS),
     }
     if index < N_TRUNK - 1:
         inner, keys = _STATE * _RANK, _STATE * _GROUPS
@@ -94,8 +122,7 @@ def _layer(index: int) -> Shapes:
             "ssm_conv1d.weight": (2 * keys + inner, _KERNEL),
             "ssm_dt.bias": (_RANK,),
             "ssm_a": (_RANK,),
-            "ssm_beta.weight": (_RANK, _N_EMBD),
-            "ssm_alpha.weight": (_RANK, _N_EMBD),
+            **(_JOINED if architecture == "qwen3next" else _APART),
             "ssm_norm.weight": (_STATE,),
             "ssm_out.weight": (_N_EMBD, inner),
         }
@@ -128,5 +155,5 @@ def _values(name: str, shape: tuple[int, ...], noise: np.float32) -> npt.NDArray
     generator = np.random.default_rng(zlib.crc32(name.encode()))
     values = generator.standard_normal(shape, np.float32) / np.float32(shape[-1] ** 0.5)
     # What a layer adds to its input goes through these matrices.
-    ends = ("attn_output.weight", "ssm_out.weight", "ffn_down.weight")
+    ends = ("attn_output.weight", "ssm_out.weight", "ffn_down.weight", "ffn_down_exps.weight", "ffn_down_shexp.weight")
     return values * noise if name.endswith(ends) else values

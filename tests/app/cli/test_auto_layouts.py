@@ -8,12 +8,18 @@ from typing import Any
 
 import pytest
 
+from app.cli import inputs
 from app.cli.auto_options import STRATEGIES as HELP_NAMES
+from app.cli.devices import find_machine
 from app.paths import speeds_path
 from engine.base.units import MIB
+from engine.devices.device import CPU_ID, MeasuredChoice
 from engine.machines.rigs.lab import LabRig
-from engine.planning.fit.speed_book import read_speed_book
+from engine.model.gguf.reader import read_model
+from engine.planning.fit.speed_book import EMPTY_BOOK, machine_key, read_speed_book, write_speed_book
 from engine.planning.fit.strategies.catalogue import STRATEGIES
+from engine.planning.layout.layout import single_device
+from engine.planning.plan.decisions.measured import load_key
 from tests.support.command_line import run_here
 from tests.support.models import write_header_only, write_tiny_llama
 
@@ -226,3 +232,29 @@ def test_one_backend_mixes_no_devices(model: Path, tmp_path: Path, capsys: pytes
     assert {run["device"] for run in document["layout"]["runs"]} == {"Vulkan0", "Vulkan1"}
     assert "One backend is used: Vulkan takes" in document["explanation"]
     assert len(document["devices"]) == 4, "all devices have their rows"
+
+
+def test_what_was_measured_here_is_used_where_nothing_is_chosen(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "speeds.json"
+    monkeypatch.setattr(inputs, "speeds_path", lambda: path)
+    rig = find_machine()
+    machine = machine_key(rig.host)
+    layout = single_device(read_model(model).n_layers, CPU_ID)
+    load = load_key(read_model(model), layout, rig)
+    choices = [
+        MeasuredChoice("threads", 3, 2, 1.2, 1.1, 1.3, machine),
+        MeasuredChoice("threads_batch", 2, 2, 1.0, 1.0, 1.0, machine),
+        MeasuredChoice("n_ubatch", 1024, 512, 1.2, 1.1, 1.3, machine, load),
+    ]
+    write_speed_book(path, EMPTY_BOOK.with_choices(choices))
+    found = plan(capsys, model, "--device", "CPU", "--ctx", "2048")
+    decided = {each["setting"]: each for each in found["decisions"]}
+    assert (decided["threads"]["value"], decided["threads_batch"]["value"]) == (3, 2)
+    assert ": measured, 1.20 times as fast as with 2 " in decided["threads"]["reason"]
+    assert decided["n_ubatch"]["reason"].startswith("Measured with prompts: 1.20 times")
+    assert found["layout"]["context"]["n_ubatch"] == 1024
+    chosen = plan(capsys, model, "--device", "CPU", "--ctx", "2048", "--threads", "1", "--ubatch", "256")
+    decided = {each["setting"]: each["value"] for each in chosen["decisions"]}
+    assert (decided["threads"], chosen["layout"]["context"]["n_ubatch"]) == (1, 256)

@@ -17,7 +17,7 @@ from tests.support.unknown_graphs import LOOPED_ARCHITECTURE, LOOPED_METADATA, k
 
 INSPECT_KEYS = [
     "architecture", "name", "file_type", "n_layer", "n_ctx_train", "n_vocab", "n_parameters", "size_bytes", "parts",
-    "blocks", "token_embedding_bytes", "output_bytes", "kv_bytes_per_token",
+    "blocks", "token_embedding_bytes", "output_bytes", "kv_bytes_per_token", "mtp_heads",
 ]  # fmt: skip
 BLOCK_KEYS = ["index", "total_bytes", "attention_bytes", "ffn_bytes", "expert_bytes", "other_bytes"]
 ROW_KEYS = [

@@ -18,6 +18,7 @@ from engine.planning.memory.drafts import Draft
 from engine.planning.settings.table import DRAFTED_TOKENS
 from tests.support.command_line import run_here
 from tests.support.models import write_tiny_llama
+from tests.support.mtp_models import write_mtp_model
 
 
 @pytest.fixture(scope="module")
@@ -127,6 +128,30 @@ def test_heads_of_the_model_are_refused_with_a_reason(capsys: pytest.CaptureFixt
     answer = run(capsys, folder, "--draft", "mtp")
     assert answer.code == 2
     assert "draft_heads" in [each["rule"] for each in answer.document["violations"]]
+    assert "has no MTP heads" in answer.document["violations"][0]["message"]
+
+
+def test_the_head_of_the_model_is_planned_with_the_last_layer(
+    capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path
+) -> None:
+    model, layout = write_mtp_model(tmp_path / "h.gguf"), tmp_path / "layout.json"
+
+    def ask(*words: str | Path) -> dict[str, Any]:
+        answer = run_here(capsys, "plan", model, "--rig", folder / "rig.json", "--ctx", "512", "--json", *words)
+        assert answer.code == 0, answer
+        document: dict[str, Any] = answer.document
+        return document
+
+    words = ("--draft", "mtp", "--draft-tokens", "3", "--layers", "CUDA0=4,CUDA1=1")
+    document = ask(*words)
+    assert document["draft"] == {"kind": "mtp", "tokens": 3}
+    assert document["layout"]["draft"] == {"kind": "mtp", "tokens": 3}
+    assert (held(document)["CUDA0"], held(document)["CUDA1"] > 0) == (0, True)
+    layout.write_text(json.dumps(document["layout"]), encoding="utf-8")
+    assert held(ask("--layout", layout)) == held(document)
+    assert not any(held(ask("--layout", layout, "--draft", "none")).values())
+    facts = run_here(capsys, "inspect", model, "--json").document
+    assert facts["mtp_heads"] == 1
 
 
 @pytest.mark.parametrize("key", ["model", "layout", "context"])

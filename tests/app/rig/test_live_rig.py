@@ -10,10 +10,11 @@ from pytestqt.qtbot import QtBot
 from app.rig.device_list import DeviceList, list_of_file
 from app.rig.live_rig import NOT_HERE, LiveRig
 from engine.base.units import GIB, MIB
-from engine.devices.device import Device, Rig, make_host
+from engine.devices.device import Device, MeasuredChoice, Rig, make_host
 from engine.devices.rig_file import encode_rig
 from engine.devices.telemetry.sample import Sample
 from engine.planning.fit.loaded_models import HeldModel
+from engine.planning.fit.speed_book import EMPTY_BOOK, machine_key
 from engine.runtime.protocol.messages import DeviceMemoryReading
 from tests.support.orders import file_key, holding
 
@@ -180,3 +181,18 @@ def test_bytes_of_a_running_load_are_not_those_of_other_programs(live: LiveRig) 
     other = loaded("other")
     live.set_models([loading, other], other)
     assert card_free(live) == 2 * GIB
+
+
+def test_choices_that_were_measured_here_are_the_hosts_and_not_those_of_a_rig_file(live: LiveRig) -> None:
+    host = live.devices.rig.host
+    choice = MeasuredChoice("threads", 3, 2, 1.2, 1.1, 1.3, machine_key(host))
+    book = EMPTY_BOOK.with_choices([choice])
+    live.set_speed_book(book)
+    assert live.rig.host.choices == (choice,)
+    live.set_devices(DeviceList(Rig((), host)))
+    assert live.rig.host.choices == (choice,), "devices were searched again"
+    live.set_speed_book(EMPTY_BOOK)
+    assert not live.rig.host.choices
+    live.set_speed_book(book)
+    live.set_devices(DeviceList(Rig((), host), from_file=True))
+    assert not live.rig.host.choices

@@ -25,7 +25,7 @@ from widgets.layout_editor.keyboard import DraftFocus, OutputFocus
 from widgets.layout_editor.marks import tooltip_of
 from widgets.layout_editor.placement import lane_contents
 from widgets.layout_editor.shown import DraftTarget
-from widgets.layout_editor.texts import lane_texts
+from widgets.layout_editor.texts import accessible_summary, lane_texts, loaded_words
 
 MakeHand = Callable[[Preview], Hand]
 DRAFT = DraftBlock("small.gguf", ("CUDA1",), 4, 300 * MIB)
@@ -117,3 +117,15 @@ def test_a_lane_with_the_draft_alone_says_so() -> None:
     lanes = {content.device.id: content for content in lane_contents(moved)}
     assert lane_texts(lanes[CPU_ID])[0] == "draft model only"
     assert not lanes[CPU_ID].is_empty
+
+
+def test_the_head_of_the_model_is_a_block_too(make_hand: MakeHand) -> None:
+    preview = replace(dense_preview(), draft=DraftBlock("", ("CUDA1",), 4, 30 * MIB))
+    hand = make_hand(preview)
+    hand.drag(block_at(hand, "CUDA1"), block_at(hand, "CUDA0"))
+    assert hand.said == [DraftMove("CUDA0"), "finished"]
+    told = tooltip_of(hand.shown, DraftTarget(hand.shown.lane_of["CUDA1"]))
+    assert told.startswith("MTP head on CUDA1, the last layer of the model\nKV cache and buffers: 30")
+    assert "MTP head drafts on CUDA1." in accessible_summary(
+        preview, lane_contents(preview), loaded_words(preview, None)
+    )

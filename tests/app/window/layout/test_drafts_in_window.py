@@ -16,6 +16,7 @@ from engine.planning.layout.moves import DraftMove
 from engine.planning.memory.drafts import Draft
 from engine.planning.plan.preview import DraftBlock
 from tests.support.models import write_tiny_llama
+from tests.support.mtp_models import write_mtp_model
 from tests.support.previews import make_gpu, make_rig
 from tests.support.windows import WindowOpener, open_with_model
 from widgets.controls.draft_form import DraftForm
@@ -183,3 +184,32 @@ def test_a_draft_on_several_devices_or_on_one_that_is_gone_is_shown(window: Wind
     form.deleteLater()
     # A layout of two devices is told to the form as both.
     assert _draft_choice(Draft("model", layout=split_evenly(2, ("CUDA0", "CUDA1")))).device == "CUDA0, CUDA1"
+
+
+def test_the_head_of_the_model_is_chosen_and_moved_with_the_last_layer(
+    open_window: WindowOpener, qtbot: QtBot, folder: Path
+) -> None:
+    write_mtp_model(folder / "m.gguf")
+    window = open_with_model(open_window, qtbot, folder)
+    with qtbot.waitSignal(window.desk.document.edit_settled):
+        choose(form_of(window), "MTP head")
+    assert draft_of(window) == Draft("mtp")
+    block = block_of(window)
+    assert block is not None
+    assert (block.name, block.size_bytes > 0) == ("", True)
+    (here,) = block.devices
+    target = "CUDA1" if here == "CUDA0" else "CUDA0"
+    with qtbot.waitSignal(window.desk.document.edit_settled):
+        window.desk.document.move(DraftMove(target))
+        window.desk.document.finish_move()
+    edit = window.desk.document.edit
+    assert edit is not None
+    assert edit.layout.assignment()[-1] == target
+    moved = block_of(window)
+    assert moved is not None
+    assert moved.devices == (target,)
+
+
+def test_a_model_without_a_head_offers_none(window: WindowParts) -> None:
+    box = form_of(window).kind_box
+    assert not [index for index in range(box.count()) if box.itemText(index).startswith("MTP")]

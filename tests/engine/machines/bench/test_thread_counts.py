@@ -161,8 +161,8 @@ def test_other_programs_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     readings = iter([(100.0, 5.0), (110.0, 6.0), (100.0, 5.0), (110.0, 15.0)])
     clock = iter([0.0, 10.0, 0.0, 10.0])
     monkeypatch.setattr(thread_counts, "processor_seconds", lambda: next(readings))
-    monkeypatch.setattr(thread_counts.time, "monotonic", lambda: next(clock))
-    monkeypatch.setattr(thread_counts.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr("engine.machines.bench.thread_counts.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("engine.machines.bench.thread_counts.os.cpu_count", lambda: 2)
     quiet = Quiet()
     with pytest.raises(BusyError, match="45%"):
         quiet.check()

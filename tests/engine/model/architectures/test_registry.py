@@ -24,7 +24,8 @@ WRITES_MODELS = ROOT / "engine" / "model" / "demo"
 BUILDERS = {
     name
     for record in ARCHITECTURES.values()
-    if (graph := record.graph) is not None
+    for graph in (record.graph, record.mtp)
+    if graph is not None
     for name in (graph.embed, graph.layer, graph.attention, graph.recurrence, graph.before, graph.behind, graph.logits)
     if name is not None
 }

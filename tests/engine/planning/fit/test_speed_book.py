@@ -244,10 +244,10 @@ def test_choices_are_kept_one_for_each_setting_machine_and_load(tmp_path: Path) 
 def test_choices_that_cannot_be_are_left_out(tmp_path: Path) -> None:
     good = MeasuredChoice("threads", 8, 16, 1.3, 1.2, 1.4, "here")
     odd = [
-        msgspec.structs.replace(good, machine=str(at), **wrong)
-        for at, wrong in enumerate(
-            ({"value": 0}, {"value": 10_000}, {"ratio": -1.0}, {"setting": "bound_threads", "value": 2})
-        )
+        msgspec.structs.replace(good, machine="a", value=0),
+        msgspec.structs.replace(good, machine="b", value=10_000),
+        msgspec.structs.replace(good, machine="c", ratio=-1.0),
+        msgspec.structs.replace(good, machine="d", setting="bound_threads", value=2),
     ]
     write_speed_book(tmp_path / "speeds.json", SpeedBook({}, (), (), (good, *odd)))
     assert read_speed_book(tmp_path / "speeds.json").choices == (good,)

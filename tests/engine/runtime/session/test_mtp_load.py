@@ -44,10 +44,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["untied", "tied"])
+@pytest.fixture(scope="module", params=["qwen35", "tied", "qwen35moe", "qwen3next"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModelFile:
     path = tmp_path_factory.mktemp("model") / "m.gguf"
-    return read_model(write_mtp_model(path, tied=request.param))
+    if request.param == "tied":
+        return read_model(write_mtp_model(path, tied=True))
+    return read_model(write_mtp_model(path, architecture=request.param))
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from engine.runtime.child.load.warm_up import WarmUp
 class CountingBatch:
     """A batch that only counts its tokens."""
 
-    def __init__(self, _engine: object, _size: int) -> None:
+    def __init__(self, _size: int) -> None:
         self.struct = 0
 
     def clear(self) -> None:
@@ -27,9 +27,8 @@ class CountingBatch:
 
 @pytest.mark.parametrize(("is_known", "sizes"), [(False, [1, 8, 64, 512]), (True, [1])])
 def test_a_known_load_computes_one_token(is_known: bool, sizes: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warm_up, "Batch", CountingBatch)
     # A busy machine must not end the warm-up early.
-    monkeypatch.setattr(warm_up.time, "monotonic", lambda: 0.0)
+    monkeypatch.setattr("engine.runtime.child.load.warm_up.time.monotonic", lambda: 0.0)
     computed: list[int] = []
 
     def compute(size: int) -> int:
@@ -49,6 +48,7 @@ def test_a_known_load_computes_one_token(is_known: bool, sizes: list[int], monke
         engine=SimpleNamespace(low=SimpleNamespace(llama_vocab_bos=lambda _vocabulary: 1)),
         vocabulary=None,
         vocabulary_size=8,
+        new_batch=CountingBatch,
         compute=compute,
         clear=lambda: None,
     )

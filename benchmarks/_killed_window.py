@@ -7,6 +7,7 @@ A line is written after the paint event, so that nothing is told that nobody cou
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import random
@@ -35,6 +36,8 @@ from engine.runtime.session.status import Phase
 
 LEAST_MS, MOST_MS = 30, 250
 SHARE_OF_WATCHING = 0.9
+OPENS_WITHIN_S = 60.0
+"""Seconds after which a window that has not opened writes what its threads do to standard error."""
 
 
 def tell(kind: str, **values: object) -> None:
@@ -58,6 +61,7 @@ class Actor(QObject):
         application = QApplication.instance()
         assert application is not None
         application.installEventFilter(self)
+        faulthandler.cancel_dump_traceback_later()
         tell("opened")
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
@@ -134,6 +138,7 @@ class Actor(QObject):
 
 def main() -> None:
     seed, model, url = sys.argv[1:]
+    faulthandler.dump_traceback_later(OPENS_WITHIN_S)
     start_logging(log_path())
     application = QApplication(sys.argv[:1])
     opening = Opening(Settings(), Theme(application, "dark"), StartOptions([Path(model)], None))

@@ -196,3 +196,34 @@ def mamba2(n_layers: int, n_embd: int, n_state: int, n_vocab: int) -> Shape:
         yield "output_norm.weight", (n_embd,)
 
     return Shape("mamba2", n_embd, n_layers, hyper, tuple(tensors()), n_vocab)
+
+
+_Llama = LlamaShape
+FITTED: Mapping[str, tuple[Shape, Type]] = {
+    "dense_f16": (llama(_Llama(12, 768, 12, 4, 2048, 4096), 8192), Type.F16),
+    "wide_q8_0": (llama(_Llama(6, 1536, 24, 8, 4096, 4096), 8192), Type.Q8_0),
+    "deep_q4_0": (llama(_Llama(40, 512, 8, 4, 1536, 4096), 8192), Type.Q4_0),
+    "experts_f16": (llama(_Llama(8, 512, 8, 4, 1024, 4096, n_expert=8, n_expert_used=2), 8192), Type.F16),
+    "middle_q4_0": (llama(_Llama(20, 1024, 16, 8, 2816, 4096), 8192), Type.Q4_0),
+    "fine_experts_q8_0": (llama(_Llama(10, 640, 10, 5, 640, 4096, n_expert=16, n_expert_used=4), 8192), Type.Q8_0),
+    "window_f16": (gemma3(12, 640, 4, 1, 256, 2048, 128, 16384), Type.F16),
+    "mamba_q8_0": (mamba(24, 768, 16, 8192), Type.Q8_0),
+}
+"""Models to which constants were fitted, with the real one."""
+HELD_OUT: Mapping[str, tuple[Shape, Type]] = {
+    "dense_q4_k": (llama(_Llama(10, 1536, 12, 4, 4096, 4096), 16384), Type.Q4_K),
+    "experts_q4_0": (llama(_Llama(10, 1024, 16, 4, 1024, 4096, n_expert=8, n_expert_used=2), 8192), Type.Q4_0),
+    "many_experts_q4_k": (llama(_Llama(8, 1024, 16, 4, 512, 4096, n_expert=32, n_expert_used=4), 16384), Type.Q4_K),
+    "window_q4_0": (gemma3(18, 1024, 8, 2, 128, 3072, 256, 16384), Type.Q4_0),
+    "mamba2_q4_0": (mamba2(24, 1024, 128, 8192), Type.Q4_0),
+    "tall_q6_k": (llama(_Llama(8, 1280, 20, 20, 3584, 4096, tied=True), 32768), Type.Q6_K),
+    "dense_q8_0": (llama(_Llama(24, 960, 15, 5, 2560, 4096), 16384), Type.Q8_0),
+    "fresh_dense_q4_0": (llama(_Llama(5, 2048, 16, 8, 5504, 4096), 8192), Type.Q4_0),
+    "fresh_window_q8_0": (gemma3(12, 896, 8, 4, 128, 2688, 192, 12288), Type.Q8_0),
+    "fresh_mamba2_q8_0": (mamba2(16, 1024, 64, 8192), Type.Q8_0),
+    "fresh_mamba_f16": (mamba(16, 640, 16, 8192), Type.F16),
+    "fresh_experts_q4_k": (llama(_Llama(6, 1280, 20, 5, 768, 4096, n_expert=16, n_expert_used=2), 12288), Type.Q4_K),
+    "fresh_experts_q8_0": (llama(_Llama(8, 1024, 8, 8, 512, 4096, n_expert=16, n_expert_used=6), 8192), Type.Q8_0),
+    "fresh_dense_q6_k": (llama(_Llama(10, 1280, 10, 2, 3328, 4096), 8192), Type.Q6_K),
+}
+"""Models that nothing was fitted to. Those called fresh were first measured when the model of costs was finished."""

@@ -58,7 +58,9 @@ def play_round(home: Path, model: Path, server: HubServer, seed: int) -> dict[st
     assert process.stdout is not None
     giving_up = threading.Timer(DEADLINE_S, process.kill)
     giving_up.start()
+    started_s = time.monotonic()
     lines.append(json.loads(process.stdout.readline() or b'{"kind": "did not open"}'))
+    opened_s = round(time.monotonic() - started_s, 2)
     painted = threading.Event()
 
     def read() -> None:
@@ -75,19 +77,20 @@ def play_round(home: Path, model: Path, server: HubServer, seed: int) -> dict[st
     time.sleep(chance.uniform(0.0, LONGEST_S))
     children = {each: _role(each) for each in psutil.Process(process.pid).children(recursive=True)}
     process.send_signal(signal.SIGKILL)
-    process.wait()
+    status = process.wait()
     begun_s = time.monotonic()
     orphans = [role for each, role in children.items() if not _ends_by(each, begun_s + ORPHAN_S)]
     ended = all(_ends_by(each, begun_s + DEADLINE_S) for each in children)
     ended_s = round(time.monotonic() - begun_s, 2) if ended else None
     reader.join()
     giving_up.cancel()
-    found = [*_lost(home, lines), *_wrong_files(home)]
+    found = [*_lost(home, lines, status), *_wrong_files(home)]
     return {
         "seed": seed,
         "kinds": dict(Counter(line["kind"] for line in lines)),
         "orphans": orphans,
         "ended_s": ended_s,
+        "opened_s": opened_s,
         "found": found,
         "bad_notices": sorted({line["text"] for line in lines if line["kind"] == "notice" and line["bad"]}),
     }
@@ -118,11 +121,12 @@ def _whole(process: subprocess.Popen[bytes]) -> Iterator[bytes]:
     return (line for line in process.stdout if line.endswith(b"\n"))
 
 
-def _lost(home: Path, lines: list[dict[str, Any]]) -> list[str]:
+def _lost(home: Path, lines: list[dict[str, Any]], status: int) -> list[str]:
     """Return what was painted and is not there, and what is there twice."""
     path = home / "xdg_data_home" / "layerdeck" / "chats.sqlite3"
     if lines[0]["kind"] != "opened":
-        return ["the window did not open"]
+        errors = (home / "stderr.txt").read_text(encoding="utf-8", errors="replace")
+        return [f"the window did not open; exit status {status}: {errors[-4000:]}"]
     painted = {line["id"]: line for line in lines if line["kind"] == "painted" and line["text"]}
     found = []
     with closing(ChatStore(path, makes_copies=False)) as store:

@@ -3,13 +3,14 @@
     python -m benchmarks.speed_prediction [--rounds 3] [--tokens 32] [--model FILE.gguf] [--no-measuring]
         [--keep FOLDER | --kept FOLDER] [--own-devices] [--only NAME ...]
 
-Models of several shapes (dense F16, Q8_0, Q4_0, experts, and the real one where it is kept) answer on several layouts
-each. The layouts of a model take turns, so that what else the machine does hits all of them; the median of the rounds
-counts. `--clock cpu` counts the processor's time of all processes in place of the clock's: with one thread each they
-work one after another, and what else a busy machine does is left out (so is waiting for the network). Then each answer
-in turn is what was learnt, and all other layouts of the model are predicted with it. `noise` is how far single answers
-are from their layout's median, in the middle: no prediction can be nearer than that. Prompts are read and compared in
-the same way.
+Models of several shapes (dense, experts, sliding windows, recurrent state, `_shapes.py`, and the real one where it is
+kept) answer on several layouts each: after a short prompt, and deep in the context after one of several micro batches.
+The layouts of a model take turns, so that what else the machine does hits all of them; the median of the rounds counts.
+`--clock cpu` counts the processor's time of all processes in place of the clock's: with one thread each they work one
+after another, and what else a busy machine does is left out (so is waiting for the network). Then each answer in turn
+is what was learnt, and all other layouts of the model are predicted with it. `noise` is how far single answers are from
+their layout's median, in the middle: no prediction can be nearer than that. Prompts are read and compared in the same
+way. Models that constants were fitted to are counted apart from those that nothing was fitted to ("held_out").
 `--own-devices` takes what this machine has in place of a lab: with an engine that has Vulkan, and
 GGML_VK_VISIBLE_DEVICES=0,0,0, three of Mesa's llvmpipe. `--only` names models, as they are called in the report.
 `--keep` keeps what was measured; `--kept` predicts it once more without measuring, as after a change of the prediction.
@@ -29,18 +30,16 @@ from itertools import combinations, cycle, islice
 from pathlib import Path
 from typing import NamedTuple
 
-import gguf
 import msgspec
-import numpy as np
 import psutil
 
 from benchmarks._children import OurChild, our_child
+from benchmarks._shapes import FITTED, HELD_OUT, write_shape
 from engine.base.units import GIB
 from engine.devices.device import CPU_ID, Rig
 from engine.machines.rigs.discovery import discover
 from engine.machines.rigs.lab import LabRig
 from engine.machines.rigs.speeds import measured_book, speed_lines
-from engine.model.demo.llama_writer import LlamaShape, byte_vocabulary, write_llama
 from engine.model.gguf.reader import read_model
 from engine.planning.fit.speed_book import EMPTY_BOOK, SpeedBook, read_speed_book, write_speed_book
 from engine.planning.layout.layout import Layout, Override, make_layout
@@ -61,6 +60,8 @@ KEPT_MODEL = Path.home() / ".cache/layerdeck/models/SmolLM2-135M-Instruct.Q4_1.g
 PROMPT = "Tell a long story about a lighthouse keeper, a storm and a ship that nobody expected."
 PROMPT_TOKENS = 120
 """What is read for the speed of prompts: as many as make reading the weights once cheap."""
+DEEP_TOKENS, DEEP_ANSWER = 800, 12
+"""Length of a prompt of several micro batches, and of the answer to it: attention to many tokens counts there."""
 ANSWERS_OF_A_LOAD = 2
 CONTEXT = ContextSettings(n_ctx=1024, load_mode="none", threads=1, threads_batch=1)
 """One thread, as workers have: several wait for each other, and on a busy machine for what else runs there."""
@@ -70,13 +71,20 @@ WORTH_TELLING = 1.1
 
 
 class Measured(msgspec.Struct):
-    """What the answers of a layout took in seconds per token, and how full the context was; the same of prompts."""
+    """What the answers of a layout took in seconds per token, and how full the context was; the same of prompts.
+
+    `deep_...`: the same of a long prompt, and of the answer to it.
+    """
 
     seconds: list[float] = []
     fill_tokens: int = 0
     tokens: int = 0
     prompt_seconds: list[float] = []
     prompt_tokens: int = 0
+    deep_seconds: list[float] = []
+    deep_fill_tokens: int = 0
+    deep_prompt_seconds: list[float] = []
+    deep_prompt_tokens: int = 0
 
 
 Kept = dict[str, dict[str, Measured]]
@@ -94,10 +102,6 @@ class Trial:
     @property
     def token_s(self) -> float:
         return statistics.median(self.measured.seconds)
-
-    @property
-    def prompt_token_s(self) -> float:
-        return statistics.median(self.measured.prompt_seconds)
 
 
 def main() -> None:
@@ -142,7 +146,17 @@ def main() -> None:
                 (options.keep / ANSWERS).write_bytes(msgspec.json.encode(kept))
     result = {"benchmark": "speed_prediction", "rounds": options.rounds, "measured": not options.no_measuring}
     result |= {"clock": options.clock}
-    print(json.dumps(result | figures(groups, book)))
+    fitted, held_out = ([trials for trials in groups if is_held_out(trials) == is_held] for is_held in (False, True))
+    if fitted:
+        result["fitted"] = figures(fitted, book)
+    if held_out:
+        result["held_out"] = figures(held_out, book)
+    print(json.dumps(result))
+
+
+def is_held_out(trials: Sequence[Trial]) -> bool:
+    """Return whether nothing was fitted to the model of these trials."""
+    return trials[0].plan.model.name in HELD_OUT
 
 
 @contextmanager
@@ -154,7 +168,7 @@ def devices_of(own: bool) -> Iterator[tuple[Rig, list[psutil.Process]]]:
             raise SystemExit("This engine finds no device here besides the processor.")
         yield rig, []
         return
-    with LabRig([2 * GIB] * 3) as lab:
+    with LabRig([2 * GIB] * 2) as lab:
         yield lab.rig, [psutil.Process(lab.pid(device.id)) for device in lab.rig.devices]
 
 
@@ -170,45 +184,25 @@ def measure(
 
 def models(folder: Path, real: Path, only: Sequence[str] = ()) -> Iterator[Path]:
     """Yield files of the models (of those named, where any is), those that are generated as they are needed."""
-    types = gguf.GGMLQuantizationType
     if real.exists() and (not only or real.stem in only):
         yield real
-    for name, shape, of in (
-        ("dense_f16", LlamaShape(12, 768, 12, 4, 2048, 4096), types.F16),
-        ("wide_q8_0", LlamaShape(6, 1536, 24, 8, 4096, 4096), types.Q8_0),
-        ("deep_q4_0", LlamaShape(40, 512, 8, 4, 1536, 4096), types.Q4_0),
-        ("experts_f16", LlamaShape(8, 512, 8, 4, 1024, 4096, n_expert=8, n_expert_used=2), types.F16),
-        ("middle_q4_0", LlamaShape(20, 1024, 16, 8, 2816, 4096), types.Q4_0),
-        ("fine_experts_q8_0", LlamaShape(10, 640, 10, 5, 640, 4096, n_expert=16, n_expert_used=4), types.Q8_0),
-    ):
+    for name, (shape, matrix_type) in {**FITTED, **HELD_OUT}.items():
         if not only or name in only:
-            yield write_model(folder / f"{name}.gguf", shape, of)
-
-
-def write_model(path: Path, shape: LlamaShape, matrix_type: gguf.GGMLQuantizationType) -> Path:
-    """Write a model with random weights."""
-    generator = np.random.default_rng(1)
-
-    def weights(_name: str, extents: tuple[int, ...]) -> np.ndarray:
-        if len(extents) == 1:
-            return np.ones(extents, np.float32)
-        return generator.standard_normal(extents, np.float32) / np.float32(extents[-1] ** 0.5)
-
-    write_llama(path, shape, byte_vocabulary(8192), name=path.stem, weights=weights, matrix_type=matrix_type)
-    return path
+            path = write_shape(folder / f"{name}.gguf", shape, matrix_type)
+            yield path
+            path.unlink()
 
 
 def layouts_of(path: Path, rig: Rig) -> list[Trial]:
     """Return layouts from one device to many hops."""
     memory = ModelMemory(read_model(path))
     n = memory.model.n_layers
-    first, second, third = islice(cycle(device.id for device in rig.devices), 3)
+    first, second = islice(cycle(device.id for device in rig.devices), 2)
     places = {
         "host": [CPU_ID] * n,
         "worker": [first] * n,
         "host and worker": [CPU_ID] * (n // 2) + [first] * (n - n // 2),
         "two workers": [first] * (n // 2) + [second] * (n - n // 2),
-        "three workers": [first] * (n // 3) + [second] * (n // 3) + [third] * (n - 2 * (n // 3)),
         "a quarter on the host": [CPU_ID] * (n // 4) + [first] * (n - n // 4),
         "turns": [(CPU_ID, first)[index // max(1, n // 6) % 2] for index in range(n)],
     }
@@ -232,6 +226,8 @@ def answer(trial: Trial, tokens: int, workers: Sequence[psutil.Process] | None =
         answers = [ask(child, f"{turn} {PROMPT}", tokens, workers) for turn in range(ANSWERS_OF_A_LOAD)]
         long = " ".join([f"long {PROMPT}"] * (1 + PROMPT_TOKENS // warm.word.prompt_tokens))
         read = ask(child, long, 1, workers)
+        deep = " ".join([f"deep {PROMPT}"] * round(DEEP_TOKENS / warm.word.prompt_tokens))
+        far = ask(child, deep, DEEP_ANSWER, workers)
     measured = trial.measured
     for word, _, generation_s in answers:
         # The first token is there when the processor's clock starts.
@@ -242,6 +238,12 @@ def answer(trial: Trial, tokens: int, workers: Sequence[psutil.Process] | None =
     measured.prompt_tokens = read.word.evaluated_tokens
     prompt_s = read.word.prompt_seconds if workers is None else read.prompt_s
     measured.prompt_seconds.append(prompt_s / measured.prompt_tokens)
+    wall_s = far.word.generation_seconds / far.word.generated_tokens
+    measured.deep_seconds.append(wall_s if workers is None else far.generation_s / (far.word.generated_tokens - 1))
+    measured.deep_fill_tokens = far.word.prompt_tokens + far.word.generated_tokens // 2
+    measured.deep_prompt_tokens = far.word.evaluated_tokens
+    prompt_s = far.word.prompt_seconds if workers is None else far.prompt_s
+    measured.deep_prompt_seconds.append(prompt_s / measured.deep_prompt_tokens)
 
 
 class Said(NamedTuple):
@@ -284,17 +286,21 @@ def processor_s(processes: Sequence[psutil.Process]) -> float:
     return spent_ns / 1e9
 
 
-def predicted(trial: Trial, speeds: Speeds) -> SpeedForecast:
-    """Return what is predicted of a trial."""
-    found = plan_speed(Work(trial.plan.model), trial.plan, speeds, trial.measured.fill_tokens)
+def predicted(trial: Trial, speeds: Speeds, *, deep: bool = False) -> SpeedForecast:
+    """Return what is predicted of a trial's answer."""
+    measured = trial.measured
+    fill_tokens = measured.deep_fill_tokens if deep else measured.fill_tokens
+    found = plan_speed(Work(trial.plan.model), trial.plan, speeds, fill_tokens)
     if found is None:
         raise RuntimeError(f"{trial.name} cannot be planned")
     return found
 
 
-def predicted_prompt(trial: Trial, speeds: Speeds) -> SpeedForecast:
+def predicted_prompt(trial: Trial, speeds: Speeds, *, deep: bool = True) -> SpeedForecast:
     """Return what is predicted of a trial's prompt."""
-    found = plan_prompt(Work(trial.plan.model), trial.plan, speeds, trial.measured.prompt_tokens)
+    measured = trial.measured
+    n_tokens = measured.deep_prompt_tokens if deep else measured.prompt_tokens
+    found = plan_prompt(Work(trial.plan.model), trial.plan, speeds, n_tokens)
     if found is None:
         raise RuntimeError(f"{trial.name} cannot be planned")
     return found
@@ -305,25 +311,46 @@ def learnt(book: SpeedBook, trial: Trial) -> SpeedBook:
     rig, layout = trial.plan.rig, trial.plan.edit.layout
     speeds, name = book.speeds(rig).unlearnt, layout_class(layout, rig)
     book = book.with_answer(name, rig, predicted(trial, speeds), trial.measured.tokens, 1 / trial.token_s)
-    return book.with_prompt(name, rig, predicted_prompt(trial, speeds), 1 / trial.prompt_token_s)
+    return book.with_prompt(name, rig, predicted_prompt(trial, speeds), 1 / measured_s(trial, "deep prompt"))
 
 
-def after_answer(book: SpeedBook, taught: Trial) -> Callable[[Trial], tuple[SpeedForecast, SpeedForecast]]:
-    """Return a function that predicts (the answers, the prompt) of a trial after an answer on the layout of `taught`.
+KINDS = ("answer", "deep answer", "prompt", "deep prompt")
 
-    As in the window: the answer is learnt, and predictions of the same model are in proportion to it.
+
+def measured_s(trial: Trial, kind: str) -> float:
+    """Return the measured seconds of a token."""
+    measured = trial.measured
+    return statistics.median(
+        {
+            "answer": measured.seconds,
+            "deep answer": measured.deep_seconds,
+            "prompt": measured.prompt_seconds,
+            "deep prompt": measured.deep_prompt_seconds,
+        }[kind]
+    )
+
+
+def predict(trial: Trial, kind: str, speeds: Speeds) -> SpeedForecast:
+    """Return what is predicted of a trial."""
+    make = predicted_prompt if kind.endswith("prompt") else predicted
+    return make(trial, speeds, deep=kind.startswith("deep"))
+
+
+def after_answer(book: SpeedBook, taught: Trial) -> Callable[[Trial, str], float]:
+    """Return a function that predicts the seconds of a token of a trial after one answer on the layout of `taught`.
+
+    As in the window: the answer is learnt with its (long) prompt, and predictions of the same model are in proportion
+    to them.
     """
     speeds = learnt(book, taught).speeds(taught.plan.rig)
-    there, read = predicted(taught, speeds), predicted_prompt(taught, speeds)
-    answer = LastAnswer(1 / taught.token_s, there.n_tokens)
-    prompt = LastAnswer(1 / taught.prompt_token_s, read.n_tokens)
 
-    def predict(trial: Trial) -> tuple[SpeedForecast, SpeedForecast]:
-        return anchored(predicted(trial, speeds), there, answer), anchored(
-            predicted_prompt(trial, speeds), read, prompt
-        )
+    def found(trial: Trial, kind: str) -> float:
+        like = "deep prompt" if kind.endswith("prompt") else "answer"
+        there = predict(taught, like, speeds)
+        answer = LastAnswer(1 / measured_s(taught, like), there.n_tokens)
+        return anchored(predict(trial, kind, speeds), there, answer).token_s
 
-    return predict
+    return found
 
 
 def report_model(name: str, trials: Sequence[Trial], book: SpeedBook) -> None:
@@ -335,52 +362,37 @@ def report_model(name: str, trials: Sequence[Trial], book: SpeedBook) -> None:
         parts = ", ".join(f"{each.id} {each.seconds * 1e3:.1f}" for each in before.devices)
         print(
             f"{name}, {trial.name}: {trial.token_s * 1e3:.1f} ms a token ({noise([trial]):.0%} noise), predicted "
-            f"{before.token_s * 1e3:.1f} ({parts}), after an answer {after(trial)[0].token_s * 1e3:.1f}",
+            f"{before.token_s * 1e3:.1f} ({parts}), after an answer {after(trial, 'answer') * 1e3:.1f}",
             flush=True,
         )
 
 
 def figures(groups: Sequence[Sequence[Trial]], book: SpeedBook) -> dict[str, object]:
     """Return errors and orders before any answer, and after one of each layout in turn."""
-    errors, after, ranks, ranks_after, pairs = [], [], [], [], 0
-    prompts, prompts_after = [], []
+    before: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    after: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    ranks, ranks_after = [], []
     for trials in groups:
         speeds = book.speeds(trials[0].plan.rig)
-        before = [predicted(trial, speeds).token_s for trial in trials]
-        errors += [abs(found / trial.token_s - 1) for found, trial in zip(before, trials, strict=True)]
-        ranks += order_hits(trials, before)
-        pairs += len(order_hits(trials, before))
-        prompts += [prompt_error(trial, speeds) for trial in trials]
+        for kind in KINDS:
+            before[kind] += [abs(predict(each, kind, speeds).token_s / measured_s(each, kind) - 1) for each in trials]
+        ranks += order_hits(trials, [predict(each, "answer", speeds).token_s for each in trials])
         for taught in trials:
-            predict = after_answer(book, taught)
-            both = [predict(trial) for trial in trials]
-            found = [answer.token_s for answer, _ in both]
-            after += [
-                abs(each / trial.token_s - 1) for each, trial in zip(found, trials, strict=True) if trial is not taught
-            ]
-            ranks_after += order_hits(trials, found)
-            prompts_after += [
-                abs(prompt.token_s / trial.prompt_token_s - 1)
-                for (_, prompt), trial in zip(both, trials, strict=True)
-                if trial is not taught
-            ]
+            found = after_answer(book, taught)
+            others = [each for each in trials if each is not taught]
+            for kind in KINDS:
+                after[kind] += [abs(found(each, kind) / measured_s(each, kind) - 1) for each in others]
+            ranks_after += order_hits(trials, [found(each, "answer") for each in trials])
     return {
         "layouts": sum(map(len, groups)),
-        "pairs": pairs,
+        "pairs": len(ranks),
         "noise": round(noise([trial for trials in groups for trial in trials]), 3),
-        "median_error_before": round(statistics.median(errors), 3),
-        "median_error": round(statistics.median(after), 3),
-        "error_90": round(statistics.quantiles(after, n=10)[-1], 3),
         "right_before": round(statistics.mean(ranks), 3),
         "right": round(statistics.mean(ranks_after), 3),
-        "prompt_error_before": round(statistics.median(prompts), 3),
-        "prompt_error": round(statistics.median(prompts_after), 3),
+        "median_error_before": {kind: round(statistics.median(each), 3) for kind, each in before.items()},
+        "median_error": {kind: round(statistics.median(each), 3) for kind, each in after.items()},
+        "error_90": {kind: round(statistics.quantiles(each, n=10)[-1], 3) for kind, each in after.items()},
     }
-
-
-def prompt_error(trial: Trial, speeds: Speeds) -> float:
-    """Return how far the prediction of a trial's prompt is off, as a part."""
-    return abs(predicted_prompt(trial, speeds).token_s / trial.prompt_token_s - 1)
 
 
 def order_hits(trials: Sequence[Trial], found: Sequence[float]) -> list[bool]:

@@ -109,8 +109,10 @@ calling thread) and our process id. Where drivers and llama.cpp try them for oth
 they fail.
 """
 _BINDING = "sched_setaffinity"
-"""Call with which threads are bound. With `binds_threads` it is allowed for ids above ours, which our threads have until
-the numbers of the system start again; all threads that the parent has by now have lower ones.
+"""Call with which threads are bound. With `binds_threads` it is allowed for ids above ours.
+
+Our threads have such ids until the system's numbers start again. All threads that the parent has by now have lower
+ones.
 """
 _NAMESPACES = 0x7E020000
 """CLONE_NEW*: in namespaces of its own a process has all capabilities, and with them reaches more of the kernel."""

@@ -25,6 +25,7 @@ class FitDocument(msgspec.Struct, frozen=True, kw_only=True):
     `tokens_per_second`: predicted speed of an answer of usual length, between these bounds.
     `source`: source of the prediction, which tells how certain it is; null if there is no prediction.
     `projector`: file name of the projector whose memory is counted, null if none is.
+    `uncertainty`: share by which `tokens_per_second` may be off, null if unknown; nine of ten predictions are nearer.
     """
 
     kind: str
@@ -37,6 +38,7 @@ class FitDocument(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_second: float | None
     source: Source | None
     projector: str | None = None
+    uncertainty: float | None = None
 
 
 class CopyDocument(msgspec.Struct, frozen=True, kw_only=True):
@@ -185,6 +187,7 @@ def _fit(fit: Fit) -> FitDocument:
         tokens_per_second=fit.speed if fit.fits and fit.speed else None,
         source=fit.source if fit.fits and fit.speed else None,
         projector=fit.projector or None,
+        uncertainty=fit.uncertainty or None if fit.fits and fit.speed else None,
     )
 
 

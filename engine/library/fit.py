@@ -36,6 +36,7 @@ class Fit(msgspec.Struct, frozen=True, omit_defaults=True):
     `expected`: predicted speed with a usual number of tokens in the context, the same number as the editor shows.
     `source`: the least certain source among the devices that matter for `expected`.
     `projector`: file name of the projector whose memory is counted; empty if none is.
+    `uncertainty`: share by which `expected` may be off, 0 if unknown; nine of ten predictions are nearer.
     """
 
     kind: FitKind
@@ -50,6 +51,7 @@ class Fit(msgspec.Struct, frozen=True, omit_defaults=True):
     expected: float = 0.0
     source: Source = "guess"
     projector: str = ""
+    uncertainty: float = 0.0
 
     @property
     def fits(self) -> bool:
@@ -118,21 +120,27 @@ def speed_words(fit: Fit) -> str:
 
 
 def sourced_speed_words(fit: Fit) -> str:
-    """Return the predicted speed as text with its source in brackets; empty if there is no prediction."""
-    words = speed_words(fit)
+    """Return the predicted speed as text, with how sure it is and its source; empty if there is no prediction."""
+    words = _uncertain(speed_words(fit), fit)
     return words and tr("{speed} ({source})", speed=words, source=source_words(fit.source))
 
 
+def _uncertain(words: str, fit: Fit) -> str:
+    """Return the text of a speed with the percentage by which it may be off; unchanged if that is unknown."""
+    if not words or not fit.uncertainty:
+        return words
+    return tr("{speed}, ±{percent} %", speed=words, percent=round(100 * fit.uncertainty))
+
+
 def speed_range_words(fit: Fit) -> str:
-    """Return the slowest and fastest predicted speed with their source, for a tool tip.
+    """Return the predicted speed, how sure it is, and the speed with a full context, for a tool tip.
 
     Empty if there is no prediction.
     """
     if not fit.fits or fit.fastest <= 0:
         return ""
     return tr(
-        "Predicted: {slowest} tokens/s with a full context to {fastest} with an empty one ({source})",
+        "Predicted: {speed}; at least {slowest} with a full context",
+        speed=sourced_speed_words(fit),
         slowest=predicted_rate_text(fit.slowest),
-        fastest=predicted_rate_text(fit.fastest),
-        source=source_words(fit.source),
     )

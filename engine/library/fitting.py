@@ -79,6 +79,7 @@ def _fit(memory: ModelMemory, rig: Rig, strategy: str, found: AutoLayout, constr
         layout=layout_key(found.layout),
         expected=speed.tokens_per_second,
         source=speed.source,
+        uncertainty=speed.uncertainty or 0.0,
     )
     if from_disk_bytes <= 0:
         return result

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,9 +21,13 @@ from engine.planning.layout.layout import single_device
 from engine.planning.settings.context_settings import ContextSettings
 from engine.runtime.protocol.requests import Generate
 from engine.runtime.session.events import AnyEvent, Done, Loaded, Progress, Token
+from tests.support.faulty_children import build_preload
+from tests.support.hub_server import Repo, hub_server
 from tests.support.models import write_tiny_llama
 from tests.support.orders import order_of
 from tests.support.session_log import SessionLog
+from tests.support.transfers import KIB, Running, hub_file, some_bytes
+from tests.support.transfers import order_of as download_of
 
 ROOT = Path(__file__).parents[2]
 _CLOCKS = ("time.time(", "datetime.now(", "now_ms(", "currentDateTime(", "currentMSecsSinceEpoch(")
@@ -84,3 +90,69 @@ def test_a_child_that_is_stopped_for_a_while_goes_on(tmp_path: Path, stopped_at:
 def _go_on(processes: list[psutil.Process]) -> None:
     for each in processes:
         os.kill(each.pid, signal.SIGCONT)
+
+
+JUMPING = """
+import json, sys, time
+from pathlib import Path
+from engine.devices.device import Rig
+from engine.machines.rigs.discovery import host_device
+from engine.model.gguf.reader import read_model
+from engine.planning.layout.layout import single_device
+from engine.planning.settings.context_settings import ContextSettings
+from engine.runtime.protocol.requests import Generate
+from engine.runtime.session.events import Done, Loaded
+from tests.support.orders import order_of
+from tests.support.session_log import SessionLog
+
+looks = [time.time() for _ in range(5)]
+model = read_model(Path(sys.argv[1]))
+context = ContextSettings(n_ctx=512, n_batch=64, n_ubatch=64, threads=1, threads_batch=1)
+with SessionLog() as log:
+    log.session.load(order_of(model, Rig((), host_device()), single_device(model.n_layers, "CPU"), context))
+    loaded = log.wait_for_endings(1)[0]
+    log.session.ask(Generate(prompt="x", max_tokens=100))
+    done = log.wait_for_endings(2)[1]
+print(json.dumps([
+    max(looks) - min(looks) > 86400, type(loaded).__name__, type(done).__name__, done.generated_tokens,
+    done.generation_tokens_per_second, done.prompt_tokens_per_second,
+]))
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the clock is preloaded, as Linux does it")
+def test_a_clock_that_jumps_changes_no_load_and_no_answer(tmp_path: Path) -> None:
+    """The clock jumps at each look of the window and of the engine, in the interpreter and in native code."""
+    library = build_preload("jumping_clock", tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", JUMPING, str(write_tiny_llama(tmp_path / "tiny.gguf"))],
+        env={**os.environ, "LD_PRELOAD": str(library), "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    jumps, loaded, answered, tokens, *speeds = json.loads(done.stdout)
+    assert jumps
+    assert (loaded, answered, tokens) == ("Loaded", "Done", 100)
+    assert all(0 < speed < 1e6 for speed in speeds)
+
+
+def test_a_download_that_is_stopped_goes_on(tmp_path: Path) -> None:
+    stopped: list[str] = []
+    with hub_server(Repo("org/m", {"m.gguf": some_bytes(100 * KIB)})) as server:
+
+        def stop(_answered: int) -> None:
+            server.at_bytes = None
+            child = psutil.Process(running.transfer.pid or 0)
+            child.suspend()
+            while child.status() != psutil.STATUS_STOPPED:
+                os.sched_yield()
+            stopped.append(child.status())
+            child.resume()
+
+        server.at_bytes = stop
+        running = Running(download_of(hub_file(server, "org/m", "m.gguf", tmp_path)))
+        assert running.end().succeeded
+    assert stopped == [psutil.STATUS_STOPPED]
+    assert (tmp_path / "m.gguf").read_bytes() == some_bytes(100 * KIB)

@@ -67,8 +67,8 @@ def test_a_tokenizer_without_end_is_ended_with_the_name_of_the_file(
 
 def unrotated(folder: Path) -> Path:
     """Write a model whose RoPE rotates no elements: ggml's operation on the CPU steps back and forth at the first."""
-    path = write_tiny_llama(folder / "endless.gguf", architecture="qwen2")
-    return change_values(path, {"qwen2.rope.dimension_count": number_value(0, U32)})
+    path = write_tiny_llama(folder / "endless.gguf", architecture="nanbeige")
+    return change_values(path, {"nanbeige.rope.dimension_count": number_value(0, U32)})
 
 
 def load_of(path: Path) -> AnyEvent:
@@ -83,7 +83,7 @@ def test_a_model_that_rotates_nothing_is_refused(tmp_path: Path) -> None:
     failed = load_of(unrotated(tmp_path))
     assert isinstance(failed, Failed), failed
     assert failed.kind == "model_file"
-    assert "endless.gguf cannot be used: qwen2.rope.dimension_count is 0" in failed.message
+    assert "endless.gguf cannot be used: nanbeige.rope.dimension_count is 0" in failed.message
 
 
 def test_an_operation_without_end_is_ended_with_the_name_of_the_file(

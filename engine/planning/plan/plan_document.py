@@ -81,6 +81,7 @@ def _speed_document(speed: SpeedForecast) -> dict[str, object]:
         "tokens_per_second": round(speed.tokens_per_second, 2) if speed.is_known else None,
         "context_tokens": speed.n_tokens,
         "source": speed.source,
+        "uncertainty": speed.uncertainty,
         "devices": [
             {
                 "id": each.id,
@@ -113,6 +114,7 @@ def _prompt_document(prompt: SpeedForecast) -> dict[str, object]:
         "tokens_per_second": round(prompt.tokens_per_second, 2) if prompt.is_known else None,
         "tokens": prompt.n_tokens,
         "source": prompt.source,
+        "uncertainty": prompt.uncertainty,
         "devices": [
             {
                 "id": each.id,

@@ -49,6 +49,14 @@ from engine.planning.speed.work import StateCost, Work, described_ops, hops, mov
 
 USUAL_FILL = 2048
 """Tokens in the context for which a speed is predicted, unless the context length is below twice this number."""
+_UNCERTAINTY: Mapping[Source, float | None] = {"measured": 0.25, "answers": 0.3, "card": 0.4, "guess": None}
+"""Share by which a prediction may be off, by its source: nine of ten predictions are nearer. None: unknown.
+
+That of measured devices is from models that nothing was fitted to (`benchmarks/speed_prediction.py`); those of answers
+and of a card's figures are estimates.
+"""
+_LEARNT_UNCERTAINTY = 0.2
+"""The same after an answer on a layout of this class, of any model."""
 _TILE = 64
 """Tokens and cells of a tile of attention in ggml-cpu: a tile of which the mask leaves anything is computed whole."""
 _STATE_PASSES = 3
@@ -126,6 +134,12 @@ class SpeedForecast:
     def is_known(self) -> bool:
         """Whether the prediction is based on measurements, answers or published figures, not on a guess."""
         return self.source != "guess"
+
+    @property
+    def uncertainty(self) -> float | None:
+        """The share by which the prediction may be off; nine of ten are nearer. None if it is based on a guess."""
+        found = _UNCERTAINTY[self.source]
+        return found if found is None or not self.is_learnt else min(found, _LEARNT_UNCERTAINTY)
 
     def text(self) -> str:
         """Return tokens per second as a text for the user; "roughly" marks a prediction that is based on a guess."""

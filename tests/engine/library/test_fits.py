@@ -21,6 +21,7 @@ from engine.library.fit import (
     place_words,
     projector_words,
     sourced_speed_words,
+    speed_range_words,
     speed_words,
 )
 from engine.library.fitting import find_fit
@@ -69,9 +70,10 @@ def test_each_kind_has_its_words(seven: ModelFile) -> None:
     assert place_words(whole) == "32 on CUDA0"
     assert whole.fastest > whole.slowest > alone.fastest > 0
     assert speed_words(whole) == f"about {predicted_rate_text(whole.speed)} tokens/s"
-    assert sourced_speed_words(whole).endswith("(from the card's specifications)")
+    assert sourced_speed_words(whole).endswith(" tokens/s, ±40 % (from the card's specifications)")
+    assert speed_range_words(whole).startswith(f"Predicted: {sourced_speed_words(whole)}; at least ")
     assert speed_words(alone).startswith("roughly ")
-    assert sourced_speed_words(alone).endswith("(not measured)")
+    assert sourced_speed_words(alone).endswith(" tokens/s (not measured)"), "nobody knows how far off a guess is"
     assert whole.fastest > whole.expected > whole.slowest
     assert split.kind == "split"
     assert sum(count for _, count in split.layers) == 32

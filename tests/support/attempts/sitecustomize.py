@@ -67,12 +67,11 @@ def _secrets(parent: int) -> bool:
     return own or _can(Path(f"/proc/{parent}/environ").read_bytes) or _can(Path(f"/proc/{parent}/maps").read_bytes)
 
 
+_NAMES = ("sched_setscheduler", "sched_setattr", "ioprio_set", "process_vm_readv", "ptrace")
 _CALLS = {
-    "x86_64": {"sched_setscheduler": 144, "sched_setattr": 314, "ioprio_set": 251, "process_vm_readv": 310, "ptrace": 101},
-    "aarch64": {
-        "sched_setscheduler": 119, "sched_setattr": 274, "ioprio_set": 30, "process_vm_readv": 270, "ptrace": 117,
-    },
-}  # fmt: skip
+    "x86_64": dict(zip(_NAMES, (144, 314, 251, 310, 101), strict=True)),
+    "aarch64": dict(zip(_NAMES, (119, 274, 30, 270, 117), strict=True)),
+}
 _ATTACH, _DETACH, _LEAST_SCHED_ATTR = 0x4206, 17, 48
 
 

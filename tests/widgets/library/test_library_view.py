@@ -232,7 +232,7 @@ def test_a_measured_speed_leads_if_it_has_the_layout_of_the_forecast(view: Libra
     item = view.details.quantisations.topLevelItem(0)
     assert item is not None
     assert item.text(3) == "32 measured"
-    assert item.toolTip(3).startswith("<qt>Predicted: 30 tokens/s with a full context to 40")
+    assert item.toolTip(3).startswith("<qt>Predicted: about 35 tokens/s")
     # Notes of older versions have the devices alone, which are enough for a layout on one device.
     assert row_words(model("m", notes=Notes(measured=32.04, measured_on="CUDA0"))).speed == "32 tokens/s measured"
 

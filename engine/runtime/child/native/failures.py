@@ -169,16 +169,14 @@ class NodeLimit:
         self._begun: tuple[float, float] = 0.0, 0.0
 
     def __enter__(self) -> None:
-        global _computing
         # Once for each token, so that it must cost nothing.
         self._calls += 1
-        _computing = self
+        _computing[:] = [self]
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        global _computing
-        _computing = None
+        _computing.clear()
 
     def look(self) -> None:
         """End the process if the running computation exceeds the limit. Called in the thread of the heartbeat."""
@@ -197,11 +195,11 @@ class NodeLimit:
             os._exit(GAVE_UP_EXIT_CODE)
 
 
-_computing: NodeLimit | None = None
-"""The limit of the computation that runs. The main thread sets it, the thread of the heartbeat reads it."""
+_computing: list[NodeLimit] = []
+"""The limit of the computation that runs, if any. The main thread sets it, the thread of the heartbeat reads it."""
 
 
 def look_at_nodes() -> None:
     """Check the limit of the running computation; does nothing if none runs."""
-    if (limit := _computing) is not None:
+    for limit in tuple(_computing):
         limit.look()

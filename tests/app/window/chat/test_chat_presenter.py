@@ -146,7 +146,7 @@ def open_long(conversation: Conversation, max_tokens: int) -> None:
         parent = path[-1].id if path else None
         role: Role = "assistant" if place % 2 else "user"
         path.append(Message(id=str(place), role=role, content="abc " * 300, parent=parent))
-    settings = {"max_tokens": max_tokens, "seed": 1}
+    settings: dict[str, object] = {"max_tokens": max_tokens, "seed": 1}
     conversation.open(Chat(id="c", title="Long", settings=settings), tree_of(path, path[-1].id))
 
 

@@ -68,12 +68,12 @@ def look(monkeypatch: pytest.MonkeyPatch) -> Look:
     def end(_status: int) -> None:
         raise _Ended
 
-    monkeypatch.setattr(failures.time, "monotonic", lambda: now["s"])
-    monkeypatch.setattr(failures.time, "process_time", lambda: now["cpu_s"])
+    monkeypatch.setattr("engine.runtime.child.native.failures.time.monotonic", lambda: now["s"])
+    monkeypatch.setattr("engine.runtime.child.native.failures.time.process_time", lambda: now["cpu_s"])
     monkeypatch.setattr(
         failures, "current_use", lambda with_network=True: ResourceUse(now["cpu_s"], 1 << 30, int(now["read"]), 0)
     )
-    monkeypatch.setattr(failures.os, "_exit", end)
+    monkeypatch.setattr("engine.runtime.child.native.failures.os._exit", end)
     said: list[str] = []
     limit = NodeLimit(said.append, "small.gguf", lambda: int(now["nodes"]), seconds=10.0)
     limit.__enter__()
@@ -114,5 +114,5 @@ def test_work_and_waiting_are_not_ended(look: Look, step: dict[str, float]) -> N
 
 
 def test_nothing_is_looked_at_between_computations(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failures, "_computing", None)
+    monkeypatch.setattr(failures, "_computing", [])
     assert [look(), look(), look()] == [False, False, False]

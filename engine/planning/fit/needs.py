@@ -6,9 +6,8 @@ because compute buffers depend on all of it.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Collection, Iterable, Mapping
-from itertools import accumulate
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Mapping
 from math import inf
 
 from engine.planning.fit.strategies.constraints import Watch
@@ -19,9 +18,6 @@ from engine.planning.memory.side_files import SideFiles
 from engine.planning.plan.decisions.resolve import Beside, estimate_beside
 from engine.planning.plan.plan import Plan
 from engine.planning.plan.report import device_needs, pooled_bytes, shortfalls
-
-_MOST_GUESSES = 4
-"""Numbers that are tested before the rest is bisected, in case that the bytes of things tell nothing."""
 
 
 class Needs:
@@ -46,13 +42,12 @@ class Needs:
         self._watch = watch
         self._plans: dict[Layout, Plan] = {}
         self._known: dict[Layout, Mapping[str, DeviceMemory]] = {}
-        self._least: dict[Layout, Mapping[str, DeviceMemory]] = {}
 
     def within(self, limits: Mapping[str, int]) -> Needs:
         """Return an object with other limits that shares the cached estimates with this one."""
         other = Needs(self._plan, limits, as_asked=self._as_asked, watch=self._watch)
         # What a layout needs does not depend on the limits.
-        other._plans, other._known, other._least = self._plans, self._known, self._least
+        other._plans, other._known = self._plans, self._known
         return other
 
     def plan(self, layout: Layout) -> Plan:
@@ -82,20 +77,11 @@ class Needs:
 
     def least(self, layout: Layout) -> Mapping[str, DeviceMemory]:
         """Return the memory of `layout` without compute buffers, by device id; "auto" settings stay undecided."""
-        found = self._least.get(layout)
-        if found is None:
-            plan = self._plan
-            uses_heads = uses_mtp(plan.edit.side_files.draft)
-            estimate = plan.memory.estimate(
-                layout, plan.edit.context, plan.rig, with_compute=False, mtp=uses_heads
-            )
-            found = self._least[layout] = device_needs(estimate, plan.learned_rig)
-        return found
-
-    def most_left(self, layout: Layout, device_id: str) -> int:
-        """Return the bytes that `layout` leaves of a device's limit; without compute buffers if none were computed."""
-        found = self._known.get(layout) or self.least(layout)
-        return self.limits[device_id] - found[device_id].need_bytes
+        plan = self._plan
+        estimate = plan.memory.estimate(
+            layout, plan.edit.context, plan.rig, with_compute=False, mtp=uses_mtp(plan.edit.side_files.draft)
+        )
+        return device_needs(estimate, plan.learned_rig)
 
     def estimate_as_asked(self, layout: Layout, side_files: SideFiles) -> Beside:
         """Return the memory estimate of `layout` with `side_files`, and the devices of the side files.
@@ -139,33 +125,6 @@ def first_number(low: int, high: int, holds: Callable[[int], bool]) -> int:
     """
     # Valid only if `holds` is monotonic: once true, it stays true for all larger numbers.
     return low + bisect_left(range(low, high), x=True, key=holds)
-
-
-def count_fitting(
-    sizes: Iterable[int], holds: Callable[[int], bool], left: Callable[[int], int], room_bytes: int
-) -> int:
-    """Return how many of some things fit on a device together, the first ones first.
-
-    `holds` tells whether a number of them fits, and must be monotonic as for `largest_number`. The others only make the
-    search shorter.
-
-    `sizes`: bytes of each thing.
-    `left`: returns the bytes that a number of them leaves free; it is called after `holds`.
-    `room_bytes`: bytes that they may take, before anything is tested.
-    """
-    # The bytes left after a forecast tell the bytes that all others take. So the second test is mostly the answer.
-    sums = [0, *accumulate(sizes)]
-    low, high, n_tested = 0, len(sums) - 1, 0
-    while low < high:
-        guess = bisect_right(sums, room_bytes) - 1 if n_tested < _MOST_GUESSES else (low + high + 1) // 2
-        probe = min(max(guess, low + 1), high)
-        if holds(probe):
-            low = probe
-        else:
-            high = probe - 1
-        room_bytes = sums[probe] + left(probe)
-        n_tested += 1
-    return low
 
 
 def largest_number(high: int, holds: Callable[[int], bool], guess: int) -> int:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations, groupby
+from itertools import accumulate, combinations, groupby
 
 from engine.devices.device import CPU_ID
 from engine.model.gguf.model_file import part_of_tensor
-from engine.planning.fit.needs import count_fitting, largest_number
+from engine.planning.fit.needs import largest_number
 from engine.planning.fit.strategies.filling import fill
 from engine.planning.fit.strategies.workbench import Workbench
 from engine.planning.layout.layout import Layout, Override
@@ -137,20 +137,17 @@ def _with_layers(state: _State, device_id: str, start: int) -> tuple[int, _State
     """Return how many layers from `start` on fit on the device with their experts, and the state with them on it."""
     bench = state.bench
 
-    def tried(count: int) -> _State:
-        return state.with_layers(device_id, range(start, start + count))
+    def goes(count: int) -> bool:
+        tried = state.with_layers(device_id, range(start, start + count))
+        return not bench.is_short({device_id}, tried.layout)
 
+    room = state.left_bytes(device_id)
     sizes = (
         layer.expert_bytes if state.places[layer.index] == device_id else layer.weights_bytes + layer.kv_bytes
         for layer in bench.layers[start:]
     )
-    count = count_fitting(
-        sizes,
-        lambda number: not bench.is_short({device_id}, tried(number).layout),
-        lambda number: bench.most_left(tried(number).layout, device_id),
-        state.left_bytes(device_id),
-    )
-    return count, tried(count)
+    count = largest_number(bench.n_layers - start, goes, sum(size <= room for size in accumulate(sizes)))
+    return count, state.with_layers(device_id, range(start, start + count))
 
 
 def _with_own_experts(state: _State, device_id: str) -> _State:
@@ -160,13 +157,9 @@ def _with_own_experts(state: _State, device_id: str) -> _State:
     def tried(count: int) -> _State:
         return replace(state, away=state.away.difference(own[:count]))
 
-    bench = state.bench
-    count = count_fitting(
-        (bench.layers[index].expert_bytes for index in own),
-        lambda number: tried(number).goes,
-        lambda number: bench.most_left(tried(number).layout, device_id),
-        state.left_bytes(device_id),
-    )
+    room = state.left_bytes(device_id)
+    sums = accumulate(state.bench.layers[index].expert_bytes for index in own)
+    count = largest_number(len(own), lambda number: tried(number).goes, sum(size <= room for size in sums))
     return _with_part(tried(count), device_id, own[count])[1] if count < len(own) else tried(count)
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from engine.devices.device import CPU_ID, Device
-from engine.planning.fit.needs import count_fitting
+from engine.planning.fit.needs import largest_number
 from engine.planning.fit.strategies.workbench import Workbench, rank
 from engine.planning.layout.layout import Layout, Override
 
@@ -134,9 +134,8 @@ class _Pass:
             while start < end and waiting:
                 device_id = waiting.pop()
                 count = self._most(places, device_id, range(start, end), output, from_end=True)
-                if not count and output is None and end == bench.n_layers:
-                    alone = bench.layout(places, device_id, self.overrides)
-                    output = device_id if self._goes(alone, device_id) else None
+                if not count and output is None and end == bench.n_layers and self._goes(places, device_id, device_id):
+                    output = device_id
                 end -= count
             below = pinned.get(start - 1)
             if start < end and below not in (None, CPU_ID):
@@ -154,30 +153,34 @@ class _Pass:
                 found[span.start - 1] = str(front)
             return found
 
-        def layout(count: int) -> Layout:
-            return self.bench.layout(tried(count, self.front), output, self.overrides)
+        def goes(count: int) -> bool:
+            return self._goes(tried(count, self.front), output, device_id)
 
-        kept_bytes = self.headroom.get(device_id, 0) + self.reserve.get(device_id, 0)
-        count = count_fitting(
-            map(self._size, layers[::-1] if from_end else layers),
-            lambda count: self._goes(layout(count), device_id),
-            lambda count: self.bench.most_left(layout(count), device_id) - kept_bytes,
-            self.bench.usable.get(device_id, 0) - kept_bytes,
-        )
+        guess = self._guess(device_id, layers[::-1] if from_end else layers)
+        count = largest_number(len(layers), goes, guess)
         places[:] = tried(count)
         return count
 
-    def _goes(self, layout: Layout, filled: str) -> bool:
+    def _goes(self, places: Sequence[str], output: str | None, filled: str) -> bool:
         """Return whether no device exceeds its memory, except `front` and devices that pinned layers overfill."""
+        layout = self.bench.layout(places, output, self.overrides)
         left_free = self.headroom
-        if CPU_ID in layout.assignment():
+        if CPU_ID in places:
             left_free = {key: size + self.reserve.get(key, 0) for key, size in left_free.items()}
         spared = {self.front, *self.bench.overpinned} - {filled}
         return not self.bench.is_short(self.bench.usable.keys() - spared, layout, left_free)
 
-    def _size(self, index: int) -> int:
-        """Return the bytes that layer `index` takes on a device, with the output layer if it is the last."""
-        bench, layer = self.bench, self.bench.layers[index]
-        size = layer.weights_bytes - (layer.expert_bytes if self.overrides else 0)
-        size += layer.kv_bytes if bench.context.offload_kqv else 0
-        return size + (bench.output_bytes if index == bench.n_layers - 1 else 0)
+    def _guess(self, device_id: str, layers: Iterable[int]) -> int:
+        """Return an estimate of how many of `layers` fit. It only affects how long the exact search takes."""
+        bench = self.bench
+        room = bench.usable.get(device_id, 0) - self.headroom.get(device_id, 0) - self.reserve.get(device_id, 0)
+        count = 0
+        for index in layers:
+            layer = bench.layers[index]
+            room -= layer.weights_bytes - (layer.expert_bytes if self.overrides else 0)
+            room -= layer.kv_bytes if bench.context.offload_kqv else 0
+            room -= bench.output_bytes if index == bench.n_layers - 1 else 0
+            if room < 0:
+                break
+            count += 1
+        return count

@@ -158,10 +158,6 @@ class Workbench:
         """Return the usable bytes that `layout` leaves on a device other than the host; negative if it exceeds them."""
         return self._needs.room(layout).get(device_id, -self.need(layout)[device_id].need_bytes)
 
-    def most_left(self, layout: Layout, device_id: str) -> int:
-        """Return the usable bytes that `layout` leaves on a device; without compute buffers if none were computed."""
-        return self._needs.most_left(layout, device_id)
-
     def is_short(self, device_ids: Collection[str], layout: Layout, left_free: Mapping[str, int] | None = None) -> bool:
         """Return whether `layout` exceeds the usable bytes of at least one of these devices.
 

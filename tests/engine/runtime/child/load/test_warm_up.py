@@ -8,7 +8,6 @@ from typing import Any, cast
 import pytest
 
 from engine.planning.settings.context_settings import ContextSettings
-from engine.runtime.child.load import warm_up
 from engine.runtime.child.load.warm_up import WarmUp
 
 

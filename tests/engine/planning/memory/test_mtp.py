@@ -29,7 +29,7 @@ from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan, make_plan
 from engine.planning.plan.preview import PreviewTables, make_preview
 from engine.planning.settings.context_settings import ContextSettings
-from engine.runtime.requests import load_request
+from engine.runtime.plan_requests import load_request
 from tests.support.models import write_tiny_llama
 from tests.support.mtp_models import write_mtp_model
 

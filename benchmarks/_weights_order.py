@@ -92,7 +92,7 @@ def measure_real(folder: Path) -> dict[str, Any]:
     """
     path = write_tiny_llama(folder / "m.gguf", n_layers=N_REAL, n_embd=1024, n_head=8, n_ff=6144, n_vocab=2048)
     memory, found = ModelMemory(read_model(path)), dict[str, Any]()
-    usual = requests.EARLY_LEAST_BYTES
+    usual = plan_requests.EARLY_LEAST_BYTES
     orders = {"one_by_one_slow_last": (False, REAL_RATES), "one_by_one_slow_first": (False, REAL_RATES[::-1]),
               "all_at_once": (True, REAL_RATES)}  # fmt: skip
     for name, (is_early, rates) in orders.items():
@@ -110,14 +110,14 @@ def measure_real(folder: Path) -> dict[str, Any]:
                 relay = stack.enter_context(Relay(port, bytes_per_second=rate))
                 devices.append(worker_device(f"RPC{number}", relay.endpoint, GIB))
             layout = split_evenly(N_REAL, [device.id for device in devices])
-            requests.EARLY_LEAST_BYTES = 0 if is_early else 1 << 60
+            plan_requests.EARLY_LEAST_BYTES = 0 if is_early else 1 << 60
             try:
                 with SessionLog() as log:
                     rig = Rig(tuple(devices), host_device())
                     log.session.load(order_of(memory, rig, layout, ContextSettings(n_ctx=256, threads=1)))
                     ending = log.wait_for_endings(1)[0]
             finally:
-                requests.EARLY_LEAST_BYTES = usual
+                plan_requests.EARLY_LEAST_BYTES = usual
         assert isinstance(ending, Loaded), ending
         found[name] = {stage: round(ending.seconds.get(stage, 0.0), 1) for stage in ("send", "read")}
         print(f"  weights, {N_REAL} real workers, {name}: {found[name]}", flush=True)

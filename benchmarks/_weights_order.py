@@ -23,6 +23,7 @@ from engine.model.gguf.reader import read_model
 from engine.planning.layout.layout import split_evenly
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.settings.context_settings import ContextSettings
+from engine.runtime import plan_requests
 from engine.runtime.protocol.requests import Serve
 from engine.runtime.session.events import Loaded
 from tests.support.faulty_relay import Relay

@@ -12,7 +12,7 @@ from tests.support.models import write_header_only, write_tiny_llama
 
 _KEYS = [
     "architecture", "name", "file_type", "n_layer", "n_ctx_train", "n_vocab", "n_parameters", "size_bytes", "parts",
-    "blocks", "token_embedding_bytes", "output_bytes", "kv_bytes_per_token",
+    "blocks", "token_embedding_bytes", "output_bytes", "kv_bytes_per_token", "mtp_heads",
 ]  # fmt: skip
 
 

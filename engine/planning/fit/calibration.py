@@ -22,21 +22,23 @@ from engine.planning.plan.report import DeviceRow
 
 VERSION = 1
 KEPT_LOADS = 5
-"""Number of loads saved for each device. The median of their overheads counts, so a single odd load has no effect."""
+"""Number of latest loads whose overhead is saved for each device. Their median is used, so one odd load has no effect."""
 KEPT_DEVICES = 64
 MAX_FILE_BYTES = 1 << 16
 MAX_OVERHEAD_BYTES = 2 * GIB
 """Largest overhead that is saved. A process takes some hundred MiB; a larger difference is an error of the forecast."""
 MAX_COMPUTING_BYTES = 8 * GIB
-"""Largest need while computing that is saved. With a larger one, another program has probably allocated memory."""
+"""Largest need (bytes beyond llama.cpp's buffers while a model computes) that is saved.
+
+If a measured need is larger, another program has probably allocated memory.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Overhead and needs that earlier loads had on each device.
+    """Memory that earlier loads needed on each device beyond llama.cpp's buffers.
 
-    `overheads`: bytes beyond llama.cpp's buffers in the last loads, by device key; the device loaded last is at the
-    end.
+    `overheads`: overhead in bytes of the last loads, by device key; the device that was loaded last is the last key.
     `computing`: needs of models that ran out of memory while they computed, latest last.
     """
 

@@ -1,6 +1,6 @@
-"""Detects wrong forecasts: the estimate and llama.cpp's numbers differ by more than the tolerance.
+"""Detection of wrong forecasts: cases in which the memory estimate differs from llama.cpp's numbers by too much.
 
-A log line has what is needed to reproduce such a case.
+`defect_text` returns a log line with everything that is needed to reproduce such a case.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from engine.planning.plan.report import DeviceRow
 
 TOLERANCE = 0.03
 TOLERANCE_BYTES = 8 * MIB
-"""Allowed difference between estimate and llama.cpp in bytes, if it is more than the share `TOLERANCE`."""
+"""Largest difference in bytes between estimate and llama.cpp that counts as correct; the share `TOLERANCE` may allow more."""
 MAX_NUMBERS = 256
 """Most elements of an array of hyper-parameters in the log line.
 

@@ -34,7 +34,7 @@ class ExpertOutcome:
 
 
 def layers_with_experts(plan: Plan) -> tuple[int, ...]:
-    """Return the indices of the layers that have experts."""
+    """Return the indices of the layers that have mixture-of-experts tensors."""
     return tuple(block.index for block in plan.model.blocks if block.expert_bytes)
 
 
@@ -46,7 +46,7 @@ def all_to_cpu(plan: Plan) -> Layout:
 def back_as_fit(plan: Plan) -> Layout:
     """Return the layout with as many experts as fit moved from the CPU to the devices of their layers.
 
-    Experts of the last layers move first, so that those on the CPU remain one range, as with strategy experts.
+    Experts of the last layers move first. Those that stay on the CPU are then one range, as with strategy "experts".
     """
     layout = plan.edit.layout
     limits = {
@@ -76,9 +76,9 @@ def back_as_fit(plan: Plan) -> Layout:
 
 
 def by_count(plan: Plan, device: str, count: int, speeds: Speeds) -> Layout:
-    """Return the layout with the experts of `count` layers on a device.
+    """Return the layout with the experts of `count` layers on device `device`.
 
-    They are filled from the first or from the last layer, whichever is predicted to be faster.
+    The layers are counted from the first or from the last one, whichever is predicted to be faster.
 
     Raises:
         LayoutError: fewer layers have experts, or the experts cannot leave the CPU.

@@ -77,7 +77,7 @@ class HeldModel:
 
 
 def expired(models: Iterable[HeldModel], now_s: float) -> tuple[HeldModel, ...]:
-    """Return the idle models whose keep-alive time has passed."""
+    """Return the idle models whose keep-alive time has ended at `now_s`."""
     return tuple(model for model in models if model.expires_s <= now_s)
 
 
@@ -209,13 +209,16 @@ def _device_beside(device: Device, staying: _Others, returned_bytes: int, taken_
 
 
 def rows_fit(rows: Iterable[DeviceRow], rig: Rig) -> bool:
-    """Return whether each device of `rig` has its row's need and margin available. A row without needs always fits."""
+    """Return whether every device has enough available memory for the need of its row and for its margin.
+
+    A row without needs always fits.
+    """
     return not missing_bytes(rows, rig)
 
 
 RECOVERED_SHARE = 0.75
 LIMIT_S = 5.0
-"""Longest wait in seconds until an unloaded model's memory is free. Another program may have allocated it."""
+"""Longest wait in seconds until the memory of an unloaded model is free; another program may have allocated it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +226,7 @@ class Recovery:
     """A wait until the memory of an unloaded model is free again.
 
     `began_s`: time of the unload.
-    `free_before_bytes`: free bytes before the unload, by id of the devices that are waited for.
+    `free_before_bytes`: free bytes before the unload, by id of each device whose memory is waited for.
     `held_bytes`: bytes that the model held, by device id.
     """
 

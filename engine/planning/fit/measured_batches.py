@@ -1,4 +1,4 @@
-"""The micro batch of a first layout: the measured one, if it fits."""
+"""The micro batch of a model's first layout: the one that was measured as fastest, if it fits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from engine.planning.settings.context_settings import ContextSettings
 
 
 def with_measured_batches(memory: ModelMemory, rig: Rig, edit: Edit) -> Edit:
-    """Return `edit` with the micro batch that was measured as fastest for the model on these devices.
+    """Return `edit` (layout and settings) with the micro batch that was measured as fastest for the model on these devices.
 
     The edit is unchanged if nothing was measured, if its batches are not the defaults, or if the plan with the measured
     micro batch breaks a rule or does not fit.

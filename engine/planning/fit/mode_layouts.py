@@ -25,7 +25,7 @@ The free memory of equal cards differs by the memory that the desktop uses.
 
 
 def layout_in_split_mode(plan: Plan, mode: SplitMode, speeds: Speeds = NO_MEASUREMENTS) -> Layout:
-    """Return the layout of `plan` in another split mode.
+    """Return the layout of `plan` changed to split mode `mode`.
 
     For mode none, the best device for the whole model is chosen.
     """
@@ -38,7 +38,7 @@ def layout_in_split_mode(plan: Plan, mode: SplitMode, speeds: Speeds = NO_MEASUR
 def _on_one_device(plan: Plan, speeds: Speeds) -> Layout:
     """Return a layout with the whole model on the fastest device with enough memory.
 
-    If no device has enough, it is a fast one among those that lack the least memory.
+    If no device has enough, the fastest of the devices that lack about the least memory is used (`_ABOUT_AS_SHORT`).
     """
     # Devices of kind accel, such as BLAS, compute in host memory and hold no layers.
     devices = [device for device in plan.rig.devices if device.kind != "accel"] or [plan.rig.host]
@@ -69,9 +69,8 @@ def _missing_bytes(plan: Plan) -> int:
 def without_refused_overrides(plan: Plan) -> Proposal | None:
     """Return a proposal to remove overrides that the plan's split mode does not allow.
 
-    None if it breaks no rule on overrides.
-
-    Overrides to the CPU are kept if the split mode allows them. Other broken rules are not repaired.
+    None if the plan breaks no rule on overrides. Overrides to the CPU are kept if the split mode allows them. Other broken
+    rules are not repaired.
     """
     if not any(each.rule == "split_override" for each in plan.violations):
         return None

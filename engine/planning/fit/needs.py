@@ -86,7 +86,7 @@ class Needs:
     def estimate_as_asked(self, layout: Layout, side_files: SideFiles) -> Beside:
         """Return the memory estimate of `layout` with `side_files`, and the devices of the side files.
 
-        The settings are those that the user chose; "auto" is not decided first.
+        Settings are used as the user left them; those on "auto" are not decided first.
         """
         memory, rig, context = self._plan.memory, self._plan.rig, self._plan.edit.context
         return estimate_beside(memory, rig, layout, context, side_files)

@@ -43,23 +43,24 @@ _GIVEN_UP: Mapping[ProposalKind, int] = {
     "context": 4,
     "cache_and_context": 5,
 }
-"""Rank of each kind of change by its disadvantage for the user.
+"""Rank of each kind of proposal by its disadvantage for the user; a smaller rank is better.
 
 0 and 1: only placement and speed change. 2: another model is unloaded. 3: answers become less exact. 4 and 5: the
 context becomes shorter.
 """
 _SAME_SPEED = 0.97
-"""Ratio of speeds above which they count as equal, because predictions are not more exact."""
+"""Ratio of two predicted speeds above which the speeds count as equal, because predictions are not more exact."""
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """One change of an edit after which the model is forecast to fit.
+    """One change of an edit (layout and settings) after which the model is forecast to fit.
 
     `text`: sentence that describes the change.
     `edit`: the edit after the change.
     `detail`: changes of memory on each device, as a phrase.
-    `rows`: memory of each device after the change; `grade`: how these numbers are known.
+    `rows`: memory of each device after the change.
+    `grade`: how the numbers in `rows` are known.
     `unload`: key of a loaded model that must be unloaded first; None if there is none.
     `speed`: predicted tokens per second after the change, divided by those of the original plan.
     """
@@ -80,7 +81,7 @@ class Proposal:
 
 
 def by_what_they_keep(proposals: Sequence[Proposal]) -> tuple[Proposal, ...]:
-    """Return proposals without duplicates, ordered by the disadvantage of their kind, then fastest first."""
+    """Return proposals without duplicates: those with the smallest disadvantage first, among equal ones the fastest first."""
     ordered = sorted(proposals, key=lambda each: (_GIVEN_UP[each.kind], -round(each.speed, 2)))
     return without_duplicates(ordered)
 
@@ -92,9 +93,9 @@ def kinds_by_what_they_keep() -> tuple[tuple[ProposalKind, ...], ...]:
 
 
 def without_duplicates(proposals: Sequence[Proposal]) -> tuple[Proposal, ...]:
-    """Return the proposals without those whose edit and model to unload are the same as in an earlier one.
+    """Return the proposals except those whose edit and model to unload are the same as in an earlier proposal.
 
-    The layout of the automatic search may be that of a single move.
+    The automatic search and a single move may find the same layout.
     """
     first = {(each.edit, each.unload): each for each in reversed(proposals)}
     return tuple(each for each in proposals if first[each.edit, each.unload] is each)
@@ -111,7 +112,7 @@ def changes_in_words(before: Sequence[DeviceRow], after: Sequence[DeviceRow]) ->
 
 
 def less_words(device: str, size_bytes: int) -> str:
-    """Return a phrase such as "RPC0 310 MiB less"."""
+    """Return a phrase on a decrease of memory, such as "RPC0 310 MiB less"."""
     return tr("{device} {size} less", device=device, size=format_bytes(size_bytes))
 
 

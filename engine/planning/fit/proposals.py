@@ -1,4 +1,4 @@
-"""Search for proposals: changes of a plan that ran out of memory, after which it is forecast to fit."""
+"""Search for proposals: changes of a plan that ran out of memory, after which the plan is forecast to fit."""
 
 from __future__ import annotations
 
@@ -129,9 +129,9 @@ class _Search:
     # ------------------------------------------------------------------ kinds of change
 
     def found_layout(self) -> Proposal | None:
-        """Return the layout that strategy "fewest" finds with the memory that the devices had in the failed load.
+        """Return a proposal with the layout that strategy "fewest" finds for the memory of the failed load.
 
-        None for modes tensor and row, which strategies do not support.
+        None if no layout fits, and for split modes tensor and row, which strategies do not support.
         """
         if self._layout.split_mode in ("tensor", "row"):
             return None
@@ -163,7 +163,10 @@ class _Search:
         return Rig(tuple(map(limited, self._plan.rig.devices)), limited(self._plan.rig.host))
 
     def moved_layers(self) -> Proposal | None:
-        """Return the move of the fewest layers from a short device to a neighbour or to the device with most room."""
+        """Return a proposal that moves the fewest layers from a short device to a neighbour or to the device with most room.
+
+        If no such move is enough, several moves are tried. None for split modes other than layer and none.
+        """
         if self._layout.split_mode not in ("layer", "none"):
             return None
         found = self._relief.moved_layers(self._layout, self._missing)
@@ -173,9 +176,9 @@ class _Search:
         return self._proposal("layers", self._move_words(move, count), move.after(self._layout, count))
 
     def _nearest(self) -> Proposal | None:
-        """Return the nearest layout that fits, for the case that no single move is enough.
+        """Return a proposal with the nearest layout that fits, which may differ by several moves.
 
-        It may differ by several moves.
+        It is used if no single move is enough.
         """
         found = self._relief.nearest(self._layout)
         if found is None or found == self._layout:
@@ -191,7 +194,10 @@ class _Search:
         return tr("Move {what} from {device} to {target}", what=what, device=move.run.device, target=move.target)
 
     def _left_device(self) -> Proposal | None:
-        """Return the move of everything on one short device to another one, if no single run is large enough."""
+        """Return a proposal that moves everything on one short device to another device; None if no device has room.
+
+        It is used if no run of layers is large enough.
+        """
         for device in self._missing:
             found = self._relief.without(self._layout, device, self._missing)
             if found is not None:
@@ -202,7 +208,10 @@ class _Search:
         return None
 
     def shares(self) -> Proposal | None:
-        """Return other shares for mode tensor; if the devices with shares have no room, more layers go to the CPU."""
+        """Return a proposal with other shares for split mode tensor; None in other modes, or if no shares fit.
+
+        If the devices with shares have no room, more layers go to the CPU.
+        """
         if self._layout.split_mode != "tensor":
             return None
         found = self._relief.changed_shares(self._layout)
@@ -213,7 +222,10 @@ class _Search:
         )
 
     def shorter_context(self) -> Proposal | None:
-        """Return the longest context that fits, in multiples of `CONTEXT_STEP` tokens."""
+        """Return a proposal to shorten the context to the longest length that fits, a multiple of `CONTEXT_STEP` tokens.
+
+        None if no length fits.
+        """
         context = self._longest_context(self._context)
         if context is None:
             return None
@@ -222,11 +234,11 @@ class _Search:
         )
 
     def smaller_cache(self) -> Proposal | None:
-        """Return the change to the largest of the small KV cache types that fits."""
+        """Return a proposal with the largest of the small KV cache types that fits; None if none fits."""
         return next((found for each in smaller_caches(self._context) if (found := self._cache_proposal(each))), None)
 
     def smaller_cache_and_context(self) -> Proposal | None:
-        """Return the smallest KV cache type with the longest context that then fits, if the plan lacks much memory."""
+        """Return a proposal with the smallest KV cache type and the longest context that then fits; None if none fits."""
         # Backwards, so that the smallest cache comes first: it leaves the longest context.
         for cache in reversed(tuple(smaller_caches(self._context))):
             context = self._longest_context(cache)
@@ -239,7 +251,10 @@ class _Search:
         return None
 
     def moved_experts(self) -> Proposal | None:
-        """Return the move of the experts of the fewest layers to the CPU; attention and KV cache stay."""
+        """Return a proposal that moves the experts of the fewest layers to the CPU; None if no such move is enough.
+
+        Attention and KV cache stay on their devices.
+        """
         found = self._relief.moved_experts(self._layout, self._missing)
         if found is None:
             return None
@@ -286,7 +301,7 @@ class _Search:
         return Proposal(text, plan.edit, words, kind, plan.forecast)
 
     def no_pipeline(self) -> Proposal | None:
-        """Return the plan without pipeline parallelism and its copies.
+        """Return a proposal to load without pipeline parallelism and its copies of tensors; None if that does not help.
 
         Devices then compute a long prompt one after another.
         """
@@ -296,7 +311,7 @@ class _Search:
         return self._proposal("pipeline", tr("Turn off pipeline parallelism and its copies"), context=context)
 
     def ubatch(self) -> Proposal | None:
-        """Return the largest `n_ubatch` that fits, found by halving it down to `MIN_UBATCH`."""
+        """Return a proposal with the largest `n_ubatch` that fits, found by halving it down to `MIN_UBATCH`."""
         # Compute buffers grow about linearly with the micro batch, so halving finds a value near the limit in few
         # steps.
         n_ubatch = self._context.n_ubatch // 2
@@ -365,7 +380,7 @@ class _Search:
         return self._plan.with_edit(replace(self._plan.edit, layout=layout, context=context))
 
     def _helps(self, plan: Plan) -> bool:
-        """Return whether `plan` breaks no rule and is within the limits; these exclude bytes missing in the load."""
+        """Return whether `plan` breaks no rule and is within the memory limits of the failed load."""
         needs = {row.id: row.memory for row in plan.forecast}
         return not plan.violations and not shortfalls(needs, self._limits, plan.rig.pool)
 
@@ -400,7 +415,10 @@ def _length_words(context: ContextSettings) -> str:
 
 
 def _held_by_key(rig: Rig, device_id: str) -> dict[FileIdentity, int]:
-    """Return the bytes that each loaded model would free for a device; those of devices that share memory count too."""
+    """Return the bytes that unloading each loaded model would free on a device, by key of the model.
+
+    Memory of devices that share it with this device counts too.
+    """
     shared = rig.pool.ids if rig.pool is not None and device_id in rig.pool.ids else (device_id,)
     held: dict[FileIdentity, int] = {}
     for device in rig.all_devices:

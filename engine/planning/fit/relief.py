@@ -21,14 +21,23 @@ from engine.planning.layout.layout import Layout, Override, Run, single_device
 from engine.planning.plan.plan import Plan
 
 MAX_ESTIMATES = 160
-"""Most layouts that are estimated for one step back. The user waits for it."""
+"""Largest number of layouts that are estimated for one step back (the next layout after a failed load).
+
+It is small because the user waits for the result.
+"""
 MAX_CHANGE_ESTIMATES = 32
-"""Most layouts that are estimated for one proposal. After a failed load there are several proposals."""
+"""Largest number of layouts that are estimated for one proposal.
+
+It is small because several proposals are searched after a failed load.
+"""
 
 _Step = Callable[[int], Layout | None]
-"""Function from a number of layers to the layout after so many left a device; None if that is not possible."""
+"""A function that takes a number of layers, and returns the layout after so many layers left a device.
+
+It returns None if that is not possible.
+"""
 _Taking = tuple[_Step, int]
-"""A step, and the largest number of layers that it can move."""
+"""A step (see `_Step`), and the largest number of layers that it can move."""
 
 
 # ---------------------------------------------------------------------- moves
@@ -178,7 +187,7 @@ class Relief:
         return not self.needs.short(layout) and self.is_allowed(layout)
 
     def _targets(self, layout: Layout, avoid: Collection[str]) -> list[str]:
-        """Return the ids of the devices that may get layers, except `avoid`: most room first, the CPU last."""
+        """Return the ids of the devices that may get layers, except `avoid`: the device with most room first, the CPU last."""
         room = self.needs.room(layout)
         targets = [name for name in room if name not in avoid and name not in self._off]
         return sorted(targets, key=lambda name: (name == CPU_ID, -room[name]))
@@ -186,14 +195,14 @@ class Relief:
     # ------------------------------------------------------------------ one change that is enough
 
     def moved_layers(self, layout: Layout, devices: Collection[str]) -> tuple[Move, int] | None:
-        """Return the first move of layers off `devices` after which `layout` fits the limits, with the fewest layers.
+        """Return the first move of layers off `devices` after which `layout` fits the limits, and the fewest layers to move.
 
-        None if no single move is enough. `moves_off` has the order of the moves.
+        None if no single move is enough. Moves are tried in the order of `moves_off`.
         """
         return self._enough_moved(layout, moves_off(layout, devices, self._targets(layout, devices)))
 
     def moved_experts(self, layout: Layout, devices: Collection[str]) -> tuple[ExpertMove, int] | None:
-        """Return the first move of experts to the CPU after which `layout` fits the limits, with the fewest layers.
+        """Return the first move of experts to the CPU after which `layout` fits the limits, and the fewest layers for it.
 
         None if no single move is enough.
         """
@@ -205,9 +214,9 @@ class Relief:
         return found if found is not None and self.is_allowed(found) else None
 
     def without(self, layout: Layout, device: str, avoid: Collection[str] = ()) -> tuple[str, Layout] | None:
-        """Return another device, and `layout` with everything of `device` moved there.
+        """Return (id of another device, `layout` with everything of `device` moved to that device).
 
-        None if no device has room for it.
+        Devices in `avoid` are not used. None if no device has room.
         """
         for target in self._targets(layout, {device, *avoid}):
             moved = layout.replace_device(device, target)
@@ -253,7 +262,7 @@ class Relief:
     # ------------------------------------------------------------------ the nearest layout within limits
 
     def nearest(self, layout: Layout) -> Layout | None:
-        """Return a layout within the limits that differs little from `layout`; None if none was found."""
+        """Return a layout within the memory limits that differs little from `layout`; None if none was found."""
         self.needs.left = MAX_ESTIMATES
         if layout.split_mode == "layer":
             return self._between_layers(layout)
@@ -325,7 +334,7 @@ class Relief:
     def _enough(self, step: _Step, most: int, device: str, short: Collection[str]) -> Layout | None:
         """Return the layout after `step` moved the fewest layers with which `device` is within its limit.
 
-        Fewer layers are moved if otherwise another device would exceed its limit; None if not even one layer can move.
+        `step` moves fewer layers if another device would exceed its limit. None if not even one layer can move.
         """
 
         def fits_elsewhere(count: int) -> bool:

@@ -1,6 +1,7 @@
-"""Whether a model fits beside the loaded models, and which of those have to be unloaded if it does not.
+"""The check whether a model fits beside the loaded models, and the choice of loaded models to unload if it does not.
 
-A model that fits only with layers on the CPU may fit on the other devices alone after such an unload (`find_whole`).
+A model that fits only with some layers on the CPU may fit on the other devices alone if a loaded model is unloaded
+(`find_whole`).
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ class Room:
     """The loaded models that prevent another load.
 
     `victims`: models to unload first; empty if the load can begin.
-    `short`: (device id, missing bytes) while they are loaded.
-    `still_short`: the same after they were unloaded.
+    `short`: (device id, missing bytes) of each short device while the victims are loaded.
+    `still_short`: the same after the victims are unloaded.
     `workers`: ids of RPC workers of the layout that loaded models use.
     """
 
@@ -37,8 +38,8 @@ class Room:
 def find_room(rows: Sequence[DeviceRow], others: Sequence[HeldModel], rig_without: Callable[[_Leaving], Rig]) -> Room:
     """Return the models to unload before a load that needs the memory of `rows`.
 
-    If unloading all of them is not enough, the result has all models that hold memory on short devices. The user may
-    load all the same, because a forecast may be wrong.
+    If unloading all of them is not enough, the result has all models that hold memory on short devices. The user may then
+    load nevertheless, because a forecast may be wrong.
 
     `others`: loaded models that the load does not replace.
     `rig_without`: returns the rig with the free memory after the given models were unloaded.
@@ -60,14 +61,15 @@ def find_room(rows: Sequence[DeviceRow], others: Sequence[HeldModel], rig_withou
 
 
 MAX_CHOICES = 16
-"""Most choices of models to unload that are tried for one layout. Each one takes a search for a layout."""
+"""Largest number of choices of models to unload that are tried for one layout. Each choice takes a search for a layout."""
 
 
 @dataclass(frozen=True, slots=True)
 class WholeWithout:
-    """A layout with the whole model on devices, which is possible if idle models are unloaded.
+    """A layout with the whole model on devices other than the CPU, which is possible if idle models are unloaded.
 
-    `victims`: these models. `plan`: the layout, on the rig without them.
+    `victims`: the models to unload.
+    `plan`: the plan with this layout, on the rig without the victims.
     """
 
     victims: tuple[HeldModel, ...]
@@ -75,7 +77,7 @@ class WholeWithout:
 
 
 def is_whole(plan: Plan) -> bool:
-    """Return whether the plan fits with all layers and all their weights on devices other than the CPU."""
+    """Return whether the plan fits and has all layers with all their weights on devices other than the CPU."""
     layout = plan.edit.layout
     moved = any(override.device == CPU_ID for override in layout.overrides)
     return CPU_ID not in layout.devices and not moved and plan.report.fits
@@ -84,9 +86,9 @@ def is_whole(plan: Plan) -> bool:
 def choices_to_unload(
     others: Sequence[HeldModel], rig_without: Callable[[_Leaving], Rig]
 ) -> tuple[tuple[tuple[HeldModel, ...], Rig], ...]:
-    """Return choices of idle models to unload with the rig after that: few models first, at most `MAX_CHOICES`.
+    """Return choices of idle models to unload, each with the rig after the unload.
 
-    Models that hold memory of no device are left out.
+    Choices with few models come first. There are at most `MAX_CHOICES`. Models that hold memory on no device are left out.
     """
     idle = sorted(
         (model for model in others if not model.is_busy and any(name != CPU_ID for name in model.held_bytes)),
@@ -101,10 +103,11 @@ def choices_to_unload(
 def find_whole(
     plan: Plan, choices: Sequence[tuple[tuple[HeldModel, ...], Rig]], find_layout: Callable[[Plan], Layout]
 ) -> WholeWithout | None:
-    """Return a layout for the first choice whose unloading lets the whole model fit on devices; None if none does.
+    """Return a layout for the first choice of models whose unloading lets the whole model fit on devices; None if none does.
 
-    Blocks.
+    Each choice takes a search for a layout, so this function must not be called in the GUI thread.
 
+    `choices`: (models to unload, rig after the unload).
     `find_layout`: returns a good layout for the model, settings and rig of a plan.
     """
     if not choices:

@@ -13,7 +13,7 @@ from engine.planning.layout.split_modes import with_shares
 
 _ROUNDS = 8
 _WHOLE = 1000
-"""Sum of the new shares, which are whole numbers. The parts into which llama.cpp splits a layer are coarser."""
+"""Sum of the new shares, which are whole numbers. llama.cpp rounds shares to coarser steps than this."""
 _SPARE = 0.98
 """Share of a device's room that is used, because llama.cpp rounds slices to whole heads."""
 
@@ -69,9 +69,11 @@ def _shifted(
 ) -> Layout | None:
     """Return `layout` with shares moved from devices above their limit to the others, in proportion to their room.
 
+    None if no device has room.
+
     `members`: ids of the devices with a share.
-    `room`: bytes left below each limit, negative if exceeded.
-    `found`: bytes that `layout` needs on each device. None if no device has room.
+    `room`: bytes left below the limit of each device; negative if the limit is exceeded.
+    `found`: bytes that `layout` needs on each device.
     """
     given = {name: share for name, share in layout.tensor_split if name in members}
     whole = sum(given.values())

@@ -35,9 +35,9 @@ from engine.planning.speed.speeds import LINKS, Link, Speeds
 
 VERSION = 1
 KEPT = 128
-"""Largest number of devices that are saved."""
+"""Largest number of devices whose speeds are saved."""
 MAX_BATCH = 1 << 16
-"""Largest measured batch that is believed, in tokens."""
+"""Largest batch in tokens that a saved measured time may have; a larger one is treated as an error."""
 _THREADS = ("threads", "threads_batch")
 LOCAL_LATENCY_S = 20e-6
 MAX_FILE_BYTES = 1 << 18
@@ -49,9 +49,9 @@ class KeptDevice(msgspec.Struct, frozen=True, omit_defaults=True):
     """Saved speed measurements of one device.
 
     `read_bytes_per_second`: speed of reading F16 weights.
-    `by_type`: the same for other tensor types, by type name.
-    `round_trip_s`: latency of its link in seconds.
-    `sent_bytes_per_second`: throughput of its link.
+    `by_type`: speed of reading weights of other tensor types in bytes per second, by type name.
+    `round_trip_s`: latency of the device's link in seconds.
+    `sent_bytes_per_second`: throughput of the device's link.
     `op_s`: seconds of a computation that reads next to nothing; None if it was not measured.
     `products`: number of weights times number of tokens per second in large batches, by type name.
     """
@@ -79,7 +79,7 @@ class SpeedBook:
     choices: tuple[MeasuredChoice, ...] = ()
 
     def apply(self, rig: Rig) -> Rig:
-        """Return `rig` with the choices that were measured on its host, for decisions on settings."""
+        """Return `rig` with the settings that were measured as best on its host."""
         machine = machine_key(rig.host) if self.choices else ""
         found = tuple(each for each in self.choices if each.machine == machine)
         return rig if found == rig.host.choices else replace(rig, host=replace(rig.host, choices=found))
@@ -169,7 +169,7 @@ class SpeedBook:
     def with_answers_of(self, before: SpeedBook, after: SpeedBook) -> SpeedBook:
         """Return the book with the answers and choices that `after` has in addition to `before`.
 
-        `after` was made from `before`.
+        `after` must be derived from `before`.
         """
         answers = (*self.answers, *(each for each in after.answers if each not in before.answers))
         prompts = (*self.prompts, *(each for each in after.prompts if each not in before.prompts))
@@ -180,7 +180,7 @@ class SpeedBook:
 def _told(rig: Rig) -> dict[str, KeptDevice]:
     """Return the speeds that paired machines reported for the devices that they lend, by device id.
 
-    These values do not include a link; its fields are 0.
+    The values do not include the link to the machine; its fields are 0.
     """
     return {
         device.id: KeptDevice(
@@ -194,7 +194,7 @@ def _told(rig: Rig) -> dict[str, KeptDevice]:
 def _answer(
     layout_class: str, rig: Rig, times: Iterable[DeviceTime], token_s: float, tokens_per_second: float
 ) -> Answer:
-    """Return the seconds per token to be saved: measured in all, and predicted for each device."""
+    """Return the `Answer` to save: measured seconds per token in all, and predicted seconds per token on each device."""
     devices = {device.id: device for device in rig.all_devices}
     parts: dict[str, float] = {}
     for each in times:
@@ -217,9 +217,9 @@ def speed_key(device: Device) -> str:
 
 
 class _Document(msgspec.Struct, frozen=True):
-    """The JSON document of the file.
+    """The JSON document in the file of saved speeds.
 
-    The key `ratios` of older files is ignored, because it is for another prediction.
+    The key `ratios` of older files is ignored, because it is for another method of prediction.
     """
 
     version: int
@@ -262,7 +262,7 @@ def machine_key(host: Device) -> str:
 
 
 def _is_sensible_choice(choice: MeasuredChoice) -> bool:
-    """Return whether the numbers of a choice can be. People may have edited the file."""
+    """Return whether the numbers of a choice are plausible; a user may have edited the file."""
     most = 1 if choice.setting == BOUND_THREADS else MAX_THREADS if choice.setting in _THREADS else MAX_BATCH
     least = 0 if choice.setting == BOUND_THREADS else 1
     ratios = (choice.ratio, choice.low, choice.high)

@@ -23,7 +23,7 @@ from engine.planning.plan.plan import Plan
 from engine.planning.plan.report import DeviceRow, usable_bytes
 
 MAX_TENTHS = 10
-"""Largest back-off, in tenths of a device's capacity: then nothing is planned on a device that ran out of memory."""
+"""Largest back-off in tenths of a device's capacity. With it, nothing is planned on a device that ran out of memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Refusal:
 class Tried:
     """A layout that was tried.
 
-    `rows`: its memory on each device, from a probe if possible, else estimated.
+    `rows`: memory of the layout on each device, from a probe if possible, else estimated.
     `refusal`: failed allocation of the load; None if the layout was not loaded, because its rows do not fit.
     `tenths`: back-off with which the layout was planned, in tenths of a device's capacity.
     """
@@ -71,7 +71,7 @@ class Tried:
 class NextLayout:
     """The next layout to try.
 
-    `tenths`: back-off with which it was planned, in tenths of a device's capacity.
+    `tenths`: back-off with which the layout was planned, in tenths of a device's capacity.
     `change`: the moved layers, as a phrase for the user.
     """
 

@@ -1,7 +1,7 @@
-"""One plan for several models that are loaded at the same time: a layout for each, or the model that has to give way.
+"""One plan for several models that are loaded at the same time: a layout for each, or the model that should be left out.
 
-Each model has a process of its own, so what it needs on a device, the backend's overhead included, is added to what the
-others need there. The host's memory that devices share (`Rig.pool`) is counted once.
+Each model has its own process, so its need on a device, the backend's overhead included, is added to the needs of the
+others there. The host's memory that devices share (`Rig.pool`) is counted once.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from engine.planning.settings.context_settings import ContextSettings
 from engine.planning.speed.speeds import Speeds, bandwidth
 
 MAX_MODELS = 8
-"""Largest number of models in one plan. Each of them is a search for a layout, in several orders."""
+"""Largest number of models in one plan. Each model takes a search for a layout, in several orders of planning."""
 DEFAULT_STRATEGY = "fewest"
 _SMALL_PART = 8
-"""Divisor of the largest model's file size: models up to that size count as small."""
+"""Divisor of the largest model's file size; models of at most that size count as small."""
 _MUCH_PART = 8
-"""A model gains by another's absence if at least an eighth of its layers leaves the CPU."""
+"""Divisor of a model's layers: the model gains by another's absence if at least an eighth of its layers leaves the CPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """A model that is to be loaded together with others.
 
-    `name`: differs from that of each other model of the plan.
+    `name`: unique name of the model in the plan.
     """
 
     name: str
@@ -51,7 +51,10 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Placed:
-    """A model with its layout. The rig of `plan` has the memory that the models loaded before it leave free."""
+    """A model with its layout.
+
+    `plan`: its rig has the free memory that the models loaded earlier leave.
+    """
 
     name: str
     plan: Plan
@@ -74,13 +77,13 @@ class Placed:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the model fits and no layer is on the CPU."""
+        """Whether the model fits and no layer has weights on the CPU."""
         return is_whole(self.plan)
 
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """Figures of a model planned together with another one (`before`), and without that one (`after`)."""
+    """Figures of a model that is planned together with another model (`before`), and without that model (`after`)."""
 
     name: str
     before: Figures
@@ -89,7 +92,7 @@ class Gain:
 
 @dataclass(frozen=True, slots=True)
 class GiveWay:
-    """The model that has to give way, and what the others gain."""
+    """The model that should be left out, and what the other models gain by that."""
 
     name: str
     gains: tuple[Gain, ...]
@@ -135,10 +138,11 @@ def plan_together(
 ) -> Together:
     """Return layouts with which all models are loaded at the same time.
 
-    Several orders are tried, and the best result is taken: first that all fit, then that the most important ones are
-    wholly on devices. Small models and embedding models go where they cost least: on the slowest device that has room.
+    Several orders of planning are tried. The best result is the one in which all models fit; among such results, the one in
+    which the most important models are wholly on devices. Small models and embedding models get the slowest device that has
+    room, because they cost least there.
 
-    `wanted`: the most important model first.
+    `wanted`: the models, most important first.
 
     Raises:
         ArgumentError: no model, too many, two of one name, or an unknown strategy.
@@ -169,7 +173,7 @@ def distinct_names(models: Sequence[ModelFile]) -> list[str]:
 
 
 def small_models(wanted: Sequence[Wanted]) -> frozenset[str]:
-    """Return the names of the models that are embedding models, or small beside the largest one."""
+    """Return the names of the embedding models, and of the models that are small compared with the largest one."""
     largest_bytes = max(each.memory.model.size_bytes for each in wanted)
     return frozenset(
         each.name
@@ -180,7 +184,7 @@ def small_models(wanted: Sequence[Wanted]) -> frozenset[str]:
 
 
 def together_sentence(found: Together) -> str:
-    """Return the result as sentences for people: whether all fit, and else which model has to give way."""
+    """Return sentences for the user on whether all models fit, and if not, which model should be left out."""
     short = [each for each in found.placed if not each.fits]
     if short:
         text = tr("{names} would not fit beside the others.", names=", ".join(each.name for each in short))
@@ -199,7 +203,7 @@ def together_sentence(found: Together) -> str:
 
 
 def give_way_sentence(give_way: GiveWay) -> str:
-    """Return a sentence on the model that has to give way and what that gains."""
+    """Return a sentence for the user on the model that should be left out, and what the others gain."""
     gains = "; ".join(map(_gain_words, give_way.gains))
     return tr("{name} would have to be left out: without it, {gains}.", name=give_way.name, gains=gains)
 
@@ -228,10 +232,10 @@ class _Planner:
     def __init__(self, rig: Rig, speeds: Speeds, strategy: str, constraints: Constraints) -> None:
         self._rig, self._speeds, self._strategy, self._constraints = rig, speeds, strategy, constraints
         self._placed: dict[tuple[str, Rig], Placed] = {}
-        """Placed models by name and rig. Many orders begin with the same models, so most searches are saved."""
+        """Cached results by model name and rig. Many orders begin with the same models, so most searches are saved."""
 
     def best(self, wanted: Sequence[Wanted]) -> Together:
-        """Return the best result of all orders; the first of equal ones."""
+        """Return the best result of all orders of planning; the first one if several are equally good."""
         small = small_models(wanted)
         large = {each.name for each in _too_large(wanted, self._rig)}
         found: list[Together] = []
@@ -243,9 +247,9 @@ class _Planner:
         return max(found, key=lambda each: _score(each, wanted, small))
 
     def give_way(self, wanted: Sequence[Wanted], found: Together) -> GiveWay | None:
-        """Return the model without which the others are better off; None if there is none.
+        """Return the model that should be left out because the others gain by it; None if there is none.
 
-        It is the least important one without which all others are wholly on devices, else the one that helps most.
+        It is the least important model without which all others are wholly on devices, else the one whose absence helps most.
         """
         best: tuple[tuple[int, int], GiveWay] | None = None
         small = small_models(wanted)
@@ -301,7 +305,7 @@ class _Planner:
         return Placed(wanted.name, Plan(wanted.memory, rig, Edit(found.layout, found.context, wanted.side_files)))
 
     def _cheapest(self, rig: Rig) -> list[Device]:
-        """Return the devices of `rig` that may hold layers: the slowest first, of equal ones that with least room."""
+        """Return the devices of `rig` that may hold layers: the slowest first; among equally fast ones, least room first."""
         off = self._constraints.off
         devices = [each for each in rig.devices if each.kind != "accel" and each.id not in off]
         # Of equal cards the fuller one first: another model may need the whole of the emptier one.
@@ -309,10 +313,11 @@ class _Planner:
 
 
 def _orders(wanted: Sequence[Wanted], small: frozenset[str], rig: Rig) -> Iterator[tuple[Wanted, ...]]:
-    """Yield the orders of planning.
+    """Yield the orders in which the models may be planned.
 
-    Small models come last, where memory is left over, or first. A model that cannot be wholly on devices even alone
-    takes what the others leave, since it would cost them all and still be slow. The last order is by size alone.
+    Small models are last, so that they get the memory that is left, or first. A model that is not wholly on devices even if
+    it is alone gets what the others leave, since it would cost the others memory and still be slow. The last order is by
+    size alone.
     """
     too_large = _too_large(wanted, rig)
     main = [each for each in wanted if each.name not in small and each not in too_large]
@@ -323,15 +328,16 @@ def _orders(wanted: Sequence[Wanted], small: frozenset[str], rig: Rig) -> Iterat
 
 
 def _too_large(wanted: Sequence[Wanted], rig: Rig) -> list[Wanted]:
-    """Return the models that cannot be wholly on devices even alone."""
+    """Return the models that cannot be wholly on devices even if they are loaded alone."""
     room_bytes = sum(device.available_bytes for device in rig.devices if device.kind != "accel")
     return [each for each in wanted if each.memory.model.size_bytes > room_bytes]
 
 
 def _score(found: Together, wanted: Sequence[Wanted], small: frozenset[str]) -> tuple[object, ...]:
-    """Return a sort key of a result; the larger, the better.
+    """Return a sort key for results; the best result has the largest key.
 
-    By number of models that fit, then large models wholly on devices, then all such models, then layers on the CPU.
+    Criteria, in this order: number of models that fit, large models wholly on devices, number of all models wholly on
+    devices, fewest layers of large models on the CPU.
     """
     by_name = {each.name: each for each in found.placed}
     placed = [by_name[each.name] for each in wanted]
@@ -345,10 +351,10 @@ def _score(found: Together, wanted: Sequence[Wanted], small: frozenset[str]) -> 
 
 
 def rig_after(rig: Rig, need_bytes: Mapping[str, int]) -> Rig:
-    """Return `rig` with the memory that is left after a load of a model.
+    """Return `rig` with the memory that is left after a model was loaded.
 
-    `need_bytes`: bytes that the model needs, by device id. An RPC worker that it uses has no memory left, because it
-    serves one client at a time.
+    `need_bytes`: bytes that the model needs, by device id. An RPC worker that the model uses has no memory left, because a
+    worker serves one client at a time.
     """
     endpoints = {device.endpoint for device in rig.devices if device.endpoint and device.id in need_bytes}
     shared_bytes = sum(need_bytes.get(device.id, 0) for device in rig.devices if device.unified)

@@ -1,4 +1,4 @@
-"""Strategy "balanced": about the same number of bytes is left free on each used device."""
+"""Strategy "balanced", which leaves about the same number of bytes free on each used device."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def balanced(
 
 
 def balanced_candidates(bench: Workbench) -> Iterator[Candidate]:
-    """Yield the single device with the most free memory that holds everything, else the most evenly filled layout."""
+    """Yield the single device with the most free memory if it holds everything, else the most evenly filled layout."""
     whole = {} if bench.constraints.split else dict(whole_layouts(bench))
     if whole:
         roomiest = max(whole, key=lambda device: min(_headroom(bench, whole[device]).values()))
@@ -120,7 +120,7 @@ def _neighbours(bench: Workbench, layout: Layout) -> Iterator[Layout]:
 
 
 def _headroom(bench: Workbench, layout: Layout) -> dict[str, int]:
-    """Return the free bytes beyond the margin, by id of the devices that hold something."""
+    """Return the free bytes beyond the margin, by id of the devices that hold layers or other parts."""
     found = bench.need(layout)
     return {
         device_id: size - found[device_id].need_bytes

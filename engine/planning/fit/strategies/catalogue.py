@@ -39,9 +39,9 @@ STRATEGIES: Mapping[str, Strategy] = {
 
 
 SEARCH_SECONDS = 60.0
-"""Processor seconds for the forecasts of one search.
+"""Limit of processor seconds for the forecasts of one search.
 
-After that, compute buffers are left to a probe. No known model takes a tenth of it.
+After it, compute buffers are not computed but left to a probe. No known model takes a tenth of the limit.
 """
 
 

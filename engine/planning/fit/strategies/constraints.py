@@ -19,10 +19,10 @@ from engine.planning.speed.speeds import NO_MEASUREMENTS, Speeds
 
 
 class Watch:
-    """Counter of the layouts that a search has tried, which also cancels the search.
+    """Counter of the layouts that a search has tried, which can also cancel the search.
 
-    `token`: cancels the search.
-    `tell`: is called with the number of layouts, in the thread of the search.
+    `token`: cancel token of the search.
+    `tell`: function that is called with the number of layouts, in the thread of the search.
     """
 
     def __init__(self, token: CancelToken | None = None, tell: Callable[[int], None] | None = None) -> None:
@@ -62,7 +62,10 @@ class Pin:
 
 @dataclass(frozen=True, slots=True)
 class PartPin:
-    """A constraint: a part of layers `first` to `last`, both included, must be on `device`, wherever the layers are."""
+    """A constraint: one part (such as experts) of layers `first` to `last`, both included, must be on `device`.
+
+    The rest of these layers may be on other devices.
+    """
 
     device: str
     part: MovablePart
@@ -121,7 +124,7 @@ class Constraints:
     def off_beside(self, layout: Layout, rig: Rig) -> frozenset[str]:
         """Return the ids of devices that a change of `layout` must not use.
 
-        With `one_backend` these are also all devices of backends that the layout does not use.
+        With `one_backend`, all devices of backends that the layout does not use are included too.
         """
         used = {device.backend for device in rig.devices if device.id in layout.devices}
         if not self.one_backend or not used:
@@ -129,7 +132,7 @@ class Constraints:
         return self.off | {device.id for device in rig.devices if device.backend not in used}
 
     def kept_by(self, layout: Layout) -> Constraints:
-        """Return the constraints without pins that `layout` breaks: moving a pinned layer by hand removes its pin."""
+        """Return the constraints except the pins that `layout` breaks: moving a pinned layer by hand removes its pin."""
         held = ((pin.device, range(pin.first, pin.last + 1)) for pin in self.pins)
         pins = tuple(
             Pin(device, layer, layer)
@@ -156,7 +159,7 @@ class AutoLayout:
 
     `context`: settings that the layout was planned with.
     `explanation`: one or two sentences for the user on why this layout was chosen.
-    `fits`: whether it is forecast to fit.
+    `fits`: whether the layout is forecast to fit.
     """
 
     layout: Layout

@@ -1,7 +1,8 @@
-"""Automatic layouts with a draft model: it gets the fastest card if the main model does not lose layers to the CPU.
+"""Automatic layouts with a draft model, which gets a fast card if the main model loses no layers to the CPU by that.
 
-A strategy places the main model first. Then the draft model takes a card with room left, else the CPU, where it hardly
-speeds up answers. In that case the strategy is run again, with room for the draft model reserved on a card.
+A strategy places the main model first. Then the draft model gets a card that has room left, or else the CPU, on which
+it hardly speeds up answers. In the second case the strategy is run again, with room for the draft model reserved on a
+card.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import Plan
 
 _MOST_CARDS = 3
-"""Most cards that are tried, the fastest first: each is another search."""
+"""Largest number of cards that are tried, the fastest first. Each card takes another search."""
 
 
 def with_room_for_draft(

@@ -1,7 +1,7 @@
 """Filling of devices with mixture-of-experts models: dense weights first, then experts, down to single matrices.
 
-All devices but the last get whole layers. The last one gets the dense weights of all other layers, and the experts of
-as many of them as fit. If room is left on a device after its whole layers, it gets a part of one more layer.
+All devices but the last get whole layers. The last one gets the dense weights of all other layers, and as many of their
+experts as fit. If room is left on a device after its whole layers, the device gets a part of one more layer.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def fill_with_experts(bench: Workbench, ids: Sequence[str]) -> Layout | None:
 def fill_with_experts_apart(bench: Workbench, ids: Sequence[str]) -> Layout | None:
     """Return a layout whose last device has only the output layer and single expert matrices.
 
-    None if none would fit.
+    None if no matrix would fit on that device.
     """
     # A device without dense parts needs no compute buffer for attention in large batches, which may be more than a
     # layer.
@@ -164,13 +164,11 @@ def _with_own_experts(state: _State, device_id: str) -> _State:
 
 
 def _with_part(state: _State, device_id: str, index: int, following: str | None = None) -> tuple[int, _State]:
-    """Return (1 if the layer `index` is now on the device, else 0; the state with as much of the layer there as fits).
+    """Put as much of layer `index` on the device as fits, and return (1 if the layer is then on it, else 0; new state).
 
-    The caller knows that the whole layer does not fit.
-
-    The part is either some of the layer's expert matrices, or its dense weights with some of them. In the second case
-    the number is 1, and the other expert matrices are on device `following`. In the first case the number is 0, and the
-    layer is on the device that it was on.
+    The caller must have checked that the whole layer does not fit. The part is either some of the layer's expert matrices:
+    then the number is 0, and the layer stays on its device. Or it is the layer's dense weights with some expert matrices:
+    then the number is 1, and the other expert matrices are on device `following`.
     """
     bench = state.bench
     if index not in state.away or index in bench.pinned:

@@ -19,13 +19,13 @@ from engine.planning.settings.context_settings import ContextSettings
 def experts(
     memory: ModelMemory, rig: Rig, context: ContextSettings, constraints: Constraints = NO_CONSTRAINTS
 ) -> AutoLayout:
-    """Return a layout in which only experts stay on the CPU, namely those for which their device has no room."""
+    """Return a layout in which only experts stay on the CPU, and only those that do not fit on the device of their layer."""
     bench = Workbench(memory, rig, context, constraints)
     return choose(bench, experts_candidates(bench))
 
 
 def experts_candidates(bench: Workbench) -> Iterator[Candidate]:
-    """Yield layouts that hold everything if there are any, else one with some experts on the CPU."""
+    """Yield layouts with the whole model on devices if there are any, else one with some experts on the CPU."""
     whole = list(fewest_candidates(bench))
     with_experts = [layer.index for layer in bench.layers if layer.expert_bytes]
     if not with_experts:

@@ -1,4 +1,4 @@
-"""Strategy "fastest", also used for the initial layout of a model: the least predicted time per token.
+"""Strategy "fastest", also used for the initial layout of a model: the layout with the least predicted time per token.
 
 It predicts the speed of the layouts of all other strategies and of further fillings, and chooses the fastest. So no
 other strategy finds a layout that is predicted to be faster. Strategy "context" is left out, because it plans with
@@ -46,7 +46,7 @@ from engine.planning.speed.work import Work
 _TOLD_SHARE = 0.02
 """Share of a token's time below which a link is not mentioned in the explanation."""
 _MAX_ORDERS = 24
-"""Number of device orders that are tried: all orders of four devices.
+"""Largest number of device orders that are tried: 24 is the number of orders of four devices.
 
 With more devices, the four fastest are permuted, and the others follow by speed.
 """
@@ -59,7 +59,7 @@ _STRATEGIES: tuple[Callable[[Workbench], Iterator[Candidate]], ...] = (
     proportional_candidates,
     balanced_candidates,
 )
-"""Candidates of all other strategies except "context"."""
+"""Functions that yield the candidate layouts of all other strategies except "context"."""
 
 
 def fastest(
@@ -103,7 +103,7 @@ def initial_layout(
 def _fastest(bench: Workbench, deadline_s: float = inf) -> AutoLayout:
     """Return the fastest layout that fits.
 
-    The search ends when this thread's processor time (`thread_time`) is past `deadline_s`; at least one layout is
+    The search ends when the processor time of this thread (`thread_time`) exceeds `deadline_s`. At least one layout is
     tried.
     """
     memory, speeds = bench.memory, bench.constraints.speeds
@@ -152,14 +152,14 @@ def _is_split(layout: Layout) -> bool:
 def predict_layout(
     memory: ModelMemory, rig: Rig, layout: Layout, context: ContextSettings, speeds: Speeds = NO_MEASUREMENTS
 ) -> SpeedRange:
-    """Return the predicted range of seconds per token of any layout."""
+    """Return the predicted range of seconds per token of `layout`."""
     return CostModel(Work(memory.model), rig, context, memory.for_context(context), speeds).range(layout)
 
 
 def _layouts(bench: Workbench, speeds: Speeds) -> Iterator[Layout]:
-    """Yield layouts to compare: on a single device, those of other strategies, and fillings in many device orders.
+    """Yield layouts to compare: those on a single device, those of other strategies, and fillings in many device orders.
 
-    Layouts that cannot be faster are skipped: if the fastest device holds everything, the others are not yielded.
+    Layouts that cannot be faster are skipped: if the fastest device holds everything, only its layout is yielded.
     """
     whole = {} if bench.constraints.split else dict(whole_layouts(bench))
     yield from whole.values()
@@ -192,9 +192,9 @@ def _layouts(bench: Workbench, speeds: Speeds) -> Iterator[Layout]:
 
 
 def _orders(bench: Workbench, by_speed: Sequence[Device], speeds: Speeds) -> Iterator[list[str]]:
-    """Yield orders of device ids, beginning with that of `by_speed`.
+    """Yield orders of device ids, beginning with the order of `by_speed`.
 
-    Orders that only swap equal devices are yielded once.
+    Of orders that differ only by swapped equal devices, only one is yielded.
     """
     held = {*bench.pinned.values(), bench.output}
     kinds = [

@@ -1,7 +1,7 @@
-"""Strategy "fewest": as few devices as can hold the model, cards before integrated ones, filled in proportion to room.
+"""Strategy "fewest", which uses as few devices as can hold the model, and cards before integrated devices.
 
-The capacity search computes with bytes of layers and bytes of room. It finds the smallest share of each device's room
-with which as many layers are placed as with all of it.
+The devices are filled in proportion to their room. The capacity search of this module computes with bytes of layers and
+bytes of room. It finds the smallest share of each device's room with which as many layers are placed as with all of it.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _CORRECTIONS = 12
 def fewest(
     memory: ModelMemory, rig: Rig, context: ContextSettings, constraints: Constraints = NO_CONSTRAINTS
 ) -> AutoLayout:
-    """Return the layout on the fewest devices.
+    """Return the layout on the fewest devices that hold the whole model.
 
-    If all together are too small, the one with most of the model on them.
+    If all devices together are too small, it is the layout with the largest part of the model on them.
     """
     bench = Workbench(memory, rig, context, constraints)
     return choose(bench, fewest_candidates(bench))
@@ -73,7 +73,7 @@ def whole_reason(bench: Workbench, device: Device) -> str:
 def capacity_layout(bench: Workbench, *, spread: bool) -> Layout | None:
     """Return the layout of the capacity search; None if devices still lack memory after `_CORRECTIONS` rounds.
 
-    `spread`: whether all devices are used instead of the fewest.
+    `spread`: if True, all devices are used, else the fewest.
     """
     # The search counts layers and a fixed cost for each device. The estimate of the whole layout is exact: a device
     # that it finds short has that much less room in the next round.
@@ -193,10 +193,10 @@ class Place:
 
 
 def place_layers(layers: Sequence[int], places: Sequence[Place], *, spread: bool = False) -> Placed:
-    """Return the device of each of `layers`, as many as fit, on the fewest devices.
+    """Return the device of each of `layers`: as many layers as fit, on the fewest devices.
 
     `layers`: bytes of each layer, the output layer last.
-    `spread`: whether all `places` are used instead of the fewest.
+    `spread`: if True, all `places` are used, else the fewest.
     """
     # If not all layers fit, the output layer is left out: it would take the room of repeating layers.
     ordered = sorted(places, key=lambda place: (place.rank, -place.room_bytes))

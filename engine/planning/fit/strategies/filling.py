@@ -1,4 +1,4 @@
-"""Filling of devices with whole layers, from the last layer to the first; remaining first layers are on the CPU."""
+"""Filling of devices with whole layers, from the last layer to the first; the first layers that do not fit are on the CPU."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def whole_layout(bench: Workbench, device: Device) -> Layout | None:
 
 
 def whole_layouts(bench: Workbench) -> Iterator[tuple[Device, Layout]]:
-    """Yield the devices that can hold everything, with the layout. Integrated ones are skipped if there is a card."""
+    """Yield each device that can hold the whole model, with the layout. Integrated devices are skipped if there is a card."""
     has_card = any(rank(device) == 0 for device in bench.devices)
     for device in bench.devices:
         layout = None if has_card and rank(device) == 1 else whole_layout(bench, device)
@@ -36,7 +36,7 @@ def whole_layouts(bench: Workbench) -> Iterator[tuple[Device, Layout]]:
 def plain_fillings(bench: Workbench) -> Iterator[Layout]:
     """Yield fillings with whole layers in several orders of devices.
 
-    All strategies place at least as much on devices.
+    Every strategy places at least as much on devices as these layouts do.
     """
     ids = bench.in_layer_order(bench.devices)
     growing = sorted(ids, key=lambda device_id: bench.usable[device_id])
@@ -52,13 +52,13 @@ def fill(
     output: str | None = None,
     overrides: Sequence[Override] = (),
 ) -> Layout:
-    """Return the devices `ids` filled from the last one to the first, each with as many whole layers as fit.
+    """Return a layout in which the devices `ids` are filled from the last one to the first with as many layers as fit.
 
     No device exceeds its memory in the result, except by layers that are pinned to it. A device that is too small for a
     layer may still get the output layer.
 
     `headroom_bytes`: bytes that stay free on each device.
-    `output`: device id of the output layer; None for that of the last layer.
+    `output`: device id of the output layer; None for the device of the last layer.
     `overrides`: overrides of the layout.
     """
     headroom = dict.fromkeys(bench.usable, headroom_bytes)
@@ -75,9 +75,9 @@ def fill(
 
 
 def _as_pipeline(passes: _Pass, ids: Sequence[str], layout: Layout) -> Layout | None:
-    """Return a filling with no layers on the CPU if one fits after some layers were moved between devices; else None.
+    """Return a filling with no layers on the CPU, with some layers moved between devices; None if there is none that fits.
 
-    It is for the case that only the larger buffers of a pipeline prevent such a filling.
+    It is for the case that only the larger buffers of pipeline parallelism prevent such a filling.
     """
     # Without layers on the CPU llama.cpp runs the devices as a pipeline, whose buffers are larger. Moving the last
     # layer from the CPU then makes other devices short. These get fewer layers in another pass.
@@ -104,11 +104,11 @@ class _Pass:
     """One pass that fills the devices.
 
     `headroom`: bytes that must stay free, by device id.
-    `output`: device id of the output layer; None for that of the last layer.
+    `output`: device id of the output layer; None for the device of the last layer.
     `reserve`: further bytes that must stay free as long as layers are on the CPU, by device id.
-    `front`: id of the device that will get the first layers, or None. llama.cpp copies host weights to it for large
-    batches. While other devices are filled it has one layer, so that their compute buffers are estimated correctly. The
-    caller checks at the end whether it has room.
+    `front`: id of the device that will get the first layers, or None. llama.cpp copies host weights to this device for
+    large batches. While other devices are filled, the device has one layer, so that the compute buffers of the others are
+    estimated correctly. The caller must check at last whether the device has room.
     """
 
     bench: Workbench
@@ -162,7 +162,7 @@ class _Pass:
         return count
 
     def _goes(self, places: Sequence[str], output: str | None, filled: str) -> bool:
-        """Return whether no device exceeds its memory, except `front` and devices that pinned layers overfill."""
+        """Return whether no device exceeds its memory; device `front` and devices that pinned layers overfill are not checked."""
         layout = self.bench.layout(places, output, self.overrides)
         left_free = self.headroom
         if CPU_ID in places:
@@ -171,7 +171,10 @@ class _Pass:
         return not self.bench.is_short(self.bench.usable.keys() - spared, layout, left_free)
 
     def _guess(self, device_id: str, layers: Iterable[int]) -> int:
-        """Return an estimate of how many of `layers` fit. It only affects how long the exact search takes."""
+        """Return a quick estimate of how many of `layers` fit on the device.
+
+        It is the start of the exact search, so it only affects how long that search takes.
+        """
         bench = self.bench
         room = bench.usable.get(device_id, 0) - self.headroom.get(device_id, 0) - self.reserve.get(device_id, 0)
         count = 0

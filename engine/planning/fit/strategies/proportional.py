@@ -30,7 +30,7 @@ _LEAST_PART = 8
 def proportional(
     memory: ModelMemory, rig: Rig, context: ContextSettings, constraints: Constraints = NO_CONSTRAINTS
 ) -> AutoLayout:
-    """Return the layout with the shares of `memory_shares`, as far as each device has room for its layers."""
+    """Return a layout with the shares of `memory_shares`; a device without room for its layers gets fewer."""
     bench = Workbench(memory, rig, context, constraints)
     return choose(bench, proportional_candidates(bench))
 
@@ -45,11 +45,11 @@ def proportional_counts(
 ) -> tuple[int, ...]:
     """Return the number of layers for each device.
 
-    A device gets layers until the next one would exceed its part of all bytes; the last device gets the rest.
+    A device gets layers until the next one would exceed its share of all bytes; the last device gets the remaining layers.
 
     `blocks`: bytes of each layer.
     `shares`: share of each device.
-    `other_bytes`: bytes that are not in layers and count for device number `main`.
+    `other_bytes`: bytes that are not in layers and count for the device with index `main`.
     """
     total = sum(shares)
     if not shares or not total:
@@ -70,7 +70,7 @@ def proportional_counts(
 
 
 def proportional_layout(bench: Workbench) -> Layout | None:
-    """Return the layout by memory shares over all devices, whether it fits or not.
+    """Return the layout with layers in proportion to `memory_shares` of all devices. The layout may not fit.
 
     None if no device has free memory.
     """

@@ -1,4 +1,4 @@
-"""`Workbench`: the part that all strategies share, with usable devices, their room, and the memory of a layout."""
+"""`Workbench`: what all strategies share, such as the usable devices, their room, and the memory of a layout."""
 
 from __future__ import annotations
 
@@ -25,15 +25,17 @@ from engine.planning.settings.context_settings import ContextSettings
 from engine.planning.speed.speeds import Speeds
 
 _UNKNOWN_RESERVE = 5
-"""A fifth of a device's memory stays free if KV cache or compute buffers cannot be computed without a probe."""
+"""Divisor of a device's memory: a fifth stays free if KV cache or compute buffers cannot be computed without a probe."""
 SLOW_LINK = 3
 """Rank of a remote device over a slow link (`reach_rank`)."""
 SLOW_HOP_S = 5e-3
-"""Latency of a hop, in seconds, from which a remote device is used last: each token crosses the link once in each
-direction. 100 Mbit/s links and those to other places take longer; wired gigabit and good wireless networks do not.
+"""Latency in seconds of one transfer over a link, from which a remote device is used last.
+
+Each token crosses the link once in each direction. Links of 100 Mbit/s and links to other places take longer; wired
+gigabit and good wireless networks do not.
 """
 _HOP_BYTES = 1 << 16
-"""Bytes that a hop carries: one token's activations of a large model, 16,384 float32 values."""
+"""Bytes of one transfer between devices: one token's activations of a large model, 16,384 float32 values."""
 _PREFERRED_BACKENDS = ("CUDA", "HIP", "ROCm")
 
 
@@ -45,7 +47,7 @@ def rank(device: Device) -> int:
 
 
 def reach_rank(device: Device, speeds: Speeds) -> int:
-    """Return the rank of a device; it is `SLOW_LINK` if a hop over its measured link takes `SLOW_HOP_S` or longer."""
+    """Return the rank of a device (`rank`), or `SLOW_LINK` if a transfer over its measured link takes `SLOW_HOP_S` or longer."""
     if not device.is_rpc or device.id not in speeds.links:
         return rank(device)
     measured = speeds.links[device.id]
@@ -55,10 +57,10 @@ def reach_rank(device: Device, speeds: Speeds) -> int:
 def _usable_bytes(memory: ModelMemory, rig: Rig) -> dict[str, int]:
     """Return the usable bytes of each device except the host, by device id: available memory less the margin.
 
-    At least as much stays free as `warning_bytes` asks for, so that a layout of this program causes no memory warning.
-    If the forecast is incomplete, a fifth of each device stays free for the unknown parts. A device that shares the
-    host's memory gets nothing of a model that is larger than all of it: its buffers cannot be paged out, so weights of
-    the CPU's part would be read from the disk again for each token, and the system may lock up.
+    At least `warning_bytes` stay free, so that a layout of this program causes no memory warning. If the forecast is
+    incomplete, a fifth of each device stays free for the unknown parts. A device that shares the host's memory gets nothing
+    of a model that is larger than that memory: the device's buffers cannot be paged out, so weights of the CPU would be read
+    from the disk again for each token, and the system may lock up.
     """
     usable = {
         device.id: max(0, device.available_bytes - max(device.margin_bytes, warning_bytes(device)))
@@ -170,7 +172,10 @@ class Workbench:
         return self._leaving(left_free).short(layout)
 
     def may_hold_all(self, devices: Sequence[Device]) -> bool:
-        """Return False if weights and caches of all layers surely exceed the usable bytes of `devices` together."""
+        """Return False if weights and caches of all layers exceed the usable bytes of `devices` together; else True.
+
+        True does not mean that they fit, because compute buffers are not counted.
+        """
         if self.pinned or self.constraints.parts:
             return True
         least_bytes = min(map(self._least_bytes, devices))
@@ -187,7 +192,10 @@ class Workbench:
         return self._needs.within({key: max(0, size - left_free.get(key, 0)) for key, size in self.usable.items()})
 
     def _with_room_for_projector(self, on_host: Plan, side_files: SideFiles) -> SideFiles:
-        """Return the side files with the projector on the device that is chosen for it if all layers are on the CPU."""
+        """Return the side files with the projector put on a device.
+
+        `on_host`: plan with all layers on the CPU; the projector gets the device that is chosen for it there.
+        """
         if side_files.projector is None:
             return side_files
         found = Needs(on_host, {}, as_asked=True).estimate_as_asked(on_host.edit.layout, side_files)
@@ -232,9 +240,9 @@ def moved_tensors(model: ModelFile, layout: Layout) -> Iterator[tuple[int, Tenso
 
 
 def _distinct(devices: Sequence[Device]) -> list[Device]:
-    """Return the devices with each card once.
+    """Return the devices with each physical card once.
 
-    Two backends may list the same PCI id; then CUDA and HIP are preferred.
+    Two backends may list a card with the same PCI id; then CUDA and HIP are preferred.
     """
     found: dict[str, Device] = {}
     for device in devices:

@@ -22,7 +22,10 @@ from engine.planning.plan.report import DeviceRow
 
 VERSION = 1
 KEPT_LOADS = 5
-"""Number of latest loads whose overhead is saved for each device. Their median is used, so one odd load has no effect."""
+"""Number of latest loads whose overhead is saved for each device.
+
+Their median is used, so one odd load has no effect.
+"""
 KEPT_DEVICES = 64
 MAX_FILE_BYTES = 1 << 16
 MAX_OVERHEAD_BYTES = 2 * GIB

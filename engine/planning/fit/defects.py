@@ -17,7 +17,10 @@ from engine.planning.plan.report import DeviceRow
 
 TOLERANCE = 0.03
 TOLERANCE_BYTES = 8 * MIB
-"""Largest difference in bytes between estimate and llama.cpp that counts as correct; the share `TOLERANCE` may allow more."""
+"""Largest difference in bytes between estimate and llama.cpp that counts as correct.
+
+The share `TOLERANCE` may allow more.
+"""
 MAX_NUMBERS = 256
 """Most elements of an array of hyper-parameters in the log line.
 

@@ -15,7 +15,7 @@ from engine.planning.settings.context_settings import ContextSettings
 
 
 def with_measured_batches(memory: ModelMemory, rig: Rig, edit: Edit) -> Edit:
-    """Return `edit` (layout and settings) with the micro batch that was measured as fastest for the model on these devices.
+    """Return `edit` (layout and settings) with the micro batch that was measured as fastest on these devices.
 
     The edit is unchanged if nothing was measured, if its batches are not the defaults, or if the plan with the measured
     micro batch breaks a rule or does not fit.

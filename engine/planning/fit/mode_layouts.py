@@ -69,8 +69,8 @@ def _missing_bytes(plan: Plan) -> int:
 def without_refused_overrides(plan: Plan) -> Proposal | None:
     """Return a proposal to remove overrides that the plan's split mode does not allow.
 
-    None if the plan breaks no rule on overrides. Overrides to the CPU are kept if the split mode allows them. Other broken
-    rules are not repaired.
+    None if the plan breaks no rule on overrides. Overrides to the CPU are kept if the split mode allows them. Other
+    broken rules are not repaired.
     """
     if not any(each.rule == "split_override" for each in plan.violations):
         return None

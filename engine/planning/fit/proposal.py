@@ -81,7 +81,7 @@ class Proposal:
 
 
 def by_what_they_keep(proposals: Sequence[Proposal]) -> tuple[Proposal, ...]:
-    """Return proposals without duplicates: those with the smallest disadvantage first, among equal ones the fastest first."""
+    """Return proposals without duplicates: smallest disadvantage first, among equal ones the fastest first."""
     ordered = sorted(proposals, key=lambda each: (_GIVEN_UP[each.kind], -round(each.speed, 2)))
     return without_duplicates(ordered)
 

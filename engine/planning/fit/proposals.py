@@ -163,7 +163,9 @@ class _Search:
         return Rig(tuple(map(limited, self._plan.rig.devices)), limited(self._plan.rig.host))
 
     def moved_layers(self) -> Proposal | None:
-        """Return a proposal that moves the fewest layers from a short device to a neighbour or to the device with most room.
+        """Return a proposal that moves the fewest layers from a short device to another device.
+
+        A neighbour in layer order is tried first, then the device with most room.
 
         If no such move is enough, several moves are tried. None for split modes other than layer and none.
         """
@@ -222,7 +224,7 @@ class _Search:
         )
 
     def shorter_context(self) -> Proposal | None:
-        """Return a proposal to shorten the context to the longest length that fits, a multiple of `CONTEXT_STEP` tokens.
+        """Return a proposal with the longest context that fits, a multiple of `CONTEXT_STEP` tokens.
 
         None if no length fits.
         """
@@ -238,7 +240,10 @@ class _Search:
         return next((found for each in smaller_caches(self._context) if (found := self._cache_proposal(each))), None)
 
     def smaller_cache_and_context(self) -> Proposal | None:
-        """Return a proposal with the smallest KV cache type and the longest context that then fits; None if none fits."""
+        """Return a proposal with the smallest KV cache type and the longest context that then fits.
+
+        None if none fits.
+        """
         # Backwards, so that the smallest cache comes first: it leaves the longest context.
         for cache in reversed(tuple(smaller_caches(self._context))):
             context = self._longest_context(cache)

@@ -187,7 +187,7 @@ class Relief:
         return not self.needs.short(layout) and self.is_allowed(layout)
 
     def _targets(self, layout: Layout, avoid: Collection[str]) -> list[str]:
-        """Return the ids of the devices that may get layers, except `avoid`: the device with most room first, the CPU last."""
+        """Return the ids of the devices that may get layers, except `avoid`: most room first, the CPU last."""
         room = self.needs.room(layout)
         targets = [name for name in room if name not in avoid and name not in self._off]
         return sorted(targets, key=lambda name: (name == CPU_ID, -room[name]))
@@ -195,14 +195,14 @@ class Relief:
     # ------------------------------------------------------------------ one change that is enough
 
     def moved_layers(self, layout: Layout, devices: Collection[str]) -> tuple[Move, int] | None:
-        """Return the first move of layers off `devices` after which `layout` fits the limits, and the fewest layers to move.
+        """Return the first move of layers off `devices` after which `layout` fits, and the fewest layers to move.
 
         None if no single move is enough. Moves are tried in the order of `moves_off`.
         """
         return self._enough_moved(layout, moves_off(layout, devices, self._targets(layout, devices)))
 
     def moved_experts(self, layout: Layout, devices: Collection[str]) -> tuple[ExpertMove, int] | None:
-        """Return the first move of experts to the CPU after which `layout` fits the limits, and the fewest layers for it.
+        """Return the first move of experts to the CPU after which `layout` fits, and the fewest layers for it.
 
         None if no single move is enough.
         """

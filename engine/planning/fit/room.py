@@ -38,8 +38,8 @@ class Room:
 def find_room(rows: Sequence[DeviceRow], others: Sequence[HeldModel], rig_without: Callable[[_Leaving], Rig]) -> Room:
     """Return the models to unload before a load that needs the memory of `rows`.
 
-    If unloading all of them is not enough, the result has all models that hold memory on short devices. The user may then
-    load nevertheless, because a forecast may be wrong.
+    If unloading all of them is not enough, the result has all models that hold memory on short devices. The user may
+    then load nevertheless, because a forecast may be wrong.
 
     `others`: loaded models that the load does not replace.
     `rig_without`: returns the rig with the free memory after the given models were unloaded.
@@ -61,7 +61,10 @@ def find_room(rows: Sequence[DeviceRow], others: Sequence[HeldModel], rig_withou
 
 
 MAX_CHOICES = 16
-"""Largest number of choices of models to unload that are tried for one layout. Each choice takes a search for a layout."""
+"""Largest number of choices of models to unload that are tried for one layout.
+
+Each choice takes a search for a layout.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,8 @@ def choices_to_unload(
 ) -> tuple[tuple[tuple[HeldModel, ...], Rig], ...]:
     """Return choices of idle models to unload, each with the rig after the unload.
 
-    Choices with few models come first. There are at most `MAX_CHOICES`. Models that hold memory on no device are left out.
+    Choices with few models come first. There are at most `MAX_CHOICES`. Models that hold memory on no device are left
+    out.
     """
     idle = sorted(
         (model for model in others if not model.is_busy and any(name != CPU_ID for name in model.held_bytes)),
@@ -103,7 +107,9 @@ def choices_to_unload(
 def find_whole(
     plan: Plan, choices: Sequence[tuple[tuple[HeldModel, ...], Rig]], find_layout: Callable[[Plan], Layout]
 ) -> WholeWithout | None:
-    """Return a layout for the first choice of models whose unloading lets the whole model fit on devices; None if none does.
+    """Return a layout for the first choice of models whose unloading lets the whole model fit on devices.
+
+    None if none does.
 
     Each choice takes a search for a layout, so this function must not be called in the GUI thread.
 

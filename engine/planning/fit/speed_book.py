@@ -194,7 +194,7 @@ def _told(rig: Rig) -> dict[str, KeptDevice]:
 def _answer(
     layout_class: str, rig: Rig, times: Iterable[DeviceTime], token_s: float, tokens_per_second: float
 ) -> Answer:
-    """Return the `Answer` to save: measured seconds per token in all, and predicted seconds per token on each device."""
+    """Return the `Answer` to save: measured seconds per token in all, and predicted ones of each device."""
     devices = {device.id: device for device in rig.all_devices}
     parts: dict[str, float] = {}
     for each in times:

@@ -1,4 +1,4 @@
-"""One plan for several models that are loaded at the same time: a layout for each, or the model that should be left out.
+"""One plan for several models that are loaded at the same time: a layout for each, or the model to leave out.
 
 Each model has its own process, so its need on a device, the backend's overhead included, is added to the needs of the
 others there. The host's memory that devices share (`Rig.pool`) is counted once.
@@ -33,7 +33,7 @@ DEFAULT_STRATEGY = "fewest"
 _SMALL_PART = 8
 """Divisor of the largest model's file size; models of at most that size count as small."""
 _MUCH_PART = 8
-"""Divisor of a model's layers: the model gains by another's absence if at least an eighth of its layers leaves the CPU."""
+"""Divisor of a model's layers: leaving out another model is a gain if an eighth of them leaves the CPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +138,9 @@ def plan_together(
 ) -> Together:
     """Return layouts with which all models are loaded at the same time.
 
-    Several orders of planning are tried. The best result is the one in which all models fit; among such results, the one in
-    which the most important models are wholly on devices. Small models and embedding models get the slowest device that has
-    room, because they cost least there.
+    Several orders of planning are tried. The best result is the one in which all models fit; among such results, the
+    one in which the most important models are wholly on devices. Small models and embedding models get the slowest
+    device that has room, because they cost least there.
 
     `wanted`: the models, most important first.
 
@@ -249,7 +249,8 @@ class _Planner:
     def give_way(self, wanted: Sequence[Wanted], found: Together) -> GiveWay | None:
         """Return the model that should be left out because the others gain by it; None if there is none.
 
-        It is the least important model without which all others are wholly on devices, else the one whose absence helps most.
+        It is the least important model without which all others are wholly on devices, else the one whose absence helps
+        most.
         """
         best: tuple[tuple[int, int], GiveWay] | None = None
         small = small_models(wanted)
@@ -305,7 +306,10 @@ class _Planner:
         return Placed(wanted.name, Plan(wanted.memory, rig, Edit(found.layout, found.context, wanted.side_files)))
 
     def _cheapest(self, rig: Rig) -> list[Device]:
-        """Return the devices of `rig` that may hold layers: the slowest first; among equally fast ones, least room first."""
+        """Return the devices of `rig` that may hold layers: the slowest first.
+
+        Among equally fast ones, least room first.
+        """
         off = self._constraints.off
         devices = [each for each in rig.devices if each.kind != "accel" and each.id not in off]
         # Of equal cards the fuller one first: another model may need the whole of the emptier one.
@@ -315,9 +319,9 @@ class _Planner:
 def _orders(wanted: Sequence[Wanted], small: frozenset[str], rig: Rig) -> Iterator[tuple[Wanted, ...]]:
     """Yield the orders in which the models may be planned.
 
-    Small models are last, so that they get the memory that is left, or first. A model that is not wholly on devices even if
-    it is alone gets what the others leave, since it would cost the others memory and still be slow. The last order is by
-    size alone.
+    Small models are last, so that they get the memory that is left, or first. A model that is not wholly on devices
+    even if it is alone gets what the others leave, since it would cost the others memory and still be slow. The last
+    order is by size alone.
     """
     too_large = _too_large(wanted, rig)
     main = [each for each in wanted if each.name not in small and each not in too_large]
@@ -353,8 +357,8 @@ def _score(found: Together, wanted: Sequence[Wanted], small: frozenset[str]) -> 
 def rig_after(rig: Rig, need_bytes: Mapping[str, int]) -> Rig:
     """Return `rig` with the memory that is left after a model was loaded.
 
-    `need_bytes`: bytes that the model needs, by device id. An RPC worker that the model uses has no memory left, because a
-    worker serves one client at a time.
+    `need_bytes`: bytes that the model needs, by device id. An RPC worker that the model uses has no memory left,
+    because a worker serves one client at a time.
     """
     endpoints = {device.endpoint for device in rig.devices if device.endpoint and device.id in need_bytes}
     shared_bytes = sum(need_bytes.get(device.id, 0) for device in rig.devices if device.unified)

@@ -132,7 +132,7 @@ class Constraints:
         return self.off | {device.id for device in rig.devices if device.backend not in used}
 
     def kept_by(self, layout: Layout) -> Constraints:
-        """Return the constraints except the pins that `layout` breaks: moving a pinned layer by hand removes its pin."""
+        """Return the constraints except pins that `layout` breaks: moving a pinned layer removes its pin."""
         held = ((pin.device, range(pin.first, pin.last + 1)) for pin in self.pins)
         pins = tuple(
             Pin(device, layer, layer)

@@ -166,9 +166,9 @@ def _with_own_experts(state: _State, device_id: str) -> _State:
 def _with_part(state: _State, device_id: str, index: int, following: str | None = None) -> tuple[int, _State]:
     """Put as much of layer `index` on the device as fits, and return (1 if the layer is then on it, else 0; new state).
 
-    The caller must have checked that the whole layer does not fit. The part is either some of the layer's expert matrices:
-    then the number is 0, and the layer stays on its device. Or it is the layer's dense weights with some expert matrices:
-    then the number is 1, and the other expert matrices are on device `following`.
+    The caller must have checked that the whole layer does not fit. The part is either some of the layer's expert
+    matrices: then the number is 0, and the layer stays on its device. Or it is the layer's dense weights with some
+    expert matrices: then the number is 1, and the other expert matrices are on device `following`.
     """
     bench = state.bench
     if index not in state.away or index in bench.pinned:

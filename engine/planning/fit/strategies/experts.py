@@ -19,7 +19,7 @@ from engine.planning.settings.context_settings import ContextSettings
 def experts(
     memory: ModelMemory, rig: Rig, context: ContextSettings, constraints: Constraints = NO_CONSTRAINTS
 ) -> AutoLayout:
-    """Return a layout in which only experts stay on the CPU, and only those that do not fit on the device of their layer."""
+    """Return a layout in which only experts are on the CPU: those that do not fit on the device of their layer."""
     bench = Workbench(memory, rig, context, constraints)
     return choose(bench, experts_candidates(bench))
 

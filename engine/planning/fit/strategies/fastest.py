@@ -157,7 +157,7 @@ def predict_layout(
 
 
 def _layouts(bench: Workbench, speeds: Speeds) -> Iterator[Layout]:
-    """Yield layouts to compare: those on a single device, those of other strategies, and fillings in many device orders.
+    """Yield layouts to compare: those on one device, those of other strategies, and fillings in many orders.
 
     Layouts that cannot be faster are skipped: if the fastest device holds everything, only its layout is yielded.
     """

@@ -1,4 +1,7 @@
-"""Filling of devices with whole layers, from the last layer to the first; the first layers that do not fit are on the CPU."""
+"""Filling of devices with whole layers, from the last layer to the first.
+
+The first layers that do not fit are on the CPU.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,10 @@ def whole_layout(bench: Workbench, device: Device) -> Layout | None:
 
 
 def whole_layouts(bench: Workbench) -> Iterator[tuple[Device, Layout]]:
-    """Yield each device that can hold the whole model, with the layout. Integrated devices are skipped if there is a card."""
+    """Yield each device that can hold the whole model, with the layout.
+
+    Integrated devices are skipped if there is a card.
+    """
     has_card = any(rank(device) == 0 for device in bench.devices)
     for device in bench.devices:
         layout = None if has_card and rank(device) == 1 else whole_layout(bench, device)
@@ -75,7 +81,9 @@ def fill(
 
 
 def _as_pipeline(passes: _Pass, ids: Sequence[str], layout: Layout) -> Layout | None:
-    """Return a filling with no layers on the CPU, with some layers moved between devices; None if there is none that fits.
+    """Return a filling with no layers on the CPU, with some layers moved between devices.
+
+    None if there is none that fits.
 
     It is for the case that only the larger buffers of pipeline parallelism prevent such a filling.
     """
@@ -107,8 +115,8 @@ class _Pass:
     `output`: device id of the output layer; None for the device of the last layer.
     `reserve`: further bytes that must stay free as long as layers are on the CPU, by device id.
     `front`: id of the device that will get the first layers, or None. llama.cpp copies host weights to this device for
-    large batches. While other devices are filled, the device has one layer, so that the compute buffers of the others are
-    estimated correctly. The caller must check at last whether the device has room.
+    large batches. While other devices are filled, the device has one layer, so that the compute buffers of the others
+    are estimated correctly. The caller must check at last whether the device has room.
     """
 
     bench: Workbench
@@ -162,7 +170,10 @@ class _Pass:
         return count
 
     def _goes(self, places: Sequence[str], output: str | None, filled: str) -> bool:
-        """Return whether no device exceeds its memory; device `front` and devices that pinned layers overfill are not checked."""
+        """Return whether no device exceeds its memory.
+
+        Device `front` and devices that pinned layers overfill are not checked.
+        """
         layout = self.bench.layout(places, output, self.overrides)
         left_free = self.headroom
         if CPU_ID in places:

@@ -82,8 +82,8 @@ def priority_candidates(bench: Workbench) -> Iterator[Candidate]:
 def _filled_in_order(bench: Workbench, order: Sequence[str]) -> Layout:
     """Return a layout with the devices filled one after another, with layers in the same order as the devices.
 
-    The last device has the output layer. If layers are pinned, or if devices cannot be filled this way, the layers may be in
-    another order.
+    The last device has the output layer. If layers are pinned, or if devices cannot be filled this way, the layers may
+    be in another order.
     """
     # Filling goes from the last layer to the first. Done backwards it tells which devices are needed, how many layers
     # each takes at most, and how many stay on the CPU, which come first.

@@ -45,7 +45,8 @@ def proportional_counts(
 ) -> tuple[int, ...]:
     """Return the number of layers for each device.
 
-    A device gets layers until the next one would exceed its share of all bytes; the last device gets the remaining layers.
+    A device gets layers until the next one would exceed its share of all bytes; the last device gets the remaining
+    layers.
 
     `blocks`: bytes of each layer.
     `shares`: share of each device.

@@ -25,7 +25,7 @@ from engine.planning.settings.context_settings import ContextSettings
 from engine.planning.speed.speeds import Speeds
 
 _UNKNOWN_RESERVE = 5
-"""Divisor of a device's memory: a fifth stays free if KV cache or compute buffers cannot be computed without a probe."""
+"""Divisor of a device's memory: a fifth stays free if the forecast is incomplete without a probe."""
 SLOW_LINK = 3
 """Rank of a remote device over a slow link (`reach_rank`)."""
 SLOW_HOP_S = 5e-3
@@ -47,7 +47,7 @@ def rank(device: Device) -> int:
 
 
 def reach_rank(device: Device, speeds: Speeds) -> int:
-    """Return the rank of a device (`rank`), or `SLOW_LINK` if a transfer over its measured link takes `SLOW_HOP_S` or longer."""
+    """Return `rank` of a device, or `SLOW_LINK` if a transfer over its measured link takes `SLOW_HOP_S` or longer."""
     if not device.is_rpc or device.id not in speeds.links:
         return rank(device)
     measured = speeds.links[device.id]
@@ -58,9 +58,9 @@ def _usable_bytes(memory: ModelMemory, rig: Rig) -> dict[str, int]:
     """Return the usable bytes of each device except the host, by device id: available memory less the margin.
 
     At least `warning_bytes` stay free, so that a layout of this program causes no memory warning. If the forecast is
-    incomplete, a fifth of each device stays free for the unknown parts. A device that shares the host's memory gets nothing
-    of a model that is larger than that memory: the device's buffers cannot be paged out, so weights of the CPU would be read
-    from the disk again for each token, and the system may lock up.
+    incomplete, a fifth of each device stays free for the unknown parts. A device that shares the host's memory gets
+    nothing of a model that is larger than that memory: the device's buffers cannot be paged out, so weights of the CPU
+    would be read from the disk again for each token, and the system may lock up.
     """
     usable = {
         device.id: max(0, device.available_bytes - max(device.margin_bytes, warning_bytes(device)))

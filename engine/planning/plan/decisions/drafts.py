@@ -86,8 +86,11 @@ def decide_draft(
     if draft is None:
         return
     if draft.kind == "mtp":
-        size = format_bytes(sum(each.draft_bytes for each in estimate.devices.values()))
-        device = layout.device_of(layout.n_layers - 1)
+        draft_bytes = sum(each.draft_bytes for each in estimate.devices.values())
+        if not draft_bytes:
+            # The model has no MTP head that drafts: a violation says so.
+            return
+        size, device = format_bytes(draft_bytes), layout.device_of(layout.n_layers - 1)
         reason = tr("The MTP head of the model proposes tokens; it takes {size} besides its weights.", size=size)
         yield Decision("draft", device, reason, True)
         return

@@ -23,9 +23,9 @@ class FitDocument(msgspec.Struct, frozen=True, kw_only=True):
     `layers`: number of layers by device id.
     `slowest`, `fastest`: bounds of the predicted speed.
     `tokens_per_second`: predicted speed of an answer of usual length, between these bounds.
-    `source`: source of the prediction, which tells how certain it is; null if there is no prediction.
-    `projector`: file name of the projector whose memory is counted, null if none is.
-    `uncertainty`: share by which `tokens_per_second` may be off, null if unknown; nine of ten predictions are nearer.
+    `source`: source of the prediction, which determines its reliability; null if there is no prediction.
+    `projector`: file name of the projector whose memory is counted, null if there is none.
+    `uncertainty`: relative error of `tokens_per_second` that nine of ten predictions do not exceed, null if unknown.
     """
 
     kind: str

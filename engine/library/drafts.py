@@ -17,7 +17,10 @@ _LARGEST_SHARE = 2
 
 @dataclass(frozen=True, slots=True)
 class DraftCandidate:
-    """A file of the library that may draft for a model. `title`: name of its model, with the quantisation."""
+    """A file of the library that may draft for a model.
+
+    `title`: name of the draft model, with its quantisation.
+    """
 
     path: Path
     title: str
@@ -27,7 +30,8 @@ class DraftCandidate:
 def draft_candidates(model: ModelFile, entries: Iterable[Entry]) -> tuple[DraftCandidate, ...]:
     """Return the files of the library that may draft for `model`, the smallest first; one for each entry.
 
-    No file is read: tokenizer and number of tokens are compared. `read_draft` compares the tokens when one is chosen.
+    No file is read: only tokenizer and number of tokens are compared. `read_draft` compares the tokens of a chosen
+    model.
     """
     found: dict[Path, DraftCandidate] = {}
     for entry in entries:

@@ -1,4 +1,4 @@
-"""Makes the library's forecasts: searches a layout for a model on a rig and predicts its speed."""
+"""The library's forecasts: search for a layout of a model on a rig, and prediction of its speed."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _fit(memory: ModelMemory, rig: Rig, strategy: str, found: AutoLayout, constr
 def _read_from_disk(report: FitReport, rig: Rig) -> int:
     """Return the bytes by which mapped weights exceed the host's free memory; 0 or less if they fit.
 
-    A model with such an excess loads, but reads from the disk for each token.
+    A model whose weights exceed the free memory can be loaded, but weights are read from the disk for each token.
     """
     host = report.rows[-1]
     return host.mapped_bytes + host.shortfall_bytes

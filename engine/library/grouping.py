@@ -62,7 +62,10 @@ def _owners(
     neighbourhoods: Mapping[Place, list[int]],
     opened: Mapping[Path, list[int]],
 ) -> list[int]:
-    """Return the indices of the entries that `side` belongs to. There are several if nothing decides between them."""
+    """Return the indices of the entries that `side` belongs to.
+
+    There are several if neither names, folders nor headers decide between them.
+    """
     if side.file.beside is not None:
         return opened.get(side.file.beside, [])
     near = _nearest_entries(side.file, neighbourhoods)

@@ -1,4 +1,4 @@
-"""Selects the models to forecast, rounds the rig's free memory, and makes the key under which forecasts are saved."""
+"""Choice of the models to forecast, rounding of the rig's free memory, and the key under which forecasts are saved."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SPEED_STEP = 1.2
 
 
 def settled_rig(rig: Rig, before: Rig | None = None) -> Rig:
-    """Return `rig` with free memory rounded down to coarse steps, so that forecasts stay valid while it fluctuates.
+    """Return `rig` with free memory rounded down to coarse steps, so that forecasts stay valid while free memory fluctuates.
 
     `before`: the rig that was returned last; it is returned again if the free memory of no device differs much from it.
     """
@@ -127,7 +127,9 @@ class Job:
 def jobs(entries: Iterable[Entry], known: Mapping[str, Fit], *, text_only: bool = False) -> tuple[Job, ...]:
     """Return the models to forecast: the proposed quantisation of each entry first, then the other quantisations.
 
-    `known`: saved forecasts by fingerprint. A quantisation is left out if it has one with the same projector.
+    A quantisation is left out if `known` has a forecast of it with the same projector.
+
+    `known`: saved forecasts by fingerprint.
     `text_only`: whether to count no projectors; else the projector that suits a quantisation best is counted.
     """
     first: dict[str, Job] = {}

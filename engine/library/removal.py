@@ -128,7 +128,7 @@ def _side_files_alone(
 def _hub_paths(file: FoundFile) -> tuple[Path, ...]:
     """Return the paths to remove for a file of the Hugging Face cache.
 
-    These are the snapshot's link and, if no other link of the repository leads to it, the blob.
+    They are the snapshot's link and, if no other link of the repository leads to the blob, the blob.
     """
     path = file.path
     if not path.is_symlink():

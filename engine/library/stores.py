@@ -34,7 +34,10 @@ class Store(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def is_ours(self) -> bool:
-        """Whether the user chose the folder or file. A file that is missing there stays in the list."""
+        """Whether the user chose the folder or file of the store.
+
+        A model file that is missing in such a store stays in the list.
+        """
         return self.kind in ("folder", "opened")
 
     @property

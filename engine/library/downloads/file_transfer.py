@@ -316,9 +316,9 @@ class FileTransfer:
                 self._end_early(span, part)
 
     def _is_worth(self, span: Span) -> bool:
-        """Return whether to read the whole file from a server that ignores range requests.
+        """Return whether to read the whole file on the connection of `span`, if the server ignores range requests.
 
-        It is read by the span at the start of the file, or by the only open connection.
+        True if `span` is at the start of the file, or if its connection is the only open one.
         """
         with self._changed:
             return not span.at or self._plan.n_taken == 1

@@ -108,7 +108,7 @@ class Hasher:
 
 
 def _step_behind() -> None:
-    """Set the lowest priority (niceness 19) for this thread; on Linux only."""
+    """Set the lowest priority (niceness 19) for this thread. Only Linux supports that."""
     if sys.platform == "linux":
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, 0, _NICENESS)

@@ -275,7 +275,7 @@ def storage_error(error: OSError, target: Path) -> StorageError:
 
 
 def _is_same(known: Origin, origin: Origin) -> bool:
-    """Return whether both origins name the same file, judged by the most reliable value that both have."""
+    """Return whether both origins are of the same file, judged by the most reliable value that both have."""
     # The hash of the content decides. Size, etag and address follow, each less certain.
     if known.sha256 and origin.sha256:
         return known.sha256 == origin.sha256

@@ -91,7 +91,10 @@ class DownloadQueue:
         self._work.put(lambda: self._pause(job_id))
 
     def resume(self, job_id: str, *, restart: bool = False) -> None:
-        """Queue a paused or failed job again. `restart`: discard the bytes of a file that has changed on the server."""
+        """Queue a paused or failed job again.
+
+        `restart`: whether to discard the bytes of a file that has changed on the server.
+        """
         self._work.put(lambda: self._resume(job_id, restart=restart))
 
     def move(self, job_id: str, place: int) -> None:

@@ -32,7 +32,7 @@ class Style(msgspec.Struct, frozen=True):
     """Whether embeddings are scaled, or normalised without weights."""
 
     input_norm: bool = False
-    """Whether embeddings are normalised with weights of their own."""
+    """Whether embeddings are normalised with weights of a norm tensor."""
 
     positions: int = 1
     """Number of position numbers of each token; 0: the file says how many."""
@@ -43,7 +43,7 @@ class Style(msgspec.Struct, frozen=True):
     # ------------------------------------------------------------------ norms and sums
 
     layer_norm: bool = False
-    """Whether norms are LayerNorm (`ggml_norm`) instead of RMS norm; their result is then a separate tensor."""
+    """Whether norms are LayerNorm (`ggml_norm`) instead of RMS norm; the result of a norm is then a separate tensor."""
 
     bare_norms: bool = False
     """Whether norms have no weights."""
@@ -179,7 +179,7 @@ class GraphRecord(msgspec.Struct, frozen=True):
     """How the graph of an architecture is built. Fields of type `Builder` name functions."""
 
     style: Style | StyleOfFile = Style()
-    """How its layers differ from llama's."""
+    """How the layers of the architecture differ from llama's."""
 
     embed: Builder | None = None
     """Function that builds the token embeddings; None: a plain look-up."""
@@ -216,16 +216,16 @@ class GraphRecord(msgspec.Struct, frozen=True):
     """Whether a batch of one token for each sequence has another graph, which may need more memory."""
 
     grows: bool = False
-    """Whether the graph grows with the positions in the cache.
+    """Whether the graph grows with the number of positions in the cache.
 
-    The engine plans for an empty cache, and allocates more later.
+    llama.cpp reserves buffers for an empty cache, and allocates more later.
     """
 
     reads_cache: bool = True
-    """Whether the graph uses the caches, if there are any."""
+    """Whether the graph uses the KV cache and recurrent state, if the model has them."""
 
     uses_rope_factors: bool = True
-    """Whether RoPE uses the file's factors (`rope_freqs`, `rope_factors_*`), if there are any."""
+    """Whether RoPE uses the file's factors (`rope_freqs`, `rope_factors_*`), if the file has them."""
 
     scaled: Scaled = MOSTLY_SCALED
     """Parts of a layer that may have scale tensors."""
@@ -238,9 +238,9 @@ class GraphRecord(msgspec.Struct, frozen=True):
     gating_func: Literal["file", "sigmoid", "file_or_sigmoid"] = "file"
     """Function of the router (`expert_gating_func`).
 
-    `file`: softmax, unless the file says sigmoid.
-    `sigmoid`: sigmoid, whatever the file says.
-    `file_or_sigmoid`: as the file says; sigmoid if it says nothing.
+    `file`: softmax, unless the file names sigmoid.
+    `sigmoid`: sigmoid, whatever the file names.
+    `file_or_sigmoid`: the function that the file names; sigmoid if it names none.
     """
 
     n_keeping_largest: int = 0
@@ -341,15 +341,15 @@ class TensorSplit(msgspec.Struct, frozen=True):
     """How llama.cpp's split mode `tensor` treats an architecture."""
 
     allowed: bool = True
-    """Whether the engine supports split mode `tensor` here, and knows the tensor names by which it splits the state."""
+    """Whether llama.cpp supports split mode `tensor` for the architecture and knows the tensors by which it splits the state."""
 
     may_lack_heads: bool = False
-    """Whether layers may lack attention; the engine would then divide an empty cache by zero heads."""
+    """Whether some layers may have no attention; llama.cpp would then divide an empty cache by zero heads."""
 
     whole_model: bool = False
     """Whether layers share cache slots.
 
-    Then either all layers are split or none, and each device has the whole cache.
+    If so, either all layers are split or none, and each device has the whole cache.
     """
 
     mirrors_state: bool = False
@@ -366,7 +366,7 @@ ANY_SPLIT, NO_SPLIT = TensorSplit(), TensorSplit(allowed=False)
 
 
 class Architecture(msgspec.Struct, frozen=True):
-    """The properties of an architecture that are neither in the file's header nor the same as llama's."""
+    """The properties of an architecture that differ from llama's and are not in the file's header."""
 
     # ------------------------------------------------------------------ state
 
@@ -384,7 +384,10 @@ class Architecture(msgspec.Struct, frozen=True):
     """Whether keys and values are one compressed vector (MLA), if the file has its length."""
 
     n_kv_layers: int | None = None
-    """Number of first layers that have a KV cache; the other layers read theirs. None: all layers have one."""
+    """Number of first layers that have a KV cache of their own; later layers read one of these.
+
+    None: all layers have one.
+    """
 
     shares_kv: bool = False
     """Whether the last layers read the KV cache of earlier ones, by the number in the file
@@ -395,7 +398,7 @@ class Architecture(msgspec.Struct, frozen=True):
     """Whether layers have a cache of compressed keys next to their window, by the ratios in the file."""
 
     hashed: bool = False
-    """Whether some layers keep the inputs of a token hash."""
+    """Whether some layers store the inputs of a token hash between batches."""
 
     looped: bool = False
     """Whether the file says how often all layers run; each pass then has its own KV cache."""
@@ -435,7 +438,10 @@ class Architecture(msgspec.Struct, frozen=True):
     """The graph of its MTP heads, if drafts by them are supported."""
 
     drafts: Literal["", "always", "without_embedding"] = ""
-    """When the model can only draft for another one: always, or if the file lacks embedding or output. Empty: never."""
+    """Condition on which the model can only draft for another one.
+
+    `always`: in any case. `without_embedding`: if the file lacks token embedding or output matrix. Empty: never.
+    """
 
     flash_attention: bool = True
     """Whether the engine supports flash attention for it; if not, it is off, whatever is requested."""
@@ -447,9 +453,9 @@ class Architecture(msgspec.Struct, frozen=True):
     """Whether the graph adds a bias for all tokens to the attention of each sequence (`build_pos_bias`)."""
 
     also_as_one: bool = False
-    """Whether the engine also reserves a graph for a full micro-batch of one sequence, with the caches of all of them.
+    """Whether llama.cpp also reserves a graph for a full micro batch of one sequence, with the caches of all sequences.
 
-    It divides the batch among the sequences, and aborts if tokens are left over.
+    llama.cpp divides the batch among the sequences, and aborts if tokens are left over.
     """
 
     latent_values: bool = False

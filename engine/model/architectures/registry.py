@@ -18,10 +18,13 @@ _PLAIN = Architecture()
 
 
 def find_architecture(name: str) -> Architecture | None:
-    """Return the record of an architecture; None: only a probe can measure its memory."""
+    """Return the record of an architecture.
+
+    None if there is no record; then only a probe can measure the model's memory.
+    """
     return ARCHITECTURES.get(name)
 
 
 def architecture_rules(name: str) -> Architecture:
-    """Return the record whose rules apply to an architecture; one without special rules if it is unknown."""
+    """Return the record with the rules of an architecture; for an unknown name, a record without special rules."""
     return ARCHITECTURES.get(name, _PLAIN)

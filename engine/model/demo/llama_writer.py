@@ -163,7 +163,9 @@ def write_llama(
     architecture: str = "llama",
     extra_metadata: ExtraMetadata | None = None,
 ) -> None:
-    """Write one model file. `weights`: values of the tensors; None: a sparse hole of the true size.
+    """Write one model file.
+
+    `weights`: function that returns the values of a tensor; None: the tensor data is a sparse hole of the true size.
 
     Raises:
         OSError: if the file cannot be written.

@@ -20,8 +20,8 @@ N_LAYERS = 30
 LAB_CAPS_BYTES = (160 * MIB, 160 * MIB, 256 * MIB)
 """Memory caps of three lab workers (RPC servers on this machine) for the demo.
 
-With its full training context the model fits on none alone, but on the largest with any other. So it can be loaded at
-once, and layers dragged to the third worker have a visible effect.
+With its full training context the model fits on no single worker, but on the largest one together with any other. So it
+can be loaded at once, and moving layers to the third worker has a visible effect.
 """
 
 SAMPLE_QUESTIONS = (

@@ -36,7 +36,7 @@ to hear more? There is always more, until the answer ends or the room is gone.
 """
 
 _N_CLASSES = 64
-"""Number of the first hidden dimensions, which encode the last letter. No layer writes to them."""
+"""Number of the first hidden dimensions, which encode the last letter. No layer changes them."""
 _LETTER_SIZE = 8.0
 _LAYER_NOISE = 0.0025
 _OUTPUT_NOISE = 0.09
@@ -121,7 +121,7 @@ def babble_weights(vocabulary: Vocabulary, *, seed: int) -> WeightSource:
 
 DEMO_NAME = "Layerdeck demo"
 DEMO_VERSION = 1
-"""Version of the written file. Increase it with every change, and the window writes the file again."""
+"""Version of the generated file. Increase it with every change of the file; the window then writes the file again."""
 DEMO_SHAPE = LlamaShape(n_layers=16, n_embd=256, n_head=4, n_head_kv=4, n_ff=512, n_ctx_train=131_072)
 """Shape with 1 KiB of F16 KV cache for each token and layer: 5 layers with 65,536 tokens exceed a worker of 256 MiB."""
 

@@ -48,7 +48,7 @@ _SEPARATORS = re.compile(r"[-_\s]+")
 
 
 def split_tag(stem: str) -> tuple[str, str]:
-    """Return a name without its quantisation, and the quantisation in capitals; "" if it has none.
+    """Return (file name without its quantisation, quantisation in capital letters); "" if the name has no quantisation.
 
     `stem`: file name without part number and extension.
     """

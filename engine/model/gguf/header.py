@@ -70,12 +70,12 @@ _SCALARS = {
 
 
 class MetadataReader:
-    """Reads the metadata entries of a GGUF header, with limits on what one file may make us store or skip.
+    """Reader of the metadata entries of a GGUF header, which limits what one file can make the program store or skip.
 
     `metadata`: the values that were read.
     `arrays`: the arrays that were skipped.
     `file_index`: number of the file among the model's files, for `arrays`.
-    `guess`: find the end of a vocabulary by the key after it instead of by the length of each string.
+    `guess`: whether to find the end of a vocabulary by the key after it, instead of by the length of each string.
     """
 
     def __init__(self, source: ByteSource, *, file_index: int, guess: bool = False) -> None:
@@ -195,7 +195,8 @@ _SMALLEST_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8
 class FileHeader:
     """The header of one GGUF file.
 
-    `arrays`: the arrays that were skipped. `tensors`: with offsets from the file's start.
+    `arrays`: the arrays that were skipped.
+    `tensors`: the tensor table, with offsets from the start of the file.
     """
 
     version: int
@@ -205,7 +206,7 @@ class FileHeader:
 
 
 def skim_header(source: ByteSource, *, file_index: int = 0) -> FileHeader:
-    """Parse the header as `read_header` does, without reading each string of a vocabulary. For lists of models.
+    """Parse the header as `read_header` does, but skip the strings of a vocabulary; it is for lists of models.
 
     The end of the vocabulary is guessed by the key that follows it. The guess is used only if everything after it is
     valid. So damage inside the vocabulary is not noticed; a model that is opened is read with `read_header`.

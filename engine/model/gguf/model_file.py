@@ -16,7 +16,9 @@ from engine.base.errors import ModelFileError
 from engine.base.language import tr
 
 MetadataValue = int | float | bool | str | tuple[int | float | bool, ...] | None
-"""Value of a metadata key. None: it was not read, as a very long text, an array of strings, or a long array.
+"""Value of a metadata key.
+
+It is None for a value that was not read: a very long text, an array of strings, a long array.
 
 `ModelFile.arrays` has the places of such arrays in the file.
 """
@@ -195,12 +197,16 @@ _GUESSED = 1024
 
 
 def file_type_name(model: ModelFile) -> str:
-    """Return the name of the model's quantisation; if the header has none, that of the type of most elements."""
+    """Return the name of the model's quantisation. If the header has none, it is the tensor type of most elements."""
     return mix_name(model.metadata, model.tensors)
 
 
 def mix_name(metadata: Mapping[str, MetadataValue], tensors: Iterable[TensorInfo]) -> str:
-    """Return the name of the quantisation (as `file_type_name`) from any file's header; empty if it has no tensors."""
+    """Return the name of the quantisation of a model file, from its header's metadata and tensors.
+
+    It is the name of `general.file_type`. If the header has none, it is the type of most elements; empty if there are
+    no tensors either.
+    """
     number = metadata.get("general.file_type")
     if isinstance(number, int) and number & ~_GUESSED in _FILE_TYPES:
         return _FILE_TYPES[number & ~_GUESSED]

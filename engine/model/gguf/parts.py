@@ -16,9 +16,10 @@ _N_NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class PartName:
-    """The name of one file of a split model, divided into its parts.
+    """The name of one file of a split model, divided into its parts: `STEM-NUMBER-of-COUNT.gguf`.
 
-    `stem`: NAME. `number`: from 1. `count`: of all files.
+    `number`: number of the file, from 1.
+    `count`: number of files of the model.
     """
 
     stem: str

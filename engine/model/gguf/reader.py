@@ -53,10 +53,12 @@ def _read_parts(paths: tuple[Path, ...]) -> ModelFile:
 
 
 def join_headers(paths: tuple[Path, ...], headers: Sequence[FileHeader], size_bytes: int) -> ModelFile:
-    """Return the model whose files, local or remote, have these headers. `size_bytes`: size of all files.
+    """Return the model whose files, local or remote, have these headers.
+
+    `size_bytes`: size of all files together.
 
     Raises:
-        ModelFileError: if they are not the parts of one model.
+        ModelFileError: if the headers are not those of the parts of one model.
     """
     if len(paths) == 1:
         return _build(paths, headers[0], headers[0].tensors, size_bytes)

@@ -74,8 +74,8 @@ _EXTENTS = tuple(Struct(f"<{count}Q") for count in range(MAX_DIMENSIONS + 1))
 class _Row(NamedTuple):
     """One row of the tensor table.
 
-    `offset`: bytes from the start of the tensor data to the tensor.
-    `found_at`: bytes from the start of the file to the row.
+    `offset`: byte offset of the tensor from the start of the tensor data.
+    `found_at`: byte offset of the row from the start of the file.
     """
 
     name: str

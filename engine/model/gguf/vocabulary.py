@@ -32,9 +32,9 @@ _PRE_ADDS_BOS = re.compile(
 
 
 def head_fault(model: ModelFile, draft: ModelFile) -> str:
-    """Return how the vocabulary of `draft` differs from that of `model`, by their headers alone; empty if it does not.
+    """Return how the vocabulary of `draft` differs from that of `model`, by their headers alone; empty if they agree.
 
-    It reads no file, so it is fast enough for a list of models.
+    No tokens are read, so it is fast enough for a list of models.
     """
     mine, other = (each.metadata.get(TOKENIZER) for each in (model, draft))
     if not model.has_vocabulary or not draft.has_vocabulary:
@@ -59,7 +59,12 @@ def head_fault(model: ModelFile, draft: ModelFile) -> str:
 
 
 def vocabulary_fault(model: ModelFile, draft: ModelFile) -> str:
-    """Return how the vocabulary of `draft` differs from that of `model`; empty if it may draft tokens for it. Blocks.
+    """Return a phrase on how the vocabulary of `draft` differs from that of `model`.
+
+    Empty if `draft` may draft for `model`.
+
+    The headers are compared first, then the token texts, which are read from both files. So this must not be called in
+    the GUI thread.
 
     Raises:
         ModelFileError: a file cannot be read any more.
@@ -80,7 +85,7 @@ def vocabulary_fault(model: ModelFile, draft: ModelFile) -> str:
 
 
 def read_tokens(model: ModelFile) -> Iterator[bytes]:
-    """Yield the text of each token of `model`, in the order of their ids. Blocks.
+    """Yield the text of each token of `model`, in the order of their ids. The tokens are read from the file.
 
     Raises:
         ModelFileError: the file cannot be read any more.

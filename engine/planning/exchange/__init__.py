@@ -1,1 +1,4 @@
-"""Export of layouts as commands and files of other programs, and import of these. All functions are pure."""
+"""Export of layouts as commands and files of other programs, and import of such commands and files.
+
+All functions are pure.
+"""

@@ -111,7 +111,10 @@ def used_servers(rig: Rig, device_ids: Iterable[str]) -> tuple[str, ...]:
 
 
 def foreign_names(rig: Rig, device_ids: Sequence[str]) -> tuple[str, ...]:
-    """Return the ids of local devices that cannot be names of ggml. Other programs have another name for them."""
+    """Return the ids of local devices that are not device names of ggml.
+
+    Other programs have another name for these devices.
+    """
     found = (rig.device(each) for each in dict.fromkeys(device_ids))
     return tuple(
         device.id

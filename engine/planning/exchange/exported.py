@@ -75,11 +75,11 @@ def lost_placement(plan: Plan, program: str) -> Iterator[str]:
 
 
 def lost_settings(plan: Plan, program: str, said: Collection[str]) -> Iterator[str]:
-    """Yield a sentence with the settings that are lost in `program` because it has no option for them.
+    """Yield one sentence that lists the settings that are lost in `program`, because it has no option for them.
 
-    None if none are lost.
+    Nothing is yielded if no setting is lost.
 
-    `said`: keys of the settings that `program` has.
+    `said`: keys of the settings for which `program` has an option.
     """
     lost = [
         f"{setting.flag} {setting.kind.written(getattr(plan.settings, setting.key))}"

@@ -35,13 +35,13 @@ class ForeignOverride:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignDraft:
-    """The options of a draft.
+    """The options of a draft in a command or file of another program.
 
-    `types`: types of speculative decoding as llama.cpp names them; empty if none is named.
+    `types`: types of speculative decoding by llama.cpp's names; empty if none is given.
     `model`: path of the draft model; empty if there is none.
-    `n_tokens`: most drafted tokens; None for the default.
-    `n_gpu_layers`, `devices`: as of `ForeignLoad`, for the draft model.
-    `type_k`, `type_v`: types of its KV cache.
+    `n_tokens`: largest number of drafted tokens; None for the default.
+    `n_gpu_layers`, `devices`: as in `ForeignLoad`, for the draft model.
+    `type_k`, `type_v`: types of the draft model's KV cache.
     """
 
     types: tuple[str, ...] = ()

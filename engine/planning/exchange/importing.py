@@ -40,7 +40,7 @@ from engine.planning.settings.context_settings import ContextSettings
 from engine.planning.settings.table import DRAFTED_TOKENS
 
 MAX_TEXT = 1 << 18
-"""Most characters of a command or file. A longer text is something else, such as a model."""
+"""Largest number of characters of a command or file. A longer text is something else, such as a model."""
 Source = Literal["command", "llama-swap", "ollama"]
 SOURCES: tuple[Source, ...] = get_args(Source)
 _YAML = re.compile(r"^\s*(?:models|macros|cmd|healthCheckTimeout)\s*:", re.MULTILINE)
@@ -51,9 +51,10 @@ _PART_HEAD = re.compile(r"\^blk\\\.(?:\\d\+|\(([0-9|]{1,4000})\))\\\.", re.ASCII
 class Imported:
     """A layout with settings, made from options of another program.
 
-    `projector`, `adapters`: paths as written; the files have not been read. The scale follows each adapter's path.
-    `projector_device`: device id; None if it is chosen automatically.
-    `draft`: what proposes tokens, as in a layout file; None if nothing does.
+    `projector`: path of the projector as written; the file has not been read.
+    `adapters`: (path as written, scale) of each LoRA adapter; the files have not been read.
+    `projector_device`: device id; None if the program chooses the device.
+    `draft`: source of drafted tokens, as in a layout file; None if there is none.
     `notes`: sentences for the user on what was left out or assumed.
     """
 
@@ -112,9 +113,9 @@ def arrange(load: ForeignLoad, model: ModelFile, rig: Rig) -> Imported:
 
 
 class _Arranger:
-    """Makes a layout from a `ForeignLoad`, with llama.cpp's arithmetic.
+    """Translation of a `ForeignLoad` into a layout, with llama.cpp's arithmetic.
 
-    `notes`: sentences for the user, added on the way.
+    `notes`: sentences for the user, added during the translation.
     """
 
     def __init__(self, load: ForeignLoad, model: ModelFile, rig: Rig) -> None:
@@ -343,9 +344,9 @@ class _Arranger:
 
 
 def _parts(pattern: str, device: str, n_layers: int) -> Iterator[Override]:
-    """Yield an override of a part of layers if `pattern` is exactly the regex that this program makes for it.
+    """Yield an override of a part of layers if `pattern` is exactly the regex that this program makes for that part.
 
-    Else nothing.
+    Nothing is yielded for any other pattern.
     """
     head = _PART_HEAD.match(pattern)
     if head is None:

@@ -109,7 +109,10 @@ def _program(words: list[str]) -> tuple[str, list[str]]:
 
 
 class _Reader:
-    """Goes through the words of a command and adds each option to `options`. `n_known`: number of known options."""
+    """Reader of the words of a command, which adds each option to `options`.
+
+    `n_known`: number of known options so far.
+    """
 
     def __init__(self, options: ForeignOptions) -> None:
         self.options = options
@@ -397,7 +400,10 @@ NO_DRAFT = "none"
 
 
 def kind_of_draft(name: str) -> DraftKind | None:
-    """Return our kind for llama.cpp's name of a type of speculative decoding; None if it is not supported."""
+    """Return this program's draft kind for llama.cpp's name of a type of speculative decoding.
+
+    None if it is not supported.
+    """
     if name.startswith("ngram"):
         return "ngram"
     kinds: dict[str, DraftKind] = {"draft-simple": "model", "draft": "model", "draft-mtp": "mtp", "mtp": "mtp"}

@@ -32,7 +32,10 @@ _SHARES = re.compile(r"[\d.,/:;\s]+", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Typed:
-    """Layout and settings after a typed line was applied. `notes`: sentences for the user on what was left out."""
+    """Layout and settings after a typed line was applied.
+
+    `notes`: sentences for the user on what was left out.
+    """
 
     layout: Layout
     context: ContextSettings
@@ -82,7 +85,7 @@ def arrange_here(load: ForeignLoad, model: ModelFile, rig: Rig, ids: tuple[str, 
 
 @cache
 def _usual() -> ForeignLoad:
-    """Return the options of a command that changes nothing, to tell default settings and notes from typed ones."""
+    """Return the options of a command that changes nothing, to distinguish default settings and notes from typed ones."""
     return read_command("-ngl 0")
 
 

@@ -28,10 +28,10 @@ _CUDA_LACKS_FLASH = ("iq4_nl",)
 CUDA_LACKS_WEIGHTS = frozenset({"TQ1_0", "TQ2_0"})
 """Types of weights that CUDA cannot multiply (`ggml_backend_cuda_device_supports_op`)."""
 REMOTE_CUDA = frozenset({"CUDA", "HIP", "ROCm", "MUSA"})
-"""Backends of lent devices that lack the same kernels as CUDA.
+"""Names of the backends of lent devices that lack the same kernels as CUDA.
 
-ggml's RPC client does not ask a worker whether it has a kernel (`ggml_backend_rpc_device_supports_op`). An operation
-that would run on the CPU instead of a local card therefore ends a worker.
+ggml's RPC client does not ask a worker whether it has a kernel (`ggml_backend_rpc_device_supports_op`). On a local
+card, an operation without a kernel would run on the CPU; a worker aborts instead.
 """
 
 

@@ -64,7 +64,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """Weights on another device than their layer; the layer's KV cache is not moved.
+    """An override: weights on another device than their layer. The layer's KV cache is not moved.
 
     The weights are either the `part` of layers `first` to `last`, both included (None: of all layers), or the tensors
     whose name matches the regex `pattern`.

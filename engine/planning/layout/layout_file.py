@@ -40,14 +40,15 @@ DRAFT_KINDS: tuple[DraftKind, ...] = get_args(DraftKind)
 DRAFT_SETTINGS = ("n_ctx", "type_k", "type_v", "flash_attn", "offload_kqv", "swa_full")
 """Context settings that a draft model has of its own in a layout file. All others are those of the main model."""
 FOLLOWING = ContextSettings(n_ctx=AUTO_CONTEXT)
-"""Settings of a draft model with a context as long as that of the main model."""
+"""Settings of a draft model whose context is as long as that of the main model."""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftEntry:
-    """The `draft` of a layout file. `model`: path or file name; empty for kinds without a draft model.
+    """The key `draft` of a layout file: what drafts tokens for speculative decoding.
 
-    The other fields are as of `Draft` (`engine/planning/memory/drafts.py`).
+    `model`: path or file name of the draft model; empty for drafts without a model. The other fields are as in `Draft`
+    (`engine/planning/memory/drafts.py`).
     """
 
     kind: DraftKind
@@ -61,8 +62,8 @@ class DraftEntry:
 class LayoutFile:
     """The content of a layout file.
 
-    `model_name` is information for people only: the layout fits any model with the same number of layers.
-    `draft`: what proposes tokens; None if the file names nothing.
+    `model_name`: name of the model, for the user only. The layout fits any model with the same number of layers.
+    `draft`: draft model or other source of drafted tokens; None if the file has none.
     `rig`: the devices for which the layout was made; None if the file does not have them.
     """
 
@@ -217,7 +218,10 @@ def _parse_draft(root: JsonObject, key: str) -> DraftEntry:
 
 
 def _parse_places(root: JsonObject, n_layers: int | None) -> Layout:
-    """Return the layout in a JSON object. `n_layers`: layers of the model; None: those of its runs."""
+    """Return the layout in a JSON object.
+
+    `n_layers`: number of layers of the model; None for the number that the object's runs cover.
+    """
     runs = tuple(_parse_run(item) for item in root.nested_list("runs"))
     # Files written by hand may have no `model`: then the model's own layer count is used, else that of the runs.
     n_layers = n_layers or (runs[-1].last + 1 if runs else 1)

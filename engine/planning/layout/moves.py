@@ -113,9 +113,10 @@ class EmbeddingMove(Move):
 
 @dataclass(frozen=True, slots=True)
 class DraftMove(Move):
-    """Puts what drafts on `device`.
+    """Puts the draft model or the MTP heads on `device`.
 
-    A draft model has a layout of its own, so that of the main model stays as it is. MTP heads are its last layer.
+    A draft model has its own layout, so the main model's layout does not change. MTP heads are the main model's last
+    layer.
     """
 
     device: str
@@ -126,7 +127,7 @@ class DraftMove(Move):
         return tr("move the draft")
 
     def apply(self, layout: Layout) -> Layout:
-        """Return `layout` unchanged; it has no draft model, which `Edit.after` moves."""
+        """Return `layout` unchanged, because it has no draft model. `Edit.after` moves the draft model."""
         return layout
 
 

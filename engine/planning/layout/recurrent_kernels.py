@@ -1,9 +1,11 @@
-"""Operations of recurrent layers for which a lent device's backend has no kernel: a worker with such layers would end.
+"""Operations of recurrent layers for which a lent device's backend has no kernel.
+
+An RPC worker with such layers aborts.
 
 The scheduler gives operations without a kernel on a local card to the CPU. ggml's RPC client does not ask a worker
-(`ggml_backend_rpc_device_supports_op`), and the worker aborts. Paired machines tell which backend computes
+(`ggml_backend_rpc_device_supports_op`), and the worker aborts. Paired machines report their backend
 (`RemoteFacts.backend`). The sizes follow `ggml_backend_cuda_device_supports_op`, `ggml_backend_vk_device_supports_op`,
-and the kernels themselves where these return true for all sizes (wkv.cu, gla.cu, gated_delta_net.cu).
+and the kernels themselves if these functions return true for all sizes (wkv.cu, gla.cu, gated_delta_net.cu).
 """
 
 from __future__ import annotations
@@ -16,12 +18,12 @@ from engine.model.gguf.model_file import ModelFile, TensorInfo
 from engine.planning.layout.cache_rules import REMOTE_CUDA
 
 _CUDA_THREADS = 128
-"""CUDA's convolutions, and scans of Mamba 1, need a multiple of so many channels."""
+"""Block size of CUDA's convolutions and Mamba 1 scans; the number of channels must be a multiple of it."""
 _CUDA_MAMBA1_STATES = 16
 _MAMBA2_STATES = {"CUDA": (96, 128, 256), "Vulkan": (128, 256)}
 """State sizes of Mamba 2 for which each backend has a kernel."""
 _MAMBA2_HEAD = 16
-"""Heads of Mamba 2 must be a multiple of this."""
+"""Number of which the Mamba 2 heads must be a multiple."""
 _DELTA_HEADS = (16, 32, 64, 128)
 _CUDA_WKV_HEADS = (64, 128)
 _VULKAN_GATED_HEAD = 64

@@ -59,9 +59,9 @@ def _sums(shares: Sequence[float]) -> list[float]:
 
 
 def with_homes(layout: Layout) -> Layout:
-    """Return a layout of mode layer in which each layer is on its device (`dev_layer`) in `layout`, of mode row.
+    """Return `layout`, of mode row, as a layout of mode layer with each layer on the device that computes it (`dev_layer`).
 
-    This device computes the layer and has its KV cache. Follows `llama_model_base::load_tensors`.
+    This device also has the layer's KV cache. Mirrors `llama_model_base::load_tensors`.
     """
     members, leading = split_members(layout), leading_cpu_layers(layout)
     sums = _sums([share for _, share in layout.tensor_split if share > 0])

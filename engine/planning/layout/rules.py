@@ -123,7 +123,7 @@ def _is_remote_cuda(device: Device) -> bool:
 def _output_types(model: ModelFile) -> set[str]:
     """Return the type name of the output layer's matrix, as a set; empty if there is none.
 
-    It is often another type than those of the layers.
+    The matrix often has another type than the layers.
     """
     types = {tensor.name: tensor.type_name for tensor in model.global_tensors}
     found = types.get("output.weight")
@@ -338,7 +338,7 @@ def _split_mode(layout: Layout, rig: Rig) -> Iterator[Violation]:
 
 
 def _missing(mode: str, device: Device | None) -> str:
-    """Return why a device cannot have a share, as the end of a sentence that lacks its full stop; empty if unknown."""
+    """Return why a device cannot have a share, as the end of a sentence without its full stop; empty if unknown."""
     if device is None or device.is_host:
         return ""
     fault = device.fault("tensor_split") if mode == "tensor" else None

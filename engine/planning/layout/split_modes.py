@@ -135,11 +135,11 @@ def uneven_head_violations(model: ModelFile, shares: Sequence[float]) -> Iterato
 
 
 def shared_cache_violations(model: ModelFile, shares: Sequence[float]) -> Iterator[Violation]:
-    """Yield why a model whose last layers read the KV cache of earlier ones cannot be split by these shares.
+    """Yield a violation if a model whose last layers read the KV cache of earlier ones cannot be split by these shares.
 
-    llama.cpp rotates the rounding of the shares from layer to layer. Without whole heads for each share the Q heads of
-    such a layer are on other devices than the K heads that it reads, and it aborts (ggml-backend-meta.cpp: "Assert that
-    ratio is consistent").
+    llama.cpp rotates the rounding of the shares from layer to layer. If a share is not a whole number of heads, the Q
+    heads of such a layer are on other devices than the K heads that they read, and llama.cpp aborts
+    (ggml-backend-meta.cpp: "Assert that ratio is consistent").
     """
     shares_kv = architecture_rules(model.architecture).shares_kv
     if not shares_kv or not model.hyper_parameter("attention.shared_kv_layers"):
@@ -329,7 +329,7 @@ def _with_runs(layout: Layout, leading: int, shares: tuple[tuple[str, float], ..
 
 
 def _percent(size: int, total: int) -> float:
-    """Return `size` as a whole per cent of `total`: 0 only if `size` is 0, otherwise at least 1."""
+    """Return `size` in per cent of `total`, as a whole number: 0 only if `size` is 0, otherwise at least 1."""
     return float(max(1, round(100 * size / total))) if size else 0.0
 
 

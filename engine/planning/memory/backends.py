@@ -72,7 +72,7 @@ def find_unsupported(model: ModelFile, architecture: Architecture | None, kernel
 
 
 def is_too_large(tensor: TensorInfo, kernels: Kernels) -> bool:
-    """Return whether a tensor is too large for every kernel of a device, even for `get_rows`."""
+    """Return whether a tensor is too large for every kernel of a device, `get_rows` included."""
     return kernels.largest_bytes is not None and tensor.size_bytes > kernels.largest_bytes
 
 
@@ -158,8 +158,8 @@ class SizeRule:
 class HostBuffer:
     """A ggml buffer type in host memory.
 
-    `alignment_bytes`: alignment of tensors in it.
-    `extra_bytes`: bytes of a buffer in addition to those requested.
+    `alignment_bytes`: alignment of tensors in a buffer of the type.
+    `extra_bytes`: bytes of a buffer in addition to the requested ones.
     `max_buffer_bytes`: largest buffer; None for any size.
     """
 
@@ -252,7 +252,7 @@ TRAITS: dict[str, BackendTraits] = {
 def backend_traits(device: Device) -> BackendTraits:
     """Return the properties of the device's backend, with values that the device reports.
 
-    Cautious ones if it is unknown.
+    For an unknown backend they are cautious guesses.
     """
     if device.is_host:
         return CPU_TRAITS
@@ -311,5 +311,5 @@ def _with_reported(traits: BackendTraits, told: BufferFacts) -> BackendTraits:
 
 
 def supports_mapping(device: Device) -> bool:
-    """Return whether load mode "auto" uses mmap if this device is in the list. With integrated GPUs it does not."""
+    """Return whether load mode "auto" uses mmap if this device is in the list; False for integrated GPUs."""
     return device.kind != "igpu" or device.backend not in ("CUDA", "HIP", "ROCm", "MUSA", "Vulkan")

@@ -74,7 +74,7 @@ class ContextMemory:
     def output_bytes(self, n_outputs: int) -> int:
         """Return the bytes of the output buffer for batches with up to `n_outputs` rows.
 
-        It grows at the first batch that has more rows than sequences (`llama_context::output_reserve`).
+        The buffer grows at the first batch with more rows than sequences (`llama_context::output_reserve`).
         """
         return max(self.output_buffer_bytes, self._output_width * n_outputs * _LOGIT_BYTES)
 

@@ -134,7 +134,7 @@ class CudaPools:
         return found
 
     def _layers_of(self, device: str, placement: Placement) -> list[int]:
-        """Return the layers that a device may compute as a whole or in part."""
+        """Return the indices of the layers that a device may compute as a whole or in part."""
         n_layers = min(len(self._matrices), self._hyper.n_layers)
         # Moved weights are computed where they are, and those in host memory on a device if batches are large.
         if placement.shares or placement.row_shares or placement.overrides:
@@ -201,7 +201,7 @@ class CudaPools:
     # ------------------------------------------------------------------ attention and states
 
     def _soon_and_full(self, layers: Sequence[int], *, flash: bool) -> tuple[int, int]:
-        """Return temporary bytes of attention in the warm-up and with a full context, for the largest layer."""
+        """Return (bytes in the warm-up, bytes with a full context) of attention's temporary tensors, for the largest layer."""
         if not self._context.offload_kqv:
             return 0, 0
         found = self._attention.get(flash)

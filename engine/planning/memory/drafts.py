@@ -1,7 +1,7 @@
-"""`Draft`: what proposes tokens for speculative decoding, and the memory of its model beside that of the main model.
+"""`Draft`: the source of drafted tokens for speculative decoding, and the memory of a draft model.
 
-A draft model is a second model in the same child process, with devices, cache types and a context of its own. The main
-model checks its tokens in one batch, which needs an output row for each of them.
+A draft model is a second model in the same child process, with its own devices, cache types and context. The main model
+checks the drafted tokens in one batch, which needs an output row for each of them.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ from engine.planning.settings.table import DRAFTED_TOKENS
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """What proposes tokens for speculative decoding.
+    """The source of drafted tokens for speculative decoding.
 
     `kind`: "ngram" (repeats of the text itself), "model" (a draft model) or "mtp" (MTP heads of the main model).
-    `n_tokens`: most tokens that are drafted for one step.
-    `model`: the draft model; None for other kinds. `files`: its identity, by which drafts are compared.
+    `n_tokens`: largest number of tokens that are drafted for one step.
+    `model`: the draft model; None for other kinds.
+    `files`: identity of the draft model's files, by which drafts are compared.
     `layout`: devices of the draft model; None if the program chooses one device.
-    `context`: its own settings (`DRAFT_SETTINGS`). The context length is that of one request; `AUTO_CONTEXT`: as long
-    as that of the main model.
+    `context`: the draft model's own settings (`DRAFT_SETTINGS`). The context length is that of one request;
+    `AUTO_CONTEXT` for the length of the main model.
     """
 
     kind: DraftKind
@@ -51,7 +52,9 @@ class Draft:
 
 
 def read_draft(path: Path, model: ModelFile, n_tokens: int = DRAFTED_TOKENS) -> Draft:
-    """Read the header of a draft model, compare its vocabulary with that of `model`, and return the draft. Blocks.
+    """Read the header of a draft model, compare its vocabulary with that of `model`, and return the draft.
+
+    Both files are read, so this must not be called in the GUI thread.
 
     Raises:
         ModelFileError: the file is no model, or its vocabulary differs.
@@ -80,7 +83,7 @@ def read_draft(path: Path, model: ModelFile, n_tokens: int = DRAFTED_TOKENS) -> 
 
 
 def draft_file(draft: Draft | None) -> DraftEntry | None:
-    """Return the entry of a layout file for a draft; None without a draft."""
+    """Return the entry of a layout file for a draft; None if there is no draft."""
     if draft is None:
         return None
     path = "" if draft.path is None else str(draft.path.absolute())
@@ -88,9 +91,10 @@ def draft_file(draft: Draft | None) -> DraftEntry | None:
 
 
 def draft_of_file(entry: DraftEntry | None, model: ModelFile, folder: Path) -> Draft | None:
-    """Return the draft that a layout file names; None if it names none. Blocks.
+    """Return the draft that a layout file names; None if it names none.
 
-    A draft model is looked for at its path, then by its file name beside the layout file and beside the model.
+    A draft model is looked for at its path, then by its file name beside the layout file and beside the model. Its file
+    is read, so this must not be called in the GUI thread.
 
     `folder`: folder of the layout file.
 
@@ -117,14 +121,14 @@ def draft_of_file(entry: DraftEntry | None, model: ModelFile, folder: Path) -> D
 
 
 def drafts_for(model: ModelFile) -> bool:
-    """Return whether `model` writes text token by token, so that it can draft, or be drafted for."""
+    """Return whether `model` generates text token by token, so that it can be a draft model or have one."""
     embeds = model.hyper_parameter("attention.causal") is False or model.hyper_parameter("pooling_type") is not None
     encodes = any(tensor.name.startswith("enc.") for tensor in model.tensors)
     return model.has_vocabulary and not embeds and not encodes
 
 
 def _keeps_state(model: ModelFile) -> bool:
-    """Return whether layers have recurrent state; False if the header does not say it."""
+    """Return whether the model has layers with recurrent state; False if the header cannot be read for that."""
     try:
         return any(read_state(model)[0].recurrent)
     # A malformed header is named when the model is loaded.
@@ -145,22 +149,23 @@ def draft_context(draft: Draft, main: ContextSettings) -> ContextSettings:
 
 
 def drafted_tokens(draft: Draft | None) -> int:
-    """Return the most tokens that are drafted for one step; 0 without a draft."""
+    """Return the largest number of tokens that are drafted for one step; 0 if there is no draft."""
     return 0 if draft is None else draft.n_tokens
 
 
 def uses_mtp(draft: Draft | None) -> bool:
-    """Return whether MTP heads of the model draft."""
+    """Return whether the draft is of kind "mtp": the model's own MTP heads draft tokens, and no draft model is loaded."""
     return draft is not None and draft.kind == "mtp"
 
 
 def with_draft_memory(estimate: MemoryEstimate, of_draft: MemoryEstimate, subject: str = "") -> MemoryEstimate:
-    """Return `estimate` with the memory of a draft model added, each device's overhead counted once.
+    """Return `estimate` with the memory of a draft model or of MTP heads added; each device's overhead is counted once.
 
-    `subject`: what drafts, for messages; empty for a draft model.
+    Weights, state and buffers of the draft become `draft_bytes` of a device. Mapped weights and the memory of answering
+    are added to those of the main model.
 
-    `draft_bytes` of a device are its weights, state and buffers. Mapped weights and the memory of answering are added
-    to those of the main model.
+    `of_draft`: memory of the draft alone.
+    `subject`: name of what drafts, for messages; empty for a draft model.
     """
     devices = dict(estimate.devices)
     for device_id, memory in of_draft.devices.items():

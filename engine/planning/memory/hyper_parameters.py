@@ -13,7 +13,7 @@ _LARGEST = 1 << 31
 _MOST_LAYERS = 512
 """Most layers that llama.cpp supports (`LLAMA_MAX_LAYERS`)."""
 _POOLINGS = (1, 2, 3)
-"""Kinds of pooling that make one vector of a text: mean, first token, last token (`llama_pooling_type`)."""
+"""Kinds of pooling that make one vector from a whole text: mean, first token, last token (`llama_pooling_type`)."""
 
 
 class MissingNumberError(ValueError):

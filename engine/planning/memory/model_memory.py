@@ -55,14 +55,15 @@ _log = logging.getLogger("layerdeck.memory")
 _Answer = TypeVar("_Answer")
 
 MOST_TABLES = 12
-"""Number of context settings whose tables are cached.
+"""Number of sets of context settings whose tables are cached.
 
 If the context length is "auto", lengths from 262,144 down to 256 are tried, each half of the one before: 11 lengths.
 """
 FEW_TABLES = 4
-"""As `MOST_TABLES`, for searches that try many settings with a fixed context length.
+"""Number of sets of context settings whose tables are cached in searches with a fixed context length.
 
-Each table is used for a short time, and needs half a megabyte even for a small model.
+Such a search tries many settings; each table is used for a short time, and needs half a megabyte even for a small
+model.
 """
 _OF_PLACEMENT = ("op_offload", "op_offload_min_batch")
 """Context settings that only the graph's scheduler uses. They are in `Placement`, so tables do not depend on them."""
@@ -159,7 +160,10 @@ class ModelMemory:
         return tables
 
     def of_draft(self, model: ModelFile) -> ModelMemory:
-        """Return the tables of a draft model, for the thread that uses these tables; the last ones are cached."""
+        """Return the `ModelMemory` of a draft model.
+
+        The last one is cached; only the thread of this object may use it.
+        """
         if self._beside is None or self._beside.model is not model:
             self._beside = ModelMemory(model, FEW_TABLES)
         return self._beside
@@ -167,7 +171,7 @@ class ModelMemory:
     def mtp_estimate(self, layout: Layout, context: ContextSettings, rig: Rig) -> MemoryEstimate | None:
         """Return the memory of the context of the model's MTP heads; None if the layout or the heads have a fault.
 
-        Their weights are in `estimate` with `mtp`.
+        The weights of the heads are not included; `estimate` counts them if `mtp` is set.
         """
         if self._state is None or mtp_fault(self.model) or layout.split_mode != "layer":
             return None

@@ -1,8 +1,8 @@
-"""`MtpMemory`: what drafts by MTP heads add to the memory of a model.
+"""`MtpMemory`: the memory that a context for MTP heads adds to that of the model.
 
-MTP heads are the last blocks of a file. With `load_mtp` llama.cpp loads their weights to the devices of these layers,
-and they get a context of their own, with a KV cache and compute buffers (`LLAMA_CONTEXT_TYPE_MTP`). Their weights are
-counted with those of the model (`ModelMemory.estimate`), the context as memory of the draft.
+MTP heads are the last blocks of a file. With `load_mtp` llama.cpp loads their weights to the devices of these layers.
+The heads get their own context, with a KV cache and compute buffers (`LLAMA_CONTEXT_TYPE_MTP`). The weights are counted
+with those of the model (`ModelMemory.estimate`), the context as memory of the draft.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from engine.planning.memory.tensors import OverrideHomes
 from engine.planning.settings.context_settings import ContextSettings
 
 _OWN_TABLES = ("nextn.embed_tokens.weight", "nextn.shared_head_head.weight")
-"""Tensors for which no graph was compared with llama.cpp: a head with an embedding or an output matrix of its own."""
+"""Tensors of heads with their own embedding or output matrix; no graph of such heads was compared with llama.cpp."""
 _FLOAT_BYTES = 4
 _MOST_TABLES = 12
 """Number of context settings whose tables are cached, as in `ModelMemory`."""
@@ -95,7 +95,9 @@ def last_layers(placement: Placement, n_heads: int) -> Placement:
 class MtpMemory:
     """Memory of the context of a model's MTP heads, for all layouts of the model.
 
-    `state`: hyper-parameters and record of the model. Only one thread may use an object at a time.
+    Only one thread may use an object at a time.
+
+    `state`: hyper-parameters and architecture record of the model.
 
     Raises:
         MissingNumberError: the memory of these heads cannot be computed. The message says why.

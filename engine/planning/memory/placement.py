@@ -34,8 +34,9 @@ _MAPPED_MODES = ("auto", "mmap", "mmap_mlock")
 class HostBuffers:
     """Host buffer types of a layout.
 
-    `weights`: for weights that are not in the mapped file; `compute`: for the CPU's compute buffer. Each is pinned
-    memory if the device that determines it has that.
+    `weights`: buffer type for weights that are not in the mapped file.
+    `compute`: buffer type for the CPU's compute buffer. Both types are pinned memory if the device that determines them
+    has pinned memory.
     `kernels`: kernels of the device that determines `weights`. Weights for which it has no kernel are in plain memory.
     """
 
@@ -89,10 +90,7 @@ class Placement:
 
     @property
     def repacks(self) -> bool:
-        """Return whether weights of the CPU layers at the front may be repacked.
-
-        They are not if they are in pinned memory.
-        """
+        """Return whether weights of the CPU layers at the front may be repacked; False if they are in pinned memory."""
         return self.extra_buffers and not self.pinned_host
 
 
@@ -139,8 +137,8 @@ def _place_rows(layout: Layout, rig: Rig, context: ContextSettings) -> Placement
 def _host_buffers(listed: list[BackendTraits]) -> HostBuffers:
     """Return the host buffer types for the devices of llama.cpp's list.
 
-    The first device with pinned memory determines the type for weights, the first device of the list that for the
-    compute buffer.
+    The first device with pinned memory determines the type for weights. The first device of the list determines the
+    type for the compute buffer.
     """
     first = next((traits for traits in listed if traits.pinned_host), None)
     return HostBuffers(

@@ -1,4 +1,4 @@
-"""What is loaded with a model, and its memory: projectors for images and audio (mmproj), LoRA adapters, and drafts."""
+"""Files that are loaded with a model, and their memory: projectors (mmproj), LoRA adapters, and drafts."""
 
 from __future__ import annotations
 
@@ -58,14 +58,18 @@ class Projector:
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """A LoRA adapter. `tensors`: those that llama.cpp loads. `scale`: factor of its effect."""
+    """A LoRA adapter.
+
+    `tensors`: the tensors that llama.cpp loads.
+    `scale`: factor of the adapter's effect.
+    """
 
     path: Path
     tensors: tuple[TensorInfo, ...]
     scale: float = 1.0
 
     def weights_bytes(self, placement: Placement) -> dict[str, int]:
-        """Return its bytes by device id; the two matrices for a weight are on the device of this weight."""
+        """Return the adapter's bytes by device id. The two matrices for a weight are on the device of that weight."""
         homes = [CPU_ID] * placement.leading
         for run in placement.runs:
             homes += [run.device] * run.length

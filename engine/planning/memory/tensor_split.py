@@ -25,7 +25,7 @@ from engine.planning.memory.placement import Placement
 from engine.planning.memory.tensors import padded_bytes
 
 _FAST_MULTIPLE = 128
-"""Slices are multiples of this number, with which kernels are faster, if every device still gets one."""
+"""Number of elements of which slices are multiples if every device still gets a slice; kernels are then faster."""
 
 _Kind = Literal["q", "k", "v", "qkv", "head_norm", "sinks", "out", "gate", "heads", "heads_2", "conv", "ssm_out", "r",
                 "s", "ffn", "ffn_up", "gate_up", "output", "group", "group_heads", "group_q", "group_rank"]  # fmt: skip
@@ -35,7 +35,7 @@ _OUT, _SSM_OUT, _DOWN = ("attn_output.weight",), ("ssm_out.weight",), ("ffn_down
 class _Rule(NamedTuple):
     """A rule for tensors whose name matches `pattern`: they are sliced along dimension `axis`.
 
-    `kind`: determines segments and granularity.
+    `kind`: name of the method that determines segments and granularity.
     `like`: names of tensors; the first one that the layer has determines the block size.
     """
 

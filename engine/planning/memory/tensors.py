@@ -172,7 +172,7 @@ _MOST_PATTERNS = 4096
 
 
 class OverrideHomes:
-    """Finds the tensors of one model that overrides match.
+    """Look-up of the tensors of one model that overrides match.
 
     Matches are cached by pattern, since layouts share most patterns.
     """

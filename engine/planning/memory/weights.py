@@ -199,7 +199,10 @@ class WeightTables:
         return found
 
     def _layer(self, index: int, home: str, placement: Placement, members: MemberTables | None) -> _Tally:
-        """Return the sums for layer `index` on the device `home`; weights that overrides move are on their device."""
+        """Return the sums for layer `index` on the place `home`.
+
+        Weights that overrides move are counted where they are moved to.
+        """
         moved, tensors = self._moved, self._blocks[index]
         key = (index, home, *[moved.get(tensor.name) for tensor in tensors]) if moved else (index, home)
         found = self._layers.get(key)

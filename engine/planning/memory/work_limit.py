@@ -1,6 +1,6 @@
-"""Time limits for estimates. Their loops have lengths from a model file, which may describe a graph without end.
+"""Time limits for estimates. The lengths of their loops are from a model file, which may describe an endless graph.
 
-The caller sets a time and a way to cancel by `limited`, and the loops call `check_limits`. Outside of `limited` there
+The caller sets a time and a way to cancel with `limited`, and the loops call `check_limits`. Outside of `limited` there
 is no limit.
 """
 

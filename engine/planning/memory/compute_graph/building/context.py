@@ -286,7 +286,7 @@ class GraphContext:
         return found
 
     def maybe(self, stem: str) -> Tensor | None:
-        """Return the weight of the current layer with the short name `stem`; None if it has none."""
+        """Return the weight of the current layer with the short name `stem`; None if the layer has no such weight."""
         return self.weight(stem) if self.has(stem) else None
 
     def outer_weight(self, facts: WeightFacts, buft: str) -> Tensor:

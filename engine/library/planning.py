@@ -30,7 +30,7 @@ _SPEED_STEP = 1.2
 
 
 def settled_rig(rig: Rig, before: Rig | None = None) -> Rig:
-    """Return `rig` with free memory rounded down to coarse steps, so that forecasts stay valid while free memory fluctuates.
+    """Return `rig` with free memory rounded down to coarse steps, so that small changes leave forecasts valid.
 
     `before`: the rig that was returned last; it is returned again if the free memory of no device differs much from it.
     """

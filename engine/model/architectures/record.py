@@ -341,7 +341,7 @@ class TensorSplit(msgspec.Struct, frozen=True):
     """How llama.cpp's split mode `tensor` treats an architecture."""
 
     allowed: bool = True
-    """Whether llama.cpp supports split mode `tensor` for the architecture and knows the tensors by which it splits the state."""
+    """Whether llama.cpp supports split mode `tensor` here, and knows the tensor names by which it splits the state."""
 
     may_lack_heads: bool = False
     """Whether some layers may have no attention; llama.cpp would then divide an empty cache by zero heads."""

@@ -85,7 +85,7 @@ def arrange_here(load: ForeignLoad, model: ModelFile, rig: Rig, ids: tuple[str, 
 
 @cache
 def _usual() -> ForeignLoad:
-    """Return the options of a command that changes nothing, to distinguish default settings and notes from typed ones."""
+    """Return the options of a command that changes nothing, to distinguish defaults and notes from typed ones."""
     return read_command("-ngl 0")
 
 

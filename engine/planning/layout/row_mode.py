@@ -59,7 +59,7 @@ def _sums(shares: Sequence[float]) -> list[float]:
 
 
 def with_homes(layout: Layout) -> Layout:
-    """Return `layout`, of mode row, as a layout of mode layer with each layer on the device that computes it (`dev_layer`).
+    """Return a layout of mode row as one of mode layer, with each layer on its computing device (`dev_layer`).
 
     This device also has the layer's KV cache. Mirrors `llama_model_base::load_tensors`.
     """

@@ -201,7 +201,7 @@ class CudaPools:
     # ------------------------------------------------------------------ attention and states
 
     def _soon_and_full(self, layers: Sequence[int], *, flash: bool) -> tuple[int, int]:
-        """Return (bytes in the warm-up, bytes with a full context) of attention's temporary tensors, for the largest layer."""
+        """Return attention's temporary bytes for the largest layer: (in the warm-up, with a full context)."""
         if not self._context.offload_kqv:
             return 0, 0
         found = self._attention.get(flash)

@@ -154,7 +154,7 @@ def drafted_tokens(draft: Draft | None) -> int:
 
 
 def uses_mtp(draft: Draft | None) -> bool:
-    """Return whether the draft is of kind "mtp": the model's own MTP heads draft tokens, and no draft model is loaded."""
+    """Return whether tokens are drafted by the model's own MTP heads instead of a draft model."""
     return draft is not None and draft.kind == "mtp"
 
 

@@ -35,7 +35,7 @@ _OUT, _SSM_OUT, _DOWN = ("attn_output.weight",), ("ssm_out.weight",), ("ffn_down
 class _Rule(NamedTuple):
     """A rule for tensors whose name matches `pattern`: they are sliced along dimension `axis`.
 
-    `kind`: name of the method that determines segments and granularity.
+    `kind`: kind of tensor, which determines segments and granularity.
     `like`: names of tensors; the first one that the layer has determines the block size.
     """
 

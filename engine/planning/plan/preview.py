@@ -167,7 +167,7 @@ class PreviewTables:
     def answered_speed(self, plan: Plan, speeds: Speeds, answered: Answered) -> SpeedForecast | None:
         """Return the predicted speed of an answer with another edit (layout, settings) than that of `plan`.
 
-        None if its devices are no longer there. The last result is cached, because it is the same while layers are dragged.
+        None if its devices are no longer there. The last result is cached, because it is the same during a drag.
         """
         known, answer = self._answered, answered.answer
         if known is None or known[0] != answered or known[1].ids != plan.rig.ids or known[2] is not speeds:

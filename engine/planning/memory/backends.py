@@ -27,7 +27,7 @@ Backend = Literal["all", "cuda", "vulkan"]
 class Kernels:
     """Kernels that a device has.
 
-    `backend`: backend whose kernels they are; "all" for RPC, which accepts every operation.
+    `backend`: backend that has the kernels; "all" for RPC, which accepts every operation.
     `largest_bytes`: largest tensor that the kernels support; None for any size.
     `mixes_streams`: as in `BufferFacts`.
     """

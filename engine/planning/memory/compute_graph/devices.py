@@ -195,7 +195,7 @@ def _flash_bytes(node: Tensor) -> int:
 def as_one_device(placement: Placement) -> Placement:
     """Return `placement` of split mode tensor with all devices that have a share merged into one device.
 
-    It follows the CPU layers at the front. Its id is made of the ids of all these devices.
+    The merged device follows the CPU layers at the front. Its id is made of the ids of all these devices.
     """
     name = "+".join(placement.entries)
     return replace(

@@ -35,10 +35,10 @@ a constant in llama.cpp: `GGML_OP_OFFLOAD_MIN_BATCH` does not change it.
 """
 _MOST_REMEMBERED = 1024
 _MOST_LAYOUT_GRAPHS = 64
-"""Most layout graphs that are cached.
+"""Largest number of layout graphs that are cached.
 
-It is above the number of combinations of batch, pipeline and op offload. Only many values of op offload's threshold
-exceed it.
+It is above the number of combinations of batch, pipeline and op offload. Only a search over many values of op offload's
+threshold needs more.
 """
 
 Answer = TypeVar("Answer")
@@ -46,8 +46,9 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Result of one forecast. `sizes`: compute buffer by device id.
+    """Result of one forecast.
 
+    `sizes`: size of the compute buffer by device id.
     `flash`: whether attention is one node (flash attention).
     """
 
@@ -127,8 +128,8 @@ class ComputeForecast:
     def _known(self, placement: Placement, *, asks_flash: bool) -> Found:
         """Return the forecast for a placement; results are cached.
 
-        `asks_flash`: whether flash attention is turned off if it would leave its layer's device, as llama.cpp does for
-        "auto".
+        `asks_flash`: whether flash attention is turned off if its node would not be on the layer's device, as llama.cpp
+        does for "auto".
         """
         if self._tables.n_unlisted and placement.leading and not placement.runs and placement.entries:
             # Layers that the file does not list go with the last, for which the CPU becomes an entry.
@@ -171,7 +172,7 @@ class ComputeForecast:
         return Found({CPU_ID if buft == HOST else buft: size for buft, size in found.items()}, batch.flash)
 
     def _asked_operations(self, *, asks_flash: bool) -> tuple[str, ...]:
-        """Return the fused operations that llama.cpp replaces by several nodes if they leave their layer's device."""
+        """Return the fused operations that llama.cpp replaces by several nodes if they are not on the device of their layer."""
         mixing = ("hc_pre", "hc_comb", "hc_post") if self._tables.hparams.hc_mult > 1 else ()
         return ("flash_attn", *mixing) if asks_flash else mixing
 
@@ -203,7 +204,7 @@ class ComputeForecast:
         return any(self._tables.kernel_class(rule.kernels) for rule in rules)
 
     def _suits_flash(self, placement: Placement) -> bool:
-        """Return whether flash attention surely stays on its layers' devices, so no graph is needed to check it."""
+        """Return whether flash attention is certainly on the devices of the layers, so that no graph is needed to check it."""
         hyper, context = self._tables.hyper, self._context
         if not context.offload_kqv or placement.overrides or any(hyper.recurrent) or hyper.latent:
             return False

@@ -97,7 +97,7 @@ def cache_of(ctx: GraphContext, place: int | None = None, *, k_only: bool = Fals
 
 
 def stored_keys(ctx: GraphContext, width: int, cells: int) -> Tensor:
-    """Return a new K cache tensor for the current layer, in addition to its own; an indexer uses it."""
+    """Return a new K cache tensor for the current layer, in addition to the layer's own K cache; an indexer uses it."""
     buft = ctx.layer.buft if ctx.batch.offload_kqv else "host"
     return ctx.graph.cache_tensor(buft, ctx.batch.type_k, width, cells, ctx.batch.n_streams)
 

@@ -67,10 +67,10 @@ Value = TypeVar("Value")
 
 
 class Shared:
-    """Values with tensors that layers share, stored by class; each builder module has frozen dataclasses for its own.
+    """Store of values with tensors that layers share, by class of the value.
 
-    `of` separates several values of one class. If the graph is built in sections, only inputs can be shared
-    (`all_inputs`).
+    Each builder module has frozen dataclasses for its values. `of` separates several values of one class. If the graph
+    is built in sections (runs of nodes), only inputs can be shared (`all_inputs`).
     """
 
     def __init__(self) -> None:
@@ -85,9 +85,9 @@ class Shared:
         return found
 
     def put(self, value: object, of: object = None) -> None:
-        """Store a value for `of`, a tensor or other key; None: for the whole graph.
+        """Store a value for `of`, a tensor or another key; None for the whole graph.
 
-        It replaces an earlier value of the same class for the same `of`.
+        An earlier value of the same class for the same `of` is replaced.
         """
         self._values[type(value), of] = value
 
@@ -106,7 +106,7 @@ class Shared:
 
     @property
     def all_inputs(self) -> bool:
-        """Whether all stored tensors are inputs. If so, each layer depends on its neighbours only."""
+        """Whether all stored tensors are inputs of the graph. If so, each layer depends on its neighbours only."""
         return all(tensor.is_input for tensor in self._tensors())
 
     def _tensors(self) -> Iterator[Tensor]:
@@ -220,7 +220,7 @@ class GraphContext:
         self._inputs: dict[str, Tensor] = {}
         self._weights: dict[object, Tensor] = {}
         self.weight_owners: dict[Tensor, tuple[int, str]] = {}
-        """Place of the layer in the graph, and short name, of each weight of a layer."""
+        """Place of the layer in the graph and short name of the weight, for each weight of a layer."""
         self.weight_names: dict[Tensor, str] = {}
         """Full name of each weight in the graph."""
         self._given: GraphInputs | None = None
@@ -237,7 +237,7 @@ class GraphContext:
     # ------------------------------------------------------------------ where the builder is
 
     def begin(self, inputs: GraphInputs) -> None:
-        """Set the inputs of all layers."""
+        """Set the input tensors that all layers can read."""
         self._given = inputs
 
     def enter(self, place: int, layer: Placed, mixer: Mixer) -> None:
@@ -246,7 +246,7 @@ class GraphContext:
 
     @property
     def inputs(self) -> GraphInputs:
-        """Return the inputs of all layers."""
+        """Return the input tensors that all layers can read."""
         assert self._given is not None
         return self._given
 
@@ -305,7 +305,9 @@ class GraphContext:
     def build_norm(self, source: Tensor, *stems: str, layer_norm: bool = False, pin: bool = True) -> Tensor:
         """Return `source` normalised, with the first of the weights `stems` that the layer has (`build_norm`).
 
-        If it has none, there are no weights. `pin`: whether the node is pinned to the layer's backend.
+        If the layer has none of them, the result is not multiplied by weights.
+
+        `pin`: whether the node is pinned to the layer's backend.
         """
         stem = next((stem for stem in stems if self.has(stem)), stems[0])
         found = self.raw_norm(source, layer_norm=layer_norm)

@@ -126,9 +126,10 @@ Step = Callable[[GraphContext, Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """The builders of one model.
+    """The builder functions of one model.
 
-    `record`: settings of its architecture; `style`: those settings that the file may change.
+    `record`: graph record of the model's architecture.
+    `style`: the style of the record, with the settings that depend on the file.
     `embed`: builder of the input embeddings; None for `build_inp_embd`.
     `layer`: builder of a layer, which calls `attention` or `recurrence`.
     `before`, `behind`: steps before the first and after the last layer; None for no step.
@@ -176,7 +177,7 @@ def _find_optional(name: Builder | None) -> Any:
 
 
 def _is_unmeasured(model: ModelFile) -> bool:
-    """Return whether the file has a variant of its architecture that was never compared with llama.cpp."""
+    """Return whether the file is a variant of its architecture for which no graph was compared with llama.cpp."""
     mapping = model.hyper_parameter("deepstack_mapping")
     return isinstance(mapping, tuple) and any(isinstance(each, int) and each >= 0 for each in mapping)
 

@@ -55,9 +55,9 @@ Sizes = Literal["none", "moved", "all"]
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """Represents all layers that have the same graph.
+    """Representative of all layers that have the same graph.
 
-    `layer`: index of one of them; -1 for the weights that are in no block.
+    `layer`: index of one of these layers; -1 for the weights that are in no block.
     `moved`: buffer type to which overrides move a weight, by full name of the weight.
     """
 
@@ -120,7 +120,7 @@ class GraphTables:
             for kind, weights in zip(self.kinds, self.weights, strict=True)
         ]
         self.forms: tuple[int, ...] = tuple(map(contents.index, contents))
-        """First layer with the same nodes, and weights of the same types and sizes, for each layer."""
+        """For each layer, the first layer with the same nodes and with weights of the same types and sizes."""
         self._try_graph(model)
         self._model = model
         self.architecture: Architecture = architecture
@@ -192,8 +192,8 @@ class GraphTables:
         """Return the number of the variant of each layer (see `variants`).
 
         Layers have the same variant if they have the same graph, with weights in the same buffer types under
-        `overrides`. A device that computes with weights in host memory allocates copies of them, so their bytes must be
-        equal too: `sizes` has the weights that are compared.
+        `overrides`. A device that computes with weights in host memory allocates copies of them, so the bytes of these
+        weights must be equal too. `sizes`: the weights whose bytes are compared.
         """
         moved = self.moved(overrides)
         found = []
@@ -221,8 +221,9 @@ class GraphTables:
         return self._variant(tuple([names.get(buft, buft) for buft in places]), rest, self.variants[number].layer, here)
 
     def _variant(self, places: tuple[str, ...], rest: tuple[object, ...], layer: int, moved: Mapping[str, str]) -> int:
-        """Return the number of a variant; a new one is added. `places`: buffer type of each weight, empty if natural.
+        """Return the number of a variant, which is added if it is new.
 
+        `places`: buffer type of each weight; empty for that of the layer's device.
         `rest`: everything else by which variants differ.
         """
         found = self._numbers.setdefault((places, rest), len(self.variants))
@@ -272,20 +273,20 @@ def _units(silent: Sequence[bool]) -> Iterator[tuple[int, int]]:
 
 
 _MOST_GRAPHS = 16
-"""Most whole graphs that are cached.
+"""Largest number of whole graphs that are cached.
 
-A drag over devices that lack kernels for different weights needs one for each step.
+If devices lack kernels for different weights, each step of a drag over them needs another graph.
 """
 
 
 class _WholeGraph:
     """Sections of the whole graph of one model, for any overrides of weights in blocks.
 
-    Such overrides change only the buffer types of weights. A section in which the same weights are moved to the same
-    places is the same object in all graphs, so that the steps that are cached for it are found.
+    Such overrides change only the buffer types of weights. A section with the same weights in the same places is the
+    same object in all graphs, so its cached steps are found again.
 
-    `sections`: those without overrides.
-    `names`: full name of each weight in them.
+    `sections`: the sections without overrides.
+    `names`: full name of each weight in the sections.
     """
 
     def __init__(self, sections: tuple[Section, ...], names: Mapping[Tensor, str]) -> None:

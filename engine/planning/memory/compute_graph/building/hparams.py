@@ -35,10 +35,10 @@ class Stacks:
 
 
 def read_stacks(model: ModelFile) -> Stacks:
-    """Return the stacks of an HRM model.
+    """Return the numbers of layers in the two stacks of an HRM model, and of their cycles.
 
     Raises:
-        MissingNumberError: a number is missing, or they do not give the number of layers in the file.
+        MissingNumberError: a number is missing, or the numbers contradict the number of layers in the file.
     """
     layers, high_cycles, low_cycles = (
         number(model, f"hrm.{key}") for key in ("layers_per_stack", "h_cycles", "l_cycles")

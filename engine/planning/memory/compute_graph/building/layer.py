@@ -127,8 +127,9 @@ def variant_weight_bufts(
 def in_block_bufts(select: SelectBuft, bufts: Sequence[str]) -> SelectBuft:
     """Return a function like `select` for layers that use the weights of another block, as in looped models.
 
-    It selects by the buffer type of the block's device instead of the layer's. `bufts`: buffer type of each block's
-    device.
+    The function selects by the buffer type of the block's device instead of that of the layer.
+
+    `bufts`: buffer type of each block's device.
     """
 
     def found(facts: WeightFacts, buft: str) -> str:

@@ -153,7 +153,10 @@ class LiveOut:
 
 
 def live_out_before(split_section: SplitSection, live_out: LiveOut, backends: Sequence[Backend]) -> LiveOut:
-    """Return what the graph needs at the start of a section, from `live_out`, what it needs at its end."""
+    """Return what the graph needs at the start of a section (a run of nodes).
+
+    `live_out`: what the graph needs at the end of the section.
+    """
     begins, section = len(split_section.parts) > 1, split_section.section
     passing = [key for key in live_out.read if is_shared(key) or (is_early(key) and key not in split_section.slots)]
     bases = [copy.base_key for copy in live_out.copies if copy.base_key is not None]

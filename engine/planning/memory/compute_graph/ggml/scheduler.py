@@ -515,9 +515,9 @@ class Scheduler:
         return found
 
     def _node_allocs(self, section: Section, backend: int) -> list[NodeAlloc]:
-        """Return the section's nodes as the allocator sees them, if they are all on `backend` and need no copies.
+        """Return the section's nodes as the allocator sees them, if all are on `backend` and need no copies.
 
-        Cached.
+        Results are cached.
         """
         found = self._node_allocs_of.get((section.form, backend))
         if found is None:

@@ -24,13 +24,13 @@ ON_CPU = -2
 """Placeholder for the index of the CPU backend in `Tensor.backend`."""
 
 Key = tuple[object, ...]
-"""Name of a tensor that more than one section uses, as seen from one of them. In ggml this would be its address.
+"""Name of a tensor that more than one section uses, as seen from one of them. In ggml it would be the tensor's address.
 
 `("in", n)`: input `n` of the graph.
 `("view", n, shape, offset)`: a view of input `n`.
 `("weight", buft)`: a weight that layers share, in a buffer type.
 `("embd", n)`: tensor `n` of those made before the first layer.
-`(0, n)`: tensor `n` of this section. `(-1, n)`: of the section before.
+`(0, n)`: tensor `n` of this section. `(-1, n)`: tensor `n` of the section before.
 `("copy", key, backend)`: the copy of the tensor `key` for a backend.
 `("at", n)`: tensor `n` of a whole graph that `partition_graph` cuts.
 `(n, EARLY, slot)`: a tensor of the section `n` places later that is computed before its section (see `vulkan_order`).

@@ -78,7 +78,7 @@ copies of layers' tensors, and for each backend the names of its copies of input
 class SplitState:
     """The scheduler's state in pass 5 between two sections: the open split, and the copies made so far.
 
-    `backend`: index of the split's backend; -1 for none.
+    `backend`: index of the open split's backend; -1 if no split is open.
     `has_inputs`: whether the split has inputs (copies).
     `passing`: names of copies of layers' tensors, which only neighbouring sections read.
     `lasting`: (backend index, names of its copies of inputs and shared weights), sorted.
@@ -361,10 +361,10 @@ class StepCache:
     def fill(
         self, split_sections: tuple[SplitSection, ...], live_outs: tuple[int, ...], state: int
     ) -> tuple[Growth, int]:
-        """Allocate the tensors of these sections; return the buffers' growth, and the number of their state then.
+        """Allocate the tensors of these sections, and return (growth of the buffers, number of their state after it).
 
-        `live_outs`: numbers of the `LiveOut` after each section. `state`: number of the buffers' state before the first
-        one.
+        `live_outs`: numbers of the `LiveOut` after each section.
+        `state`: number of the buffers' state before the first section.
         """
         found = self._filled_segments.get((split_sections, live_outs, state))
         if found is None:
@@ -461,9 +461,9 @@ def _take(buffer: DynTallocr, size: int, count: int) -> None:
 
 
 class Simulation:
-    """Computes the sizes of the compute buffers for one layout from its graph.
+    """Simulation of scheduler and allocator for one layout, which gives the sizes of the compute buffers.
 
-    Each device's layers are a segment of it.
+    The layers of each device are a segment of the graph.
     """
 
     def __init__(self, segments: Sequence[Segment]) -> None:

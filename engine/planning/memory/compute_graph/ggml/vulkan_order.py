@@ -30,8 +30,9 @@ from engine.planning.memory.compute_graph.ggml.scheduler import (
 from engine.planning.memory.compute_graph.ggml.sections import EARLY, Key, is_early
 
 _NUM_TO_CHECK = 20
-"""Number of nodes, from the first one that is not scheduled on, that are searched for nodes to run with it
-(`NUM_TO_CHECK`).
+"""Number of nodes that are searched for nodes to run together with the first unscheduled node (`NUM_TO_CHECK`).
+
+They are counted from that node on.
 """
 _PULL_REACH = 15
 """Number of nodes after a node that are searched for a node to fuse with it."""

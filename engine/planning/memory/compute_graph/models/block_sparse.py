@@ -215,7 +215,7 @@ class _QsaInput:
 def qsa_attention(ctx: GraphContext, current: Tensor) -> Tensor:
     """Return gated attention to the selected blocks (`build_attn_qsa` in qwen4exp.cpp).
 
-    To all cells if there is no indexer.
+    If there is no indexer, it is attention to all cells.
     """
     inp_attn, size = ctx.inputs.inp_attn, ctx.layer.hparams.block_size
     if size and ctx.hparams.indexer.n_head:

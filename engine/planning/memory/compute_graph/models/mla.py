@@ -39,9 +39,9 @@ def mla_attention_head_gate(ctx: GraphContext, current: Tensor) -> Tensor:
 
 
 def gated(ctx: GraphContext, found: Tensor, current: Tensor) -> Tensor:
-    """Return `found`, the output of the heads, times a gate for each element or head.
+    """Return `found`, the output of the heads, multiplied by a gate for each element or head.
 
-    Unchanged if the layer has no gate.
+    `found` is unchanged if the layer has no gate.
     """
     if not ctx.has("attn_gate"):
         return found
@@ -213,9 +213,9 @@ def build_top_k_mask(ctx: GraphContext, mask: Tensor, chosen: Tensor, zeros_type
 _POOL_PADDING = 64
 """The number of pools is rounded up to a multiple of this (`build_inp_kpool` in glm5-next.cpp)."""
 _MOST_GATHERED = 16
-"""Most tokens of a batch for which the selected rows are copied.
+"""Largest number of tokens of a batch for which the selected rows are copied.
 
-For more, the other rows are masked (`build_dsa_layer`).
+With more tokens, the other rows are masked instead (`build_dsa_layer`).
 """
 
 

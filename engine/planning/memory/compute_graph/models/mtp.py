@@ -16,7 +16,7 @@ from engine.planning.memory.compute_graph.models.transformer import decoder_laye
 
 @dataclass(frozen=True, slots=True)
 class Hidden:
-    """Input tensor with the hidden states of the tokens before (`mtp_h_input`)."""
+    """Input tensor with the hidden states of the previous tokens (`mtp_h_input`)."""
 
     states: Tensor
 

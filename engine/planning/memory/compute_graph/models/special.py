@@ -150,7 +150,7 @@ def looped_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _StackOutput:
-    """Last output of one of the two stacks of layers."""
+    """Latest output of one of the two stacks of layers of an HRM model."""
 
     output: Tensor
 

@@ -172,7 +172,7 @@ class ComputeForecast:
         return Found({CPU_ID if buft == HOST else buft: size for buft, size in found.items()}, batch.flash)
 
     def _asked_operations(self, *, asks_flash: bool) -> tuple[str, ...]:
-        """Return the fused operations that llama.cpp replaces by several nodes if they are not on the device of their layer."""
+        """Return the fused operations that llama.cpp splits into several nodes if they are not on their layer's device."""
         mixing = ("hc_pre", "hc_comb", "hc_post") if self._tables.hparams.hc_mult > 1 else ()
         return ("flash_attn", *mixing) if asks_flash else mixing
 
@@ -204,7 +204,7 @@ class ComputeForecast:
         return any(self._tables.kernel_class(rule.kernels) for rule in rules)
 
     def _suits_flash(self, placement: Placement) -> bool:
-        """Return whether flash attention is certainly on the devices of the layers, so that no graph is needed to check it."""
+        """Return whether flash attention is certainly on the layers' devices, so that no graph is needed as a check."""
         hyper, context = self._tables.hyper, self._context
         if not context.offload_kqv or placement.overrides or any(hyper.recurrent) or hyper.latent:
             return False

@@ -66,7 +66,10 @@ def found_file(path: Path, state: os.stat_result, store: Store, name: str, title
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A folder or file that could not be scanned. `sentence` names it and says what to do."""
+    """A folder or file that could not be scanned.
+
+    `sentence`: text for the user that names the folder or file and a remedy.
+    """
 
     store: Store
     sentence: str

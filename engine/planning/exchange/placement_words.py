@@ -22,7 +22,7 @@ from engine.planning.plan.plan import Plan
 EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
 """`LLM_FFN_EXPS_REGEX` of llama.cpp: the weights of `--cpu-moe`."""
 MAX_SPLIT = 15
-"""Most numbers that option `-ts` accepts: one less than `llama_max_devices`."""
+"""Largest number of values that option `-ts` accepts: one less than `llama_max_devices`."""
 _OUTPUT = r"^(output|output_norm|token_embd)\."
 # A repeated group takes exponential time with `std::regex`; a comma or an equals sign ends the pattern of `-ot`.
 _UNSAFE = re.compile(r"[,=\x00-\x1f]|\)[*+{]")

@@ -22,7 +22,7 @@ TOLERANCE_BYTES = 8 * MIB
 The share `TOLERANCE` may allow more.
 """
 MAX_NUMBERS = 256
-"""Most elements of an array of hyper-parameters in the log line.
+"""Largest number of elements of an array of hyper-parameters that is written to the log line.
 
 Arrays have one value per layer; no known model has more.
 """
@@ -41,9 +41,11 @@ def disagreements(estimated: Sequence[DeviceRow], told: Sequence[DeviceRow]) -> 
 
 
 def defect_text(plan: Plan, estimated: Sequence[DeviceRow], told: Sequence[DeviceRow], engine: str) -> str:
-    """Return one line of JSON for the log, with what is needed to reproduce a wrong forecast.
+    """Return one line of JSON for the log, with everything that is needed to reproduce a wrong forecast.
 
-    It contains no names of files, folders or computers. `engine`: version of the engine.
+    The line contains no names of files, folders or computers.
+
+    `engine`: version of the engine.
     """
     model = plan.model
     tensors: dict[str, int] = {}

@@ -90,11 +90,11 @@ def next_expiry_s(models: Iterable[HeldModel]) -> float | None:
 def choose_victims(
     models: Sequence[HeldModel], is_enough: Callable[[Sequence[HeldModel]], bool]
 ) -> tuple[HeldModel, ...] | None:
-    """Return the models to unload so that there is enough memory; None if unloading all is not enough.
+    """Return the models to unload so that there is enough memory; None if unloading all models is not enough.
 
-    Busy models are only chosen if unloading all idle ones is not enough, and then as few as possible. Otherwise the
-    fewest models are chosen. Among choices of one size, those with the shortest keep-alive times win, then the longest
-    idle ones.
+    Busy models are only chosen if unloading all idle models is not enough, and then as few as possible. Otherwise the
+    fewest models are chosen. Of several choices with equally many models, the one with the shortest keep-alive times is
+    used, then the one whose models are idle longest.
 
     `is_enough`: returns whether there is enough memory after the given models were unloaded.
     """

@@ -42,9 +42,9 @@ class Refusal:
 
     @property
     def capacity_bytes(self) -> int:
-        """Most bytes that a load can allocate on the device.
+        """Largest number of bytes that a load can allocate on the device.
 
-        They are fewer than placed and requested bytes together, and at most placed and free bytes together.
+        It is less than placed and requested bytes together, and at most placed and free bytes together.
         """
         if self.requested_bytes is None:
             return self.placed_bytes + (self.free_bytes or 0)

@@ -17,7 +17,10 @@ from engine.planning.layout.patterns import part_pattern
 MAX_DEVICES = 16
 """Length of the `tensor_split` array of llama.cpp (`llama_max_devices`): the most devices with a share."""
 MAX_ENTRIES = 15
-"""Most entries of llama.cpp's device list: GGML_SCHED_MAX_BACKENDS less the CPU backend, which llama.cpp adds last."""
+"""Largest number of entries of llama.cpp's device list.
+
+It is `GGML_SCHED_MAX_BACKENDS` less the CPU backend, which llama.cpp adds last.
+"""
 MATCHES_NO_TENSOR = "^no tensor$"
 """Regex that matches no tensor, because llama.cpp's tensor names have no spaces."""
 
@@ -33,8 +36,8 @@ class EngineParameters(msgspec.Struct, frozen=True, kw_only=True):
     """The fields of `llama_model_params` that follow from a layout.
 
     `devices`: device ids in the order of llama.cpp's device list.
-    `tensor_split`: `MAX_DEVICES` numbers, padded with 0; in mode layer the layer count of each entry of `devices`, in
-    modes tensor and row its share of each layer.
+    `tensor_split`: `MAX_DEVICES` numbers, padded with 0. In mode layer each is the number of layers of an entry of
+    `devices`; in modes tensor and row it is the share of the entry in each layer.
     `main_gpu`: index in `devices`.
     `extra_buffers`: whether the CPU may repack weights into a faster order (`use_extra_bufts`).
     """

@@ -46,7 +46,10 @@ class Violation(msgspec.Struct, frozen=True):
 SplitMode = Literal["layer", "none", "tensor", "row"]
 SPLIT_MODES: tuple[SplitMode, ...] = ("layer", "none", "tensor", "row")
 MAX_LAYERS = 65536
-"""Most layers of a layout. llama.cpp allows 512 (`LLAMA_MAX_LAYERS`); a mistyped range must not fill memory."""
+"""Largest number of layers of a layout. llama.cpp allows 512 (`LLAMA_MAX_LAYERS`).
+
+A mistyped range must not fill memory.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ OVERRIDE_PARTS: tuple[OverridePart, ...] = ("experts", "ffn", "attention", "all"
 
 MAX_PATTERN_LENGTH = 1024
 _MAX_COMPILED_BYTES = 1 << 22
-"""Most bytes for RE2's compiled program and its states. A pattern that needs more is refused."""
+"""Memory limit in bytes for RE2's compiled program and its states. A pattern that needs more is refused."""
 
 _ESCAPED = r"(?<!\\)(?:\\\\)*"
 # ECMAScript, which the engine uses, knows only these groups that begin with a question mark.

@@ -48,7 +48,7 @@ _WITHOUT_MMQ = frozenset({"IQ1_M", "Q8_K"})
 """Quantised types that CUDA multiplies as F16 (`ggml_cuda_should_use_mmq`)."""
 _MOST_TOKENS_OF_MMF = 16
 _SORTED_BYTES = 64 * MIB
-"""Most bytes of rows that are sorted at once (`argsort_f32_i32_cuda_cub_chunk_nrows`)."""
+"""Limit of bytes of rows that are sorted at once (`argsort_f32_i32_cuda_cub_chunk_nrows`)."""
 _SORT_BUFFERS = 6
 """Buffers for sorting: keys and indices before and after it, the result, and about as much for CUB."""
 _SCAN_CHUNK = 256

@@ -11,7 +11,7 @@ from engine.model.gguf.model_file import MetadataValue, ModelFile
 _LARGEST = 1 << 31
 """Upper limit of each number, because llama.cpp stores most as int32 or uint32."""
 _MOST_LAYERS = 512
-"""Most layers that llama.cpp supports (`LLAMA_MAX_LAYERS`)."""
+"""Largest number of layers that llama.cpp supports (`LLAMA_MAX_LAYERS`)."""
 _POOLINGS = (1, 2, 3)
 """Kinds of pooling that make one vector from a whole text: mean, first token, last token (`llama_pooling_type`)."""
 

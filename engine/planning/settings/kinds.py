@@ -277,9 +277,12 @@ Kind = WholeNumber | Real | Choice | Switch
 SamplingValue = float | int | str | tuple[str, ...] | None
 """Value of a sampler setting."""
 MAX_TEXTS = 64
-"""Most stop texts or DRY breakers in one setting, because files may come from other people."""
+"""Largest number of stop texts or DRY breakers in one setting.
+
+It is limited because files may come from other people.
+"""
 MAX_TEXT_CHARACTERS = 1 << 16
-"""Most characters in one text setting, because files may come from other people."""
+"""Largest number of characters in one text setting. It is limited because files may come from other people."""
 # Escapes in one line of a form: a line cannot contain a newline, and a space at its end is easily lost.
 _ESCAPES = {"\\n": "\n", "\\t": "\t", "\\r": "\r", "\\\\": "\\", "\\s": " "}
 

@@ -31,7 +31,7 @@ MAX_SEQUENCES = 256
 DRAFTED_TOKENS = 4
 """Default number of tokens that are drafted for one step of speculative decoding."""
 MOST_DRAFTED = 64
-"""Most tokens that can be drafted for one step."""
+"""Largest number of tokens that can be drafted for one step."""
 MAX_IMAGE_TOKENS = 65_536
 """Upper limit of image tokens, far above that of any projector.
 

@@ -172,7 +172,7 @@ class ComputeForecast:
         return Found({CPU_ID if buft == HOST else buft: size for buft, size in found.items()}, batch.flash)
 
     def _asked_operations(self, *, asks_flash: bool) -> tuple[str, ...]:
-        """Return the fused operations that llama.cpp splits into several nodes if they are not on their layer's device."""
+        """Return the fused operations that llama.cpp unfuses if they are not on the device of their layer."""
         mixing = ("hc_pre", "hc_comb", "hc_post") if self._tables.hparams.hc_mult > 1 else ()
         return ("flash_attn", *mixing) if asks_flash else mixing
 

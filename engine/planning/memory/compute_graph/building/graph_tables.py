@@ -320,7 +320,7 @@ class _WholeGraph:
 
 
 _MOST_VARIANTS = 4096
-"""Most sections with moved weights that are cached."""
+"""Largest number of cached sections with moved weights."""
 
 
 PlacedWeight = tuple[int, int, str]

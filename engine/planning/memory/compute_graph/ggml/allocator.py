@@ -452,7 +452,10 @@ class _SectionAlloc:
 
 
 _VBUFFER_MAX_CHUNKS = 16
-"""Most chunks of a buffer (`GGML_VBUFFER_MAX_CHUNKS`). The last one has no limit (`ggml_dyn_tallocr_new_chunk`)."""
+"""Largest number of chunks of a buffer (`GGML_VBUFFER_MAX_CHUNKS`).
+
+The last chunk has no size limit (`ggml_dyn_tallocr_new_chunk`).
+"""
 _CHUNK_STRIDE = 1 << 62
 """Factor of the chunk's number in an offset, so that one integer contains chunk and offset."""
 

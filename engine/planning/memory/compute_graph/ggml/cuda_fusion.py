@@ -16,7 +16,7 @@ from engine.planning.memory.compute_graph.ggml.graph import Tensor, is_contiguou
 from engine.planning.memory.compute_graph.ggml.scheduler import Backend, NodeAlloc, SplitSection, make_split_section
 
 _MOST_SUMMED_EXPERTS = 15
-"""Most experts in a fused weighted sum (`MOE_WEIGHTED_REDUCTION_MAX_EXPERTS`)."""
+"""Largest number of experts in a fused weighted sum (`MOE_WEIGHTED_REDUCTION_MAX_EXPERTS`)."""
 _LARGEST_POWER = 512
 _OTHER_EXPERT_COUNTS = (288, 576)
 """Numbers of experts that the kernel supports besides powers of two (`ggml_cuda_should_use_topk_moe`)."""

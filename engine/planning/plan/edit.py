@@ -27,7 +27,7 @@ class Edit:
     side_files: SideFiles = NO_SIDE_FILES
 
     def after(self, move: Move) -> Edit:
-        """Return the edit with `move` made. Raises `LayoutError` as of `Move.apply`."""
+        """Return the edit with `move` applied. Raises `LayoutError` as `Move.apply` does."""
         draft = self.side_files.draft
         if not isinstance(move, DraftMove):
             return replace(self, layout=move.apply(self.layout))
@@ -41,7 +41,7 @@ class Edit:
         return replace(self, side_files=replace(self.side_files, draft=moved))
 
     def as_file(self, model_name: str, rig: Rig | None = None) -> LayoutFile:
-        """Return the edit as a layout file, which has no projector and no adapters.
+        """Return the edit as the content of a layout file, which has no projector and no LoRA adapters.
 
         `rig`: the devices for which the layout was made; None leaves them out of the file.
         """
@@ -49,11 +49,13 @@ class Edit:
 
 
 def edit_of_file(file: LayoutFile, model: ModelFile, folder: Path, beside: SideFiles) -> Edit:
-    """Return the edit that a layout file describes. Its draft model is read. Blocks.
+    """Return the edit (layout, settings, side files) that a layout file describes.
 
-    A file without a draft gives an edit without one, because the file is all that is kept of a draft.
+    The header of a draft model in the file is read, so this must not be called in the GUI thread. If the file names no draft,
+    the edit has none either.
 
-    `folder`: folder of the layout file. `beside`: projector and adapters, which a layout file does not have.
+    `folder`: folder of the layout file.
+    `beside`: projector and adapters of the edit, which a layout file does not have.
 
     Raises:
         ModelFileError: as of `draft_of_file`.

@@ -1,1 +1,1 @@
-"""`Plan`: an edit (layout, settings, side files) of a model on a rig (the devices), and everything that is computed from it."""
+"""`Plan`: an edit of a model on a rig (the devices of a load), and everything that is computed from it."""

@@ -1,4 +1,4 @@
-"""Advice: disadvantages of a layout that llama.cpp can load nevertheless, each with a sentence and a remedy."""
+"""Advice: disadvantages of a layout that llama.cpp can load all the same, each with a sentence and a remedy."""
 
 from __future__ import annotations
 
@@ -55,14 +55,12 @@ def advice(layout: Layout, model: ModelFile, rig: Rig, context: ContextSettings)
 
 
 def swap_advice(need_bytes: int, margin_bytes: int, free_bytes: int, swap_bytes: int | None) -> Iterator[Advice]:
-    """Yield advice if host memory is short: swap space would be used, or is too small as well.
+    """Yield advice if host memory is missing: swap space would be used, or is too small as well.
 
     Rules: `swap_used`, `beyond_swap`.
 
-    `need_bytes`: host memory that the plan needs.
-    `margin_bytes`: host memory that must stay free.
-    `free_bytes`: free host memory.
-    `swap_bytes`: free swap space; None if unknown.
+    `need_bytes`: host memory that the plan needs. `margin_bytes`: host memory that must stay free.
+    `free_bytes`, `swap_bytes`: free host memory and swap space; swap is None if unknown.
     """
     short_bytes = need_bytes + margin_bytes - free_bytes
     if not need_bytes or short_bytes <= 0 or swap_bytes is None:
@@ -122,7 +120,7 @@ def side_file_advice(side_files: SideFiles, layout: Layout, context: ContextSett
 
 
 _LARGE_DRAFT = 2
-"""Divisor of the main model's size; a draft model above this part is too large to speed up answers, so advice is given."""
+"""Divisor of the main model's size: a larger draft model hardly speeds up answers, and the plan warns of it."""
 
 
 def draft_advice(draft: Draft | None, devices: Sequence[str], model: ModelFile, *, is_slow: bool) -> Iterator[Advice]:

@@ -63,11 +63,7 @@ class PlaceChange:
 
 @dataclass(frozen=True, slots=True)
 class ValueChange:
-    """A setting or a share with different values in two plans.
-
-    `name`: name of the setting for the user.
-    `key`: name of the setting in files.
-    """
+    """A setting or a share with different values. `name`: its name for people; `key`: its key in files."""
 
     key: str
     name: str
@@ -79,9 +75,8 @@ class ValueChange:
 class Comparison:
     """The differences of two plans.
 
-    `places`: layers and parts that are on different devices.
-    `values`: different settings, shares and split modes.
-    `has_other_patterns`: whether the overrides by regex differ; their tensors are not compared one by one.
+    `places`: layers and parts on different devices. `values`: different settings, shares and split mode.
+    `has_other_patterns`: whether overrides by a pattern differ, whose tensors are not compared one by one.
     """
 
     places: tuple[PlaceChange, ...]
@@ -90,11 +85,11 @@ class Comparison:
 
     @property
     def is_equal(self) -> bool:
-        """Whether the two plans have no difference."""
+        """Whether nothing differs."""
         return not self.places and not self.values and not self.has_other_patterns
 
     def layers(self) -> frozenset[int]:
-        """Return the indices of the layers that are on different devices, as a whole or with a part."""
+        """Return the layers that have a difference, in themselves or in a part."""
         return frozenset(
             layer
             for each in self.places
@@ -103,7 +98,7 @@ class Comparison:
         )
 
     def rows(self) -> list[tuple[str, str, str]]:
-        """Return a row for each difference: (name of the layers, part or setting, first plan's value, second plan's value)."""
+        """Return a row for each difference: what it is, and its value in the first and in the second plan."""
         rows = [(capitalised(each.words()), each.one, each.other) for each in self.places]
         rows += [(capitalised(each.name), each.one, each.other) for each in self.values]
         if self.has_other_patterns:
@@ -134,9 +129,9 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """The values of one plan that a comparison shows.
+    """What one plan of a comparison shows.
 
-    `costs`: transfers between devices; None if the plan breaks a rule.
+    `costs`: None if the plan breaks a rule.
     `measured_per_second`: tokens per second of an answer with this layout; None if none was measured.
     `advice`: sentences on disadvantages, and on broken rules.
     """
@@ -149,7 +144,7 @@ class Side:
 
 
 def side_of(plan: Plan, speeds: Speeds, measured_per_second: float | None = None) -> Side:
-    """Return the values of `plan` that a comparison shows. This computes its memory forecast, if it is not cached."""
+    """Return what a comparison shows of `plan`. This computes its memory forecast, if it is not cached."""
     report = plan.report
     return Side(
         figures_of(plan, speeds),
@@ -234,10 +229,7 @@ def _part(layout: Layout, part: MovablePart, layer: int) -> str:
 def _ranges(
     part: ComparedPart, layers: Iterable[int], one: Callable[[int], str], other: Callable[[int], str]
 ) -> Iterable[PlaceChange]:
-    """Yield a change for each range of layers that is on one device in `one` and on another in `other`.
-
-    `one`, `other`: functions from a layer's index to a device id, for the first and the second layout.
-    """
+    """Yield a change for each range of layers that is on one device in `one` and on another in `other`."""
     changed = [(layer, one(layer), other(layer)) for layer in layers if one(layer) != other(layer)]
     # Neighbours have a constant difference between their layer and their place in the list.
     for _, group in groupby(enumerate(changed), key=lambda each: (each[1][1:], each[1][0] - each[0])):
@@ -266,9 +258,9 @@ def _value_words(value: object) -> str:
 
 
 def figure_rows(one: Side, other: Side) -> list[tuple[str, str, str]]:
-    """Return the figures of both plans in rows: (name, first value, second value).
+    """Return the figures of both sides in rows: name, first value, second value.
 
-    An unknown value is an empty text. Rows without any value are left out.
+    Empty texts: unknown. Rows without any value are left out.
     """
     rows = list(zip(FIGURES, one.figures.words(), other.figures.words(), strict=True))
     rows.append((tr("answers, measured"), _measured_words(one), _measured_words(other)))
@@ -295,9 +287,9 @@ def _sent_words(side: Side) -> str:
 
 
 def memory_rows(one: Side, other: Side) -> list[tuple[str, str, str, str]]:
-    """Return the memory of each device that either plan uses: (name, first need, second need, difference).
+    """Return the memory of each device that either side uses: name, first need, second need, difference.
 
-    The need is an empty text if the plan's rig lacks the device.
+    A device that a rig lacks has an empty text.
     """
     needs = [{row.id: row for row in side.rows} for side in (one, other)]
     rows: list[tuple[str, str, str, str]] = []
@@ -320,7 +312,7 @@ def _need_words(row: DeviceRow | None) -> str:
 
 
 def difference_words(size_bytes: int) -> str:
-    """Return a difference of bytes with its sign, such as "+1.50 GiB"; "=" if there is no difference."""
+    """Return a difference of bytes with its sign, such as "+1.50 GiB"; "=" for none."""
     if not size_bytes:
         return "="
     return ("+" if size_bytes > 0 else "−") + format_bytes(abs(size_bytes))

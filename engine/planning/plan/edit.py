@@ -27,7 +27,7 @@ class Edit:
     side_files: SideFiles = NO_SIDE_FILES
 
     def after(self, move: Move) -> Edit:
-        """Return the edit with `move` applied. Raises `LayoutError` as `Move.apply` does."""
+        """Return the edit with `move` made. Raises `LayoutError` as of `Move.apply`."""
         draft = self.side_files.draft
         if not isinstance(move, DraftMove):
             return replace(self, layout=move.apply(self.layout))
@@ -41,7 +41,7 @@ class Edit:
         return replace(self, side_files=replace(self.side_files, draft=moved))
 
     def as_file(self, model_name: str, rig: Rig | None = None) -> LayoutFile:
-        """Return the edit as the content of a layout file, which has no projector and no LoRA adapters.
+        """Return the edit as a layout file, which has no projector and no adapters.
 
         `rig`: the devices for which the layout was made; None leaves them out of the file.
         """
@@ -49,13 +49,11 @@ class Edit:
 
 
 def edit_of_file(file: LayoutFile, model: ModelFile, folder: Path, beside: SideFiles) -> Edit:
-    """Return the edit (layout, settings, side files) that a layout file describes.
+    """Return the edit that a layout file describes. Its draft model is read. Blocks.
 
-    The header of a draft model in the file is read, so this must not be called in the GUI thread. If the file names no draft,
-    the edit has none either.
+    A file without a draft gives an edit without one, because the file is all that is kept of a draft.
 
-    `folder`: folder of the layout file.
-    `beside`: projector and adapters of the edit, which a layout file does not have.
+    `folder`: folder of the layout file. `beside`: projector and adapters, which a layout file does not have.
 
     Raises:
         ModelFileError: as of `draft_of_file`.

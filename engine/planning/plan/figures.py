@@ -1,4 +1,4 @@
-"""The numbers by which a user compares two layouts of a model, such as layers on the CPU, context length and speed."""
+"""The numbers by which a user compares two layouts of a model: does it fit, layers on the CPU, context, speed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Figures:
     speed: SpeedForecast | None
 
     def words(self) -> tuple[str, ...]:
-        """Return one text for each heading in `FIGURES`; the text of an unknown speed is empty."""
+        """Return one text for each heading in `FIGURES`; empty for an unknown speed."""
         prompt = None if self.speed is None else self.speed.prompt
         return (
             tr("yes") if self.fits else tr("no"),
@@ -45,7 +45,7 @@ FIGURES = (tr("fits"), tr("layers on the CPU"), tr("context"), tr("answers"), tr
 
 
 def figures_of(plan: Plan, speeds: Speeds) -> Figures:
-    """Return the figures of a plan. This computes the plan's memory forecast, if it is not cached."""
+    """Return the numbers of a plan. This computes the plan's memory forecast, if it is not cached."""
     layout = plan.edit.layout
     return Figures(
         fits=plan.report.fits,

@@ -17,7 +17,7 @@ PlacedPart = Literal["layer", "cache", "output"]
 
 
 class PlaceDifference(msgspec.Struct, frozen=True):
-    """A layer, its KV cache or the output layer that is on another device than in the layout.
+    """A layer, its KV cache or the output layer that is on another device than the layout has it on.
 
     `layer`: index of the layer; for the output layer the number of layers.
     `asked`: device id in the layout.
@@ -37,14 +37,14 @@ def placement_differences(
     *,
     offload_kqv: bool,
 ) -> tuple[PlaceDifference, ...]:
-    """Return the layers, KV caches and output layer that llama.cpp put on another device than `layout` says.
-
-    The result is empty in modes tensor and row, because llama.cpp reports one device for all of them. Layers that llama.cpp
-    adds to those of the file are not compared.
+    """Return the layers, KV caches and output layer that llama.cpp put on another device than `layout` has them on.
 
     `layer_devices`: device id that llama.cpp reported for each layer, the output layer last.
     `kv_devices`: (layer, device id) of each KV cache.
     `offload_kqv`: setting of the load; if it is off, KV caches belong on the CPU.
+
+    Empty in modes tensor and row, because llama.cpp reports one device for all of them. Layers that llama.cpp adds to
+    those of the file are not compared.
     """
     if layout.split_mode in ("tensor", "row"):
         return ()

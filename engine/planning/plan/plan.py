@@ -1,4 +1,4 @@
-"""`Plan`: an edit (layout, settings, side files) of a model on a rig (the devices), and everything computed from it.
+"""`Plan`: an edit of a model on a rig, with settings, forecast and llama.cpp parameters computed from it.
 
 Editor, probe, probe cache, load, report and command line use a `Plan`, so all of them use the same settings.
 """
@@ -45,11 +45,11 @@ if TYPE_CHECKING:
 class Plan:
     """An edit (layout, settings, side files) of a model on a rig (the devices).
 
-    Forecast, decided settings and llama.cpp parameters are computed on first use.
+    What follows from it is computed on first use.
 
     `memory`: the model, and tables that all plans of the model share, so that each step of a drag is fast. Only one
     thread may use the tables at a time; for another thread, call `with_own_tables`.
-    `probed`: memory of each device as llama.cpp reported it for a plan with the same `key`; None if there was no probe.
+    `probed`: memory of each device as llama.cpp reported it for a plan with the same `key`; None if it was not asked.
     The free memory in these rows may be out of date.
     """
 
@@ -93,14 +93,14 @@ class Plan:
 
     @cached_property
     def resolved(self) -> Resolved:
-        """The settings that the load uses, the reasons for them, and the memory estimate on which they are based."""
+        """The settings that the load uses, the decisions on them, and the memory estimate behind the decisions."""
         from engine.planning.plan.decisions.resolve import resolve
 
         return resolve(self.memory, self.rig, self.edit.layout, self.edit.context, self.edit.side_files)
 
     @property
     def settings(self) -> ContextSettings:
-        """The settings that the load uses. Each has a value; only flash attention may be "auto"."""
+        """The settings that a load uses; each has a value, except that flash attention may be "auto"."""
         return self.resolved.context
 
     @property
@@ -111,10 +111,10 @@ class Plan:
 
     @cached_property
     def learned_rig(self) -> Rig:
-        """The rig with a larger overhead on devices on which a load of this model ran out of memory before.
+        """The rig with a larger overhead on devices where a load of this model ran out of memory before.
 
-        Only loads count whose context and micro batch were not larger. The overhead is memory beyond llama.cpp's buffers.
-        The result is `rig` itself if there was no such load.
+        Only loads count whose context and micro batch were not larger. The overhead is memory beyond llama.cpp's
+        buffers. `rig` itself if nothing was learned.
         """
         devices = tuple(map(self._learned, self.rig.devices))
         return self.rig if all(map(operator.is_, devices, self.rig.devices)) else Rig(devices, self.rig.host)
@@ -155,7 +155,7 @@ class Plan:
 
     @cached_property
     def advice(self) -> tuple[Advice, ...]:
-        """Disadvantages of the edit that do not prevent a load."""
+        """Disadvantages of the edit that llama.cpp loads all the same."""
         edit = self.edit
         found = (
             *advice(edit.layout, self.model, self.rig, self.settings),
@@ -180,7 +180,7 @@ class Plan:
     def report(self) -> FitReport:
         """The memory forecast of each device compared with its free memory.
 
-        The numbers are from a probe (a load without allocation) if there was one, else estimated.
+        From a probe if there is one, else estimated.
         """
         report = replace(
             check_fit(self.resolved.estimate, self.learned_rig, self.violations),
@@ -282,7 +282,7 @@ class Plan:
 
     @property
     def mark(self) -> str:
-        """Name of this plan in logs: file name of the model, ranges of layers on devices, and a digest of `key`."""
+        """Name of this plan for logs: file name of the model, its runs, and a digest of `key`."""
         layout = self.edit.layout
         runs = ", ".join(f"{run.device} {run.length}" for run in layout.runs)
         # Equal plans have equal digests, so log lines can be matched. Paths of the key stay out of the log.
@@ -292,7 +292,7 @@ class Plan:
 
     @property
     def routes(self) -> dict[str, str]:
-        """Local addresses of RPC endpoints that are reached through a tunnel, by endpoint."""
+        """Local address to connect to, by endpoint, for RPC endpoints that are reached through a tunnel."""
         return routes_of(self.rig.devices)
 
     @property

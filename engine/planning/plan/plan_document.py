@@ -76,7 +76,7 @@ def _draft_document(plan: Plan, draft: Draft) -> dict[str, object]:
 
 
 def _speed_document(speed: SpeedForecast) -> dict[str, object]:
-    """Return the predicted speed as JSON. Numbers are null if the speed of a device is only a guess."""
+    """Return the predicted speed as JSON. Numbers are null if they are based on a guess of a device's speed."""
     document: dict[str, object] = {
         "tokens_per_second": round(speed.tokens_per_second, 2) if speed.is_known else None,
         "context_tokens": speed.n_tokens,
@@ -185,7 +185,7 @@ def _verdict(report: FitReport) -> str:
 
 
 def _notes(report: FitReport) -> tuple[Advice, ...]:
-    """Return the advice of the report. If the memory of some parts is unknown, a note on that comes first."""
+    """Return the advice of the report. If some memory could not be forecast, a note on that comes first."""
     if report.probe_only is None:
         return report.advice
     # Missing parts count as 0 bytes, so the forecast errs towards "it fits".
@@ -199,9 +199,9 @@ def _planned_file(plan: Plan) -> LayoutFile:
 
 
 def _planned(plan: Plan) -> ContextSettings:
-    """Return the settings as the user left them, but with the context length that was decided.
+    """Return the settings as the user left them, but with the decided context length.
 
-    A layout file has one length, and the rows of the forecast are for this length.
+    A layout file has one length, and the rows of the forecast are for this one.
     """
     return msgspec.structs.replace(plan.edit.context, n_ctx=plan.settings.n_ctx)
 

@@ -33,7 +33,7 @@ from engine.planning.speed.work import Work
 
 @dataclass(frozen=True, slots=True)
 class LayerBytes:
-    """Bytes of one layer as drawn in the layout editor: weights by part, and KV cache or recurrent state."""
+    """Bytes of one layer as the layout editor draws them: weights by part, and KV cache or recurrent state."""
 
     index: int
     attention_bytes: int
@@ -49,13 +49,12 @@ class LayerBytes:
 
 @dataclass(frozen=True, slots=True)
 class DraftBlock:
-    """The draft model or the MTP heads as drawn in the layout editor.
+    """The draft model or the MTP head as the layout editor draws it.
 
-    `name`: file name of the draft model; empty for MTP heads.
-    `devices`: ids of the devices.
-    `n_tokens`: largest number of tokens that are drafted for one step.
-    `size_bytes`: weights, KV cache and buffers on all devices. Mapped weights are not included, nor are the weights of MTP
-    heads, which are a layer of the model.
+    `name`: file name; empty for the MTP head. `devices`: ids of its devices.
+    `n_tokens`: most tokens that are drafted for one step.
+    `size_bytes`: its weights, KV cache and buffers on all devices. Mapped weights are not included, nor are those of
+    the MTP head, which is a layer of the model.
     """
 
     name: str
@@ -68,20 +67,18 @@ class DraftBlock:
 class Preview:
     """The numbers that the window draws for an edit on a rig.
 
-    `rig`: the devices.
-    `edit`: layout, settings and side files.
-    `layers`: bytes of each layer.
-    `report`: memory forecast of each device.
-    `speed`: predicted speed of answers; None if the edit does not fit, or if the speed cannot be predicted. After an answer
-    of the model, it is scaled by the measured speed (`anchored`), and is for as many tokens in the context as the answer had;
-    otherwise the header would contradict the speed that the user has just seen.
-    `answered_per_second`: tokens per second of the last answer with this edit; None before the first one.
-    `usual_speed`: predicted speed with the usual number of tokens in the context; None if `speed` is for that number.
+    `rig`: the devices. `edit`: layout, settings and side files.
+    `layers`: bytes of each layer. `report`: memory forecast of each device.
+    `speed`: predicted speed of answers; None if the edit does not fit, or if the speed cannot be predicted.
+    `answered_per_second`: tokens per second of the last answer with this edit; None before the first one. If there is
+    one, or one with another edit of the model, `speed` is scaled by it (`anchored`), and has as many tokens in the
+    context as the answer had: the header would else contradict the speed that was just seen.
+    `usual_speed`: the same with the usual number of tokens in the context; None if `speed` has it.
     `sendings`: bytes of weights that a load sends to each RPC worker; only for workers whose link was measured.
-    `embedding_moves`: whether the token embedding can be put on a device; it cannot if the output layer uses it too.
+    `embedding_moves`: whether the token embedding can be put on a device; it cannot if it is the output layer too.
     `slices`: parts of each layer on the devices of modes tensor and row; None in other modes.
-    `hops`: seconds for passing a token's hidden state from device to device; None if unknown.
-    `draft`: the draft model or the MTP heads; None if there are none.
+    `hops`: seconds for passing a token's data from device to device; None if unknown.
+    `draft`: the draft model; None if there is none.
     """
 
     model_name: str
@@ -113,12 +110,11 @@ class Preview:
 class LoadedLayout:
     """The layout of the loaded model.
 
-    `edit`: layout and settings that the user requested.
-    `measured`: memory of each device after the load.
-    `forecast`: memory of each device that was forecast before the load.
+    `edit`: layout and settings that were asked for.
+    `measured`: memory of each device after the load; `forecast`: the same before the load.
     `used`: settings that the load used; None if unknown.
-    `flash_attention`: whether llama.cpp uses flash attention; None if it did not report that.
-    `elsewhere`: layers and caches that are on another device than in the layout.
+    `flash_attention`: whether llama.cpp uses it; None if it did not report that.
+    `elsewhere`: layers and caches that are on another device than the layout has them on.
     """
 
     edit: Edit
@@ -135,7 +131,7 @@ class LoadedLayout:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The last answer of a model, with the layout and settings with which the model was loaded."""
+    """The last answer of a model, with the layout and settings of the load that gave it."""
 
     edit: Edit
     answer: LastAnswer
@@ -155,7 +151,7 @@ class PreviewTables:
 
     @cached_property
     def work(self) -> Work:
-        """Bytes that are read and operations that are computed for one token, in each layer."""
+        """Bytes that are read and operations that are computed for one token, by layer."""
         return Work(self.memory.model)
 
     @cached_property
@@ -165,9 +161,9 @@ class PreviewTables:
         return any(each.name == EMBEDDING for each in model.global_tensors) and not ties_embedding(model)
 
     def answered_speed(self, plan: Plan, speeds: Speeds, answered: Answered) -> SpeedForecast | None:
-        """Return the predicted speed of an answer that was given with another edit (layout, settings) than that of `plan`.
+        """Return the predicted speed of an answer that was given with another edit than that of `plan`.
 
-        None if its devices are no longer there. The last result is cached, because it is the same while layers are dragged.
+        None if its devices are gone. The last result is cached, because it stays the same while layers are dragged.
         """
         known, answer = self._answered, answered.answer
         if known is None or known[0] != answered or known[1].ids != plan.rig.ids or known[2] is not speeds:
@@ -208,7 +204,7 @@ def make_report(
     context: ContextSettings,
     side_files: SideFiles = NO_SIDE_FILES,
 ) -> FitReport:
-    """Return the memory forecast of a layout. It is for callers that need no other value of a plan."""
+    """Return the memory forecast of a layout, for callers that need no other values of its plan."""
     memory = model if isinstance(model, ModelMemory) else ModelMemory(model)
     return Plan(memory, rig, Edit(layout, context, side_files)).report
 
@@ -226,9 +222,10 @@ def cost_model(work: Work, plan: Plan, speeds: Speeds) -> CostModel | None:
 def plan_speed(
     work: Work, plan: Plan, speeds: Speeds, fill_tokens: int | None = None, prompt_tokens: int = 0
 ) -> SpeedForecast | None:
-    """Return the predicted speed of answers to `plan`; None if it breaks a rule or its memory cannot be computed here.
+    """Return the predicted speed of answers with `fill_tokens` tokens in the context; None for the usual number.
 
-    `fill_tokens`: number of tokens in the context; None for the usual number.
+    The result is None if `plan` breaks a rule or its memory cannot be computed here.
+
     `prompt_tokens`: length of the prompt that is predicted too; 0 for `fill_tokens`.
     """
     costs = cost_model(work, plan, speeds)
@@ -245,7 +242,7 @@ def plan_prompt(work: Work, plan: Plan, speeds: Speeds, n_tokens: int) -> SpeedF
 
 
 def plan_sendings(plan: Plan, speeds: Speeds) -> tuple[Sending, ...]:
-    """Return the bytes of weights that a load of `plan` sends to each RPC worker, and the seconds for sending them."""
+    """Return the bytes of weights that a load of `plan` sends to each RPC worker, and the seconds that this takes."""
     return sendings({row.id: row.weights_bytes for row in plan.report.rows}, plan.rig, speeds)
 
 
@@ -256,7 +253,7 @@ def make_preview(
 
     `tables`: the tables of the plan's model.
     `speeds`: measured speeds of the devices.
-    `answered`: last answer of the model, if possible one with the plan's edit; None if the model gave no answer yet.
+    `answered`: last answer of the model, with the plan's edit if there is one with it; None if there is none.
     """
     usual = plan_speed(tables.work, plan, speeds) if plan.report.fits else None
     speed = usual
@@ -286,10 +283,7 @@ def make_preview(
 def _anchored_speeds(
     tables: PreviewTables, plan: Plan, speeds: Speeds, answered: Answered, usual: SpeedForecast
 ) -> tuple[SpeedForecast, SpeedForecast]:
-    """Return (`usual`, prediction for as many tokens in the context as the answer had), both scaled by the answer.
-
-    `usual`: prediction for the usual number of tokens in the context.
-    """
+    """Return (`usual`, the speed with as many tokens in the context as in the answer), scaled by the answer."""
     answer = answered.answer
     fill_tokens = min(answer.fill_tokens, plan.settings.n_ctx_each)
     here = plan_speed(tables.work, plan, speeds, fill_tokens, answer.prompt_tokens)

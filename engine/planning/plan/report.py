@@ -55,13 +55,13 @@ class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def memory(self) -> DeviceMemory:
-        """The row's memory values as `DeviceMemory`: bytes that the device holds, or would hold after a load."""
+        """The row's memory values as `DeviceMemory`: bytes that the device would hold, or holds."""
         return DeviceMemory(**{name: getattr(self, name) for name in _PARTS})
 
     def without_overhead(self) -> DeviceRow:
         """Return the row with overhead and answering memory removed, for comparison with measured rows.
 
-        Measured rows do not contain these, because llama.cpp reports its buffers only.
+        llama.cpp reports its buffers only, so measured rows do not contain them.
         """
         besides_bytes = self.overhead_bytes + self.answering_bytes
         return msgspec.structs.replace(
@@ -75,9 +75,9 @@ class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def buffer_bytes(self) -> int:
-        """Bytes of llama.cpp's buffers, those of a draft model included.
+        """Bytes of llama.cpp's buffers: the need less overhead and less memory that is allocated while answering.
 
-        They are the row's need less the overhead, and less memory that is allocated while the model answers.
+        Those of a draft model are included.
         """
         return self.need_bytes - self.overhead_bytes - self.answering_bytes
 
@@ -141,7 +141,7 @@ def check_fit(estimate: MemoryEstimate, rig: Rig, violations: Sequence[Violation
 def sharing(rows: tuple[DeviceRow, ...], rig: Rig) -> tuple[DeviceRow, ...]:
     """Return `rows` with the memory that devices share with the host counted once; unchanged if no device shares it.
 
-    Memory that one of these devices needs is not free for the others. The shortfall of each is at least that of all together.
+    What one of these devices needs is not free for the others. Each one's shortfall is at least that of all together.
     """
     pool = rig.pool
     if pool is None:
@@ -161,9 +161,9 @@ def sharing(rows: tuple[DeviceRow, ...], rig: Rig) -> tuple[DeviceRow, ...]:
 
 
 def missing_bytes(rows: Iterable[DeviceRow], rig: Rig) -> dict[str, int]:
-    """Return the missing bytes of each device that has too little memory, by device id: need plus margin less available memory.
+    """Return the missing bytes of each device that has too little memory: need plus margin less available memory.
 
-    Devices with enough memory, and rows of devices that `rig` lacks, are left out.
+    By device id. Devices with enough memory are left out, and rows of devices that `rig` lacks.
     """
     devices, rows = {device.id: device for device in rig.all_devices}, [row for row in rows if row.need_bytes]
     short = {
@@ -189,9 +189,9 @@ def device_needs(estimate: MemoryEstimate, rig: Rig) -> dict[str, DeviceMemory]:
 
 
 def with_measured_overhead(device: Device, memory: DeviceMemory) -> DeviceMemory:
-    """Return `memory` with its overhead replaced by the one that was measured on `device`.
+    """Return `memory` with the overhead that was measured on `device`.
 
-    The result is unchanged if none was measured, or if the device holds nothing.
+    Unchanged if none was measured, or if the device holds nothing.
     """
     # A device that holds nothing is not opened by the load, so it has no fixed cost.
     if device.overhead_bytes is None or not memory.need_bytes:

@@ -15,15 +15,12 @@ from engine.planning.memory.model_memory import UNFORESEEN
 from engine.planning.memory.tensor_split import MemberTables
 
 Bounds = tuple[float, ...]
-"""Boundaries between the parts of a layer, as numbers from 0 to 1: device i has the part from `bounds[i]` to `bounds[i + 1]`."""
+"""Boundaries between the parts of a layer, from 0 to 1: device i has the part from `bounds[i]` to `bounds[i + 1]`."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerSlices:
-    """Boundaries between the devices' parts of one layer.
-
-    `index`: number of the layer. The other fields are the boundaries in its attention, dense feed-forward and experts.
-    """
+    """Boundaries of the devices' parts in layer `index`: of its attention, its dense feed-forward and its experts."""
 
     index: int
     attention: Bounds

@@ -15,27 +15,24 @@ from statistics import median_high
 import msgspec
 
 MIN_TOKENS = 16
-"""Smallest number of tokens of an answer from which corrections are learnt.
-
-In shorter answers, the start takes most of the time.
-"""
+"""Fewest tokens of an answer that is used. In shorter ones the start takes most of the time."""
 MIN_PROMPT_TOKENS = 64
-"""Smallest number of tokens of a prompt from which corrections are learnt."""
+"""Fewest tokens of a prompt that is used."""
 MAX_RATIO = 20.0
-"""Largest ratio of measured to predicted time from which corrections are learnt; the smallest is its inverse.
+"""Largest ratio of measured to predicted time that is used; the smallest is its inverse.
 
-With another ratio, the measurement is not about the model: the computer was busy or swapping.
+Beyond it the measurement is not about the model: the computer was busy or swapping.
 """
 KEPT_ANSWERS = 48
 """Number of latest answers that are stored."""
 _OF_A_CLASS = 5
-"""Number of latest ratios of a class of layouts that are used; their median is the correction of the class."""
+"""Number of latest ratios of a class of layouts; their median is its correction."""
 _PASSES = 20
 """Number of passes over all answers in `learnt_factors`."""
 _STEP = 0.5
 """Exponent that damps each correction in `learnt_factors`, so that a single answer does not decide alone."""
 _COMMON = 0.5
-"""Exponent of the mean correction of other devices, which is used for a device that took part in no answer yet."""
+"""Exponent for the mean correction of other devices, when it is used for a device that has no answers yet."""
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -52,7 +49,7 @@ class Answer(msgspec.Struct, frozen=True):
 
     @property
     def is_sensible(self) -> bool:
-        """Return whether corrections may be learnt from these times: both are positive, and their ratio is within `MAX_RATIO`."""
+        """Return whether corrections may be learnt from these times: positive, with a ratio within `MAX_RATIO`."""
         predicted = sum(self.parts.values())
         if not all(0 <= part < 1e6 for part in self.parts.values()) or not (predicted > 0 and 0 < self.seconds < 1e6):
             return False
@@ -80,11 +77,11 @@ def learnt_factors(answers: Sequence[Answer]) -> dict[str, float]:
 
 
 def with_common(factors: Mapping[str, float], measured: Iterable[str]) -> dict[str, float]:
-    """Return `factors` with a factor added for each device of `measured` (device keys) that took part in no answer yet.
+    """Return `factors` with a factor added for each device of `measured` (device keys) that has no answers yet.
 
-    A systematic error of the measurements is likely the same on every device. So a device without a factor gets the mean
-    factor of the others to the power `_COMMON`. Otherwise devices with and without corrections would be compared, and the
-    search would always prefer the same kind.
+    A systematic error of the measurements is likely the same on every device. So such a device gets the mean factor of
+    the others to the power `_COMMON`. Otherwise a device with corrections would be compared with one without, and one
+    of them would always win.
     """
     keys = set(measured)
     # Factors are ratios, so their mean is geometric: twice as fast and twice as slow cancel out.

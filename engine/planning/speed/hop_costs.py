@@ -1,4 +1,4 @@
-"""The time of passing a token's hidden state from one device to another, and its size in bytes."""
+"""The time and bytes that a token costs when its hidden state passes from one device to another."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class HopCosts:
     seconds: tuple[tuple[str, float], ...]
 
     def between(self, one: str, other: str) -> float:
-        """Return the seconds for passing a token's hidden state from device `one` to device `other`.
+        """Return the seconds for passing a token's hidden state from device `one` to `other`.
 
-        The result is the sum of a transfer to or from each of the two devices; the CPU adds nothing.
+        The CPU's side costs nothing.
         """
         times = dict(self.seconds)
         return sum(times.get(each, 0.0) for each in (one, other) if each != CPU_ID)

@@ -48,30 +48,30 @@ from engine.planning.speed.speeds import (
 from engine.planning.speed.work import StateCost, Work, described_ops, hops, moves, shares
 
 USUAL_FILL = 2048
-"""Number of tokens in the context for which a speed is predicted; less if the context length is below twice this number."""
+"""Tokens in the context for which a speed is predicted, unless the context length is below twice this number."""
 _UNCERTAINTY: Mapping[Source, float | None] = {"measured": 0.25, "answers": 0.3, "card": 0.4, "guess": None}
-"""Relative error that nine of ten predictions do not exceed, by source of the speed; None if unknown.
+"""Share by which a prediction may be off, by its source: nine of ten predictions are nearer. None: unknown.
 
-The number for measured devices is from models to which nothing was fitted (`benchmarks/speed_prediction.py`). Those for
-answers and for a card's figures are estimates.
+That of measured devices is from models that nothing was fitted to (`benchmarks/speed_prediction.py`); those of answers
+and of a card's figures are estimates.
 """
 _LEARNT_UNCERTAINTY = 0.2
-"""Relative error of nine of ten predictions after an answer with a layout of the same class, with any model."""
+"""The same after an answer on a layout of this class, of any model."""
 _TILE = 64
-"""Tokens and cells of a tile of attention in ggml-cpu. If the mask leaves anything of a tile, the whole tile is computed."""
+"""Tokens and cells of a tile of attention in ggml-cpu: a tile of which the mask leaves anything is computed whole."""
 _STATE_PASSES = 3
-"""Number of times that recurrent state passes through memory for a batch: it is read, written, and copied to its place."""
+"""Times that recurrent state passes through memory for a batch: read, written, and copied to its place."""
 _OUTPUT_OPS = 4
 """Number of small computations in the output layer."""
 _SMALL_SHARE = 0.02
-"""Share of the time below which a device is ignored when the source of the whole prediction is chosen."""
+"""Share of the time below which a device's source does not count for the reliability of the whole prediction."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceTime:
     """Predicted seconds per token on one device.
 
-    `seconds`: all seconds, including `link_s`.
+    `seconds`: all of them, including `link_s`.
     `link_s`: seconds of transfers.
     `source`: how the device's speed is known.
     """
@@ -123,7 +123,7 @@ class SpeedForecast:
     links: tuple[LinkUse, ...] = ()
 
     def lost_per_second(self, use: LinkUse) -> float:
-        """Return the tokens per second that a link costs, compared with an infinitely fast link."""
+        """Return the tokens per second lost to a link: the difference to the speed with an infinitely fast link."""
         return 1 / max(self.token_s - use.seconds, 1e-9) - self.tokens_per_second
 
     @property
@@ -137,7 +137,7 @@ class SpeedForecast:
 
     @property
     def uncertainty(self) -> float | None:
-        """Relative error that nine of ten such predictions do not exceed; None if the prediction is based on a guess."""
+        """The share by which the prediction may be off; nine of ten are nearer. None if it is based on a guess."""
         found = _UNCERTAINTY[self.source]
         return found if found is None or not self.is_learnt else min(found, _LEARNT_UNCERTAINTY)
 
@@ -223,7 +223,7 @@ class Cost:
     def time(self, slowness: float, factors: Mapping[str, float]) -> tuple[float, float]:
         """Return (all seconds, seconds of transfers), corrected by learnt factors.
 
-        `slowness`: real time of reading memory, divided by the time at full bandwidth.
+        `slowness`: ratio of the real reading time to that at full bandwidth.
         `factors`: learnt factor by device id; the key `LINKS` is for transfers.
         """
         link_s = self.link_s * factors.get(LINKS, 1.0)
@@ -262,9 +262,8 @@ class CostModel:
     # ------------------------------------------------------------------ what is forecast
 
     def answer(self, layout: Layout, fill_tokens: int | None = None, prompt_tokens: int = 0) -> SpeedForecast:
-        """Return the predicted time of an answer's token.
+        """Return the predicted time of an answer's token with `fill_tokens` in the context; None for `usual_fill`.
 
-        `fill_tokens`: number of tokens in the context; None for `usual_fill`.
         `prompt_tokens`: length of the prompt that is predicted too; 0 for `fill_tokens`.
         """
         fill = usual_fill(self.context) if fill_tokens is None else fill_tokens
@@ -349,7 +348,7 @@ class CostModel:
 
 
 class _Batch:
-    """Sum of the costs of a batch of `n_tokens` tokens on each device of a layout; `costs` has the result."""
+    """Adds up the cost of a batch of `n_tokens` tokens on each device of a layout, in `costs`."""
 
     def __init__(self, model: CostModel, layout: Layout, n_tokens: float) -> None:
         self._model, self._layout, self._n_tokens = model, layout, n_tokens
@@ -381,7 +380,7 @@ class _Batch:
         return self.costs.get(device_id)
 
     def add_layers(self, fill_tokens: float) -> None:
-        """Add the costs of all layers; weights that overrides move are counted on the device to which they are moved."""
+        """Add the costs of all layers, with weights that overrides move counted on their own device."""
         layout, work = self._layout, self._work
         members = shares(layout)
         state = work.state(self._model.tables, fill_tokens + (_TILE / 2 if self._n_tokens > 1 else 0.0))
@@ -581,6 +580,6 @@ def rate_text(rate: float) -> str:
 
 
 def predicted_rate_text(rate: float) -> str:
-    """Return predicted tokens per second as text, with two significant digits, because predictions are not more exact."""
+    """Return predicted tokens per second as text, with two significant digits: more are not known."""
     # Rounded before the format, which would write 1.6e+05.
     return rate_text(float(f"{rate:.2g}")) if rate > 0 else rate_text(rate)

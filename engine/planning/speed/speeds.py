@@ -14,7 +14,7 @@ from engine.planning.layout.layout import Layout
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Link to a device: latency of one transfer in seconds, and throughput in bytes per second."""
+    """Latency of one transfer to or from a device in seconds, and throughput in bytes per second."""
 
     latency_s: float
     bytes_per_second: float
@@ -27,13 +27,13 @@ class Speeds:
     All mappings except the ratios have device ids as keys.
 
     `bandwidths`: bytes per second at which F16 weights are read.
-    `by_type`: bytes per second at which weights of other tensor types are read, by type name.
+    `by_type`: the same for other tensor types, by type name.
     `op_seconds`: seconds of a small computation that reads no weights.
-    `links`: latency and throughput of transfers.
+    `links`: cost of transfers.
     `products`: number of weights times number of tokens per second in large batches, by type name or kernel.
     `factors`: learnt ratio of real to predicted time; the key `LINKS` is for transfers.
     `ratios`: remaining ratio of real to predicted time, by class of layout (`layout_class`).
-    `prompt_factors`, `prompt_ratios`: factors and ratios for prompts.
+    `prompt_factors`, `prompt_ratios`: the same for prompts.
     """
 
     bandwidths: Mapping[str, float] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class Speeds:
 
     @property
     def unlearnt(self) -> Speeds:
-        """Return the measured speeds only; factors and ratios that were learnt from answers are left out."""
+        """Return only the measured speeds, without factors and ratios that were learnt from answers."""
         return replace(self, ratios={}, factors={}, prompt_ratios={}, prompt_factors={})
 
 
@@ -58,10 +58,12 @@ LINKS = "links"
 
 
 def layout_class(layout: Layout, rig: Rig) -> str:
-    """Return the class of a layout as text, under which learnt corrections are stored.
+    """Return the class of a layout, as text.
 
-    Predictions for layouts of one class are assumed to be wrong by the same ratio. A class is the split mode, the kinds of
-    devices that read weights, whether there are several devices, and whether there are overrides.
+    Predictions for layouts of one class are assumed to be off by the same ratio.
+
+    A class is the split mode, the kinds of devices that read weights, whether there are several devices, and whether
+    there are overrides.
     """
     used = {*layout.devices, *(override.device for override in layout.overrides)}
     kinds = set()
@@ -112,11 +114,11 @@ _LOOPBACK_LINK = Link(100e-6, 2 * _GB)
 _NETWORK = Link(500e-6, 110_000_000)
 """Usual link of an RPC worker on another computer, if it was not measured: gigabit Ethernet."""
 _HOP_SECONDS = 20e-6
-"""Fixed seconds of a transfer to a local device, in addition to the time on its link; a guess."""
+"""Fixed seconds of a transfer to a local device, in addition to its link. A guess."""
 _REMOTE_HOP_SECONDS = 90e-6
-"""Fixed seconds of a transfer to an RPC worker, in addition to the time on its link.
+"""Fixed seconds of a transfer to an RPC worker, in addition to its link.
 
-They are processor time of client and worker, fitted to 55 layouts of nine models (`benchmarks/speed_prediction.py`). So
+It is processor time of client and worker, fitted to 55 layouts of nine models (`benchmarks/speed_prediction.py`), as
 are all constants of this module that are called fitted.
 """
 _DESCRIBED_SECONDS, DESCRIBED_BYTES = 3.3e-6, 900
@@ -143,13 +145,10 @@ A measurement runs one product after another, so even a measured bandwidth may n
 _CPU_EFFICIENCY = (0.7, 0.95)
 """(Smallest, largest) share of a CPU's measured bandwidth that a model reaches.
 
-The mean of the inverses of the two shares, 1.24, was fitted.
+The mean of the inverses, 1.24, was fitted.
 """
 _CPU_PRODUCTS_SHARE = 0.91
-"""Share of a CPU's measured speed of products that a prompt reaches; fitted.
-
-It is below 1 because the matrices of a model are not in the CPU's caches.
-"""
+"""Share of a CPU's measured speed of products that a prompt reaches: its matrices are not in the caches. Fitted."""
 _CPU_OP_WEIGHT = 3.5
 """Mean time of a graph node on a CPU, as a multiple of the time of the addition that is measured.
 
@@ -163,7 +162,7 @@ _FAMILIES: Mapping[str, str] = {
     "IQ1_S": "IQ4_XS", "IQ1_M": "IQ4_XS", "IQ2_XXS": "IQ4_XS", "IQ2_XS": "IQ4_XS", "IQ2_S": "IQ4_XS",
     "IQ3_XXS": "IQ4_XS", "IQ3_S": "IQ4_XS",
 }  # fmt: skip
-"""The measured tensor type with the most similar kernel, by tensor type that is not measured."""
+"""For tensor types that are not measured, the measured type with the most similar kernel."""
 
 
 @cache
@@ -210,13 +209,13 @@ EXPERTS, REPACKED = ".experts", ".repacked"
 These are kernels of their own. A kernel that was not measured has the speed of the plain one.
 """
 _HEAD_WIDTHS = (64, 128, 256)
-"""Head sizes for which kernels of attention are measured."""
+"""Widths of the heads of the measured kernels for attention."""
 _MOST_SPREAD = 3.0
-"""log2 of the number of KV heads in the measurements of attention; "alone" is measured with one head."""
+"""log2 of the number of heads of the KV cache in these measurements; "alone" is measured with one head."""
 
 
 def repacked(kernel: str) -> str:
-    """Return the name of the variant of `kernel` for weights that the CPU has repacked."""
+    """Return the name of `kernel` for repacked weights."""
     type_name, dot, rest = kernel.partition(".")
     return f"{type_name}{REPACKED}{dot}{rest}"
 
@@ -235,7 +234,7 @@ def _of_kernel(speeds: Mapping[str, float] | None, kernel: str) -> float | None:
 def bandwidth_of_type(device: Device, kernel: str, speeds: Speeds) -> float:
     """Return the bytes per second at which weights are read by a kernel: a tensor type, perhaps with a suffix.
 
-    If the type was not measured, the result is the bandwidth for F16.
+    The bandwidth for F16 if the type was not measured.
     """
     found = _of_kernel(speeds.by_type.get(device.id), kernel)
     return bandwidth(device, speeds) if found is None else found
@@ -265,10 +264,9 @@ def attention_seconds(
 ) -> float | None:
     """Return the seconds of attention to `cells` cells of the KV cache; None if its speed was not measured.
 
-    `products`: number of multiplications with keys and values.
-    `cells`: number of cells, counted once for each head and token.
-    `spread`: sum over these cells of log2 of the number of KV heads.
-    `one`: whether the batch is a single token, for which other kernels are used.
+    `products`: multiplications with keys and values. `cells`: counted once for each head and token.
+    `spread`: sum over these of log2 of the heads of the cache.
+    `one`: whether the batch is a single token, for which kernels differ.
     """
     known = speeds.products.get(device.id, {})
     width = products / cells / 2 if cells else 1.0
@@ -281,7 +279,7 @@ def attention_seconds(
 
 
 def _cell_seconds(known: Mapping[str, float], suffix: str, width: float) -> float | None:
-    """Return the seconds of attention of one head of `width` elements to one cell, interpolated between measured widths."""
+    """Return the seconds of attention of a head of this width to a cell, interpolated between the measured widths."""
     rates = {each: known.get(f"attention.{each}{suffix}") for each in _HEAD_WIDTHS}
     # Each width multiplies a key and a value.
     times = [(float(each), 2 * each / rate) for each, rate in rates.items() if rate is not None]
@@ -308,7 +306,7 @@ def recurrent_rate(device: Device, kernel: str, speeds: Speeds) -> float | None:
 def prompt_source(device: Device, speeds: Speeds) -> Source:
     """Return how the prompt speed of `device` is known.
 
-    The result is never "card", because published figures do not include prompt speeds.
+    It is never "card", because published figures do not include it.
     """
     if device.id in speeds.products:
         return "measured"
@@ -324,7 +322,7 @@ def op_seconds(device: Device, speeds: Speeds = NO_MEASUREMENTS) -> float:
 
 
 def source(device: Device, speeds: Speeds) -> Source:
-    """Return how the speed of `device` for answers is known."""
+    """Return how the speed of `device` in answers is known."""
     if device.id in speeds.bandwidths:
         return "measured"
     if device.id in speeds.factors:

@@ -37,10 +37,7 @@ Both numbers were fitted to llama.cpp's graphs, whose number of nodes they meet 
 """
 
 _KEPT_STATES = 4
-"""Number of cached results of `Work.state`.
-
-An answer and a prompt need two; a search compares a few numbers of tokens in the context.
-"""
+"""Number of cached results of `Work.state`: an answer and a prompt need two, a search compares a few fills."""
 _HOPS_PER_LAYER = 2
 """Transfers per layer in modes tensor and row: devices add their results after attention and after feed-forward."""
 _MOVED_OPS = 6
@@ -48,13 +45,13 @@ _MOVED_OPS = 6
 
 
 class StateCost(NamedTuple):
-    """KV cache and recurrent state that one token uses, of a layer or of several layers.
+    """KV cache and recurrent state that one token uses, of a layer or of several.
 
     `bytes_read`: bytes of the KV cache that a batch reads once.
-    `products`: multiplications of one token with cached keys and values, cells that the mask hides included.
-    `cells`: cells that one token attends to, counted once for each head; in a sliding window, the cells of the window.
-    `seen`: multiplications of one token with keys and values of these cells.
-    `spread`: sum over these cells of log2 of the number of KV heads.
+    `products`: multiplications of one token with cached keys and values, of cells that the mask hides too.
+    `cells`: cells that one token attends to, counted once for each head; in a sliding window, those of the window.
+    `seen`: multiplications with keys and values of these cells.
+    `spread`: sum over these cells of log2 of the number of heads of the cache.
     `recurrent_bytes`: bytes of recurrent state.
     `scanned`, `convolved`: elements of recurrent state and of rolling state, which are computed for each token.
     """
@@ -71,10 +68,7 @@ class StateCost(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StateWork:
-    """KV cache and recurrent state that one token uses in a model.
-
-    `sums`: for each layer, the sum over all layers before it.
-    """
+    """KV cache and recurrent state that one token uses. `sums`: over all layers before each layer."""
 
     sums: Sequence[StateCost]
 
@@ -113,12 +107,11 @@ class Moved:
 
 
 class Work:
-    """Work of one token in each layer of a model. The sum over a range of layers costs two look-ups.
+    """Work of one token in each layer of a model. A sum over a range of layers costs two look-ups.
 
-    Only one thread may use an object at a time.
-
-    `kernels`: tensor types, with a suffix for experts (`speeds.EXPERTS`); the kernel with most bytes is first.
+    `kernels`: tensor types, with a suffix for experts (`speeds.EXPERTS`), the one with most bytes first.
     `scan`: name of the kernel that scans recurrent state.
+    Only one thread may use an object at a time.
     """
 
     def __init__(self, model: ModelFile) -> None:
@@ -158,7 +151,7 @@ class Work:
         self._moved: dict[tuple[Override, ...], tuple[Moved, ...]] = {}
 
     def read_bytes(self, tensor: TensorInfo) -> float:
-        """Return the bytes of a layer's tensor that one token reads; of experts, only the used ones are counted."""
+        """Return the bytes of a layer's tensor that one token reads; of experts, only those that are used."""
         share = self.expert_share if part_of_tensor(tensor.name) == "experts" else 1.0
         return tensor.size_bytes * share * self._repeats
 
@@ -176,9 +169,9 @@ class Work:
         return self._ops[last + 1] - self._ops[first]
 
     def experts_read(self, batch_tokens: float) -> float:
-        """Return the share (0 to 1) of experts that the other tokens of a batch use, of those that one given token does not use.
+        """Return the share (0 to 1) of experts that are used by a batch, among those that one token of it does not use.
 
-        Routers are trained to use all experts equally, so each token is assumed to choose experts at random.
+        Routers are trained to use all experts equally, so each token is assumed to choose at random.
         """
         unused = 1 - self.expert_share
         # Probability that at least one of the other tokens of the batch chooses a given expert.
@@ -231,10 +224,10 @@ class Work:
 
 
 def _state_rows(tables: ContextMemory, fill_tokens: float) -> list[StateCost]:
-    """Return the KV cache and recurrent state that one token uses in each layer.
+    """Return the state of each layer.
 
-    Recurrent state has a fixed size. A KV cache is read as far as it is filled. CPU kernels skip cells that the mask hides,
-    such as those before a sliding window; other kernels compute with all used cells.
+    Recurrent state has a fixed size. A KV cache is read as far as it is filled. Kernels of the CPU skip cells that the
+    mask hides, as those before a sliding window; others compute with all used cells.
     """
     hyper, shape, states = tables.hyper, tables.shape, tables.states
     n_sequences = max(1, shape.n_sequences)
@@ -291,7 +284,7 @@ def _all_sums(rows: Mapping[str, Sequence[float]]) -> dict[str, Sequence[float]]
 
 
 def _kernel_of(tensor: TensorInfo) -> str:
-    """Return the kernel that multiplies with the tensor: its type name, with a suffix for experts."""
+    """Return the kernel that multiplies with the tensor: its type, with a suffix for experts."""
     return tensor.type_name + (EXPERTS if part_of_tensor(tensor.name) == "experts" else "")
 
 

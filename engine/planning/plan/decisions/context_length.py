@@ -17,7 +17,7 @@ from engine.planning.settings.table import CONTEXT_STEP
 
 
 def trained_length(model: ModelFile) -> int | None:
-    """Return the context length in tokens with which the model was trained; None if the file does not contain it."""
+    """Return the context length in tokens that the model was trained with; None if the file does not contain it."""
     trained = model.hyper_parameter("context_length")
     # Positions are int32 in llama.cpp (`llama_pos`), and bool is an int in Python.
     usable = isinstance(trained, int) and not isinstance(trained, bool) and 0 < trained < 1 << 31
@@ -51,15 +51,12 @@ def default_context(model: ModelFile, n_ctx: int | None = None) -> ContextSettin
 
 # Just below 48 and 24 GiB, because cards report a little less than their name says.
 _SENSIBLE = ((47 * GIB, 262_144), (23 * GIB, 32_768))
-"""Context lengths to aim for: pairs of (memory of all cards together in bytes, context length in tokens).
-
-The length of the first pair whose memory is available is used.
-"""
+"""(Memory of all cards together in bytes, context length in tokens to aim for with at least that much memory)."""
 _SENSIBLE_ELSEWHERE = 4096
 
 
 def context_lengths(model: ModelFile, rig: Rig, context: ContextSettings) -> tuple[int, ...]:
-    """Return the values of `n_ctx` to try, in order: the value that the user chose, or for auto ever shorter lengths."""
+    """Return the values of `n_ctx` to try in this order: only the chosen value, or if it is auto, ever shorter ones."""
     if context.n_ctx != AUTO_CONTEXT:
         return (context.n_ctx,)
     # The context of each request is halved, not the total, so that no request gets less than `CONTEXT_STEP` tokens.

@@ -11,7 +11,7 @@ class Decision(msgspec.Struct, frozen=True):
     `setting`: key of the layout file's `context`, or `projector` or `adapters`.
     `value`: value that the load uses.
     `reason`: one sentence for the user.
-    `overridden`: whether the user chose the value; the automatic choice could be another value.
+    `overridden`: whether the user chose the value. If it had been left on auto, it could be another one.
     """
 
     setting: str

@@ -1,7 +1,7 @@
 """Decisions on the draft of a plan: devices and settings of a draft model, and the rules that a draft breaks.
 
-If the user chose no device for a draft model, `place_draft` chooses one: the card with room after the main model on which
-a step costs least, else the CPU.
+`place_draft` chooses the device of a draft model if the user has not: the first card with room after the main model,
+where a step costs least, else the CPU.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from engine.planning.speed.speeds import bandwidth
 class PlacedDraft:
     """A draft model with a device for each of its layers.
 
-    `context`: settings of the draft model's context, each with a value.
+    `context`: settings of its context, with a value for each.
     `estimate`: memory of the draft model alone.
     """
 
@@ -43,7 +43,7 @@ class PlacedDraft:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """Ids of the draft model's devices, in the order of its layers."""
+        """Ids of its devices, in the order of its layers."""
         return self.layout.devices
 
 
@@ -204,10 +204,7 @@ def _can_hold(device: Device, model: ModelFile) -> bool:
 
 
 def _by_speed(devices: Iterable[Device]) -> list[Device]:
-    """Return devices sorted by memory bandwidth, fastest first; the bandwidth is looked up by the device's name.
-
-    Devices with equal bandwidth stay in their order.
-    """
+    """Return devices by the bandwidth of their memory, by name; the order stays among equal ones."""
     return sorted(devices, key=lambda device: -bandwidth(device))
 
 

@@ -1,9 +1,8 @@
 """The decision whether llama.cpp maps the model file into memory (mmap) or reads it into allocated memory.
 
-In both cases weights are copied to their device, and their part of the mapping is released. With mmap, weights of the
-CPU stay pages of the file, which the system can reclaim. Otherwise they are allocated memory, which it cannot reclaim.
-Pinned memory, from which large batches are copied faster, exists only without mmap. A mode that the user chose is always
-used.
+In both cases weights are copied to their device, and their part of the mapping is released. CPU weights either stay
+pages of the file, which the system can reclaim, or become allocated memory, which it cannot reclaim. Pinned memory,
+from which large batches are copied faster, exists only without mmap. A mode that the user chose is always used.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class ModeChoice:
 def load_modes(
     model: ModelFile, rig: Rig, layout: Layout, asked: LoadMode, host: HostFacts, *, has_adapters: bool
 ) -> tuple[ModeChoice, ...]:
-    """Return the load modes to try, in order; a second mode is for a host with too little memory for the first.
+    """Return the load modes to try in this order; a second one is for a host without enough memory for the first.
 
     `asked`: the user's choice; any mode except "auto" is the only one returned.
     `host`: platform and processor of the machine that loads.
@@ -64,7 +63,7 @@ def load_modes(
 def _reasons_to_read(
     model: ModelFile, rig: Rig, layout: Layout, host: HostFacts, *, has_adapters: bool
 ) -> Iterator[str]:
-    """Yield sentences for the user on why the file should be read instead of mapped, the most important reason first."""
+    """Yield sentences for the user on reasons against mmap, the most important reason first."""
     ids = used_devices(layout)
     used = [device for device in rig.devices if device.id in ids]
     first: Device | None = used[0] if used else None

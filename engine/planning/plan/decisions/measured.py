@@ -1,4 +1,4 @@
-"""Settings that were measured on this computer: the keys under which they are stored, and their look-up for decisions."""
+"""Settings that were measured on this computer: the keys under which they are stored, and how decisions find them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine.model.gguf.model_file import ModelFile
 from engine.planning.layout.layout import Layout
 
 BOUND_THREADS = "bound_threads"
-"""Key of the measured choice whether threads are bound to cores (1 or 0). It is no setting of a layout file."""
+"""Key of the choice whether threads are bound to cores: 1 or 0. It is no setting of a layout file."""
 
 
 def model_key(model: ModelFile) -> str:
@@ -28,7 +28,7 @@ def load_key(model: ModelFile, layout: Layout, rig: Rig) -> str:
 
 
 def measured_choice(rig: Rig, setting: str, load: str = "") -> MeasuredChoice | None:
-    """Return the measured value of a setting on this computer; None if it was not measured.
+    """Return what was measured for a setting on this computer; None if nothing was.
 
     `load`: key of `load_key` for a setting that depends on the model; empty for one that does not.
     """

@@ -40,10 +40,7 @@ def decide_pipeline(
 
 
 def _gains(context: ContextSettings) -> bool:
-    """Return whether pipeline parallelism can make prompts faster: several micro batches can be computed at a time.
-
-    They come from several sequences, or from a long prompt.
-    """
+    """Return whether there can be several micro batches at a time: from several sequences, or from a long prompt."""
     return context.n_seq_max > 1 or min(context.n_batch, context.n_ctx) > context.n_ubatch
 
 

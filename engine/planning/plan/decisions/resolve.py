@@ -1,4 +1,4 @@
-"""Choice of a value for every setting that the user left on auto, by trying values until the memory forecast fits."""
+"""Decides every setting that the user left on auto, by trying values until the memory forecast fits."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ from engine.planning.settings.context_settings import ContextSettings
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """The settings of a load with a value for each, the reasons for them, and the memory forecast.
+    """The settings of a load with a value for everything, the reasons, and the memory forecast.
 
-    `context`: settings of the load; only flash attention may still be "auto", because llama.cpp checks the devices itself.
+    `context`: settings of the load; only flash attention may still be "auto", because llama.cpp checks the devices
+    itself.
     `decisions`: settings with their reasons for the user.
     `estimate`: memory with side files (projector, LoRA adapters and draft model).
     `model_estimate`: memory of the model alone.
@@ -74,8 +75,8 @@ def resolve(
 ) -> Resolved:
     """Return the settings of a load, with a value for each setting that is on auto in `asked`.
 
-    A setting that the user chose never changes. Combinations of the others are tried, the preferred one first. The first
-    one whose forecast fits is used; if none fits, the last one.
+    A setting that the user chose never changes. Combinations of the others are tried from the most wanted one on. The
+    first one whose forecast fits is used; if none fits, the last one.
 
     `host`: platform and processor of the machine that loads; None for this machine.
     """
@@ -105,9 +106,9 @@ def resolve(
 def _decide_sizes(
     memory: ModelMemory, rig: Rig, asked: ContextSettings, used: ContextSettings, key: str, *, fits: bool
 ) -> Iterator[Decision]:
-    """Yield the decisions on context length and batch sizes; the reason for a measured micro batch says so.
+    """Yield the decisions on context and batches; that on the micro batch says if it was measured.
 
-    `key`: key of the model on its devices (`load_key`), for measured choices.
+    `key`: that of `load_key`.
     """
     choice = measured_choice(rig, "n_ubatch", key)
     is_measured = choice is not None and choice.value == used.n_ubatch
@@ -120,10 +121,7 @@ def _decide_sizes(
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """Memory of a layout with side files (projector, LoRA adapters, draft).
-
-    `alone`: memory of the layout without side files. The other fields are as in `Resolved`.
-    """
+    """Memory of a layout with side files. `alone`: without them. The other fields are as of `Resolved`."""
 
     estimate: MemoryEstimate
     alone: MemoryEstimate
@@ -168,7 +166,7 @@ def _first_fitting(trials: _Trials) -> _Tried:
 
 @dataclass(frozen=True, slots=True)
 class _Trials:
-    """Generator of combinations of settings with their memory forecasts, the preferred combination first."""
+    """Generator of combinations of settings with their forecasts, from the most wanted one to the last resort."""
 
     memory: ModelMemory
     rig: Rig

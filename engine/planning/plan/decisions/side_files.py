@@ -1,6 +1,6 @@
 """Decisions on side files of a model: the projector's device and LoRA adapters.
 
-The module also has the rules that side files can break.
+And the rules that side files can break.
 """
 
 from __future__ import annotations
@@ -112,9 +112,9 @@ def side_file_violations(
 
 
 def _image_limits(own: tuple[int, int], context: ContextSettings) -> Iterator[Violation]:
-    """Yield a violation if the smallest number of tokens for an image is above the largest number.
+    """Yield a violation if the least number of tokens for an image is above the largest number.
 
-    `own`: (smallest, largest) number of tokens from the projector's header, for limits that the user did not set.
+    `own`: (least, largest) number of tokens that the projector has; they count if the user left the setting open.
     """
     least, most = context.image_min_tokens, context.image_max_tokens
     if (most or own[1]) >= (least or own[0]):

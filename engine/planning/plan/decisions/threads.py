@@ -50,10 +50,7 @@ def thread_counts(asked: ContextSettings, host: HostFacts) -> tuple[int, int]:
 
 
 def binds_threads(rig: Rig, asked: ContextSettings) -> bool:
-    """Return whether the threads of a load are bound to physical cores.
-
-    This is so if a measurement found it faster, and the user chose no number of threads.
-    """
+    """Return whether the threads of a load are bound to physical cores: measured as faster, and no number is chosen."""
     choice = measured_choice(rig, BOUND_THREADS)
     return choice is not None and choice.value == 1 and asked.threads is None and asked.threads_batch is None
 

@@ -145,7 +145,7 @@ def test_only_what_is_named_and_only_with_the_key(folder: Path, tmp_path: Path) 
         (["--alias", "a\nb=c"], "on one line"),
         (["--keep-alive", "soon"], "--keep-alive"),
         (["--api-key-file", "SHORT"], "is not a key"),
-        (["--api-key-file", "EMPTY"], "holds no key"),
+        (["--api-key-file", "EMPTY"], "contains no key"),
         (["--api-key-file", "SPACE"], "is not a key"),
         (["--port", "99999"], "not a port"),
         (["--models", "nowhere"], "nowhere"),

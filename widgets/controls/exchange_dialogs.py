@@ -174,7 +174,7 @@ class ImportLayoutDialog(Dialog):
     def show_result(self, heading: str, notes: Sequence[str]) -> None:
         """Show the result of reading the text, and enable OK.
 
-        `heading`: the layout in words. `notes`: what was left out.
+        `heading`: the layout in words. `notes`: sentences on parts of the text that were left out.
         """
         self.notes_label.setText(heading)
         self.notes_view.show_sentences(notes)

@@ -125,7 +125,7 @@ def percent_shares(shares: Sequence[tuple[str, float]]) -> tuple[tuple[str, floa
 
 
 def with_percent(shares: Sequence[tuple[str, float]], device: str, percent: float) -> tuple[tuple[str, float], ...]:
-    """Return shares with `percent` for `device`; the others divide the rest in their old proportion.
+    """Return shares with `percent` for `device`; the other devices divide the rest in their old proportions.
 
     A single device always has 100.
     """

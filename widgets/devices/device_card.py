@@ -42,7 +42,7 @@ MIN_WIDTH = 160
 class DeviceCard(QFrame):
     """Shows the readings of one device. A click requests its details; its menu can also request limits or removal.
 
-    The menu of the host requests its split by NUMA node, if it has several.
+    On a host with several NUMA nodes, the menu can also request the split of the host by node.
     """
 
     details_requested = Signal(Device)

@@ -94,7 +94,7 @@ they would be rendered again and again.
 class Room:
     """The limits that remain for the rest of a message.
 
-    `left_out`: characters of the blocks that exceeded the limits.
+    `left_out`: number of characters in the blocks that exceeded the limits.
     """
 
     pieces: int = MAX_PIECES
@@ -102,7 +102,7 @@ class Room:
     left_out: int = 0
 
     def take(self, blocks: Iterable[Block]) -> list[Block]:
-        """Return those of `blocks` that the limits allow, and reduce the limits.
+        """Return the first of `blocks`, as many as the limits allow, and reduce the limits.
 
         If a code block is cut off, its last line is marked as its end.
         """

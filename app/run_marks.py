@@ -56,8 +56,9 @@ class RunMark(msgspec.Struct, frozen=True):
 class EndedRun:
     """A window that crashed or was killed.
 
-    `mark`: its run mark. `seen_s`: time of the mark's last modification, in seconds since the epoch. `faults`: output
-    of Python's faulthandler, or empty.
+    `mark`: its run mark, the file that a running window writes.
+    `seen_s`: time of the mark's last modification, in seconds since the epoch.
+    `faults`: output of Python's faulthandler, or empty.
     """
 
     mark: RunMark
@@ -81,7 +82,7 @@ class EndedRun:
 
 
 class RunMarks:
-    """Writes the run mark of this process and reads those of other windows, in `folder`.
+    """Writes the run mark (a file of the running window) of this process in `folder`, and reads those of other windows.
 
     Each call accesses the disk.
     """

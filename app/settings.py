@@ -112,10 +112,10 @@ class _MemoryStore:
 
 
 class _IniStore(QSettings):
-    """The INI file of the settings, which tells whether changes are stored.
+    """The INI file of the settings, which reports whether changes are stored.
 
-    QSettings writes after a change, when the event loop is idle. It replaces the file by a complete one, and keeps what
-    it could not write.
+    QSettings writes after a change, when the event loop is idle. It replaces the file by a complete one, and keeps
+    changes that it could not write.
     """
 
     def __init__(self, file: Path) -> None:
@@ -125,7 +125,7 @@ class _IniStore(QSettings):
         self._fails = False
 
     def event(self, event: QEvent) -> bool:
-        """Handle an event of Qt: after the one for which QSettings writes, look whether it could."""
+        """Handle an event of Qt. After the event in which QSettings writes, check whether the write succeeded."""
         handled = super().event(event)
         # The status stays after the first failure.
         if event.type() is QEvent.Type.UpdateRequest and self.status() is QSettings.Status.AccessError:
@@ -249,7 +249,7 @@ class Settings:
     zoom_percent = Preference("window/zoom", _zoom_percent)
     """Zoom of the interface in per cent."""
     drops_oldest_turns = _switch("chat/drop_oldest", default=True)
-    """Whether the oldest messages are dropped if the context is full. Else the question is refused."""
+    """Whether the oldest messages are dropped if the context is full. If not, the question is refused."""
     asks_when_full = _switch("chat/ask_when_full")
     """Whether to ask before the oldest messages are dropped."""
     kept_states_bytes = Preference(

@@ -96,7 +96,7 @@ class OpenEvents(QObject):
         application.installEventFilter(self)
 
     def eventFilter(self, _watched: QObject, event: QEvent) -> bool:
-        """Emit `asked` for an event that opens a file; pass on all other events."""
+        """Emit `asked` for an event that opens a file; ignore all other events, which Qt then delivers."""
         if not isinstance(event, QFileOpenEvent) or not event.file():
             return False
         self.asked.emit([Path(event.file())])

@@ -1,9 +1,9 @@
-"""Saved KV states of conversations in the window, so that a model need not process them again after a restart.
+"""Saved KV states of conversations, so that a model need not process a conversation again after a restart.
 
 `KvStateRepository` manages the folder of all states, in background threads. `ModelKvStates` decides for one model when
-the KV cache of a conversation is saved and restored. It is saved in a pause after an answer, and before the model is
-unloaded. It is restored after a load for the shown conversation, and before a conversation continues that is not in the
-KV cache any more.
+the KV cache of a conversation is saved and restored. The cache is saved in a pause after an answer, and before the
+model is unloaded. It is restored after a load for the shown conversation, and before an answer in a conversation that
+has left the KV cache.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _log = logging.getLogger("layerdeck.states")
 
 @dataclass(frozen=True, slots=True)
 class SavedKvUse:
-    """Disk use of saved KV states: size of all, number of their conversations, and limit of the size in bytes."""
+    """Disk use of saved KV states: size in bytes, number of conversations, and limit of the size in bytes."""
 
     size_bytes: int
     n_conversations: int
@@ -241,7 +241,7 @@ class ModelKvStates(QObject, StateStorage):
 
     @property
     def is_settled(self) -> bool:
-        """Whether no KV state is being written or read, or waits for that."""
+        """Whether no KV state is being saved or restored, and none waits for being saved."""
         return self._unsaved is None and not self._saving and self._restoring is None
 
     # ------------------------------------------------------------------ calls of the conversation
@@ -259,7 +259,7 @@ class ModelKvStates(QObject, StateStorage):
             self._restore(chat, then)
 
     def asked(self, chat: str, request: int) -> None:
-        """Drop an earlier state that was not saved: the answer that begins will replace it."""
+        """Forget an earlier state of the conversation that is not saved yet, because the new answer will replace it."""
         self._timer.stop()
         # The new answer extends the sequence, so the earlier state would be replaced in a moment.
         self._unsaved, self._running = None, _Unsaved(chat, request, None)
@@ -383,7 +383,7 @@ class ModelKvStates(QObject, StateStorage):
             self._end_restoring()
 
     def _sentence(self, lost: AnswerLost) -> str:
-        """Return why a state was not restored. People know its conversation, and not its file."""
+        """Return the reason why a state was not restored, with the conversation: people do not know the file."""
         restoring, chat = self._restoring, self._conversation.chat
         if restoring is None or restoring.path is None or restoring.chat != chat.id:
             return lost.sentence

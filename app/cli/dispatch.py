@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class CommandTunnels:
-    """Context manager with the tunnels to paired computers for one command. It closes them at its end.
+    """Context manager for one command, which owns the tunnels to paired computers and closes them at the end.
 
     Imports happen on first use, since most commands need no tunnels.
     """
@@ -201,7 +201,10 @@ def _log(command: str) -> AbstractContextManager[None]:
 
 
 def _collections(command: str) -> AbstractContextManager[None]:
-    """Return the context in which a command collects garbage. Commands with a log run long, so they keep the usual."""
+    """Return a context that sets Python's garbage collection for a command.
+
+    A command that ends soon gets rare full collections. One that writes a log runs long, and uses Python's defaults.
+    """
     if command in LOGGED or command in WITHOUT_CHILDREN:
         return nullcontext()
     from app.allocator import rare_full_collections

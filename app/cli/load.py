@@ -134,7 +134,7 @@ class LoadCommand:
         raise AssertionError("news have no end")
 
     def _shown(self, event: _E) -> _E:
-        """Return `event` with the index of its prompt as request number; if there is only one prompt, with None."""
+        """Return `event` with the index of its prompt as request number, or with None if there is only one prompt."""
         number = self._indices.get(event.request or 0) if self._numbered else None
         return msgspec.structs.replace(event, request=number)
 

@@ -19,7 +19,7 @@ _CLEAR_LINE = "\r\x1b[K"
 
 
 class OutputError(ArgumentError):
-    """Standard output cannot be written, for example because the disk is full. Nothing more can be printed there."""
+    """Standard output cannot be written, for example because the disk is full, so nothing more can be printed."""
 
 
 def prepare_streams() -> None:
@@ -104,7 +104,7 @@ def print_text(text: str) -> None:
 
 
 def say(sentence: str, *, end: str = "\n", over: bool = False) -> None:
-    """Print a sentence to standard error, and ignore errors of writing.
+    """Print a sentence to standard error; errors of writing are ignored.
 
     `over`: replace the current line of the terminal.
     """

@@ -36,7 +36,7 @@ class JsonPrinter:
         self._child_started = False
 
     def child_started(self) -> None:
-        """Print the events that were held back, and print failures as events from now on."""
+        """Print the events that were held back until now. Later failures are printed as events, too."""
         self._child_started = True
         for event in self._held:
             print_event(event)

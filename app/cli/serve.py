@@ -102,7 +102,7 @@ def run_serve(options: Namespace) -> int:
 
 
 def _first(*values: float | None) -> float:
-    """Return the first value that is not None; the last one must not be None."""
+    """Return the first value that is not None. The last value must be a number."""
     return next(value for value in values if value is not None)
 
 
@@ -132,9 +132,9 @@ def _loads(server: ApiServer, entry: ModelEntry, interrupted: threading.Event) -
 
 
 class Catalogue:
-    """The models that `serve` offers, and the order to load each of them.
+    """The models that `serve` offers, with the order to load each of them.
 
-    Its methods block; any thread may call them.
+    The methods read files and devices, so they block. They may be called in any thread.
     """
 
     def __init__(self, options: Namespace, preferences: Preferences) -> None:

@@ -142,7 +142,7 @@ def _without_layout(model: ModelFile, n_ctx: int | None) -> ContextSettings:
 
 
 def side_files_of(options: Namespace, model: ModelFile, rig: Rig, given: LayoutFile | None = None) -> SideFiles:
-    """Return the projector, the LoRA adapters and the draft of the options; only their headers are read.
+    """Return the projector, the LoRA adapters and the draft that the options name; only their headers are read.
 
     `given`: the layout file, whose draft is used if the options name none; None if there is no file.
 

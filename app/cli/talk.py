@@ -302,7 +302,7 @@ class Talk:
     def _write_answer(self, run: AnswerRun) -> None:
         """Generate, print and store an answer.
 
-        If memory runs out, it continues in another layout, if the order allows one.
+        If memory runs out and the order allows it, another layout is loaded, and the answer continues.
         """
         self._store.apply(self._conversation.id, self._tree, run.tree)
         self._tree = run.tree

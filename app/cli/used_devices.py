@@ -17,10 +17,10 @@ _ASK_AGAIN_S = 5.0
 
 
 def settle_used(options: Namespace, rig: Rig) -> Rig:
-    """Return the rig for a command after its lent devices that others use now were handled as `--when-used` says.
+    """Return the rig for a command after lent devices in use were handled by the option `--when-used`.
 
-    `wait`: returns when they are free. `skip`: returns the rig without them. Without that option the rig is returned
-    unchanged, and a load on a device in use fails with its user's name.
+    With `wait`, the call returns when nobody else uses the devices. With `skip`, it returns the rig without the devices
+    in use. Without the option it returns the rig unchanged; a load on a device in use then fails with the user's name.
 
     Raises:
         EngineError: if a machine does not answer.

@@ -151,9 +151,9 @@ class NamedLayouts(QObject):
         )
 
     def noted_speed(self, path: Path, layout: Layout) -> float | None:
-        """Return the measured tokens per second that the library has for `layout` of the model file `path`. Blocks.
+        """Return the measured tokens per second that the library stores for `layout` of the model file `path`.
 
-        None if it has none.
+        Return None if there is no measurement. Reads the library's database: not for the GUI thread.
         """
         try:
             notes = self._library.catalogue.notes_of(path)

@@ -81,7 +81,7 @@ class SeveralModels(QObject):
         self._queue: list[tuple[Path, Edit]] = []
         self._opening = False
         self._begun: OpenModel | None = None
-        """The model whose load runs; None if none does."""
+        """The model that is being loaded now; None if there is none."""
         models.changed.connect(self._go_on)
 
     def plan(self, paths: Sequence[Path]) -> None:
@@ -114,7 +114,7 @@ class SeveralModels(QObject):
         )
 
     def cancel(self) -> None:
-        """Cancel the search for layouts. Loads that were begun go on."""
+        """Cancel the search for layouts. Loads that have started continue."""
         self._planning.cancel()
 
     def load(self, several: SeveralPlanned) -> None:

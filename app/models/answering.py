@@ -76,7 +76,7 @@ class StateStorage:
         then()
 
     def asked(self, chat: str, request: int) -> None:
-        """Note that the model writes an answer, whose KV cache will replace a state that is not saved yet."""
+        """Note that the model begins an answer, which will replace a KV state that is not saved yet."""
 
     def answered(self, chat: str, request: int, tokens: int) -> None:
         """Note that an answer has ended.
@@ -117,7 +117,7 @@ class Answering(QObject):
         self.request: int | None = None
         """The number of the request for the present answer; None before it is sent to the model."""
         self._count: int | None = None
-        """The number of the request that counts the tokens of the prompt; None if none runs."""
+        """The number of the request that counts the tokens of the prompt; None if no such request runs."""
         self._timer = QTimer(self)
         self._timer.setSingleShot(True)
         self._timer.setInterval(KEEP_INTERVAL_MS)
@@ -163,7 +163,7 @@ class Answering(QObject):
     def _do(self, run: AnswerRun, effects: core.Effects) -> None:
         """Carry out effects, which are actions that the state machine of the answer has chosen.
 
-        Effects of an answer that is not the present one any more are dropped.
+        Effects of an earlier answer are dropped.
         """
         for effect in effects:
             # An effect may end the answer, or a receiver may have begun another one.
@@ -199,7 +199,7 @@ class Answering(QObject):
                 self._finish(run, effect)
 
     def _on_written(self, run: AnswerRun, piece: Append) -> None:
-        """Show a stored piece of text, unless the answer has ended: then the complete answer is shown."""
+        """Emit a stored piece of text, unless the answer has ended: then the complete answer is shown."""
         if run is self.answer and not run.has_ended:
             run.written(piece)
             # First the piece: a receiver of `changed` may show the whole text, to which it must not be added again.

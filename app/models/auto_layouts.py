@@ -267,9 +267,9 @@ class AutoLayouts(QObject):
             self.searching.emit("")
 
     def _obstacle(self, model: ModelFile, asked: Edit) -> str:
-        """Return the reason why a layout that was found for `asked` must not be used now, for people; empty if it may.
+        """Return the reason, for people, why a layout found for `asked` must not be used now; empty if it may.
 
-        Layers that were moved meanwhile are no reason.
+        The layout may be used even if layers were moved during the search.
         """
         edit = self._document.edit
         if edit is None or self._document.model is not model:

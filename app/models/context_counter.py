@@ -23,7 +23,9 @@ from engine.runtime.session.status import Phase
 
 MOST_CONVERSATIONS = 32
 """Largest number of whole conversations whose counts are cached.
-Counts of single texts are cached until the next load."""
+
+Counts of single texts are cached until the next load.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +125,7 @@ class ContextCounter(QObject):
             self._go_on()
 
     def _on_lost(self, lost: AnswerLost) -> None:
-        """Drop the request: the chat template failed, or the model is being unloaded."""
+        """Drop the request, because the chat template failed or the model is being unloaded."""
         if self._asked is not None and lost.request == self._asked[0]:
             self._asked = None
 

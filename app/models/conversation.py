@@ -65,7 +65,8 @@ class ContextFill:
 class Restored:
     """Result of restoring a saved KV state.
 
-    `tokens`: length of the state; 0 if it was not used. `refusal`: the reason for that, for people.
+    `tokens`: length of the state; 0 if the state was not used.
+    `refusal`: the reason, for people, why the state was not used.
     """
 
     tokens: int
@@ -120,8 +121,7 @@ class Conversation(QObject):
         self._failed: AnswerRun | None = None
         """The last answer that failed; None if there is none."""
         self._waiting = ""
-        """The id of an answer that continues when the model was loaded again with another layout; empty if there is
-        none."""
+        """The id of an answer that continues after the model is loaded with another layout; empty if there is none."""
         loading.loaded_changed.connect(self._on_loaded_changed)
         # After `Answering`, which ends the answer by the same signal.
         loading.answer_lost.connect(self._on_lost)
@@ -482,7 +482,7 @@ class Conversation(QObject):
         self._begin(new_answer(self.chat.id, tree, self._options))
 
     def _continue(self, tree: MessageTree, message: Message, begun: str) -> None:
-        """Make the model continue an existing message; `begun` is the text after which it goes on."""
+        """Make the model continue an existing message. `begun`: the text after which the model continues."""
         self._begin(continued_answer(self.chat.id, tree, message, self._options, begun))
 
     def _begin(self, run: AnswerRun) -> None:

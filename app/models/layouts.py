@@ -80,9 +80,9 @@ class Layouts(QObject):
         )
 
     def use(self, name: str, text: str) -> bool:
-        """Replace the edited layout by the layout file with the content `text`; return whether it could be used.
+        """Replace the edited layout by the layout file with the content `text`; return whether the text could be used.
 
-        `name`: its name for undo and errors.
+        `name`: name of the layout for undo and errors.
         """
         model = self._document.model
         if model is None:
@@ -98,8 +98,7 @@ class Layouts(QObject):
     def _take(self, model: ModelFile, document: LayoutFile, name: str, folder: Path) -> None:
         """Replace the edit by the content of a layout file, as one undo step.
 
-        Its draft model is read in the background first.
-
+        The draft model of the file is read in the background first.
         `folder`: folder of the file. If the file has no draft, or one that cannot be used, the layout has none.
         """
         entry, text = document.draft, tr("open {name}", name=name)
@@ -232,9 +231,9 @@ class Layouts(QObject):
         self._proposing.run(tr("Proposing a layout"), find, apply, self._notices.tell)
 
     def _obstacle(self, asked: Plan) -> str:
-        """Return the reason why a proposal for `asked` must not be used now, for people; empty if it may.
+        """Return the reason, for people, why a proposal for `asked` must not be used now; empty if it may.
 
-        Changes of free memory are no reason.
+        A change of free memory does not prevent its use.
         """
         if self._document.model is not asked.model:
             return tr(

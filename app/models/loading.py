@@ -51,7 +51,8 @@ class StepBack:
 class AnswerLost:
     """A request that failed.
 
-    `request`: its number. `sentence`: the reason, for people. `kind`: kind of the failure as in `Failed`, else empty.
+    `request`: number of the request. `sentence`: the reason, for people.
+    `kind`: kind of the failure as in `Failed`; empty for other failures.
     `goes_on`: whether the model is loaded again with another layout, in which the answer continues.
     """
 
@@ -81,7 +82,10 @@ class Loading(QObject):
     leaving = Signal()
     """Emitted before the loaded model is replaced or unloaded. Requests to it are still possible."""
     lost_changed = Signal(bool)
-    """Carries whether `reload` can load a model again that was lost: it ended without having been unloaded."""
+    """Emitted when `reload` becomes possible (True) or impossible (False).
+
+    A reload is possible for a lost model: its child ended without having been unloaded.
+    """
 
     def __init__(self, calibrator: Calibrator, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -143,7 +147,7 @@ class Loading(QObject):
 
     @property
     def fault(self) -> Fault:
-        """Whether the model that `reload` can load again has crashed or was lost otherwise; empty if there is none."""
+        """Kind of failure of the model that `reload` can load again: "crashed" or "lost"; empty if there is none."""
         if self._lost is None:
             return ""
         return "crashed" if self._has_crashed else "lost"
@@ -204,7 +208,10 @@ class Loading(QObject):
         return True
 
     def ask(self, request: AnyModelRequest) -> int:
-        """Send a request to the child and return its number. The bridge emits the answer. Raises as `generate` does."""
+        """Send a request to the child and return the number of the request; the bridge emits the answer.
+
+        Raises as `generate` does.
+        """
         number = self.bridge.session.ask(request)
         self._own |= {number}
         self._show_now()
@@ -314,7 +321,7 @@ class Loading(QObject):
         self._tell_end(event)
 
     def _goes_on(self, event: OutOfMemory | Failed | Crashed | Cancelled) -> bool:
-        """Return whether a loaded model ran out of memory, and other layouts of it may be tried."""
+        """Return whether a loaded model ran out of memory and its order allows other layouts to be tried."""
         was_loaded = isinstance(event, OutOfMemory) and self._asked is None and self.snapshot.loaded is None
         return was_loaded and self._held is not None and self._held.retry.retries > 0
 

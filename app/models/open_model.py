@@ -48,21 +48,21 @@ class OpenModel(QObject):
         self.file: ModelFile | None = None
         self.key: FileIdentity | None = None
         self.edit_state: EditState | None = None
-        """Its edit state while another model is current; else None, since the document has it."""
+        """The edit state of this model while another model is current; None for the current model."""
         self.loading = Loading(calibrator, self)
         self.conversation = Conversation(self.loading, self)
         self.held: HeldModel | None = None
-        """Device memory that it holds; None if it is neither loaded nor being loaded."""
+        """Device memory that the model holds; None if the model is neither loaded nor being loaded."""
         self.is_of_program = False
-        """Whether it was opened for a client of the API server. Then requests set its idle time."""
+        """Whether the model was opened for a client of the API server. Then requests set its idle time."""
         self.planned_rig: Rig | None = None
-        """The devices for whose memory its layout was found; None if it was not found but given."""
+        """The devices for whose free memory the layout was found; None if the layout was not found by a search."""
         self._keep_alive_s = self._default_keep_alive_s = keep_alive_s
         self._clock = clock
         self._phase = Phase.STOPPED
         self.status = ModelStatus()
         self._edit: Edit | None = None
-        """Its present edit, or the last one before another model became current; None before the first."""
+        """The present edit of the model, or the last one before another model became current; None before any edit."""
         self._waits = ""
         self.is_parked = False
         """Whether the model was unloaded to free its memory, and the next question loads it again."""
@@ -77,9 +77,9 @@ class OpenModel(QObject):
 
     @property
     def is_blank(self) -> bool:
-        """Whether another file may replace this one: no model is loaded, there are no messages and no proposals.
+        """Whether another file may replace this one: no model is loaded, and there are no messages or proposals.
 
-        Messages that were written before the first file was opened are no obstacle: the conversation goes on with that
+        Messages that were written before the first file was opened do not count: the conversation continues with that
         file.
         """
         loading = self.loading
@@ -114,9 +114,9 @@ class OpenModel(QObject):
 
     @property
     def planned_context(self) -> int | None:
-        """Context size in tokens for each request after a load; the trained size if the setting is open.
+        """Context size in tokens for each request after a load; None if unknown.
 
-        None if unknown.
+        If the setting is automatic, this is the context size that the model was trained for.
         """
         if self._edit is None or self.file is None:
             return None

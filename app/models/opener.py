@@ -55,10 +55,11 @@ def _nothing() -> None:
 class _Request:
     """A file to open.
 
-    `read`: reads the file, in a background thread. `beside`: whether all open models stay open.
+    `read`: reads the file, in a background thread.
+    `beside`: whether all open models stay open.
     `opened`: called when the model of this file is shown, but not if opening fails.
-    `then`: called after that, also if opening fails.
-    If another file is requested meanwhile, neither is called.
+    `then`: called after `opened`, or after opening has failed.
+    If another file is requested meanwhile, neither callback is called.
     """
 
     path: Path
@@ -313,9 +314,9 @@ def _open_copy(path: Path, kept: KeptSideFiles, copy: int) -> OpenedFile:
 
 
 def aside_edit(opened: OpenedFile, rig: Rig, layout: str, find: Find) -> Edit:
-    """Return the edit with which a client of the API server loads a model. Blocks.
+    """Return the edit with which a client of the API server loads a model.
 
-    `layout`, `find`: as in `ModelOpener.open_aside`.
+    The search for a layout takes time: not for the GUI thread. `layout`, `find`: as in `ModelOpener.open_aside`.
 
     Raises:
         EngineError: the layout is invalid, or none was found.
@@ -327,10 +328,10 @@ def aside_edit(opened: OpenedFile, rig: Rig, layout: str, find: Find) -> Edit:
 
 
 def _first_plan(opened: OpenedFile, rig: Rig, speeds: Speeds, edit: Edit | None = None) -> _FirstPlan:
-    """Return the initial edit of a model on `rig`, and tables that have computed its first preview. Blocks.
+    """Return the initial edit of a model on `rig`, and tables that have computed its first preview.
 
-    `edit`: the edit to start with; None to find an initial layout. Only one thread at a time may use the tables: after
-    the return, the GUI thread.
+    `edit`: the edit to start with; None to find an initial layout. The call takes time, so it runs in a background
+    thread. Only one thread at a time may use the tables: after the return, only the GUI thread.
     """
     tables = PreviewTables(opened.model)
     # Large models of unknown architecture may take long to forecast.

@@ -29,7 +29,7 @@ _log = logging.getLogger("layerdeck.tokens")
 
 
 class UnloadedCounter(QObject):
-    """Counts tokens for one open model; a newer request cancels the one before."""
+    """Counts tokens for one open model; a newer request cancels the previous one."""
 
     counted = Signal(ContextUse)
 
@@ -58,7 +58,7 @@ class UnloadedCounter(QObject):
         self._timer.start()
 
     def forget(self) -> None:
-        """Cancel the request: the model's child counts, or there is nothing to count."""
+        """Cancel the request, because the loaded model's child counts, or there is nothing to count."""
         self._wanted = self._refused = None
         self._timer.stop()
         self._latest.cancel()

@@ -1,7 +1,7 @@
-"""Paired machines whose devices are in the list. They are stored for the next start in a rig file.
+"""Paired machines whose devices are in the list. The devices are stored in a rig file for the next start.
 
-A machine that does not answer is shown as away. Each machine is asked every few seconds which devices it lends, as long
-as one of its devices is in the list, so that it is usable as soon as it answers again.
+A machine that does not answer is shown as away. As long as a device of a machine is in the list, the machine is asked
+every few seconds which devices it lends. So its devices are usable as soon as it answers again.
 """
 
 from __future__ import annotations

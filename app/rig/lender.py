@@ -48,9 +48,9 @@ class LendState:
     """State of lending for its dialog.
 
     `place`: `host:port` that other computers connect to; empty while nothing is lent.
-    `code`: the valid pairing code; empty if it was used. `users`: pairs of device id and name of the client that uses
-    it.
-    `problem`: why the last try failed; empty if it did not. `note`: a sentence about the running server.
+    `code`: the valid pairing code; empty if it was used.
+    `users`: pairs of a device id and the name of the client that uses the device.
+    `problem`: why the last attempt failed; empty if it succeeded. `note`: a sentence about the running server.
     """
 
     is_starting: bool = False

@@ -99,6 +99,9 @@ def _write_new(path: Path) -> str:
 
 
 def unusable(what: str, path: Path, error: OSError) -> ArgumentError:
-    """Return the error for a key file that cannot be read or written. `what`: description that begins the message."""
+    """Return the error for a key file that cannot be read or written.
+
+    `what`: description of the file, with which the error message begins.
+    """
     reason = error.strerror or error
     return ArgumentError(tr("{what}: {path} cannot be used: {reason}.", what=what, path=path, reason=reason))

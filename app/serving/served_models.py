@@ -140,7 +140,7 @@ class ServedModels(QObject):
         self._begun: OpenModel | None = None
         """The requested model after its load was passed to the loader; None before that."""
         self._ending_before: LoadEnding | None = None
-        """The ending of the requested model's previous load, which must not be taken for that of the new load."""
+        """The result of the requested model's previous load, which must not be taken for that of the new load."""
         self._planned: tuple[OpenModel, Plan] | None = None
         """A planned load that waits for the end of answers, or of another load."""
         # Queued explicitly: the server's thread emits this signal.
@@ -194,7 +194,9 @@ class ServedModels(QObject):
         return self._read(self._live.reported)
 
     def plan(self, entry: ModelEntry, rig: Rig) -> LoadOrder:
-        """Return the load that a request for a model would start on the devices of `rig`, for a forecast. Blocks.
+        """Return the load that a request for a model would start on the devices of `rig`, for a forecast.
+
+        The call may read the file and search for a layout: not for the GUI thread.
 
         Raises:
             EngineError: the model cannot be loaded, or the server or the window is closing.
@@ -213,7 +215,7 @@ class ServedModels(QObject):
         return _Basis(self._settings.side_files(entry.path), self._auto_layouts.finder(), file, edit)
 
     def _read(self, read: Callable[[], _T]) -> _T:
-        """Run `read` in the GUI thread, which owns the objects that it reads, and return its result. Blocks."""
+        """Run `read` in the GUI thread, which owns the objects that it reads; wait for the result and return it."""
         found: Future[_T] = Future()
         with self._lock:
             if self._server is None:
@@ -300,7 +302,7 @@ class ServedModels(QObject):
             self.lent_changed.emit()
 
     def _is_leaving(self, model: OpenModel) -> bool:
-        """Return whether this model will be unloaded for a planned load that waits for the end of its answers."""
+        """Return whether a planned load will unload this model as soon as its answers have ended."""
         if self._planned is None or model.held is None:
             return False
         return model.held in self._loader.room_for(*self._planned).victims

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from engine.api.server.journal import RequestEntry
 
 UPDATE_MS = 250
-"""Least milliseconds between two updates of the request table. There is none while no request changes."""
+"""Least milliseconds between two updates of the request table. The table is not updated while no request changes."""
 
 
 class ServePresenter(QObject):

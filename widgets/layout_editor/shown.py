@@ -143,7 +143,7 @@ class Shown:
         Nothing can be dropped if the rig lacks the device, or on the head lane of a machine whose devices have lanes.
 
         `lane`: the lane in which a drag begins.
-        `home`: the device of the dragged object. If `lane` is the head lane of a machine, a drop on `lane` goes to `home`.
+        `home`: the device of the dragged object. If `lane` is the head lane of a machine, drops on `lane` go to `home`.
         """
         found = [_drop_device(content) for content in self.contents]
         if lane is not None and home is not None and self.contents[lane].group is not None:

@@ -1,4 +1,4 @@
-"""The presenter of the windows with details of a device, which it updates while they are open."""
+"""The presenter of the windows with details of a device. It updates the windows while they are open."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from widgets.bench.compare_dialog import CompareDialog
 RESULTS_FILTER = tr("Results (*.json);;All files (*)")
 CURRENT = tr("current layout")
 TITLES = {words.name: tr("Auto Layout: {title}", title=words.title.replace("&", "")) for words in STRATEGY_WORDS}
-"""Titles of the strategies by their names."""
+"""Titles of the strategies for automatic layouts, by the name of the strategy."""
 
 
 class ComparePresenter(OneDialog[CompareDialog]):
@@ -82,7 +82,7 @@ class ComparePresenter(OneDialog[CompareDialog]):
         dialog.set_kept(kept == edit)
 
     def _follow_model(self) -> None:
-        """Forget the layout files of another model; what was measured stays, with a note."""
+        """Drop the layout files that were added for another model. Measured results stay, with a note."""
         if self._document.model is self._model:
             return
         # Layout files are for a number of layers.

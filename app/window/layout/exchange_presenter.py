@@ -97,10 +97,11 @@ class ExportPresenter(OneDialog[ExportLayoutDialog]):
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """The result of reading a text. `names`: names of the models in a configuration, empty if it has one.
+    """The result of reading a text.
 
+    `names`: names of the models in a configuration; empty if it has one.
     `found`: the layout, or None if there is an error. `fault`: the error for people.
-    `draft`: the draft that the text names; None if it names none, or if its model cannot draft.
+    `draft`: the draft that the text names; None if it names none, or if the draft model cannot draft.
     """
 
     names: tuple[str, ...]

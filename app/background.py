@@ -46,7 +46,7 @@ class Task(Generic[_Progress]):
 class Background(QObject):
     """Runs each function in a daemon thread of its own, and delivers its result in the GUI thread.
 
-    The threads are daemons, so that one that hangs on a dead disk does not keep the program from exiting.
+    The threads are daemons, so that a thread that waits for a dead disk does not keep the program from exiting.
     """
 
     busy_changed = Signal(str)  # description of the newest work that runs, for people; empty if none runs

@@ -109,7 +109,7 @@ class RunMarks:
         self._write(self._mark)
 
     def keep(self, models: tuple[OpenedModel, ...], *, restored: bool) -> None:
-        """Write the open models into the mark. Does nothing after `end`.
+        """Write the open models into the mark. Nothing is written after `end`.
 
         `restored`: whether this window has itself opened again the models of a window that crashed.
         """

@@ -47,9 +47,9 @@ _log = logging.getLogger("layerdeck.images")
 class Attached:
     """A file to send with the next question.
 
-    `attachment`: its content; None while the file is being read.
-    `data`: its bytes; None if they are stored already.
-    `tokens`: its length in the prompt; None if it was not counted.
+    `attachment`: content of the file; None while the file is being read.
+    `data`: bytes of the file; None if they are stored already.
+    `tokens`: length of the file in the prompt; None if it was not counted.
     """
 
     id: str

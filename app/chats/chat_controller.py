@@ -59,7 +59,7 @@ class ChatController(QObject):
         archive.is_open_now.connect(self._open_last)
 
     def new(self) -> None:
-        """Begin a new conversation with the current model; if the shown one is empty, keep showing that."""
+        """Begin a new conversation with the current model. If the shown conversation is empty, keep it instead."""
         # Typed text is stored with its conversation before another one is shown.
         self.leaving.emit()
         conversation = self._models.current.conversation

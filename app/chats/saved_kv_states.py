@@ -146,7 +146,7 @@ class KvStateRepository(QObject):
         self._deleted.discard(conversation)
 
     def warn(self, sentence: str) -> None:
-        """Log that a state cannot be saved or restored, and show it if it is the first time."""
+        """Log that a state cannot be saved or restored. The first time, show `sentence` to the user, too."""
         _log.info("%s", sentence)
         if not self._has_warned:
             self._has_warned = True
@@ -196,12 +196,12 @@ class _Unsaved:
 
 @dataclass(slots=True)
 class _Restoring:
-    """A state that is being restored.
+    """A KV state that is being restored.
 
-    `chat`: id of the conversation; empty after a load until it is known.
-    `path`: the file that the model reads; None until it is found.
-    `then`: callbacks for the end.
-    `request`: number of the request to the model; None before it is sent.
+    `chat`: id of its conversation; empty after a load until the id is known.
+    `path`: the file that the model reads; None until the file is found.
+    `then`: callbacks to call when the state was restored or could not be restored.
+    `request`: number of the request to the model; None before the request is sent.
     """
 
     chat: str
@@ -273,7 +273,7 @@ class ModelKvStates(QObject, StateStorage):
     # ------------------------------------------------------------------ saving
 
     def save_now(self) -> None:
-        """Send a request to save the state that is not saved yet, if it is long enough to be worth a file."""
+        """Send a request to save the unsaved KV state, if the state is long enough to be worth a file."""
         self._timer.stop()
         unsaved, self._unsaved = self._unsaved, None
         # Short states are not worth a file; see `MIN_TOKENS`.

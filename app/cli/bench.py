@@ -89,7 +89,10 @@ def _numa_order(options: Namespace, lab: LabRig) -> BenchOrder:
 
 
 def _name(path: Path | None, strategy: str | None, taken: list[str]) -> str:
-    """Return a name for a layout: that of its file, of its strategy, or "initial"; with a number if it is taken."""
+    """Return a name for a layout: the name of its file, of its strategy, or "initial".
+
+    A name that is in `taken` gets a number.
+    """
     name = strategy or "initial" if path is None else path.stem
     if name not in taken:
         return name

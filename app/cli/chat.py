@@ -1,4 +1,4 @@
-"""The `chat` command: a conversation in a terminal, stored in the same database as those of the window."""
+"""The `chat` command: a conversation in a terminal, stored in the database that the window uses, too."""
 
 from __future__ import annotations
 

@@ -45,17 +45,17 @@ class CommandTunnels:
     def reach(self, rig: Rig) -> Rig:
         """Return `rig` with its paired computers reached through tunnels, which are opened here.
 
-        Raises as `Tunnels.reach`.
+        Raises as `Tunnels.reach` does.
         """
         if all(device.fingerprint is None for device in rig.devices):
             return rig
         return self._made().reach(rig)
 
     def offer_of(self, machine: Machine) -> Offer:
-        """Return what a paired computer lends now, and who uses it.
+        """Return the devices that a paired computer lends now, and who uses them.
 
         Raises:
-            EngineError: if it is not paired or does not answer.
+            EngineError: if the computer is not paired or does not answer.
         """
         from app.paths import engine_checks_path, identity_path, pairings_path
         from engine.machines.rigs.remote_machines import RemoteMachines
@@ -122,9 +122,9 @@ LOGGED = frozenset({"load", "chat", "embed", "serve", "bench"})
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run the command in `arguments`, and return its exit code. `KeyboardInterrupt` passes through.
+    """Run the command in `arguments`, and return its exit code. `KeyboardInterrupt` is not caught.
 
-    `arguments`: None for those of the process.
+    `arguments`: None for the arguments of the process.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     # Looked up by hand: if the arguments are wrong, there are no parsed options.

@@ -1,4 +1,4 @@
-"""The `doctor` command: examines this computer, and gives the results as a table and as a file to send to others."""
+"""The `doctor` command: examines this computer, and writes the results as a table and as a file to send to others."""
 
 from __future__ import annotations
 

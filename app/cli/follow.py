@@ -89,9 +89,9 @@ class Follower:
 
     @contextmanager
     def loading(self, order: LoadOrder) -> Iterator[None]:
-        """Context in which the session loads `order`.
+        """Context in which the session loads `order` and interrupts are handled.
 
-        It handles interrupts, and at its end no child process remains.
+        When the context ends, all child processes have ended.
         """
         with on_interrupt(self._interrupt):
             try:

@@ -99,7 +99,7 @@ class LoadCommand:
     def _answers(self) -> Ending:
         """Print the answers to all prompts as they arrive, and return the last event without printing it.
 
-        If answers ran out of memory, this is called again after another load, and they continue where they stopped.
+        If answers ran out of memory, this method is called again after another load. The answers then continue.
         """
         answers, open_requests = self._summary, set[int]()
         may_go_on = self._order.retry.retries > 0

@@ -118,7 +118,7 @@ def check_text(text: str, what: str) -> None:
     """Raise an error if `text` of the command line is not valid UTF-8. `what`: subject of the error's sentence.
 
     Raises:
-        ArgumentError: if it is not valid UTF-8.
+        ArgumentError: if `text` is not valid UTF-8.
     """
     try:
         text.encode()

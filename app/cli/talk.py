@@ -99,7 +99,7 @@ class LineReader:
         return line
 
     def wake(self) -> None:
-        """End a wait for a line. May be called in any thread, and in a signal handler."""
+        """End the wait for a line in `next`. May be called in any thread, and in a signal handler."""
         self._lines.put(_Wake.WAKE)
 
     def _run(self) -> None:
@@ -271,7 +271,7 @@ class Talk:
             self._ask(line)
 
     def _take_result(self, missing: Sequence[ToolCall], text: str) -> None:
-        """Store the result of the first call in `missing`. If it was the last one without a result, ask the model."""
+        """Store `text` as the result of the first call in `missing`. After the last missing result, ask the model."""
         tree = add(self._tree, result_message(missing[0], text, self._tree.leaf))
         if len(missing) == 1:
             self._answer(tree)

@@ -32,9 +32,9 @@ def settle_used(options: Namespace, rig: Rig) -> Rig:
 
 
 def settle(rig: Rig, choice: str, ask: Callable[[Machine], Offer], pause: Callable[[float], None] = time.sleep) -> Rig:
-    """Return `rig` without lent devices that others use if `choice` is "skip", else wait until none is in use.
+    """Return `rig` without lent devices that others use if `choice` is "skip"; else wait until nobody uses them.
 
-    `ask`: returns what a machine lends now, and to whom. `pause`: sleeps for a number of seconds.
+    `ask`: returns which devices a machine lends now, and to whom. `pause`: sleeps for a number of seconds.
     """
     told: dict[str, str] = {}
     while used := _used(rig, ask):
@@ -52,7 +52,7 @@ def settle(rig: Rig, choice: str, ask: Callable[[Machine], Offer], pause: Callab
 
 
 def _used(rig: Rig, ask: Callable[[Machine], Offer]) -> dict[str, str]:
-    """Return a phrase on who uses a lent device, by device id; each machine is asked once."""
+    """Return a phrase on who uses a lent device, by device id. Each machine is contacted once."""
     lent = [(device, machine) for device in rig.devices if (machine := machine_of(device)) is not None]
     offers = {machine: ask(machine) for machine in dict.fromkeys(machine for _, machine in lent)}
     found = {}

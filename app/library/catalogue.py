@@ -125,7 +125,7 @@ class LibraryCatalogue:
         return self.contents()
 
     def contents(self) -> LibraryContents:
-        """Return the list of models with what is known now of headers, notes and forecasts."""
+        """Return the list of models with the headers, notes and forecasts that are known now."""
         index = self.index
         with self._lock:
             # Copies: another step may change the dictionaries while the list is made.
@@ -156,7 +156,7 @@ class LibraryCatalogue:
         return set(self._places(index)) != set(census.stores) or is_stale(census)
 
     def other_stores(self) -> tuple[Store, ...]:
-        """Return the model folders of other programs; they need not exist."""
+        """Return the model folders of other programs. A returned folder need not exist."""
         return tuple(self._stores())
 
     def _places(self, index: LibraryIndex) -> tuple[Store, ...]:
@@ -284,9 +284,9 @@ class LibraryCatalogue:
         return tuple(found.values())
 
     def documents_of(self, path: Path) -> tuple[SavedDocument, ...]:
-        """Return the saved layouts and presets of the model file `path`; none if it cannot be read any more.
+        """Return the saved layouts and presets of the model file `path`; none if the file cannot be read any more.
 
-        If another file has replaced it since, the layouts that were saved for the former file are returned.
+        If another file has replaced the model, the layouts that were saved for the former file are returned.
         """
         mark = fingerprint(path)
         found = self.documents((mark,)) if mark else ()

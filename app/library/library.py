@@ -344,7 +344,7 @@ class Library(QObject):
         self.run(tr("Saving a layout"), lambda: self.catalogue.save_document(path, document), done)
 
     def remove_document(self, marks: Iterable[str], document: SavedDocument) -> None:
-        """Delete a saved layout or preset of a model, then emit those that are left.
+        """Delete a saved layout or preset of a model, then emit the remaining ones.
 
         `marks`: fingerprints of the model's files.
         """

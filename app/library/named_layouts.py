@@ -28,7 +28,7 @@ _Change = Callable[[Path], object]
 
 
 def free_name(name: str, taken: Iterable[str]) -> str:
-    """Return `name`, with a number if it is among `taken`."""
+    """Return `name`, with a number appended if `taken` contains the name."""
     known = set(taken)
     numbered = (name if number == 1 else f"{name} {number}" for number in range(1, len(known) + 2))
     return next(each for each in numbered if each not in known)
@@ -37,7 +37,7 @@ def free_name(name: str, taken: Iterable[str]) -> str:
 class NamedLayouts(QObject):
     """The named layouts of the current model. Calls return at once; `changed` is emitted with the new list.
 
-    They are stored in the index of the library by the model file, together with the devices for which they were made.
+    The layouts are stored in the library's index by model file, together with the devices for which they were made.
     """
 
     changed = Signal()
@@ -104,7 +104,7 @@ class NamedLayouts(QObject):
         self._run(tr("Removing a layout"), lambda path: catalogue.forget_document_of(path, document))
 
     def restore(self) -> None:
-        """Save the layout that was deleted last again."""
+        """Save the layout again that was deleted last."""
         document, self.deleted = self.deleted, None
         if document is not None:
             self._run(tr("Saving a layout"), self._save(replace(document, name=self._free(document.name))))
@@ -162,7 +162,7 @@ class NamedLayouts(QObject):
         return notes.measured if notes.is_measured_on(layout_key(layout)) else None
 
     def content(self, document: SavedDocument) -> LayoutFile | None:
-        """Return the content of a named layout; None if it is damaged or for another number of layers."""
+        """Return the content of a named layout; None if it is damaged or has a wrong number of layers."""
         return self._contents.get(document.text)
 
     def _free(self, name: str) -> str:

@@ -38,7 +38,7 @@ from widgets.library.load_question import LoadAnswer, LoadChoice
 class _Wanted:
     """A requested load that has not started.
 
-    `room`: the models to unload for it, and the memory that is missing even then.
+    `room`: the models to unload for this load, and the memory that is missing even then.
     """
 
     model: OpenModel
@@ -357,7 +357,7 @@ class Loader(QObject):
             self._ask(wanted)
 
     def _on_edited(self) -> None:
-        """Remove the question if the edit has changed since it was asked."""
+        """Remove the question if the edit has changed since the question was shown."""
         if self._asked is not None and self._document.edit != self._asked.plan.edit:
             self._withdraw()
 

@@ -75,7 +75,7 @@ class RoomOffers(QObject):
     def accept(self) -> bool:
         """Unload the models of the offer, and use the layout that has the current model wholly on devices.
 
-        Return whether there was an offer that still holds.
+        Return False, and unload nothing, if there is no offer or the offer is no longer valid.
         """
         found, edit, is_current = self._found, self._edit, self._is_current
         self._forget()
@@ -102,7 +102,7 @@ class RoomOffers(QObject):
         return True
 
     def accept_and_load(self) -> None:
-        """Accept the offer, then load the current model; do neither if the offer does not hold any more."""
+        """Accept the offer, then load the current model; do nothing if the offer is no longer valid."""
         if self.accept():
             self._loader.load()
 

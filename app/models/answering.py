@@ -1,8 +1,8 @@
 """Carries out answers of one model in the window: the driver of the state machine `engine.chat.answer`.
 
-The state machine decides what to do next and returns effects, such as "store this text". `Answering` carries them out
-without blocking, and passes events of the model and of the storage back. It does not depend on which conversation is
-shown.
+The state machine decides what to do next and returns effects, such as "store this text". `Answering` carries out the
+effects without blocking, and passes events of the model and of the storage to the state machine. An answer does not
+depend on which conversation is shown.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class StateStorage:
 class Answering(QObject):
     """Carries out the answers of one model, one at a time, and emits their text. For the GUI thread.
 
-    `storage` gets the messages, `states` the KV states; both do nothing until they are replaced.
+    `storage`: stores the messages. `states`: saves and restores KV states. The initial objects do nothing.
     """
 
     begun = Signal()
@@ -115,7 +115,7 @@ class Answering(QObject):
         self.answer: AnswerRun | None = None
         """The answer that is being written; None if there is none."""
         self.request: int | None = None
-        """The number of the request for the present answer; None before it is sent to the model."""
+        """The number of the request for the present answer; None before the request is sent to the model."""
         self._count: int | None = None
         """The number of the request that counts the tokens of the prompt; None if no such request runs."""
         self._timer = QTimer(self)

@@ -1,9 +1,9 @@
 """Counts the tokens of a conversation while its model is loaded, for the meter of the context.
 
-The model's child counts single texts with the vocabulary, and the whole prompt with the chat template. It counts one
-request at a time, and only texts, images, sounds and conversations that were not counted before. An answered
-conversation is counted by its template too: its number in the KV cache differs, since thoughts are not part of the next
-prompt, and the end of a turn is not always generated.
+The model's child counts single texts with the vocabulary, and the whole prompt with the chat template. It handles one
+request at a time; texts, images, sounds and conversations that were counted before are not counted again. The prompt of
+an answered conversation is counted, too. The number of tokens in the KV cache would be wrong: thoughts are not part of
+the next prompt, and the end of a turn is not always generated.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class ContextCounter(QObject):
         loading.loaded_changed.connect(self._forget)
 
     def count(self, chat: CountedChat) -> None:
-        """Count a conversation. `counted` is emitted with the result, unless another one is requested before that."""
+        """Count a conversation. `counted` is emitted with the result, unless another count is requested before that."""
         self._wanted = chat
         self._timer.start(0)
 

@@ -163,7 +163,7 @@ class LayoutDocument(QObject):
         self.show(self.make_state(tables, edit, pace or Pace()), rig)
 
     def make_state(self, tables: PreviewTables, edit: Edit, pace: Pace) -> EditState:
-        """Return a new edit state with an empty undo stack. Passed to `show`, it becomes current."""
+        """Return a new edit state with an empty undo stack. The caller passes it to `show` to make it current."""
         stack = QUndoStack(self)
         stack.setUndoLimit(UNDO_STEPS)
         self.undo_group.addStack(stack)

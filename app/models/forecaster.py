@@ -73,7 +73,7 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class ForecastRequest:
-    """A forecast to compute. `owner`: the edit state for which it is made, so that the caller can recognise it."""
+    """A forecast to compute. `owner`: the edit state for which the forecast is computed."""
 
     owner: object
     tables: PreviewTables

@@ -129,7 +129,7 @@ class Layouts(QObject):
         self._background.run(tr("Reading {name}", name=Path(entry.model).name or name), read, apply, self._notices.tell)
 
     def _tell_rig(self, name: str, file: LayoutFile) -> None:
-        """Show a notice on devices that differ from those for which a layout was made; nothing if none differs."""
+        """Show a notice on devices that differ from those for which the layout was made; do nothing if none differs."""
         layout = file.layout
         used = (*layout.devices, *(device for device, _ in layout.tensor_split), *(o.device for o in layout.overrides))
         changes = () if file.rig is None else rig_changes(file.rig, self._live.rig, used)
@@ -141,7 +141,7 @@ class Layouts(QObject):
     def text(self, *, with_rig: bool = False) -> str | None:
         """Return the edited layout as the content of a layout file; None if no model is open.
 
-        `with_rig`: whether the present devices are in the file, as those for which the layout was made.
+        `with_rig`: whether the file also describes the present devices, as the devices for which the layout was made.
         """
         model, edit = self._document.model, self._document.edit
         if model is None or edit is None:

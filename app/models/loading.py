@@ -38,9 +38,9 @@ _SHORT_REQUESTS = (CountTokens, RenderTemplate, RestoreSequence, SaveSequence, T
 
 @dataclass(frozen=True, slots=True)
 class StepBack:
-    """A load with another layout than requested, because the first did not fit.
+    """A load with another layout than the requested one, because that did not fit.
 
-    `asked`, `loaded`: the edits of both.
+    `asked`, `loaded`: the edits (layout and settings) that were requested and loaded.
     """
 
     asked: Edit
@@ -73,12 +73,12 @@ class Loading(QObject):
     loaded_changed = Signal(object)  # LoadedLayout | None
     ended = Signal(object)  # OutOfMemory | Failed | Crashed | Cancelled: a load, or the child that was loaded
     held_changed = Signal()
-    """Emitted when the model holds another amount of memory."""
+    """Emitted when the amount of memory that the model uses has changed."""
     answered = Signal(Done)
     answer_lost = Signal(AnswerLost)
     stepped_back = Signal(StepBack)
     released = Signal()
-    """Emitted when `phase` becomes `STOPPED`: the model holds no memory any more, or is being unloaded."""
+    """Emitted when `phase` becomes `STOPPED`: the model uses no memory any more, or is being unloaded."""
     leaving = Signal()
     """Emitted before the loaded model is replaced or unloaded. Requests to it are still possible."""
     lost_changed = Signal(bool)
@@ -165,9 +165,9 @@ class Loading(QObject):
         return self.bridge.session.snapshot.holds_child
 
     def load(self, order: LoadOrder, *, forecast_is_whole: bool = True) -> None:
-        """Load `order`.
+        """Load the plan of `order` in the model's child process.
 
-        A running answer is stopped; the loaded model is replaced after the new layout has been checked.
+        A running answer is stopped. The loaded model is replaced after the new layout has been checked.
         `forecast_is_whole`: whether the forecast covers all memory, so that the load can calibrate it.
         """
         if self.is_busy:
@@ -228,7 +228,7 @@ class Loading(QObject):
         return self.ask(request)
 
     def stop_answer(self) -> None:
-        """Stop the answers of the window; if there are none, those of the API server. Their text so far is kept."""
+        """Stop the answers of the window; if there are none, those of the API server. The text so far is not lost."""
         if self.phase is not Phase.ANSWERING:
             return
         answers = {run.id for run in self.snapshot.requests if not isinstance(run.request, _SHORT_REQUESTS)}
@@ -355,7 +355,10 @@ class Loading(QObject):
 
 
 def _loaded_of(snapshot: Snapshot) -> LoadedInfo | None:
-    """Return the loaded model of `snapshot`; None while it is being unloaded, so that it can be loaded again."""
+    """Return the loaded model of `snapshot`; None if no model is loaded, or if it is being unloaded.
+
+    Then a new load can be requested.
+    """
     return None if snapshot.is_unloading else snapshot.loaded
 
 

@@ -21,9 +21,10 @@ from engine.runtime.session.status import ModelStatus, Phase
 class OpenModel(QObject):
     """One of the open models, with the objects that belong to it.
 
-    At the start of the window there is one without a file.
-    `loading` is its session, `conversation` its chat. `status` is a summary for the window; `status_changed` is emitted
-    when it changes.
+    At the start of the window there is one open model, which has no file.
+
+    `loading`: the model's session. `conversation`: the conversation that its chat shows.
+    `status`: a summary for the window; `status_changed` is emitted when it changes.
     """
 
     changed = Signal()
@@ -77,7 +78,7 @@ class OpenModel(QObject):
 
     @property
     def is_blank(self) -> bool:
-        """Whether another file may replace this one: no model is loaded, and there are no messages or proposals.
+        """Whether another file may replace the model's file: nothing is loaded, and there are no messages or proposals.
 
         Messages that were written before the first file was opened do not count: the conversation continues with that
         file.
@@ -87,7 +88,7 @@ class OpenModel(QObject):
         return loading.phase is Phase.STOPPED and nothing_said and not loading.proposals
 
     def begin(self, file: ModelFile, key: FileIdentity) -> None:
-        """Make this object the open model of `file`. It has no edit yet."""
+        """Make this object the open model of `file`. The model has no edit yet."""
         self.file, self.key, self.edit_state, self._edit = file, key, None, None
         self.planned_rig = None
         if self.is_of_program:
@@ -98,7 +99,7 @@ class OpenModel(QObject):
         self._refresh_status()
 
     def set_parked(self, parked: bool) -> None:
-        """Set whether the next question loads the model again; a load sets it back."""
+        """Set whether the model is parked, so that its next question loads it again. A load ends the parked state."""
         if parked != self.is_parked:
             self.is_parked = parked
             self._refresh_status()
@@ -123,7 +124,7 @@ class OpenModel(QObject):
         return self._edit.context.n_ctx_each or self.file.n_ctx_train or None
 
     def show_wait(self, waits: str) -> None:
-        """Set a sentence for the status that says what the load waits for; empty if it does not wait."""
+        """Set a sentence for the status on what the load waits for; empty if no load waits."""
         self._waits = waits
         self._refresh_status()
 
@@ -143,7 +144,7 @@ class OpenModel(QObject):
             self._set_held(self.held.kept_alive(keep_alive_s, self._clock()))
 
     def set_default_keep_alive(self, keep_alive_s: float) -> None:
-        """Set the idle time of the preferences, in seconds. A model with an idle time of its own keeps that."""
+        """Set the idle time of the preferences, in seconds. A model with an idle time of its own keeps its own."""
         follows = self._keep_alive_s == self._default_keep_alive_s and not self.is_of_program
         self._default_keep_alive_s = keep_alive_s
         if follows:

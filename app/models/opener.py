@@ -73,7 +73,8 @@ class _Request:
 class _FirstPlan:
     """The initial edit of a model, and tables that have computed its first preview.
 
-    `pace`: duration of the computation. `rig`: the devices for which the layout was found; None if it was given.
+    `pace`: duration of the computation.
+    `rig`: the devices for which the layout was found; None if the layout was given.
     """
 
     tables: PreviewTables
@@ -145,8 +146,9 @@ class ModelOpener(QObject):
     ) -> None:
         """Open a file for a client of the API server. Its model is shown only if no other file is open.
 
-        `layout`: content of a layout file; if empty, `find` finds one for the devices without the models `leaving`.
-        `opened`, `failed`: called at the end in the GUI thread.
+        `layout`: content of a layout file; empty: `find` searches for a layout.
+        `leaving`: models whose memory counts as free in that search.
+        `opened`, `failed`: called in the GUI thread, with the open model or with the error.
         """
         kept, rig, speeds_of = (
             self._settings.side_files(path),
@@ -225,7 +227,7 @@ class ModelOpener(QObject):
         self._opening.run(tr("Preparing the demo model"), lambda _task: find_demo(), then, self._notices.tell)
 
     def show(self, model: OpenModel) -> None:
-        """Make an open model current, with its edit and conversation as they were when it was current before."""
+        """Make an open model current, with the edit and conversation that it had when it was last current."""
         if model is self._models.current:
             return
         self._make_current(model)

@@ -207,7 +207,7 @@ def open_file(path: Path, kept: KeptSideFiles) -> OpenedFile:
 
 
 def read_kept(kept: KeptSideFiles, model: ModelFile) -> tuple[SideFiles, tuple[EngineError, ...]]:
-    """Read the stored side files of `model`. Return those that can be read, and the errors of the others."""
+    """Read the stored side files of `model`. Return the readable ones, and the errors of the others."""
     problems: list[EngineError] = []
     files = SideFiles()
     if kept.projector:

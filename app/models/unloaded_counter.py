@@ -53,7 +53,7 @@ class UnloadedCounter(QObject):
         return self._model.file is not None and self._model.loading.phase in (Phase.STOPPED, Phase.FAILED)
 
     def count(self, chat: CountedChat) -> None:
-        """Count a conversation. `counted` is emitted with the result, unless another one is requested before that."""
+        """Count a conversation. `counted` is emitted with the result, unless another count is requested before that."""
         self._wanted = chat
         self._timer.start()
 

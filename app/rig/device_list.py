@@ -28,7 +28,7 @@ class DeviceList:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Ids of local devices of a rig file that this machine lacks. Workers are not checked before they are used."""
+        """Ids of local devices of a rig file that this machine lacks. Workers are not checked, so none is included."""
         if not self.from_file:
             return ()
         return tuple(
@@ -36,7 +36,7 @@ class DeviceList:
         )
 
     def with_search(self, found: Rig, limits: LimitStore, checks: CheckResults) -> DeviceList:
-        """Return the list after a search of this machine. Workers, and limits set by the user, are kept.
+        """Return the list with the result of a search of this machine. Workers, and limits set by the user, are kept.
 
         `found`: the result of the search, with check results applied. `checks`: check results for the workers.
         """

@@ -53,7 +53,10 @@ class DeviceSearch(QObject):
         self._search(DeviceList.with_search)
 
     def judge_again(self) -> None:
-        """Search for devices again, and apply new results of the engine checks. The devices of a rig file are kept."""
+        """Search for devices again, and apply new results of the engine checks.
+
+        If a rig file is open, its devices stay in the list.
+        """
         self._search(DeviceList.with_findings)
 
     def find(self) -> Rig:
@@ -176,7 +179,7 @@ class RigFiles(QObject):
 
 
 class RepeatTest(QObject):
-    """Tests whether a device may occur twice in llama.cpp's device list, so that a layout can return to it.
+    """Tests whether a device may occur twice in llama.cpp's device list, so that two runs of layers can use it.
 
     One device of each backend is tested; the result holds for all devices of that backend.
     """

@@ -155,7 +155,7 @@ class KnownMachines(QObject):
         self._change(machine, lambda device: replace(device, away=words))
 
     def _change(self, machine: Machine, change: Callable[[Device], Device]) -> None:
-        """Apply `change` to the listed devices of a machine, and show a notice if they became usable or unusable."""
+        """Apply `change` to the listed devices of a machine; show a notice if the devices became usable or unusable."""
         self._asked.discard(machine)
         before = {device.id: device for device in self._devices_of(machine)}
         if not before:
@@ -213,7 +213,7 @@ def _log_error(error: EngineError) -> None:
 
 
 def _nothing(_result: None) -> None:
-    """Do nothing when the file is written."""
+    """Ignore the result of writing the file: the callback of a write whose success needs no action."""
 
 
 def _name_of(device: Device) -> str:

@@ -57,7 +57,7 @@ class Lab(QObject):
 
     @property
     def has_nodes(self) -> bool:
-        """Whether the workers are bound to NUMA nodes; else they simulate devices."""
+        """Whether the workers are bound to NUMA nodes. If not, they simulate devices."""
         return self._workers is not None and self._workers.has_nodes
 
     @property

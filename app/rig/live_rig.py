@@ -23,7 +23,7 @@ from engine.runtime.protocol.messages import DeviceMemoryReading
 FREE_STEP_BYTES = 16 * MIB
 """Least change in bytes after which free memory is updated, so that forecasts do not change with every page."""
 _STEPS = 64
-"""Least number of steps of a device's memory: on a worker of 160 MiB, 16 MiB is too coarse to show what is left."""
+"""Least number of update steps of a device's memory. On a worker of 160 MiB, steps of 16 MiB are too coarse."""
 
 
 class LiveMemory:
@@ -57,7 +57,7 @@ class LiveMemory:
         """Replace the loaded models. Return by device id how many more bytes the next samples will show as used.
 
         Memory that samples already showed while a model was loading is not counted again. The host is not in the
-        result: its samples tell our own memory from that of other programs.
+        result, because its samples distinguish our own memory from that of other programs.
         """
         before, self._models = self._models, tuple(models)
         held = {device for model in models for device in model.held_bytes}
@@ -191,7 +191,7 @@ def _held_bytes(models: Sequence[HeldModel]) -> Counter[str]:
 
 
 def _with_shared(rig: Rig, held_bytes: Counter[str]) -> Counter[str]:
-    """Return `held_bytes` by device id; the host's bytes include those of the devices that share its memory."""
+    """Return `held_bytes` by device id. The host's bytes include the bytes of devices that share its memory."""
     shared_bytes = sum(held_bytes[device.id] for device in rig.devices if device.unified)
     return held_bytes + Counter({CPU_ID: shared_bytes})
 
@@ -207,7 +207,7 @@ def _without_memory_of(rig: Rig, endpoints: Collection[str]) -> Rig:
 
 NOT_HERE = tr("not present here")
 _SAME_HOST_SHARE = 0.1
-"""Relative difference of host memory up to which a rig file is taken to describe this computer."""
+"""Relative difference of host memory up to which a rig file is assumed to describe this computer."""
 
 
 class LiveRig(QObject):
@@ -242,7 +242,7 @@ class LiveRig(QObject):
 
     @property
     def is_real(self) -> bool:
-        """Whether this machine has all local devices in the list. A rig file may describe others."""
+        """Whether this machine has all local devices in the list. A rig file may list devices that are not here."""
         return not self.missing_devices
 
     @property
@@ -316,7 +316,7 @@ class LiveRig(QObject):
             self.set_devices(self.devices)
 
     def _learnt(self, devices: DeviceList) -> DeviceList:
-        """Return `devices` with what loads and measurements have found about them."""
+        """Return `devices` with memory overheads and other properties that loads and measurements have found."""
         rig = self._calibration.apply(devices.rig)
         # A rig file may describe another computer, of which nothing was measured here.
         return replace(devices, rig=rig if devices.from_file else self._book.apply(rig))

@@ -52,10 +52,7 @@ class Found:
 
 
 class Peers(QObject):
-    """Finds and pairs machines, and owns the tunnels to those whose devices the window uses.
-
-    `close` ends the tunnels.
-    """
+    """Finds and pairs machines. Owns the tunnels to machines whose devices the window uses; `close` ends them."""
 
     found = Signal(tuple)
     """Carries the nearby and paired machines, as a tuple of `Found`; emitted at changes while the search runs."""
@@ -88,7 +85,7 @@ class Peers(QObject):
         self._machines: tuple[NearbyMachine, ...] = ()
         self._pairings: tuple[Pairing, ...] = ()
         self._answers: dict[Machine, bool] = {}
-        """Paired machines that are not announced and were asked at their addresses; True: it answered."""
+        """Whether a paired machine has answered at its address. Only machines that are not announced are contacted."""
         # From threads of the search's child.
         self._announced.connect(self._on_announced, Qt.ConnectionType.QueuedConnection)
         self._search_ended.connect(self._on_search_ended, Qt.ConnectionType.QueuedConnection)

@@ -37,7 +37,10 @@ CLOSE_WAIT_S = 5.0
 
 
 class ServerPhase(Enum):
-    """State of the server. OFF: it does not run. BUSY: it starts or stops. ON: it runs."""
+    """State of the server.
+
+    OFF: the server does not run. BUSY: the server starts or stops. ON: the server runs.
+    """
 
     OFF = auto()
     BUSY = auto()

@@ -92,7 +92,10 @@ def replace_keys(path: Path, what: str) -> KeyFile:
 
 
 def _write_new(path: Path) -> str:
-    """Write a file with a new key and return the key; if another process has written one first, return that one."""
+    """Write a file with a new key and return the key.
+
+    If another process has written the file first, its key is returned.
+    """
     key = f"ld-{secrets.token_urlsafe(32)}"
     write_private(path, f"{key}\n".encode("ascii"))
     return key

@@ -1,10 +1,12 @@
 """The models of the window as its API server uses them: clients of the server use the same sessions as the chats.
 
-A model is lent to the server as long as it is loaded. For any other model the server awaits `load`, a coroutine of its
-event loop; the load itself runs in the GUI thread, as after a press of Load. Neither thread blocks for the other: the
-coroutine emits a queued signal, and the GUI thread resumes the coroutine when the load has ended.
+A loaded model is lent to the server: the server sends requests to its session. For any other model the server awaits
+`load`, a coroutine of the server's event loop. The load itself runs in the GUI thread, like a load by the Load button.
+Neither thread blocks: the coroutine emits a queued signal, and the GUI thread resumes the coroutine when the load has
+ended.
+
 Idle models that occupy memory for a load are unloaded without a question. If such a model is answering, the load waits
-for the answer. Meanwhile the model is taken back from the server, so that further requests for it come after the load.
+for the answer. Meanwhile the model is not lent any more, so that further requests for it are served after the load.
 """
 
 from __future__ import annotations
@@ -86,8 +88,8 @@ class _Reading:
 class _Basis:
     """The start values of a load for a request.
 
-    `kept`: stored side files of the model. `find`: strategy that finds a layout. `file`, `edit`: model file and edit if
-    the model is open in the window, else None.
+    `kept`: stored side files of the model. `find`: function that finds a layout.
+    `file`, `edit`: model file and edit if the model is open in the window; else None.
     """
 
     kept: KeptSideFiles

@@ -97,7 +97,7 @@ class MainWindow(QMainWindow):
         self.reports = QStackedWidget()
         self.status_line = StatusLine()
         self.pages = QStackedWidget()
-        """The middle of the window: devices and layout editor, or another page in their place, such as the library."""
+        """The pages in the middle of the window: devices with layout editor, library and others; one is shown."""
         self.menus = {name: self.menuBar().addMenu(title) for name, title in MENUS.items()}
         """The menus by their names in the code; `Actions` adds their entries."""
         self.recent_menu = QMenu(tr("Open Re&cent"), self)

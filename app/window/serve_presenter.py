@@ -26,7 +26,7 @@ UPDATE_MS = 250
 
 
 class ServePresenter(QObject):
-    """Makes the API server panel when it is shown first, and fills it. The server may run without it."""
+    """Makes the API server panel when it is shown first, and fills it. The server can run while no panel exists."""
 
     def __init__(
         self, server: WindowApiServer, settings: Settings, models: OpenModels, starts: QAction, main: MainWindow
@@ -129,7 +129,7 @@ class ServePresenter(QObject):
             self._timer.start()
 
     def _update(self) -> None:
-        """Show the requests in the table. Does nothing while the panel is hidden; it is updated when it is shown."""
+        """Show the requests in the table if the panel is visible. A hidden panel is updated when it is shown."""
         pane = self.pane
         if pane is None or not self._main.serve_dock.isVisible():
             return

@@ -40,7 +40,7 @@ class StatusLine(ElidedLabel):
         self._refresh()
 
     def withdraw(self, text: str) -> None:
-        """Remove the notice with this text if it is the one that is shown."""
+        """Remove the notice with this text if it is shown now."""
         if self._notice.text == text:
             self._on_old()
 

@@ -44,7 +44,7 @@ class MessageList(QAbstractScrollArea):
         super().__init__(parent)
         self._typesetter = typesetter
         self.gallery = Gallery(self)
-        """Thumbnails of the images in messages; its owner adds those that `wanted` requests."""
+        """Thumbnails of the images in messages. The owner of the list adds the thumbnails that `wanted` requests."""
         self.setAccessibleName(tr("Conversation"))
         self.setFrameShape(QAbstractScrollArea.Shape.NoFrame)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)

@@ -44,7 +44,7 @@ class _Code(QPlainTextEdit):
 
 
 class ExportLayoutDialog(Dialog):
-    """Shows the layout as a text for another program, and what that text cannot express.
+    """Shows the layout as a text for another program, with notes on settings that the text cannot express.
 
     `targets`: (key, title) of each program.
     """

@@ -22,7 +22,7 @@ NUMBER_WIDTH_PX = 64
 class ShareEditor(QFrame):
     """Shows shares in percent of their sum. If the user changes one, the others change in proportion.
 
-    `moved` is emitted at each step of a slider, `move_finished` when it is released or a number was entered.
+    `moved` is emitted at each step of a slider, `move_finished` when the slider is released or a number was entered.
     """
 
     moved = Signal(Move)

@@ -112,7 +112,7 @@ class DeviceCard(QFrame):
         self.plot.apply_palette(palette)
 
     def set_device(self, device: Device) -> None:
-        """Show `device`, which has the same id as the one before; the graph is kept."""
+        """Show `device`, a new state of the device with the same id. The graph is kept."""
         self._device = device
         self._id_label.setText(device.id)
         self._name_label.setText(device_subtitle(device))

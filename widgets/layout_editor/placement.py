@@ -88,7 +88,7 @@ class LaneContent:
 
 
 def lane_devices(rig: Rig, layout: Layout, further: Sequence[str] = ()) -> tuple[LaneDevice, ...]:
-    """Return the devices of the lanes: those of the rig with the host last, then those that only the layout names.
+    """Return the devices of the lanes: those of the rig with the host last, then devices that only the layout names.
 
     `further`: ids of more devices that need a lane, such as those of a draft model.
     """
@@ -220,7 +220,7 @@ def placed_weights(preview: Preview, content: LaneContent, row: DeviceRow | None
     """Return the bytes of weights that the layout places on the device of a lane, by the sizes of the tensors.
 
     In split modes "tensor" and "row" a device holds a share of every split layer, and llama.cpp decides the rounding.
-    So the experts are taken to be the same fraction of the forecast weights as of the whole model. The host holds the
+    So experts are assumed to have the same share of the forecast weights as of the whole model. The host holds the
     weights that no other device holds.
     """
     layers = preview.layers

@@ -156,7 +156,7 @@ def short_speed(model: Listed, quantisation: Quantisation) -> str:
 
 
 def answer_sentence(notes: Notes) -> str:
-    """Return a sentence on the speed of the last answer, given with another layout than the forecast's; or ""."""
+    """Return a sentence on the speed of the last answer if its layout was not the forecast's; else an empty text."""
     if not notes.measured:
         return ""
     rate = rate_text(notes.measured)

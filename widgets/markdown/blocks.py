@@ -85,8 +85,8 @@ Block = Line | Table
 MAX_PIECES = 10_000
 """Maximum number of lines and table cells of a message; Qt needs about a second for 10,000."""
 MAX_FORMULAS = 200
-"""Maximum number of formulas of a message; further ones stay text. The cache of formulas must hold more than these, or
-they would be rendered again and again.
+"""Maximum number of formulas of a message; further formulas stay text.
+The cache of formulas must have room for more than these, or formulas would be rendered again and again.
 """
 
 

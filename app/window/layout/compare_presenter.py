@@ -223,7 +223,7 @@ class ComparePresenter(OneDialog[CompareDialog]):
 
 
 def _with_side_files(edit: Edit, beside: SideFiles) -> Edit:
-    """Return the edit of a layout file with projector and adapters of `beside`, which such a file does not have."""
+    """Return `edit` of a layout file with the projector and adapters of `beside`, because layout files have none."""
     return replace(edit, side_files=replace(beside, draft=edit.side_files.draft))
 
 

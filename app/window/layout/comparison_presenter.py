@@ -101,7 +101,7 @@ class ComparisonPresenter(OneDialog[ComparisonDialog]):
         self._keys = ["current", ""]
         self._found: list[_Found | None] = [None, None]
         self._asked: list[tuple[object, ...]] = [(), ()]
-        """Inputs of the last search for the layout of each side; if they change, the side is searched again."""
+        """For each side, the inputs of the last search for its layout. If the inputs change, the search is repeated."""
         self._chosen_files: list[tuple[str, Path]] = []
         """Keys and paths of the layout files and rig files that the user has chosen."""
         self._model: ModelFile | None = None

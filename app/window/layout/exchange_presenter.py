@@ -40,7 +40,7 @@ _MAX_BYTES = 4 * MAX_TEXT
 class ExportPresenter(OneDialog[ExportLayoutDialog]):
     """Shows the edited layout as text of another program, such as a command of llama-server.
 
-    It follows edits while it is open.
+    The text is updated after each edit while the dialog is open.
     """
 
     def __init__(self, document: LayoutDocument, background: Background, notices: Notices, window: QWidget) -> None:

@@ -281,7 +281,7 @@ class LoadReportPresenter(QObject):
     def _tell_ending(self, short: str, whole: str) -> None:
         """Show a failure on the status line: `short` if the load report shows the details, else `whole`.
 
-        The report does not show them if it is hidden or belongs to another model.
+        The load report does not show the details if it is hidden or belongs to another model.
         """
         dock = self._main.docks["report"]
         points_there = dock.isVisible() and self._is_current

@@ -84,7 +84,7 @@ class Loading(QObject):
     lost_changed = Signal(bool)
     """Emitted when `reload` becomes possible (True) or impossible (False).
 
-    A reload is possible for a lost model: its child ended without having been unloaded.
+    A reload is possible for a lost model: its child ended although the model was not unloaded.
     """
 
     def __init__(self, calibrator: Calibrator, parent: QObject | None = None) -> None:

@@ -40,7 +40,7 @@ class ShownSide:
 
 
 class ComparisonDialog(Dialog):
-    """Shows two layouts, and emits signals for the choices of the user. The dialog is not modal and computes nothing."""
+    """Shows two layouts, and emits signals for the choices of the user. Not modal; computes nothing itself."""
 
     chosen = Signal(int, str)
     """Emitted with a side, 0 or 1, and the key of the `SideOption` that the user has chosen for that side."""

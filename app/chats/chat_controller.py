@@ -104,7 +104,7 @@ class ChatController(QObject):
         self._change(chat, title=show(title, MAX_LABEL_CHARACTERS))
 
     def move(self, chat: str, folder: str) -> None:
-        """Move a conversation to a folder of the list. If `folder` is empty, it is in no folder."""
+        """Move a conversation to a folder of the list. An empty `folder` removes the conversation from its folder."""
         self._change(chat, folder=show(folder, MAX_LABEL_CHARACTERS))
 
     def toggle_pin(self, chat: str) -> None:

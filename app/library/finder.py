@@ -122,7 +122,7 @@ class HubFinder(QObject):
     def show_repo(self, text: str) -> None:
         """Show the files of the repository at an address, with forecasts.
 
-        An address on another server is downloaded instead.
+        If the address is on another server than the hub, the file is downloaded instead.
         """
         self._asked = text
         # As if no model were loaded: a downloaded model may take the place of the loaded ones.

@@ -58,7 +58,7 @@ class NamedLayouts(QObject):
         self.deleted: SavedDocument | None = None
         """The layout of the current model that was deleted last, which `restore` brings back."""
         self._contents: dict[str, LayoutFile | None] = {}
-        """What each of `documents` contains, by its text; None if it cannot be used."""
+        """Content of each of `documents`, by the text of the document; None if the content cannot be used."""
 
     def refresh(self) -> None:
         """Read the named layouts of the current model; `changed` is emitted."""
@@ -85,7 +85,7 @@ class NamedLayouts(QObject):
         self._run(tr("Saving a layout"), self._save(replace(document, name=self._free(document.name))))
 
     def rename(self, document: SavedDocument, name: str) -> None:
-        """Give a named layout another name. A name that another one has gets a number."""
+        """Rename a named layout. If another layout has the new name already, a number is appended."""
         if name == document.name:
             return
         catalogue, fresh = self._library.catalogue, replace(document, name=self._free(name))

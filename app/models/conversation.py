@@ -366,7 +366,7 @@ class Conversation(QObject):
         )
 
     def _typed_results(self, *calls: str) -> set[str]:
-        """Return the storage keys of typed results of the last answer's tool calls: `calls`, or all if none are given."""
+        """Return the storage keys of typed results for `calls` of the last answer; for all its calls if none are given."""
         answer = calls_of_path(self.tree.path)
         found = () if answer is None else calls or tuple(call.id for call in answer.calls)
         return set() if answer is None else {result_key(answer.id, call) for call in found}

@@ -47,7 +47,7 @@ _KEPT_ANSWERS = 256
 class SpeedRepository(QObject):
     """Stores measured speeds of all models in a file, which a background thread writes.
 
-    The document predicts tokens per second from them. For the GUI thread, except `known_speeds`.
+    `LayoutDocument` predicts tokens per second from these speeds. For the GUI thread, except `known_speeds`.
     """
 
     known_changed = Signal(object)  # Speeds

@@ -116,7 +116,7 @@ class NumberBar(QFrame):
         return self._answer.text() if not self._answer.isHidden() else ""
 
     def fields(self, device: str) -> tuple[SpinBox, SpinBox]:
-        """Return the number fields of a device: number of its layers, and number of layers whose experts it holds."""
+        """Return the number fields of a device: for its layers, and for the layers whose experts are on the device."""
         return self._lanes[device].layers, self._lanes[device].experts
 
     def set_preview(self, preview: Preview | None) -> None:
@@ -177,7 +177,7 @@ class NumberBar(QFrame):
 
 
 class _LaneNumbers(QWidget):
-    """The number fields of one device: number of its layers, and number of layers whose experts it holds."""
+    """The number fields of one device: the number of its layers, and of layers whose experts are on the device."""
 
     def __init__(
         self, device: str, count: Callable[[str, int], None], place: Callable[[str, int], None], parent: QWidget

@@ -124,7 +124,7 @@ def owner_words(model: Listed) -> tuple[str, ...]:
 
 
 def fit_of(model: Listed, quantisation: Quantisation) -> tuple[str, str]:
-    """Return a short text on whether a quantisation fits this rig, and the name of its colour in the palette."""
+    """Return a short text on whether a quantisation fits this rig, and the palette name of the text's colour."""
     if quantisation.fault:
         if quantisation.copy.is_missing:
             return tr("missing"), _BAD

@@ -83,7 +83,7 @@ class ChatPresenter(QObject):
         self._logged = ""
         """The last logged message about a chat template that cannot be used."""
         self._waiting_question: str | None = None
-        """The question in the input that waits until the parked model is loaded; None if none waits."""
+        """The question in the input that waits for the load of a parked (temporarily unloaded) model, or None."""
         self._before_delete: MessageTree | None = None
         """The messages before a deletion, for Undo; None if there is no deletion that can be undone."""
         self._after_delete = MessageTree()

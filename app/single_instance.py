@@ -20,7 +20,7 @@ _decoder = msgspec.json.Decoder(list[str])
 
 
 def hand_over(name: str, files: Sequence[Path]) -> bool:
-    """Send `files` to the window that listens on the local socket `name`. Return whether it accepted them."""
+    """Send `files` to the window that listens on the local socket `name`. Return whether the window accepted them."""
     socket = QLocalSocket()
     socket.connectToServer(name)
     if not socket.waitForConnected(CONNECT_MS):

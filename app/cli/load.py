@@ -74,7 +74,7 @@ class LoadCommand:
         self._tokens = [0] * len(requests)
 
     def run(self) -> int:
-        """Run the command, and return the exit code. No child process remains."""
+        """Run the command, and return the exit code. All child processes have ended when the call returns."""
         with self._follower.loading(self._order):
             ending: Ending = self._follower.load(self._printer)
             plan = self._follower.loaded_plan

@@ -47,7 +47,7 @@ _POLL_S = 0.2
 
 
 def run_serve(options: Namespace) -> int:
-    """Serve until an interrupt, and return the exit code. No child process remains."""
+    """Serve until an interrupt, and return the exit code. All child processes have ended when the call returns."""
     check_auto_options(options)
     if options.auto is not None:
         find_strategy(options.auto)
@@ -120,7 +120,7 @@ def _loads(server: ApiServer, entry: ModelEntry, interrupted: threading.Event) -
     """Load a model before requests arrive; return False if an interrupt came first.
 
     Raises:
-        ApiError: if it cannot be loaded.
+        ApiError: if the model cannot be loaded.
     """
     loading = server.preload(entry)
     while not interrupted.is_set():

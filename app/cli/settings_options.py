@@ -112,7 +112,7 @@ def context_of(options: Namespace, model: ModelFile, given: ContextSettings | No
 def _parallel(count: int, context: ContextSettings, chosen: Mapping[str, Value | None]) -> ContextSettings:
     """Return settings in which each of `count` parallel prompts has the requested context.
 
-    Without --ctx, that is the context of the layout file or of the defaults.
+    If --ctx is not given, the context of the layout file or of the defaults is used for each prompt.
     """
     if "n_seq_max" in chosen:
         raise ArgumentError("--parallel and --sequences exclude each other; remove one.")

@@ -116,10 +116,10 @@ class LineReader:
 
 
 class Talk:
-    """Runs a chat from its start to its last event. No child process remains after `run`.
+    """Runs a chat from its start to its last event. All child processes have ended when `run` returns.
 
-    It carries out the effects of `engine.chat.answer` for the command line, in a single thread that waits for each
-    effect.
+    The class carries out the effects of `engine.chat.answer` for the command line, in a single thread that waits for
+    each effect.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class Talk:
         self._tree = store.tree(conversation.id)
         self._attached = options.attached
         self._has_asked = options.prompt is None
-        """Whether a line of input may be the result of a tool call; the question of --prompt never is."""
+        """Whether the next line of input may be the result of a tool call. False for the question of --prompt."""
         self._keeps_states = self._make_folder()
         self._follower = Follower(states.folder if self._keeps_states else None)
         # Whether the user was told that text is not stored.

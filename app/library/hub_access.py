@@ -31,7 +31,7 @@ class HubAccess:
 
     @property
     def settings(self) -> HubSettings:
-        """The address and mode of the hub to use."""
+        """The address of the hub, and whether it is used offline."""
         return hub_settings(self.kept.mirror, offline=self.kept.offline)
 
     def token(self, hub: HubSettings) -> str | None:

@@ -43,7 +43,7 @@ _log = logging.getLogger("layerdeck.library")
 
 
 class LibraryTask:
-    """Runs background work whose progress and errors the library shows; a newer call replaces the previous one."""
+    """Runs background work for the library, which shows its progress and errors. A newer call cancels an older one."""
 
     def __init__(self, library: Library, background: Background) -> None:
         self._library = library

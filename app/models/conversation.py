@@ -279,9 +279,9 @@ class Conversation(QObject):
     # ------------------------------------------------------------------ what people do
 
     def send(self, text: str, files: Sequence[tuple[Attachment, bytes | None]] = ()) -> None:
-        """Send a question to the model; do nothing if it cannot be asked now.
+        """Send a question to the model; do nothing if the model cannot accept a question now.
 
-        `files`: attachments, each with its bytes, or None if these are stored already.
+        `files`: attachments, each with its bytes, or None if the bytes are stored already.
         """
         if not self.can_ask:
             return
@@ -324,8 +324,7 @@ class Conversation(QObject):
         """Add the result of the tool call with id `call`. After the last missing result, the model is asked.
 
         Returns:
-            Whether the result was accepted. A result is refused if the call needs none, or if the model cannot be asked
-            now.
+            Whether the result was accepted. It is refused if the call needs none, or if the model cannot answer now.
         """
         missing = self.missing_results
         wanted = next((each for each in missing if each.id == call), None)
@@ -366,7 +365,10 @@ class Conversation(QObject):
         )
 
     def _typed_results(self, *calls: str) -> set[str]:
-        """Return the storage keys of typed results for `calls` of the last answer; for all its calls if none are given."""
+        """Return the storage keys of typed results of the last answer's tool calls.
+
+        `calls`: ids of these calls; if none are given, all calls of the answer.
+        """
         answer = calls_of_path(self.tree.path)
         found = () if answer is None else calls or tuple(call.id for call in answer.calls)
         return set() if answer is None else {result_key(answer.id, call) for call in found}

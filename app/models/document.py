@@ -39,7 +39,7 @@ from engine.runtime.probing.probe import ProbeCache
 FRAME_MS = 16
 """Milliseconds between two previews during a drag: at most one per frame (60 Hz), however fast mouse events arrive."""
 UNDO_STEPS = 200
-"""Largest number of undo steps. Each stores the edit before and after it."""
+"""Largest number of undo steps. Each step stores two edits: from before and from after the change."""
 
 
 class EditState:

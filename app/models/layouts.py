@@ -210,7 +210,7 @@ class Layouts(QObject):
         return document.is_untouched and not document.is_dragging and self._models.current.held is None
 
     def _follow(self, plan: Plan) -> None:
-        """Replace a layout that was proposed for other devices and not edited by a new proposal."""
+        """Find a new layout if the present one was proposed for other devices and the user has not edited it."""
 
         def apply(layout: Layout) -> None:
             # A layout edited meanwhile stays. If devices have changed again, another proposal is on its way.

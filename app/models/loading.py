@@ -218,12 +218,12 @@ class Loading(QObject):
         return number
 
     def generate(self, request: Generate) -> int:
-        """Request an answer and return the request's number. The bridge emits its tokens.
+        """Request an answer and return the number of the request.
 
-        `answered` or `answer_lost` is emitted at the end.
+        The bridge emits the tokens. When the answer ends, `answered` or `answer_lost` is emitted.
 
         Raises:
-            ArgumentError: the model cannot be asked, for example because its child has just died.
+            ArgumentError: the model cannot accept requests, for example because its child has just died.
         """
         return self.ask(request)
 

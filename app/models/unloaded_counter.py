@@ -58,7 +58,7 @@ class UnloadedCounter(QObject):
         self._timer.start()
 
     def forget(self) -> None:
-        """Cancel the request, because the loaded model's child counts, or there is nothing to count."""
+        """Cancel the request, because the child of the loaded model counts now, or there is nothing to count."""
         self._wanted = self._refused = None
         self._timer.stop()
         self._latest.cancel()

@@ -420,7 +420,7 @@ class ChatPresenter(QObject):
                 conversation.answer_results()
 
     def _refuse(self, action: MessageAction) -> None:
-        """Show why the model cannot be asked. The text of an edited question is put into the input field."""
+        """Show why the model cannot accept a question. The text of an edited question is put into the input field."""
         if action.kind == "edit" and not self._pane.prompt_edit.toPlainText().strip():
             self._pane.prompt_edit.setPlainText(action.text)
         busy = tr("An answer is being written. Wait for its end, or stop it.")

@@ -24,7 +24,7 @@ _RARE_COLLECTIONS = (2000, 10, 50)
 
 
 def limit_malloc() -> None:
-    """Set the limits of glibc's malloc. Call it before threads start; it does nothing with another C library."""
+    """Set the limits of glibc's malloc. Call it before threads start. With another C library nothing is changed."""
     if not sys.platform.startswith("linux"):
         return
     # The limits save memory only: the window works without them.
@@ -38,8 +38,8 @@ def limit_malloc() -> None:
 def freeze_window_objects() -> None:
     """Exclude all objects that exist now from garbage collection; call it once the window is complete.
 
-    A full collection starts when the new objects exceed a quarter of those that survived the last one. With the whole
-    window among the survivors, dead tables of forecasts grow to many megabytes before that.
+    Python starts a full collection when the new objects exceed a quarter of the objects that survived the last one. The
+    objects of the window would raise that threshold, so that unreachable tables of forecasts grow to many megabytes.
     """
     gc.freeze()
 
@@ -48,7 +48,7 @@ def freeze_window_objects() -> None:
 def rare_full_collections() -> Iterator[None]:
     """Context in which Python rarely collects all objects, for a command that ends soon.
 
-    A search for a layout keeps most of what it makes. Each full collection looks at all of it, and together they took a
+    A layout search keeps most of the objects that it makes. Full collections visit all these objects, which took a
     quarter of the time.
     """
     before = gc.get_threshold()

@@ -1,7 +1,7 @@
 """Background threads for work that may wait for files, sockets or child processes; results arrive in the GUI thread.
 
 `Background.run` is for work whose result is always wanted. `Background.latest` is for work that a newer request
-replaces: it cancels what runs, and drops its result, its error and its progress.
+replaces: the older work is cancelled, and its result, error and progress are dropped.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _Answer:
 
 @dataclass(frozen=True, slots=True)
 class Task(Generic[_Progress]):
-    """Cancellation token and progress callback that background work gets from its request. For any thread.
+    """Cancellation token and progress callback that a request passes to its background work. May be used in any thread.
 
     `token`: token that is cancelled when a newer request replaces this one, or by `cancel` of the runner.
     `tell`: callback for progress. The value is delivered in the GUI thread, unless the request was cancelled meanwhile.
@@ -46,7 +46,7 @@ class Task(Generic[_Progress]):
 class Background(QObject):
     """Runs each function in a daemon thread of its own, and delivers its result in the GUI thread.
 
-    The threads are daemons, so that one that hangs on a dead disk does not keep the program from exiting.
+    The threads are daemons, so that a thread that waits for a dead disk does not keep the program from exiting.
     """
 
     busy_changed = Signal(str)  # description of the newest work that runs, for people; empty if none runs
@@ -97,7 +97,7 @@ class Background(QObject):
         self._answer(None, call)
 
     def close(self) -> None:
-        """Drop all results that have not been delivered. Threads that run are not waited for."""
+        """Drop all results that have not been delivered. Running threads are not waited for."""
         self._closed = True
 
     def _work(
@@ -200,13 +200,13 @@ class Latest:
 
 
 class Single:
-    """Runs long work in the background, one piece at a time, with progress. A cancelled piece may still have a result.
+    """Runs long work in the background, one call at a time, with progress. Cancelled work may still have a result.
 
     All methods are called in the GUI thread, and all results are delivered there.
     """
 
     def __init__(self, background: Background, end_s: float) -> None:
-        """`end_s`: seconds that `close` waits for the end of the work, which may have child processes."""
+        """Make a runner. `end_s`: seconds that `close` waits for the work, which may have child processes, to end."""
         self._background, self._end_s = background, end_s
         self._token: CancelToken | None = None
         self._ended = threading.Event()
@@ -223,7 +223,10 @@ class Single:
         on_error: _OnError,
         on_progress: Callable[[_Progress], None],
     ) -> None:
-        """Run `work`, then `on_result` or `on_error`. Does nothing if work runs. `what` is as in `Background.run`."""
+        """Run `work`, then `on_result` or `on_error`. Do nothing if other work runs.
+
+        `what` is as in `Background.run`.
+        """
         if self._token is not None:
             return
         token = self._token = CancelToken()
@@ -247,12 +250,12 @@ class Single:
         self._background.run(what, call, done, failed)
 
     def cancel(self) -> None:
-        """Cancel the work that runs, if there is any."""
+        """Cancel the running work, if there is any."""
         if self._token is not None:
             self._token.cancel()
 
     def close(self) -> None:
-        """Cancel the work that runs, and wait a bounded time for its end."""
+        """Cancel the running work, and wait a bounded time for its end."""
         if self._token is not None:
             self._token.cancel()
             self._ended.wait(self._end_s)

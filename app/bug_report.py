@@ -48,7 +48,7 @@ def describe_bug(error: BaseException) -> str:
 class BugReporter(QObject):
     """Installs exception hooks for all threads, and shows each unexpected exception in a dialog of the GUI thread.
 
-    Further ones are appended to a dialog that is open.
+    If the dialog is open, the reports of further exceptions are appended to its text.
     """
 
     _reported = Signal(str)

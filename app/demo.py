@@ -22,7 +22,9 @@ class Demo:
 
 
 def find_demo() -> Demo:
-    """Return the real demo model if it is installed, else the generated one, which is written if necessary. Blocks.
+    """Return the real demo model if it is installed, else the generated one.
+
+    The call reads and may write files: not for the GUI thread.
 
     Raises:
         EngineError: the generated model cannot be written.
@@ -32,7 +34,7 @@ def find_demo() -> Demo:
 
 
 def fetched_demo() -> Path | None:
-    """Return the path of the real demo model, or None if it is not installed. Blocks."""
+    """Return the path of the real demo model, or None if it is not installed. Reads the disk."""
     paths = (folder / FILE_NAME for folder in (fetched_models_path(), *_models_beside_program()))
     return next((path for path in paths if is_fetched(path)), None)
 
@@ -47,7 +49,9 @@ def _models_beside_program() -> tuple[Path, ...]:
 
 
 def ensure_demo() -> Path:
-    """Return the path of the generated demo model. It is written if it is missing or of an older version. Blocks.
+    """Return the path of the generated demo model, which is written if it is missing or of an older version.
+
+    Writing takes time: not for the GUI thread.
 
     Raises:
         EngineError: the model cannot be written.

@@ -76,7 +76,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def check_display() -> None:
-    """Raise `NoDisplayError` if there is no display. Without this check Qt would abort the process."""
+    """Raise `NoDisplayError` if there is no display. Qt itself would abort the process."""
     if not sys.platform.startswith("linux"):
         return
     platform = os.environ.get("QT_QPA_PLATFORM", "")
@@ -172,9 +172,9 @@ def _keep_mark(application: QApplication, window: WindowParts) -> None:
 
 
 def _show_icon(application: QApplication, _window: WindowParts) -> None:
-    """Set the window icon, for systems without our menu entry.
+    """Set the window icon, for systems on which our menu entry is not installed.
 
-    After the first paint: drawing all its sizes takes time.
+    Called after the first paint, because drawing all sizes of the icon takes time.
     """
     from PySide6.QtGui import QIcon
 
@@ -186,7 +186,7 @@ def _show_icon(application: QApplication, _window: WindowParts) -> None:
 def serve_later_starts(application: QApplication, opening: Opening) -> None:
     """Open the files of later program starts in this window.
 
-    Files that arrive before it is complete wait in `early`.
+    Files that arrive before the window is complete wait in `early`.
     """
     from app.paths import instance_name
     from app.single_instance import FirstInstance, OpenEvents

@@ -20,9 +20,10 @@ def find_lendings(
     caps: Sequence[tuple[str, int]] = (),
     margins: Sequence[tuple[str, int]] = (),
 ) -> tuple[Lending, ...]:
-    """Return the devices that this computer lends: those that it finds, reduced and limited by the arguments. Blocks.
+    """Return the devices that this computer lends, selected and limited by the arguments.
 
-    The arguments and their errors are those of `choose_lendings`.
+    The search for devices takes time: not for the GUI thread. The arguments and their errors are those of
+    `choose_lendings`.
 
     Raises:
         EngineError: also if the engine cannot list its devices.

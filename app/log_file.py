@@ -59,7 +59,7 @@ def command_log(path: Path) -> Iterator[None]:
 
 
 class _OneEntryALine(logging.Formatter):
-    """A log formatter that escapes control characters and indents further lines.
+    """A log formatter that escapes control characters and indents the second and later lines of an entry.
 
     So no text that is quoted in an entry can look like another entry.
     """
@@ -73,12 +73,12 @@ class _LogFile(RotatingFileHandler):
     """A rotating file that loses entries silently if the disk is full or the folder is gone."""
 
     def handleError(self, _record: logging.LogRecord) -> None:
-        """Drop the entry that cannot be written. The default would print a traceback for each one."""
+        """Drop the entry that cannot be written. Python's default would print a traceback for each entry."""
 
     def doRollover(self) -> None:
         """Rename the full log file and start a new one.
 
-        If it cannot be renamed, it is emptied, so that its size stays bounded.
+        If the file cannot be renamed, its content is deleted, so that its size stays bounded.
         """
         try:
             super().doRollover()

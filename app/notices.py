@@ -12,7 +12,10 @@ from engine.base.texts import show
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """A message for the status line. `bad`: whether it reports a failure. Such a message stays until the next one."""
+    """A message for the status line.
+
+    `bad`: whether the message reports a failure. A failure stays on the status line until the next message.
+    """
 
     text: str
     bad: bool = True

@@ -21,8 +21,9 @@ CLI_NAME = "layerdeck-cli"
 def give_libraries_back(environ: MutableMapping[str, str]) -> None:
     """Restore LD_LIBRARY_PATH, so that system programs that we start, such as a browser, use the system's libraries.
 
-    PyInstaller's loader sets it to the bundle's libraries and stores the old value in LD_LIBRARY_PATH_ORIG. This
-    process has already read it. PYINSTALLER_RESET_ENVIRONMENT makes the loader set it again in each of our children.
+    PyInstaller's loader sets the variable to the bundle's libraries and stores the old value in LD_LIBRARY_PATH_ORIG.
+    This process does not need the variable any more. PYINSTALLER_RESET_ENVIRONMENT makes the loader set it again in our
+    children.
     """
     environ["PYINSTALLER_RESET_ENVIRONMENT"] = "1"
     before = environ.pop("LD_LIBRARY_PATH_ORIG", None)

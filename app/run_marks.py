@@ -56,8 +56,9 @@ class RunMark(msgspec.Struct, frozen=True):
 class EndedRun:
     """A window that crashed or was killed.
 
-    `mark`: its run mark. `seen_s`: time of the mark's last modification, in seconds since the epoch. `faults`: output
-    of Python's faulthandler, or empty.
+    `mark`: its run mark, the file that a running window writes.
+    `seen_s`: time of the mark's last modification, in seconds since the epoch.
+    `faults`: output of Python's faulthandler, or empty.
     """
 
     mark: RunMark
@@ -81,7 +82,7 @@ class EndedRun:
 
 
 class RunMarks:
-    """Writes the run mark of this process and reads those of other windows, in `folder`.
+    """Writes the run mark (a file of the running window) of this process in `folder`, and reads those of other windows.
 
     Each call accesses the disk.
     """
@@ -108,7 +109,7 @@ class RunMarks:
         self._write(self._mark)
 
     def keep(self, models: tuple[OpenedModel, ...], *, restored: bool) -> None:
-        """Write the open models into the mark. Does nothing after `end`.
+        """Write the open models into the mark. Nothing is written after `end`.
 
         `restored`: whether this window has itself opened again the models of a window that crashed.
         """

@@ -75,8 +75,9 @@ class KeptAdapter(msgspec.Struct, frozen=True):
 class KeptSideFiles(msgspec.Struct, frozen=True):
     """The projector, the LoRA adapters and the draft of a model, as they are stored in the settings.
 
-    `projector`: path of its file, empty if there is none. `device`: device of the projector, None for automatic.
-    `draft`: JSON text as of `encode_draft`, empty if there is none.
+    `projector`: path of the projector's file; empty if there is none.
+    `device`: device of the projector; None for automatic.
+    `draft`: JSON text as of `encode_draft`; empty if there is no draft.
     """
 
     projector: str = ""
@@ -112,10 +113,10 @@ class _MemoryStore:
 
 
 class _IniStore(QSettings):
-    """The INI file of the settings, which tells whether changes are stored.
+    """The INI file of the settings, which reports whether changes are stored.
 
-    QSettings writes after a change, when the event loop is idle. It replaces the file by a complete one, and keeps what
-    it could not write.
+    QSettings writes after a change, when the event loop is idle. It replaces the file by a complete one, and keeps
+    changes that it could not write.
     """
 
     def __init__(self, file: Path) -> None:
@@ -125,7 +126,7 @@ class _IniStore(QSettings):
         self._fails = False
 
     def event(self, event: QEvent) -> bool:
-        """Handle an event of Qt: after the one for which QSettings writes, look whether it could."""
+        """Handle an event of Qt. After the event in which QSettings writes, check whether the write succeeded."""
         handled = super().event(event)
         # The status stays after the first failure.
         if event.type() is QEvent.Type.UpdateRequest and self.status() is QSettings.Status.AccessError:
@@ -227,13 +228,13 @@ class Settings:
     """The language that the window uses from its next start on."""
     remote_warning_given = _switch("remote_warning_given")
     reload_lost = _switch("reload_lost")
-    """Whether a model whose child process died is loaded again automatically. Else the window asks."""
+    """Whether a model whose child process died is loaded again automatically. If not, the window asks first."""
     steps_back = _switch("steps_back")
     """Whether a load that runs out of memory tries other layouts."""
     stall_limit_s = Preference("stall_limit_s", _stall_limit_s, lambda limit_s: "" if limit_s is None else str(limit_s))
     """Seconds without progress after which a load or an answer is ended. None: the default limit."""
     without_room = Preference("without_room", _load_answer, lambda answer: "" if answer is None else answer.value)
-    """The stored answer to the question what to do if a model does not fit beside the loaded ones. None: ask."""
+    """The stored answer to the question whether to unload models if a model does not fit beside them. None: ask."""
     idle_time_s = Preference("idle_time_s", _idle_time_s, lambda idle_s: "" if idle_s == inf else f"{idle_s:g}")
     """Seconds after the last answer before an idle model is unloaded; infinite: it stays loaded."""
     arrangement = _text("window/arrangement")
@@ -249,7 +250,7 @@ class Settings:
     zoom_percent = Preference("window/zoom", _zoom_percent)
     """Zoom of the interface in per cent."""
     drops_oldest_turns = _switch("chat/drop_oldest", default=True)
-    """Whether the oldest messages are dropped if the context is full. Else the question is refused."""
+    """Whether the oldest messages are dropped if the context is full. If not, the question is refused."""
     asks_when_full = _switch("chat/ask_when_full")
     """Whether to ask before the oldest messages are dropped."""
     kept_states_bytes = Preference(
@@ -278,7 +279,7 @@ class Settings:
     def watch(self, tell: Callable[[str, bool], None]) -> None:
         """Call `tell` when changes cannot be stored any more, and when they are stored again.
 
-        `tell`: takes a sentence, and whether it is bad; called in the thread of the event loop.
+        `tell`: called with a sentence, and whether it reports a failure, in the thread of the event loop.
         """
         if isinstance(self.store, _IniStore):
             self.store.tell = tell
@@ -311,7 +312,7 @@ class Settings:
 
     @property
     def parked_models(self) -> tuple[Path, ...]:
-        """The models that were parked when they were last open."""
+        """Paths of the models that were parked (unloaded until their next question) when they were last open."""
         try:
             stored = msgspec.json.decode(str(self.store.value("parked_models", "[]")), type=list[str])
         except UNREADABLE:

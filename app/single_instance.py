@@ -20,7 +20,7 @@ _decoder = msgspec.json.Decoder(list[str])
 
 
 def hand_over(name: str, files: Sequence[Path]) -> bool:
-    """Send `files` to the window that listens on the local socket `name`. Return whether it accepted them."""
+    """Send `files` to the window that listens on the local socket `name`. Return whether the window accepted them."""
     socket = QLocalSocket()
     socket.connectToServer(name)
     if not socket.waitForConnected(CONNECT_MS):
@@ -96,7 +96,7 @@ class OpenEvents(QObject):
         application.installEventFilter(self)
 
     def eventFilter(self, _watched: QObject, event: QEvent) -> bool:
-        """Emit `asked` for an event that opens a file; pass on all other events."""
+        """Emit `asked` for an event that opens a file; ignore all other events, which Qt then delivers."""
         if not isinstance(event, QFileOpenEvent) or not event.file():
             return False
         self.asked.emit([Path(event.file())])

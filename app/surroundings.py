@@ -18,7 +18,7 @@ _MOST_BYTES, _MOST_OF_A_NAME = 3000, 255
 """Largest length in bytes of a folder's path, and of one name in it.
 With these, paths of our files below the folder stay within the limits of the system."""
 _NO_HOME = "/"
-"""HOME for a user without an entry in passwd, as in a container. Writing there fails, with a message."""
+"""HOME for a user without an entry in passwd, as in a container. Writing to this folder fails with a message."""
 
 
 def settle_places(environment: MutableMapping[str, str]) -> str:

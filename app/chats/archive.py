@@ -70,7 +70,7 @@ class ChatArchive(QObject, ChatStorage):
         self._chats: dict[str, Chat] = {}
         self._has_warned = False
         self._is_behind = False
-        """Whether changes wait for free space on the disk."""
+        """Whether changes are not written yet, because the disk is full."""
         self._done.connect(self._on_done, Qt.ConnectionType.QueuedConnection)
         # Emitted by the thread that makes copies.
         self._copy_failed.connect(notices.tell, Qt.ConnectionType.QueuedConnection)
@@ -195,12 +195,12 @@ class ChatArchive(QObject, ChatStorage):
         self._background.run(what, settled_work, then, self._notices.tell)
 
     def take_in(self, chats: Sequence[Chat]) -> None:
-        """Add conversations to the list that an import has already written to the database."""
+        """Add `chats` to the list. An import has already written these conversations to the database."""
         self._chats |= {chat.id: chat for chat in chats}
         self.changed.emit()
 
     def look_again(self) -> None:
-        """Add conversations to the list that another program, such as the command line, has written to the database."""
+        """Add conversations to the list that another program has written to the database, such as the command line."""
         store, before = self._store, dict(self._chats)
         if store is None:
             return

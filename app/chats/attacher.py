@@ -47,9 +47,9 @@ _log = logging.getLogger("layerdeck.images")
 class Attached:
     """A file to send with the next question.
 
-    `attachment`: its content; None while the file is being read.
-    `data`: its bytes; None if they are stored already.
-    `tokens`: its length in the prompt; None if it was not counted.
+    `attachment`: content of the file; None while the file is being read.
+    `data`: bytes of the file; None if they are stored already.
+    `tokens`: length of the file in the prompt; None if it was not counted.
     """
 
     id: str
@@ -80,7 +80,7 @@ class Attacher(QObject):
 
     @property
     def files(self) -> tuple[Attached, ...]:
-        """The attachments of the conversation that the model's chat shows."""
+        """The attachments of the conversation that the chat of this model shows."""
         return tuple(self._files.get(self._conversation.chat.id, ()))
 
     @property
@@ -127,9 +127,10 @@ class Attacher(QObject):
         self.changed.emit()
 
     def take(self) -> tuple[tuple[Attachment, bytes | None], ...]:
-        """Remove all attachments of the shown conversation.
+        """Remove all attachments of the shown conversation, and return those that are ready to be sent.
 
-        Return those that are read, with their bytes, for sending.
+        An attachment that is still being read is not returned. The bytes of an attachment are None if they are stored
+        already.
         """
         files = self._files.pop(self._conversation.chat.id, [])
         self.refused.emit("")
@@ -161,7 +162,10 @@ class Attacher(QObject):
         self._background.run(tr("Reading {name}", name=file.name), read, take, refuse)
 
     def _lacks(self, attachment: Attachment) -> str:
-        """Return a message if the loaded model lacks the projector for this file; else, or if none is loaded, empty."""
+        """Return a message if the loaded model has no projector that reads this attachment; else an empty text.
+
+        The text is also empty if no model is loaded.
+        """
         info = self._loading.snapshot.loaded
         if info is None:
             return ""
@@ -212,7 +216,7 @@ def _count_request(attachment: Attachment) -> CountTokens:
 class Thumbnails(QObject):
     """Reads the thumbnails that a gallery requests.
 
-    An unreadable image stays an empty box; the log has no file names.
+    An image that cannot be read stays an empty box. File names are not written to the log.
     """
 
     def __init__(

@@ -59,7 +59,7 @@ class ChatController(QObject):
         archive.is_open_now.connect(self._open_last)
 
     def new(self) -> None:
-        """Begin a new conversation with the current model; an empty one is used again."""
+        """Begin a new conversation with the current model. If the shown conversation is empty, keep it instead."""
         # Typed text is stored with its conversation before another one is shown.
         self.leaving.emit()
         conversation = self._models.current.conversation
@@ -95,7 +95,7 @@ class ChatController(QObject):
         self._archive.read(chat, show)
 
     def _takes_over_from(self, other: OpenModel) -> bool:
-        """Return whether the current model takes a conversation from `other`: it is loaded, and `other` is not."""
+        """Return whether the current model takes over a conversation of `other`: only the current model is loaded."""
         current = self._models.current.status
         return current.is_loaded and not other.status.is_loaded and not other.conversation.is_answering
 
@@ -104,7 +104,7 @@ class ChatController(QObject):
         self._change(chat, title=show(title, MAX_LABEL_CHARACTERS))
 
     def move(self, chat: str, folder: str) -> None:
-        """Move a conversation to a folder of the list. If `folder` is empty, it is in no folder."""
+        """Move a conversation to a folder of the list. An empty `folder` removes the conversation from its folder."""
         self._change(chat, folder=show(folder, MAX_LABEL_CHARACTERS))
 
     def toggle_pin(self, chat: str) -> None:
@@ -134,7 +134,7 @@ class ChatController(QObject):
             self.open(known.id)
 
     def drop_oldest_turns(self, wanted: bool) -> None:
-        """Set whether the oldest turns are dropped if the context is full. Else the question is refused."""
+        """Set whether the oldest turns are dropped if the context is full. If not, the question is refused."""
         self._settings.drops_oldest_turns = wanted
         self._tell_overflow()
 

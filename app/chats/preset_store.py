@@ -18,7 +18,7 @@ from engine.chat.presets import Preset, read_presets, write_presets
 
 
 class PresetStore(QObject):
-    """Stores presets (named prompts with sampling settings) for the conversations of all models."""
+    """Stores presets (named prompts with sampling settings) for the conversations of all models, and reads them."""
 
     changed = Signal()
 

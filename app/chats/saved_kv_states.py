@@ -1,9 +1,9 @@
-"""Saved KV states of conversations in the window, so that a model need not process them again after a restart.
+"""Saved KV states of conversations, so that a model need not process a conversation again after a restart.
 
 `KvStateRepository` manages the folder of all states, in background threads. `ModelKvStates` decides for one model when
-the KV cache of a conversation is saved and restored. It is saved in a pause after an answer, and before the model is
-unloaded. It is restored after a load for the shown conversation, and before a conversation continues that is not in the
-KV cache any more.
+the KV cache of a conversation is saved and restored. The cache is saved in a pause after an answer, and before the
+model is unloaded. It is restored after a load for the shown conversation, and before an answer in a conversation that
+has left the KV cache.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _log = logging.getLogger("layerdeck.states")
 
 @dataclass(frozen=True, slots=True)
 class SavedKvUse:
-    """Disk use of saved KV states: size of all, number of their conversations, and limit of the size in bytes."""
+    """Disk use of saved KV states: size in bytes, number of conversations, and limit of the size in bytes."""
 
     size_bytes: int
     n_conversations: int
@@ -146,7 +146,7 @@ class KvStateRepository(QObject):
         self._deleted.discard(conversation)
 
     def warn(self, sentence: str) -> None:
-        """Log that a state cannot be saved or restored, and show it if it is the first time."""
+        """Log that a state cannot be saved or restored. The first time, show `sentence` to the user, too."""
         _log.info("%s", sentence)
         if not self._has_warned:
             self._has_warned = True
@@ -196,12 +196,12 @@ class _Unsaved:
 
 @dataclass(slots=True)
 class _Restoring:
-    """A state that is being restored.
+    """A KV state that is being restored.
 
-    `chat`: id of the conversation; empty after a load until it is known.
-    `path`: the file that the model reads; None until it is found.
-    `then`: callbacks for the end.
-    `request`: number of the request to the model; None before it is sent.
+    `chat`: id of its conversation; empty after a load until the id is known.
+    `path`: the file that the model reads; None until the file is found.
+    `then`: callbacks to call when the state was restored or could not be restored.
+    `request`: number of the request to the model; None before the request is sent.
     """
 
     chat: str
@@ -241,7 +241,7 @@ class ModelKvStates(QObject, StateStorage):
 
     @property
     def is_settled(self) -> bool:
-        """Whether no KV state is being written or read, or waits for that."""
+        """Whether no KV state is being saved or restored, and none waits for being saved."""
         return self._unsaved is None and not self._saving and self._restoring is None
 
     # ------------------------------------------------------------------ calls of the conversation
@@ -259,7 +259,7 @@ class ModelKvStates(QObject, StateStorage):
             self._restore(chat, then)
 
     def asked(self, chat: str, request: int) -> None:
-        """Drop an earlier state that was not saved: the answer that begins will replace it."""
+        """Forget an earlier state of the conversation that is not saved yet, because the new answer will replace it."""
         self._timer.stop()
         # The new answer extends the sequence, so the earlier state would be replaced in a moment.
         self._unsaved, self._running = None, _Unsaved(chat, request, None)
@@ -273,7 +273,7 @@ class ModelKvStates(QObject, StateStorage):
     # ------------------------------------------------------------------ saving
 
     def save_now(self) -> None:
-        """Send a request to save the state that is not saved yet, if it is long enough to be worth a file."""
+        """Send a request to save the unsaved KV state, if the state is long enough to be worth a file."""
         self._timer.stop()
         unsaved, self._unsaved = self._unsaved, None
         # Short states are not worth a file; see `MIN_TOKENS`.
@@ -383,7 +383,7 @@ class ModelKvStates(QObject, StateStorage):
             self._end_restoring()
 
     def _sentence(self, lost: AnswerLost) -> str:
-        """Return why a state was not restored. People know its conversation, and not its file."""
+        """Return the reason why a state was not restored, with the conversation: people do not know the file."""
         restoring, chat = self._restoring, self._conversation.chat
         if restoring is None or restoring.path is None or restoring.chat != chat.id:
             return lost.sentence

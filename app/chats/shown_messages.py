@@ -1,4 +1,4 @@
-"""Conversion of stored messages into the values that the chat shows, with the line of speed and ending."""
+"""Conversion of stored messages to the values that the chat shows, with a line on speed and end of each answer."""
 
 from __future__ import annotations
 

@@ -27,8 +27,8 @@ from engine.chat.tree import MessageTree
 class Form:
     """A file format for export.
 
-    `words`: its name for people. `ending`: its file name extension. `holds_many`: whether a file can have several
-    conversations with all branches.
+    `words`: name of the format for people. `ending`: file name extension.
+    `holds_many`: whether a file can have several conversations with all branches.
     """
 
     words: str
@@ -37,7 +37,7 @@ class Form:
 
     @property
     def filter(self) -> str:
-        """The format as name filter of a Qt file dialog."""
+        """The format as a name filter of Qt's file dialog."""
         return f"{self.words} (*{self.ending})"
 
 

@@ -39,7 +39,7 @@ def _size(text: str) -> int:
 
 
 def _quota(text: str) -> int:
-    """Parse a size in bytes, such as "20GiB"; unlike other sizes it may be 0."""
+    """Parse a size in bytes, such as "20GiB". Unlike for other sizes, 0 is allowed."""
     return 0 if text.strip() == "0" else _size(text)
 
 
@@ -78,8 +78,8 @@ def _stall_limit(text: str) -> int:
 def make_parser(words: Sequence[str]) -> Parser:
     """Return the parser of `layerdeck-cli` for the arguments `words`.
 
-    It knows all commands, but only the options of the command in `words`: some options are generated from tables of the
-    engine, whose import takes time.
+    The parser knows all commands, but only the options of the command in `words`: some options are generated from
+    tables of the engine, whose import takes time.
     """
     parser = Parser(
         prog="layerdeck-cli", description="Place the layers of a GGUF model on your devices and load exactly that."

@@ -66,7 +66,7 @@ def constraints_of(options: Namespace, rig: Rig, n_layers: int) -> Constraints:
     """Return the constraints that the options set for an automatic layout.
 
     Raises:
-        ArgumentError: if they are impossible on this rig or for this model.
+        ArgumentError: if the constraints are impossible on this rig or for this model.
     """
     pins = tuple(pin for pin in options.pin if isinstance(pin, Pin) and pin.first != _OUTPUT)
     parts = tuple(pin for pin in options.pin if isinstance(pin, PartPin)) + placed_experts(options, rig, n_layers)

@@ -89,7 +89,10 @@ def _numa_order(options: Namespace, lab: LabRig) -> BenchOrder:
 
 
 def _name(path: Path | None, strategy: str | None, taken: list[str]) -> str:
-    """Return a name for a layout: that of its file, of its strategy, or "initial"; with a number if it is taken."""
+    """Return a name for a layout: the name of its file, of its strategy, or "initial".
+
+    A name that is in `taken` gets a number.
+    """
     name = strategy or "initial" if path is None else path.stem
     if name not in taken:
         return name
@@ -97,7 +100,7 @@ def _name(path: Path | None, strategy: str | None, taken: list[str]) -> str:
 
 
 class _Told:
-    """Callback that prints progress on a terminal, each step in place of the previous one."""
+    """Callback that prints progress on a terminal, each step on the same line in place of the previous one."""
 
     def __call__(self, progress: BenchProgress) -> None:
         if sys.stderr.isatty():
@@ -105,7 +108,7 @@ class _Told:
 
 
 def _keep(learnt: SpeedBook, before: SpeedBook) -> None:
-    """Save the speeds for predictions. A failure is only printed, since the results are still of use."""
+    """Save the speeds for predictions. A failure is only printed, because the comparison itself has succeeded."""
     if learnt == before:
         return
     try:

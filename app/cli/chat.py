@@ -1,4 +1,4 @@
-"""The `chat` command: a conversation in a terminal, stored in the same database as those of the window."""
+"""The `chat` command: a conversation in a terminal, stored in the database that the window uses, too."""
 
 from __future__ import annotations
 
@@ -100,9 +100,9 @@ def _talk(store: ChatStore, options: Namespace) -> int:
 
 
 def _conversation(store: ChatStore, options: Namespace) -> tuple[Conversation | None, Conversation]:
-    """Return the stored conversation to continue, and a copy of it that the options have changed.
+    """Return the stored conversation to continue, and a copy of that conversation with the changes of the options.
 
-    For a new conversation, which is not stored yet, the first is None.
+    If the conversation is new, it is not stored yet, and the first value is None.
     """
     if options.conversation is None:
         time_ms = now_ms()

@@ -62,9 +62,9 @@ class Answered(Event, frozen=True, kw_only=True, tag="done"):
     """Event at the end of an answer.
 
     `message`: id of the answer's message.
-    `replaced`: the reason why the model's chat template was not used; absent if it was used.
+    `replaced`: the reason why the model's chat template was not used; absent if the template was used.
     `dropped_tokens`: number of tokens that context shifts removed; absent if there were none.
-    `draft`: counts and gain of its drafts; absent if the load has none.
+    `draft`: counts and gain of speculative decoding; absent if the loaded model has no draft.
     """
 
     prompt_tokens: int

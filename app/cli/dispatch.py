@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class CommandTunnels:
-    """Context manager with the tunnels to paired computers for one command. It closes them at its end.
+    """Context manager for one command, which owns the tunnels to paired computers and closes them at the end.
 
     Imports happen on first use, since most commands need no tunnels.
     """
@@ -45,17 +45,17 @@ class CommandTunnels:
     def reach(self, rig: Rig) -> Rig:
         """Return `rig` with its paired computers reached through tunnels, which are opened here.
 
-        Raises as `Tunnels.reach`.
+        Raises as `Tunnels.reach` does.
         """
         if all(device.fingerprint is None for device in rig.devices):
             return rig
         return self._made().reach(rig)
 
     def offer_of(self, machine: Machine) -> Offer:
-        """Return what a paired computer lends now, and who uses it.
+        """Return the devices that a paired computer lends now, and who uses them.
 
         Raises:
-            EngineError: if it is not paired or does not answer.
+            EngineError: if the computer is not paired or does not answer.
         """
         from app.paths import engine_checks_path, identity_path, pairings_path
         from engine.machines.rigs.remote_machines import RemoteMachines
@@ -122,9 +122,9 @@ LOGGED = frozenset({"load", "chat", "embed", "serve", "bench"})
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run the command in `arguments`, and return its exit code. `KeyboardInterrupt` passes through.
+    """Run the command in `arguments`, and return its exit code. `KeyboardInterrupt` is not caught.
 
-    `arguments`: None for those of the process.
+    `arguments`: None for the arguments of the process.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     # Looked up by hand: if the arguments are wrong, there are no parsed options.
@@ -201,7 +201,10 @@ def _log(command: str) -> AbstractContextManager[None]:
 
 
 def _collections(command: str) -> AbstractContextManager[None]:
-    """Return the context in which a command collects garbage. Commands with a log run long, so they keep the usual."""
+    """Return a context that sets Python's garbage collection for a command.
+
+    A command that ends soon gets rare full collections. One that writes a log runs long, and uses Python's defaults.
+    """
     if command in LOGGED or command in WITHOUT_CHILDREN:
         return nullcontext()
     from app.allocator import rare_full_collections

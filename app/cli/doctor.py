@@ -1,4 +1,4 @@
-"""The `doctor` command: examines this computer, and gives the results as a table and as a file to send to others."""
+"""The `doctor` command: examines this computer, and writes the results as a table and as a file to send to others."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def run_doctor(options: Namespace) -> int:
 
 
 def _machines(options: Namespace) -> list[str]:
-    """Return the names of other computers to be removed from the report: endpoints and paired names."""
+    """Return the names of other computers to be removed from the report: those of endpoints and of paired computers."""
     return [*options.rpc, *options.peer, *(options.tunnels.known_names() if options.peer else ())]
 
 

@@ -1,6 +1,6 @@
-"""The entry point of `layerdeck-cli`, and the signals that end a command: SIGINT, SIGTERM and SIGHUP, if they exist.
+"""The entry point of `layerdeck-cli`, and its handlers for SIGINT, SIGTERM and SIGHUP, which end a command.
 
-Handlers are installed first, because the imports of the rest take a moment in which a signal may arrive.
+The handlers are installed before the other modules are imported: an import takes a moment in which a signal may arrive.
 """
 
 from __future__ import annotations

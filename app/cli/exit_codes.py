@@ -29,5 +29,5 @@ _BY_KIND = {
 
 
 def exit_code(kind: str) -> int:
-    """Return the exit code for an error of this `kind`. An unknown kind is a bug and gives `INTERNAL`."""
+    """Return the exit code for an error of this `kind`; `INTERNAL` for an unknown kind, which is a bug."""
     return _BY_KIND.get(kind, INTERNAL)

@@ -89,9 +89,9 @@ class Follower:
 
     @contextmanager
     def loading(self, order: LoadOrder) -> Iterator[None]:
-        """Context in which the session loads `order`.
+        """Context in which the session loads `order` and interrupts are handled.
 
-        It handles interrupts, and at its end no child process remains.
+        When the context ends, all child processes have ended.
         """
         with on_interrupt(self._interrupt):
             try:
@@ -107,21 +107,24 @@ class Follower:
 
     @property
     def interrupted(self) -> bool:
-        """Whether there was an interrupt that `heed` has not marked as handled."""
+        """Whether there was an interrupt after the last call of `heed`."""
         return self._interrupts > self._heeded
 
     def heed(self) -> None:
-        """Mark all interrupts so far as handled, because the answer that they stopped has ended."""
+        """Mark all interrupts so far as handled. Called when the answer that an interrupt has stopped has ended."""
         self._heeded = self._interrupts
 
     @property
     def cancelled(self) -> Cancelled:
-        """The last event of a command that was interrupted."""
+        """The last event of a command that was interrupted, with the stage of the load."""
         return Cancelled(stage=self._stage)
 
     @property
     def loaded_plan(self) -> Plan | None:
-        """The loaded plan; after a step back it is not the plan of the order. None if no model is loaded."""
+        """The plan of the loaded model; None if no model is loaded.
+
+        If the requested layout did not fit and another one was loaded (step back), this is the plan of the other one.
+        """
         loaded = self.session.snapshot.loaded
         return None if loaded is None else loaded.order.plan
 
@@ -176,8 +179,8 @@ class Follower:
     def step_back(self, order: LoadOrder, ending: LoadEnding | RequestEnding) -> bool:
         """Load another layout if an answer ran out of memory, the model is lost and the order allows a retry.
 
-        Return whether a load was started; the caller then calls `load`. `order`: the order with the plan that was
-        loaded.
+        Return whether a load was started; the caller then calls `load`.
+        `order`: the order of the load, with the plan that was loaded.
         """
         is_lost = isinstance(ending, OutOfMemory) and self.session.snapshot.loaded is None
         if not is_lost or not order.retry.retries or self.interrupted:

@@ -29,7 +29,7 @@ _ALL = -1
 class _Experts:
     """A parsed part of --experts: the experts of layers `first` to `last` are placed on the device called `name`.
 
-    Both are `_ALL` for all layers.
+    For all layers, `first` and `last` are both `_ALL`.
     """
 
     name: str

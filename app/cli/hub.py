@@ -119,7 +119,7 @@ class _Command:
         self._on_terminal = sys.stderr.isatty()
 
     def run(self) -> int:
-        """Run the download, and return the exit code. No child process remains."""
+        """Run the download, and return the exit code. All child processes have ended when the call returns."""
         with on_interrupt(self._interrupt):
             self._transfer.start()
             try:
@@ -218,7 +218,7 @@ def _progress_line(progress: DownloadProgress, rate: float | None, left_s: float
 
 @dataclass(frozen=True, slots=True)
 class Hub:
-    """The settings of the hub, and its access token; None if there is no token."""
+    """The settings of the hub, and its access token, which is None if the user has set none."""
 
     settings: HubSettings
     token: str | None

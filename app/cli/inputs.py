@@ -66,9 +66,9 @@ def load_order(options: Namespace, plan: Plan) -> LoadOrder:
 
 
 def load_plan(plan: Plan) -> Plan:
-    """Return `plan` if it may be loaded, with numbers of a probe if nothing else can forecast it.
+    """Return `plan` if it may be loaded. If the memory cannot be computed, the plan gets the numbers of a probe.
 
-    Raises as `order_of` does.
+    A probe is a load in a child process that allocates no memory. Raises as `order_of` does.
     """
     if plan.violations:
         raise RuleViolationError(tuple((v.rule, v.message, v.remedy) for v in plan.violations))
@@ -76,9 +76,9 @@ def load_plan(plan: Plan) -> Plan:
 
 
 def _probed(plan: Plan) -> Plan:
-    """Return the plan with the numbers of a probe; if that fails, without them.
+    """Return the plan with the numbers of a probe, or unchanged if the probe fails.
 
-    The load will then report the reason.
+    After a failed probe, the load itself reports the reason.
     """
     try:
         return probe(plan)
@@ -155,7 +155,7 @@ def read_inputs(options: Namespace) -> Asked:
 
 
 def asked_on(options: Namespace, model: ModelFile, rig: Rig, document: LayoutFile | None) -> Asked:
-    """Return the plan that `options` request for this model and rig.
+    """Return the plan that the options request for this model and rig.
 
     `document`: the layout file; None if there is none.
     """

@@ -74,7 +74,7 @@ class LoadCommand:
         self._tokens = [0] * len(requests)
 
     def run(self) -> int:
-        """Run the command, and return the exit code. No child process remains."""
+        """Run the command, and return the exit code. All child processes have ended when the call returns."""
         with self._follower.loading(self._order):
             ending: Ending = self._follower.load(self._printer)
             plan = self._follower.loaded_plan
@@ -99,7 +99,7 @@ class LoadCommand:
     def _answers(self) -> Ending:
         """Print the answers to all prompts as they arrive, and return the last event without printing it.
 
-        If answers ran out of memory, this is called again after another load, and they continue where they stopped.
+        If answers ran out of memory, this method is called again after another load. The answers then continue.
         """
         answers, open_requests = self._summary, set[int]()
         may_go_on = self._order.retry.retries > 0
@@ -134,7 +134,7 @@ class LoadCommand:
         raise AssertionError("news have no end")
 
     def _shown(self, event: _E) -> _E:
-        """Return `event` with the index of its prompt as request number; if there is only one prompt, with None."""
+        """Return `event` with the index of its prompt as request number, or with None if there is only one prompt."""
         number = self._indices.get(event.request or 0) if self._numbered else None
         return msgspec.structs.replace(event, request=number)
 

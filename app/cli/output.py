@@ -19,7 +19,7 @@ _CLEAR_LINE = "\r\x1b[K"
 
 
 class OutputError(ArgumentError):
-    """Standard output cannot be written, for example because the disk is full. Nothing more can be printed there."""
+    """Standard output cannot be written, for example because the disk is full, so nothing more can be printed."""
 
 
 def prepare_streams() -> None:
@@ -104,7 +104,7 @@ def print_text(text: str) -> None:
 
 
 def say(sentence: str, *, end: str = "\n", over: bool = False) -> None:
-    """Print a sentence to standard error, and ignore errors of writing.
+    """Print a sentence to standard error; errors of writing are ignored.
 
     `over`: replace the current line of the terminal.
     """
@@ -118,7 +118,7 @@ def check_text(text: str, what: str) -> None:
     """Raise an error if `text` of the command line is not valid UTF-8. `what`: subject of the error's sentence.
 
     Raises:
-        ArgumentError: if it is not valid UTF-8.
+        ArgumentError: if `text` is not valid UTF-8.
     """
     try:
         text.encode()

@@ -60,12 +60,12 @@ def listed_devices(options: Namespace, rig: Rig) -> tuple[str, ...] | None:
 
 
 def find_device(name: str, rig: Rig, option: str) -> str:
-    """Return the id of the device that `name` matches: the whole id, or a beginning that only one id has, in any case.
+    """Return the id of the device that `name` matches, ignoring case: the whole id, or an unambiguous beginning.
 
     `option`: name of the option, for the error.
 
     Raises:
-        ArgumentError: with the existing devices, or with those that the name matches.
+        ArgumentError: if no device or several match; the error names the devices.
     """
     wanted = name.casefold()
     exact = [device_id for device_id in rig.ids if device_id == name] or [
@@ -80,9 +80,9 @@ def find_device(name: str, rig: Rig, option: str) -> str:
 
 
 def rig_of(options: Namespace, rig: Rig) -> Rig:
-    """Return `rig` with only the devices of --device, in its order, and the host; unchanged if the option is not given.
+    """Return `rig` with only the devices of --device, in the order of the option, and the host.
 
-    Accelerators such as BLAS belong to the CPU and stay.
+    Without that option, `rig` is returned unchanged. Accelerators such as BLAS belong to the CPU and stay.
     """
     listed = listed_devices(options, rig)
     if listed is None:

@@ -102,7 +102,7 @@ def _compare(here: _Forecast, file: LayoutFile, options: Namespace) -> int:
 
 
 def compared(here: _Forecast, there: _Forecast) -> str:
-    """Return a table of figures, one on each line: with the present devices, and with the added cards."""
+    """Return a table for people, one figure a line: its value on the present devices, and with the added cards."""
     rows = [("", "here", "with the cards"), *zip(FIGURES, here.figures.words(), there.figures.words(), strict=True)]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     return "\n".join(
@@ -111,7 +111,7 @@ def compared(here: _Forecast, there: _Forecast) -> str:
 
 
 def _probed_or_known(plan: Plan) -> Plan:
-    """Return the plan with the engine's numbers; without them if the devices are missing or in use."""
+    """Return the plan with the engine's numbers from a probe, or unchanged if its devices are missing or in use."""
     try:
         return probe(plan)
     except BusyError:

@@ -36,7 +36,7 @@ class JsonPrinter:
         self._child_started = False
 
     def child_started(self) -> None:
-        """Print the events that were held back, and print failures as events from now on."""
+        """Print the events that were held back until now. Later failures are printed as events, too."""
         self._child_started = True
         for event in self._held:
             print_event(event)
@@ -161,7 +161,7 @@ def _loaded_lines(event: Loaded) -> Iterator[str]:
 
 
 def _remedy_lines(event: OutOfMemory) -> list[str]:
-    """Return lines with the processes that hold the memory, and with proposals after which the load should fit."""
+    """Return lines with the processes that use the memory, and with proposals after which the load should fit."""
     lines = [f"Memory of {event.device} is held by:"] if event.holders else []
     lines += [f"  {holder_words(each)}" for each in event.holders]
     lines += ["What should fit:"] if event.proposals else []

@@ -1,4 +1,4 @@
-"""The commands `rig lab` and `rig serve`, which run RPC workers on this computer until interrupted; and `rig kept`."""
+"""The commands `rig lab` and `rig serve`, which run RPC workers until an interrupt, and `rig kept` (cached weights)."""
 
 from __future__ import annotations
 

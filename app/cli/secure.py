@@ -45,7 +45,7 @@ def run_pair(options: Namespace) -> int:
 
 
 def run_peers(options: Namespace) -> int:
-    """Print the pairings, and return the exit code. With --forget, end one first."""
+    """Print the pairings, and return the exit code. With --forget, delete one of them first."""
     book, identity = PairingStore(pairings_path()), read_identity(identity_path())
     removed = () if options.forget is None else book.forget(options.forget)
     kept = book.all()

@@ -47,7 +47,7 @@ _POLL_S = 0.2
 
 
 def run_serve(options: Namespace) -> int:
-    """Serve until an interrupt, and return the exit code. No child process remains."""
+    """Serve until an interrupt, and return the exit code. All child processes have ended when the call returns."""
     check_auto_options(options)
     if options.auto is not None:
         find_strategy(options.auto)
@@ -102,7 +102,7 @@ def run_serve(options: Namespace) -> int:
 
 
 def _first(*values: float | None) -> float:
-    """Return the first value that is not None; the last one must not be None."""
+    """Return the first value that is not None. The last value must be a number."""
     return next(value for value in values if value is not None)
 
 
@@ -120,7 +120,7 @@ def _loads(server: ApiServer, entry: ModelEntry, interrupted: threading.Event) -
     """Load a model before requests arrive; return False if an interrupt came first.
 
     Raises:
-        ApiError: if it cannot be loaded.
+        ApiError: if the model cannot be loaded.
     """
     loading = server.preload(entry)
     while not interrupted.is_set():
@@ -132,9 +132,9 @@ def _loads(server: ApiServer, entry: ModelEntry, interrupted: threading.Event) -
 
 
 class Catalogue:
-    """The models that `serve` offers, and the order to load each of them.
+    """The models that `serve` offers, with the order to load each of them.
 
-    Its methods block; any thread may call them.
+    The methods read files and devices, so they block. They may be called in any thread.
     """
 
     def __init__(self, options: Namespace, preferences: Preferences) -> None:

@@ -51,7 +51,7 @@ class ServeLog:
         )
 
     def loaded(self, entry: ModelEntry) -> None:
-        """Write that a model of the command line was loaded."""
+        """Write that a model that the command line names was loaded."""
         self._put({"event": "loaded", "model": entry.id}, f"layerdeck-cli: loaded {entry.id}")
 
     def request(self, entry: RequestEntry) -> None:

@@ -67,7 +67,8 @@ def address_of(options: Namespace) -> Address:
     """Return the address to listen on.
 
     Raises:
-        ArgumentError: if other computers could reach the server without a key, or without TLS or --plain-http.
+        ArgumentError: if other computers could reach the server without a key, or without TLS although --plain-http is
+            not given.
     """
     if (options.tls_cert is None) != (options.tls_key is None):
         raise ArgumentError("--tls-cert and --tls-key belong together; give both.")
@@ -108,7 +109,10 @@ def access_of(options: Namespace) -> Access:
 
 
 def keep_alive_of(options: Namespace) -> float | None:
-    """Return the idle time of --keep-alive in seconds: negative for never, None if the option is not given."""
+    """Return the idle time of --keep-alive in seconds; None if the option is not given.
+
+    A negative time means that models are never unloaded.
+    """
     try:
         return keep_alive_seconds(options.keep_alive)
     except ApiError as error:

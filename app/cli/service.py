@@ -93,7 +93,7 @@ def _uninstall(options: Namespace) -> int:
 
 
 def service_command(options: Namespace) -> list[str]:
-    """Return the command line that lends devices with the same options, run by the present program."""
+    """Return the command line that lends devices with the same `options` by the present executable."""
     # `layerdeck --cli` is the command line (`app/program.py`), in the bundle's one executable too.
     program = [sys.executable] if getattr(sys, "frozen", False) else [sys.executable, "-P", "-m", "app.program"]
     words = [*program, "--cli", "rig", "serve", "--secure"]
@@ -126,7 +126,7 @@ WantedBy=default.target
 
 
 def _quoted(word: str) -> str:
-    """Return a word quoted for `ExecStart`, where "%", "$" and the backslash have a meaning (systemd.service(5))."""
+    """Return a word quoted for `ExecStart`, in which "%", "$" and the backslash are special (systemd.service(5))."""
     text = one_line(word).replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
     return text if _PLAIN.fullmatch(text) else f'"{text}"'
 

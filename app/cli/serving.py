@@ -15,7 +15,7 @@ from engine.machines.rigs.lab import CAPS_NOT_ENFORCED, KeptWeights
 
 
 def kept_weights(options: Namespace) -> KeptWeights | None:
-    """Return folder and quota of the cache of weights; None if it is switched off, or its folder cannot be written."""
+    """Return folder and quota of the cache of weights; None if the cache is off or the folder cannot be written."""
     quota_bytes = DEFAULT_QUOTA_BYTES if options.keep is None else options.keep
     return KeptWeights(kept_weights_path(), quota_bytes) if quota_bytes and not _fault(kept_weights_path()) else None
 
@@ -30,7 +30,7 @@ def _fault(folder: Path) -> str:
 
 
 def tell_serving(options: Namespace, *, caps_enforced: bool) -> None:
-    """Print whether the memory caps of the workers are enforced, and whether and where weights are cached."""
+    """Print whether the memory caps of the workers are enforced, and in which folder weights are cached, if at all."""
     if options.cap and not caps_enforced:
         tell(CAPS_NOT_ENFORCED)
     kept = kept_weights(options)

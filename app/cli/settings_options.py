@@ -112,7 +112,7 @@ def context_of(options: Namespace, model: ModelFile, given: ContextSettings | No
 def _parallel(count: int, context: ContextSettings, chosen: Mapping[str, Value | None]) -> ContextSettings:
     """Return settings in which each of `count` parallel prompts has the requested context.
 
-    Without --ctx, that is the context of the layout file or of the defaults.
+    If --ctx is not given, the context of the layout file or of the defaults is used for each prompt.
     """
     if "n_seq_max" in chosen:
         raise ArgumentError("--parallel and --sequences exclude each other; remove one.")
@@ -131,7 +131,7 @@ def option_name(setting: Setting) -> str:
 def _without_layout(model: ModelFile, n_ctx: int | None) -> ContextSettings:
     """Return the default settings for a model without a layout file.
 
-    A model that reads whole texts has its own defaults.
+    A model that reads a whole text at once has defaults of its own.
     """
     # Imported late: help needs only the table of settings.
     from engine.planning.plan.decisions.context_length import default_context, reads_whole_texts
@@ -142,7 +142,7 @@ def _without_layout(model: ModelFile, n_ctx: int | None) -> ContextSettings:
 
 
 def side_files_of(options: Namespace, model: ModelFile, rig: Rig, given: LayoutFile | None = None) -> SideFiles:
-    """Return the projector, the LoRA adapters and the draft of the options; only their headers are read.
+    """Return the projector, the LoRA adapters and the draft that the options name; only their headers are read.
 
     `given`: the layout file, whose draft is used if the options name none; None if there is no file.
 

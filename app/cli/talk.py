@@ -99,7 +99,7 @@ class LineReader:
         return line
 
     def wake(self) -> None:
-        """End a wait for a line. May be called in any thread, and in a signal handler."""
+        """End the wait for a line in `next`. May be called in any thread, and in a signal handler."""
         self._lines.put(_Wake.WAKE)
 
     def _run(self) -> None:
@@ -116,10 +116,10 @@ class LineReader:
 
 
 class Talk:
-    """Runs a chat from its start to its last event. No child process remains after `run`.
+    """Runs a chat from its start to its last event. All child processes have ended when `run` returns.
 
-    It carries out the effects of `engine.chat.answer` for the command line, in a single thread that waits for each
-    effect.
+    The class carries out the effects of `engine.chat.answer` for the command line, in a single thread that waits for
+    each effect.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class Talk:
         self._tree = store.tree(conversation.id)
         self._attached = options.attached
         self._has_asked = options.prompt is None
-        """Whether a line of input may be the result of a tool call; the question of --prompt never is."""
+        """Whether the next line of input may be the result of a tool call. False for the question of --prompt."""
         self._keeps_states = self._make_folder()
         self._follower = Follower(states.folder if self._keeps_states else None)
         # Whether the user was told that text is not stored.
@@ -271,7 +271,7 @@ class Talk:
             self._ask(line)
 
     def _take_result(self, missing: Sequence[ToolCall], text: str) -> None:
-        """Store the result of the first call in `missing`. If it was the last one without a result, ask the model."""
+        """Store `text` as the result of the first call in `missing`. After the last missing result, ask the model."""
         tree = add(self._tree, result_message(missing[0], text, self._tree.leaf))
         if len(missing) == 1:
             self._answer(tree)
@@ -302,7 +302,7 @@ class Talk:
     def _write_answer(self, run: AnswerRun) -> None:
         """Generate, print and store an answer.
 
-        If memory runs out, it continues in another layout, if the order allows one.
+        If memory runs out and the order allows it, another layout is loaded, and the answer continues.
         """
         self._store.apply(self._conversation.id, self._tree, run.tree)
         self._tree = run.tree

@@ -17,10 +17,10 @@ _ASK_AGAIN_S = 5.0
 
 
 def settle_used(options: Namespace, rig: Rig) -> Rig:
-    """Return the rig for a command after its lent devices that others use now were handled as `--when-used` says.
+    """Return the rig for a command after lent devices in use were handled by the option `--when-used`.
 
-    `wait`: returns when they are free. `skip`: returns the rig without them. Without that option the rig is returned
-    unchanged, and a load on a device in use fails with its user's name.
+    With `wait`, the call returns when nobody else uses the devices. With `skip`, it returns the rig without the devices
+    in use. Without the option it returns the rig unchanged; a load on a device in use then fails with the user's name.
 
     Raises:
         EngineError: if a machine does not answer.
@@ -32,9 +32,9 @@ def settle_used(options: Namespace, rig: Rig) -> Rig:
 
 
 def settle(rig: Rig, choice: str, ask: Callable[[Machine], Offer], pause: Callable[[float], None] = time.sleep) -> Rig:
-    """Return `rig` without lent devices that others use if `choice` is "skip", else wait until none is in use.
+    """Return `rig` without lent devices that others use if `choice` is "skip"; else wait until nobody uses them.
 
-    `ask`: returns what a machine lends now, and to whom. `pause`: sleeps for a number of seconds.
+    `ask`: returns which devices a machine lends now, and to whom. `pause`: sleeps for a number of seconds.
     """
     told: dict[str, str] = {}
     while used := _used(rig, ask):
@@ -52,7 +52,7 @@ def settle(rig: Rig, choice: str, ask: Callable[[Machine], Offer], pause: Callab
 
 
 def _used(rig: Rig, ask: Callable[[Machine], Offer]) -> dict[str, str]:
-    """Return a phrase on who uses a lent device, by device id; each machine is asked once."""
+    """Return a phrase on who uses a lent device, by device id. Each machine is contacted once."""
     lent = [(device, machine) for device in rig.devices if (machine := machine_of(device)) is not None]
     offers = {machine: ask(machine) for machine in dict.fromkeys(machine for _, machine in lent)}
     found = {}

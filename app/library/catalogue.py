@@ -1,6 +1,6 @@
-"""The models found on this computer, and the steps of a scan. Each step blocks, so it runs in a background thread.
+"""The models found on this computer, and the steps of a scan. No Qt.
 
-No Qt.
+Each step reads many files, so it runs in a background thread.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class LibraryContents:
     `models`: the list of models. `folders`: folders that the user has added.
     `problems`: a sentence for each folder that could not be read.
     `n_files`: number of model files.
-    `aside`: new path of an index file that could not be used, empty if there is none.
+    `aside`: path to which an unusable index file was renamed; empty if there was none.
     `is_scanned`: whether the folders have been scanned since the window was opened.
     """
 
@@ -77,10 +77,10 @@ class ProgressLimit:
 
 
 class LibraryCatalogue:
-    """Holds the results of scans: model files, their headers, and forecasts of their memory. Calls block.
+    """Holds the results of scans: model files, their headers, and forecasts of their memory.
 
-    An index in SQLite keeps them between runs. Steps may run in several threads at the same time; a lock protects the
-    results.
+    An index in SQLite stores the results between runs. Calls access the disk, so they run in background threads.
+    Several of them may run at the same time; a lock protects the results.
     """
 
     def __init__(self, path: Path, stores: Callable[[], Sequence[Store]] | None = None) -> None:
@@ -125,7 +125,7 @@ class LibraryCatalogue:
         return self.contents()
 
     def contents(self) -> LibraryContents:
-        """Return the list of models with what is known now of headers, notes and forecasts."""
+        """Return the list of models with the headers, notes and forecasts that are known now."""
         index = self.index
         with self._lock:
             # Copies: another step may change the dictionaries while the list is made.
@@ -156,7 +156,7 @@ class LibraryCatalogue:
         return set(self._places(index)) != set(census.stores) or is_stale(census)
 
     def other_stores(self) -> tuple[Store, ...]:
-        """Return the model folders of other programs; they need not exist."""
+        """Return the model folders of other programs. A returned folder need not exist."""
         return tuple(self._stores())
 
     def _places(self, index: LibraryIndex) -> tuple[Store, ...]:
@@ -284,16 +284,19 @@ class LibraryCatalogue:
         return tuple(found.values())
 
     def documents_of(self, path: Path) -> tuple[SavedDocument, ...]:
-        """Return the saved layouts and presets of the model file `path`; none if it cannot be read any more.
+        """Return the saved layouts and presets of the model file `path`; none if the file cannot be read any more.
 
-        If another file has replaced it since, the layouts that were saved for the former file are returned.
+        If another file has replaced the model, the layouts that were saved for the former file are returned.
         """
         mark = fingerprint(path)
         found = self.documents((mark,)) if mark else ()
         return found if found or not mark else self._left_behind(path, mark)
 
     def is_left_behind(self, path: Path) -> bool:
-        """Return whether `documents_of` returns layouts that were saved for a former file at `path`."""
+        """Return whether layouts exist that were saved for another file, which had this path before.
+
+        `documents_of` then returns these layouts.
+        """
         mark = fingerprint(path)
         return bool(mark) and not self.documents((mark,)) and bool(self._left_behind(path, mark))
 

@@ -42,7 +42,7 @@ class DownloadController(QObject):
             self._queue.close()
 
     def go_on(self) -> None:
-        """Open the queue if an earlier run has left one, which resumes its downloads."""
+        """Open the queue that an earlier run has left, if there is one. Its downloads are resumed."""
         if downloads_path().is_file():
             self._open_queue()
 

@@ -40,7 +40,7 @@ _T = TypeVar("_T")
 
 
 class HubFinder(QObject):
-    """Sends searches and requests to the hub. A newer request cancels the one before."""
+    """Sends searches and requests to the hub. A newer request cancels the previous one."""
 
     found = Signal(object)  # tuple[FoundRepo, ...]
     repo_shown = Signal(ShownRepo)
@@ -72,7 +72,7 @@ class HubFinder(QObject):
         auto_layouts.projectors_counted.connect(self._on_projectors_counted)
 
     def _on_projectors_counted(self) -> None:
-        """Forecast the shown repository again, because projectors are counted now or not any more."""
+        """Forecast the shown repository again, because the preference that counts projectors has changed."""
         if self._listing is not None:
             self.show_repo(self._asked)
 
@@ -122,7 +122,7 @@ class HubFinder(QObject):
     def show_repo(self, text: str) -> None:
         """Show the files of the repository at an address, with forecasts.
 
-        An address on another server is downloaded instead.
+        If the address is on another server than the hub, the file is downloaded instead.
         """
         self._asked = text
         # As if no model were loaded: a downloaded model may take the place of the loaded ones.

@@ -31,7 +31,7 @@ class HubAccess:
 
     @property
     def settings(self) -> HubSettings:
-        """The address and mode of the hub to use."""
+        """The address of the hub, and whether it is used offline."""
         return hub_settings(self.kept.mirror, offline=self.kept.offline)
 
     def token(self, hub: HubSettings) -> str | None:
@@ -47,10 +47,10 @@ class HubAccess:
         return self.token(hub) if hub.endpoint == endpoint else None
 
     def keep_token(self, token: str) -> TokenLocation:
-        """Save an access token, in the system's keyring if possible, and return where it is. May block.
+        """Save an access token, in the system's keyring if possible, and return where the token is saved. May block.
 
         Raises:
-            ArgumentError: if it is not a valid token.
+            ArgumentError: if `token` is not a valid token.
         """
         return self._tokens.keep(self.settings, token)
 

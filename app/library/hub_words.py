@@ -43,7 +43,8 @@ def found_repo(model: HubModel) -> FoundRepo:
 def shown_repo(listing: RepoListing, fit: RepoFit | None, address: HubAddress, why: str) -> ShownRepo:
     """Return the quantisations of a repository as rows of the Find tab.
 
-    If `address` names a quantisation, that one is proposed, else the best by the forecast. `why`: note below the rows.
+    If `address` names a quantisation, that quantisation is proposed; else the best one by the forecast is proposed.
+    `why`: note below the rows.
     """
     fits = {} if fit is None else {each.quantisation.name: each for each in fit.fits}
     best = None if fit is None else fit.best

@@ -56,7 +56,7 @@ class LastLayouts(QObject):
             self._offer(None)
 
     def flush(self) -> None:
-        """Save a layout that waits for the timer. Blocks for one write; called when the window closes."""
+        """Save at once a layout that waits for the timer. Called when the window closes; waits for the write."""
         if self._timer.isActive():
             self._timer.stop()
             waiting, self._unsaved = self._unsaved, None

@@ -43,7 +43,7 @@ _log = logging.getLogger("layerdeck.library")
 
 
 class LibraryTask:
-    """Runs background work whose progress and errors the library shows; a newer call replaces the one before."""
+    """Runs background work for the library, which shows its progress and errors. A newer call cancels an older one."""
 
     def __init__(self, library: Library, background: Background) -> None:
         self._library = library
@@ -61,8 +61,8 @@ class LibraryTask:
     ) -> None:
         """Run `work` in the background, then call `done`, unless another call or `cancel` comes before that.
 
-        `progress`: text of a progress report, in which `{done}` and `{whole}` are replaced. `failed`: gets an error; if
-        it is None, the error is shown.
+        `progress`: text of a progress report, in which `{done}` and `{whole}` are replaced.
+        `failed`: called with an error; None: the library shows the error.
         """
 
         def step(task: Task[str]) -> _T:
@@ -144,7 +144,7 @@ class Library(QObject):
         self.catalogue.close()
 
     def task(self) -> LibraryTask:
-        """Return a runner for background work in which a newer call replaces the one before."""
+        """Return a runner for background work in which a newer call replaces the previous one."""
         return LibraryTask(self, self._background)
 
     def run(
@@ -344,7 +344,7 @@ class Library(QObject):
         self.run(tr("Saving a layout"), lambda: self.catalogue.save_document(path, document), done)
 
     def remove_document(self, marks: Iterable[str], document: SavedDocument) -> None:
-        """Delete a saved layout or preset of a model, then emit those that are left.
+        """Delete a saved layout or preset of a model, then emit the remaining ones.
 
         `marks`: fingerprints of the model's files.
         """

@@ -28,7 +28,7 @@ _Change = Callable[[Path], object]
 
 
 def free_name(name: str, taken: Iterable[str]) -> str:
-    """Return `name`, with a number if it is among `taken`."""
+    """Return `name`, with a number appended if `taken` contains the name."""
     known = set(taken)
     numbered = (name if number == 1 else f"{name} {number}" for number in range(1, len(known) + 2))
     return next(each for each in numbered if each not in known)
@@ -37,7 +37,7 @@ def free_name(name: str, taken: Iterable[str]) -> str:
 class NamedLayouts(QObject):
     """The named layouts of the current model. Calls return at once; `changed` is emitted with the new list.
 
-    They are stored in the index of the library by the model file, together with the devices for which they were made.
+    The layouts are stored in the library's index by model file, together with the devices for which they were made.
     """
 
     changed = Signal()
@@ -58,7 +58,7 @@ class NamedLayouts(QObject):
         self.deleted: SavedDocument | None = None
         """The layout of the current model that was deleted last, which `restore` brings back."""
         self._contents: dict[str, LayoutFile | None] = {}
-        """What each of `documents` contains, by its text; None if it cannot be used."""
+        """Content of each of `documents`, by the text of the document; None if the content cannot be used."""
 
     def refresh(self) -> None:
         """Read the named layouts of the current model; `changed` is emitted."""
@@ -85,7 +85,7 @@ class NamedLayouts(QObject):
         self._run(tr("Saving a layout"), self._save(replace(document, name=self._free(document.name))))
 
     def rename(self, document: SavedDocument, name: str) -> None:
-        """Give a named layout another name. A name that another one has gets a number."""
+        """Rename a named layout. If another layout has the new name already, a number is appended."""
         if name == document.name:
             return
         catalogue, fresh = self._library.catalogue, replace(document, name=self._free(name))
@@ -104,7 +104,7 @@ class NamedLayouts(QObject):
         self._run(tr("Removing a layout"), lambda path: catalogue.forget_document_of(path, document))
 
     def restore(self) -> None:
-        """Save the layout that was deleted last again."""
+        """Save the layout again that was deleted last."""
         document, self.deleted = self.deleted, None
         if document is not None:
             self._run(tr("Saving a layout"), self._save(replace(document, name=self._free(document.name))))
@@ -151,9 +151,9 @@ class NamedLayouts(QObject):
         )
 
     def noted_speed(self, path: Path, layout: Layout) -> float | None:
-        """Return the measured tokens per second that the library has for `layout` of the model file `path`. Blocks.
+        """Return the measured tokens per second that the library stores for `layout` of the model file `path`.
 
-        None if it has none.
+        Return None if there is no measurement. Reads the library's database: not for the GUI thread.
         """
         try:
             notes = self._library.catalogue.notes_of(path)
@@ -162,7 +162,7 @@ class NamedLayouts(QObject):
         return notes.measured if notes.is_measured_on(layout_key(layout)) else None
 
     def content(self, document: SavedDocument) -> LayoutFile | None:
-        """Return the content of a named layout; None if it is damaged or for another number of layers."""
+        """Return the content of a named layout; None if it is damaged or has a wrong number of layers."""
         return self._contents.get(document.text)
 
     def _free(self, name: str) -> str:

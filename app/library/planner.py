@@ -58,7 +58,7 @@ class ForecastPlanner(QObject):
         self._task.cancel()
 
     def _on_rig_changed(self, _rig: Rig) -> None:
-        """Start new forecasts if the rig has changed since the last ones. Memory of loaded models is no change."""
+        """Start new forecasts if the rig has changed since the last ones. Memory that loaded models hold is ignored."""
         if self._library.is_awake and self._settled() != self._rig:
             self._plan_soon()
 

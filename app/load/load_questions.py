@@ -19,7 +19,8 @@ MAX_NAME_LENGTH = 32
 def load_question(room: Room, name: str, now_s: float) -> LoadQuestion:
     """Return the question whether to unload other models before the model `name` is loaded.
 
-    `room`: the models in the way of the load, and the missing memory. `now_s`: present time of `OpenModels.now_s`.
+    `room`: the models to unload for the load, and the memory that is missing even then.
+    `now_s`: present time of `OpenModels.now_s`.
     """
     full_name, name = name, _short_name(name)
     victims = _join([f"{_short_name(victim.name)} ({idle_text(victim, now_s)})" for victim in room.victims])
@@ -66,7 +67,7 @@ def load_question(room: Room, name: str, now_s: float) -> LoadQuestion:
 def fit_question(room: Room, name: str, *, is_loaded: bool) -> LoadQuestion:
     """Return the question whether to load a layout that is forecast not to fit.
 
-    `is_loaded`: it replaces a loaded one.
+    `is_loaded`: whether the layout replaces a loaded one of the same model.
     """
     text = tr("{name} will probably not fit: {short} missing.", name=_short_name(name), short=_short_text(room.short))
     if is_loaded:
@@ -79,7 +80,8 @@ def fit_question(room: Room, name: str, *, is_loaded: bool) -> LoadQuestion:
 def override_question(message: str, proposal: Proposal) -> LoadQuestion:
     """Return the question whether to drop overrides that the split mode does not support.
 
-    `message`: the rule of llama.cpp that they break, as a sentence. `proposal`: the edit without these overrides.
+    `message`: sentence with the rule of llama.cpp that the overrides break.
+    `proposal`: the edit without these overrides.
     """
     return LoadQuestion(
         text=tr("{message} The model can be loaded without these overrides.", message=message),

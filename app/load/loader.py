@@ -38,7 +38,7 @@ from widgets.library.load_question import LoadAnswer, LoadChoice
 class _Wanted:
     """A requested load that has not started.
 
-    `room`: the models to unload for it, and the memory that is missing even then.
+    `room`: the models to unload for this load, and the memory that is missing even then.
     """
 
     model: OpenModel
@@ -79,7 +79,7 @@ class Loader(QObject):
         self._proposing = background.latest()
         """Runs the search for a layout that fits, while the question about one that does not fit is shown."""
         self._reloaded: set[OpenModel] = set()
-        """Models whose child died, which were loaded again automatically and have not answered since."""
+        """Models that were loaded again automatically after a crash of their child, and have not answered since."""
         self._asked: _Wanted | None = None
         self._proposal: Proposal | None = None
         """A layout or setting that fits, for the question that is shown; None if none is known."""
@@ -94,13 +94,13 @@ class Loader(QObject):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a load waits until devices have their memory back."""
+        """Whether a load waits until the memory of unloaded models is free."""
         return self.memory_return.is_waiting
 
     def load(self) -> None:
         """Load the edited layout of the current model. If the model is answering, the answer is stopped first.
 
-        Its loaded layout is replaced after the new one has been checked. Other models stay loaded if all fit.
+        The engine checks the new layout before it replaces the loaded one. Other models stay loaded if all fit.
         """
         self.load_asked.emit()
         # What to ask is decided by the plan, which may still be that of an earlier edit.
@@ -194,7 +194,7 @@ class Loader(QObject):
         self.notice.emit(Notice(tr("You will be asked when a model does not fit beside others"), bad=False))
 
     def cancel(self) -> None:
-        """Cancel the load that waits for memory or runs, and remove the question."""
+        """Cancel the load that runs or waits for memory, and remove the question."""
         self._withdraw()
         if self.is_waiting:
             self.memory_return.cancel()
@@ -211,7 +211,10 @@ class Loader(QObject):
         model.loading.answered.connect(lambda _event: self._reloaded.discard(model))
 
     def _on_lost_changed(self, model: OpenModel, lost: bool) -> None:
-        """Load a model whose child died again, if the setting says so: once, until it has answered again."""
+        """Load a model again whose child has died, if other layouts may be tried or the setting `reload_lost` is on.
+
+        By the setting, a model is loaded again only once until it has answered again.
+        """
         if lost and model.loading.steps_back:
             # Without asking, as a load steps back: the layout did not fit.
             QTimer.singleShot(0, self, partial(self.reload, model))
@@ -240,8 +243,8 @@ class Loader(QObject):
     def _would_fail(self, wanted: _Wanted) -> bool:
         """Return whether the load is forecast to fail, even after all models in its way have been unloaded.
 
-        False if loads may step back: such a load tries other layouts, and does not unload the present one before the
-        engine has a plan that fits.
+        The result is False if the load may try other layouts (step back). Such a load unloads the present model only
+        when the engine has a plan that fits.
         """
         return bool(wanted.room.still_short) and not self._settings.steps_back
 
@@ -270,9 +273,9 @@ class Loader(QObject):
         self._proposing.run("Finding what fits", search, propose, lambda _error: propose(None), quiet=True)
 
     def _offers_without_overrides(self, model: OpenModel, plan: Plan) -> bool:
-        """Show the question whether to drop overrides that the split mode does not support.
+        """Show the question whether to drop overrides that the split mode does not support, if there are any.
 
-        Return whether it is shown.
+        Return whether the question is shown.
         """
         if not plan.violations:
             return False
@@ -354,7 +357,7 @@ class Loader(QObject):
             self._ask(wanted)
 
     def _on_edited(self) -> None:
-        """Remove the question if the edit has changed since it was asked."""
+        """Remove the question if the edit has changed since the question was shown."""
         if self._asked is not None and self._document.edit != self._asked.plan.edit:
             self._withdraw()
 
@@ -369,7 +372,7 @@ class Loader(QObject):
 
 
 def _best_proposal(plan: Plan, constraints: Constraints, token: CancelToken) -> Proposal | None:
-    """Return the proposal that changes `plan` least, or None. Proposals that unload other models are excluded."""
+    """Return the proposal that changes `plan` least and unloads no other models; None if there is none."""
     # The searches need much that the window's start can do without.
     from engine.planning.fit.proposals import best_by_forecast
     from engine.planning.fit.strategies.constraints import Watch
@@ -379,9 +382,9 @@ def _best_proposal(plan: Plan, constraints: Constraints, token: CancelToken) -> 
 
 
 def _may_go_unasked(room: Room, answer: LoadAnswer) -> bool:
-    """Return whether the load can start with the stored answer.
+    """Return whether the load can start with the stored answer, so that no question is shown.
 
-    The user is always asked before an answer is stopped or a worker is shared.
+    A question is always shown before a running answer is stopped or an RPC worker is used by a second model.
     """
     if answer is LoadAnswer.UNLOAD:
         return not any(victim.is_busy for victim in room.victims)

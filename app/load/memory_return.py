@@ -24,7 +24,7 @@ class _Leaving:
 
 
 class MemoryReturn(QObject):
-    """Watches the memory of models that are unloaded, and delays the next load until it is free, for a bounded time."""
+    """Delays a load until models that are being unloaded have freed their memory, for a bounded time."""
 
     def __init__(self, models: OpenModels, live: LiveRig, parent: QObject | None = None) -> None:
         super().__init__(parent)

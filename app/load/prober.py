@@ -72,7 +72,7 @@ class Prober(QObject):
         self._spare.close()
 
     def _prepare(self) -> None:
-        """Start the child process of the next probe in a background thread while the user edits: it takes time."""
+        """Start the child process of the next probe in the background while the user edits; the start takes time."""
         if self._may_probe():
             self._background.run("probe", self._spare.prepare, _nothing, self._skip, quiet=True)
 

@@ -32,11 +32,11 @@ SETTLE_MS = 400
 
 
 class RoomOffers(QObject):
-    """Finds out whether the current model would fit wholly on devices if idle models were unloaded, and does it.
+    """Offers to unload idle models if the current model would then fit wholly on devices, and does so on request.
 
-    The preference for idle models (`Settings.without_room`) decides: with "ask" the offer is shown, with "unload" it is
-    shown and each load accepts it, with "plan around them" there is none. Unloaded models are parked: their next
-    question loads them again, with their saved KV state.
+    The preference for idle models (`Settings.without_room`) decides. With "ask" the offer is shown. With "unload" the
+    offer is shown, and each load accepts it. With "plan around them" there is no offer. Unloaded models are parked:
+    their next question loads them again, with their saved KV state.
     """
 
     offer_changed = Signal(object)  # RoomOffer | None
@@ -75,7 +75,7 @@ class RoomOffers(QObject):
     def accept(self) -> bool:
         """Unload the models of the offer, and use the layout that has the current model wholly on devices.
 
-        Return whether there was an offer that still holds.
+        Return False, and unload nothing, if there is no offer or the offer is no longer valid.
         """
         found, edit, is_current = self._found, self._edit, self._is_current
         self._forget()
@@ -102,7 +102,7 @@ class RoomOffers(QObject):
         return True
 
     def accept_and_load(self) -> None:
-        """Accept the offer, then load the current model; do neither if the offer does not hold any more."""
+        """Accept the offer, then load the current model; do nothing if the offer is no longer valid."""
         if self.accept():
             self._loader.load()
 
@@ -139,7 +139,7 @@ class RoomOffers(QObject):
             self.offer_changed.emit(None)
 
     def _others(self) -> list[HeldModel]:
-        """Return the loaded models that an offer may unload; empty if no offer is to be made now."""
+        """Return the loaded models that an offer may unload; empty if no offer can be made now."""
         current, plan, document = self._models.current, self._document.plan, self._document
         if plan is None or current.loading.phase is not Phase.STOPPED or self._models.loading is not None:
             return []

@@ -81,7 +81,7 @@ class SeveralModels(QObject):
         self._queue: list[tuple[Path, Edit]] = []
         self._opening = False
         self._begun: OpenModel | None = None
-        """The model whose load runs; None if none does."""
+        """The model that is being loaded now; None if there is none."""
         models.changed.connect(self._go_on)
 
     def plan(self, paths: Sequence[Path]) -> None:
@@ -114,11 +114,11 @@ class SeveralModels(QObject):
         )
 
     def cancel(self) -> None:
-        """Cancel the search for layouts. Loads that were begun go on."""
+        """Cancel the search for layouts. Loads that have started continue."""
         self._planning.cancel()
 
     def load(self, several: SeveralPlanned) -> None:
-        """Park idle models, then load the planned ones in their order, each after the one before it.
+        """Park idle models, then load the planned models one after another.
 
         If a load runs, or one of the models is answering, a notice says so and nothing is loaded.
         """
@@ -144,7 +144,7 @@ class SeveralModels(QObject):
         return [held for held in self._models.held if held.is_busy and held.key in chosen]
 
     def _go_on(self) -> None:
-        """Start the next load if the one before it has succeeded; if it has failed, cancel the rest."""
+        """Start the next load if the previous one has succeeded; if it has failed, cancel all remaining loads."""
         begun = self._begun
         if begun is not None:
             if begun.loading.is_busy or self._loader.memory_return.waiting is begun:

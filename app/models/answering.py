@@ -1,8 +1,8 @@
 """Carries out answers of one model in the window: the driver of the state machine `engine.chat.answer`.
 
-The state machine decides what to do next and returns effects, such as "store this text". `Answering` carries them out
-without blocking, and passes events of the model and of the storage back. It does not depend on which conversation is
-shown.
+The state machine decides what to do next and returns effects, such as "store this text". `Answering` carries out the
+effects without blocking, and passes events of the model and of the storage to the state machine. An answer does not
+depend on which conversation is shown.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class StateStorage:
         then()
 
     def asked(self, chat: str, request: int) -> None:
-        """Note that the model writes an answer, whose KV cache will replace a state that is not saved yet."""
+        """Note that the model begins an answer, which will replace a KV state that is not saved yet."""
 
     def answered(self, chat: str, request: int, tokens: int) -> None:
         """Note that an answer has ended.
@@ -88,7 +88,7 @@ class StateStorage:
 class Answering(QObject):
     """Carries out the answers of one model, one at a time, and emits their text. For the GUI thread.
 
-    `storage` gets the messages, `states` the KV states; both do nothing until they are replaced.
+    `storage`: stores the messages. `states`: saves and restores KV states. The initial objects do nothing.
     """
 
     begun = Signal()
@@ -115,9 +115,9 @@ class Answering(QObject):
         self.answer: AnswerRun | None = None
         """The answer that is being written; None if there is none."""
         self.request: int | None = None
-        """The number of the request for the present answer; None before it is sent to the model."""
+        """The number of the request for the present answer; None before the request is sent to the model."""
         self._count: int | None = None
-        """The number of the request that counts the tokens of the prompt; None if none runs."""
+        """The number of the request that counts the tokens of the prompt; None if no such request runs."""
         self._timer = QTimer(self)
         self._timer.setSingleShot(True)
         self._timer.setInterval(KEEP_INTERVAL_MS)
@@ -163,7 +163,7 @@ class Answering(QObject):
     def _do(self, run: AnswerRun, effects: core.Effects) -> None:
         """Carry out effects, which are actions that the state machine of the answer has chosen.
 
-        Effects of an answer that is not the present one any more are dropped.
+        Effects of an earlier answer are dropped.
         """
         for effect in effects:
             # An effect may end the answer, or a receiver may have begun another one.
@@ -199,7 +199,7 @@ class Answering(QObject):
                 self._finish(run, effect)
 
     def _on_written(self, run: AnswerRun, piece: Append) -> None:
-        """Show a stored piece of text, unless the answer has ended: then the complete answer is shown."""
+        """Emit a stored piece of text, unless the answer has ended: then the complete answer is shown."""
         if run is self.answer and not run.has_ended:
             run.written(piece)
             # First the piece: a receiver of `changed` may show the whole text, to which it must not be added again.

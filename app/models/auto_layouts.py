@@ -60,9 +60,12 @@ Find = Callable[[ModelFile, Rig, ContextSettings, SideFiles], Edit]
 class KeptWishes(msgspec.Struct, frozen=True):
     """The options of automatic layouts, as they are stored in the settings.
 
-    `strategy`: name of the preferred strategy. `order`: device ids, the preferred first. `off`: ids of devices that
-    must not be used. `kv_types`: cache types that strategy `context` may choose, the preferred first. `split`: use
-    several devices even if one holds everything. `one_backend`: use devices of one backend only.
+    `strategy`: name of the preferred strategy.
+    `order`: device ids, the preferred one first.
+    `off`: ids of devices that must not be used.
+    `kv_types`: cache types that the strategy `context` may choose, the preferred one first.
+    `split`: whether to use several devices even if one is enough.
+    `one_backend`: whether to use devices of one backend only.
     """
 
     strategy: str = "fewest"
@@ -159,7 +162,7 @@ class AutoLayouts(QObject):
     def toggle_pin(self, toggle: PinToggle) -> None:
         """Pin layers, layer parts or the output layer to their present devices.
 
-        If all of them are pinned there already, they are unpinned.
+        If all of them are pinned to these devices already, the pins are removed.
         """
         edit = self._document.edit
         if edit is None:
@@ -267,9 +270,9 @@ class AutoLayouts(QObject):
             self.searching.emit("")
 
     def _obstacle(self, model: ModelFile, asked: Edit) -> str:
-        """Return the reason why a layout that was found for `asked` must not be used now, for people; empty if it may.
+        """Return the reason, for people, why a layout found for `asked` must not be used now; empty if it may.
 
-        Layers that were moved meanwhile are no reason.
+        The layout may be used even if layers were moved during the search.
         """
         edit = self._document.edit
         if edit is None or self._document.model is not model:
@@ -320,9 +323,9 @@ def _wishes(kept: KeptWishes) -> AutoWishes:
 
 
 def _toggled(pins: Pins, layout: Layout, first: int, last: int) -> tuple[PinnedLayers, ...]:
-    """Return the pins of layers after `first` to `last` were pinned to their devices in `layout`, or unpinned.
+    """Return the pins of layers after layers `first` to `last` were pinned to their devices in `layout`.
 
-    They are unpinned if all of them are pinned to these devices.
+    If all these layers are pinned to these devices already, their pins are removed instead.
     """
     places = dict(enumerate(layout.assignment()))
     held = {index: device for index in places if (device := pins.device_of(index)) is not None}
@@ -344,9 +347,9 @@ def _toggled(pins: Pins, layout: Layout, first: int, last: int) -> tuple[PinnedL
 
 
 def _toggled_parts(pins: Pins, layout: Layout, part: MovablePart, first: int, last: int) -> tuple[PinnedPart, ...]:
-    """Return the pins of layer parts after `part` of layers `first` to `last` was pinned to its devices, or unpinned.
+    """Return the pins of layer parts after `part` of layers `first` to `last` was pinned to its devices in `layout`.
 
-    It is unpinned if it is pinned to these devices in all layers.
+    If the part is pinned to these devices in all these layers already, its pins are removed instead.
     """
     name = MOVABLE_PARTS[part][0]
     held = {

@@ -1,9 +1,9 @@
 """Counts the tokens of a conversation while its model is loaded, for the meter of the context.
 
-The model's child counts single texts with the vocabulary, and the whole prompt with the chat template. It counts one
-request at a time, and only texts, images, sounds and conversations that were not counted before. An answered
-conversation is counted by its template too: its number in the KV cache differs, since thoughts are not part of the next
-prompt, and the end of a turn is not always generated.
+The model's child counts single texts with the vocabulary, and the whole prompt with the chat template. It handles one
+request at a time; texts, images, sounds and conversations that were counted before are not counted again. The prompt of
+an answered conversation is counted, too. The number of tokens in the KV cache would be wrong: thoughts are not part of
+the next prompt, and the end of a turn is not always generated.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from engine.runtime.session.status import Phase
 
 MOST_CONVERSATIONS = 32
 """Largest number of whole conversations whose counts are cached.
-Counts of single texts are cached until the next load."""
+
+Counts of single texts are cached until the next load.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,7 @@ class ContextCounter(QObject):
         loading.loaded_changed.connect(self._forget)
 
     def count(self, chat: CountedChat) -> None:
-        """Count a conversation. `counted` is emitted with the result, unless another one is requested before that."""
+        """Count a conversation. `counted` is emitted with the result, unless another count is requested before that."""
         self._wanted = chat
         self._timer.start(0)
 
@@ -123,7 +125,7 @@ class ContextCounter(QObject):
             self._go_on()
 
     def _on_lost(self, lost: AnswerLost) -> None:
-        """Drop the request: the chat template failed, or the model is being unloaded."""
+        """Drop the request, because the chat template failed or the model is being unloaded."""
         if self._asked is not None and lost.request == self._asked[0]:
             self._asked = None
 

@@ -65,7 +65,8 @@ class ContextFill:
 class Restored:
     """Result of restoring a saved KV state.
 
-    `tokens`: length of the state; 0 if it was not used. `refusal`: the reason for that, for people.
+    `tokens`: length of the state; 0 if the state was not used.
+    `refusal`: the reason, for people, why the state was not used.
     """
 
     tokens: int
@@ -81,8 +82,8 @@ def new_chat() -> Chat:
 class Conversation(QObject):
     """The conversation that one model shows, with the actions of people on its messages. For the GUI thread.
 
-    It asks the model through `Answering`, and stores changes in a `ChatStorage`. The object exists as long as its model
-    is open; `open` and `begin` switch it to another conversation.
+    Questions go to the model through `Answering`, and changes are stored in a `ChatStorage`. The object exists as long
+    as its model is open; `open` and `begin` switch it to another conversation.
     """
 
     answer_finished = Signal(Done)
@@ -120,8 +121,7 @@ class Conversation(QObject):
         self._failed: AnswerRun | None = None
         """The last answer that failed; None if there is none."""
         self._waiting = ""
-        """The id of an answer that continues when the model was loaded again with another layout; empty if there is
-        none."""
+        """The id of an answer that continues after the model is loaded with another layout; empty if there is none."""
         loading.loaded_changed.connect(self._on_loaded_changed)
         # After `Answering`, which ends the answer by the same signal.
         loading.answer_lost.connect(self._on_lost)
@@ -223,7 +223,7 @@ class Conversation(QObject):
         )
 
     def unloaded_chat(self, attachments: Sequence[Attachment] = ()) -> CountedChat | None:
-        """Return the prompt with draft and `attachments`, for counting without a loaded model; None if it is empty."""
+        """Return the prompt with draft and `attachments`, to be counted without a loaded model; None if it is empty."""
         path = self.prompt_path
         if self.chat.draft.strip() or attachments:
             path = (*path, new_question(self.chat.draft, None, attachments))
@@ -279,9 +279,9 @@ class Conversation(QObject):
     # ------------------------------------------------------------------ what people do
 
     def send(self, text: str, files: Sequence[tuple[Attachment, bytes | None]] = ()) -> None:
-        """Send a question to the model; do nothing if it cannot be asked now.
+        """Send a question to the model; do nothing if the model cannot accept a question now.
 
-        `files`: attachments, each with its bytes, or None if these are stored already.
+        `files`: attachments, each with its bytes, or None if the bytes are stored already.
         """
         if not self.can_ask:
             return
@@ -294,7 +294,7 @@ class Conversation(QObject):
         self._forget_results(typed)
 
     def regenerate(self, message: str) -> None:
-        """Ask for another version of the answer `message`. An answer that failed without any text is replaced by it."""
+        """Request another version of the answer `message`. A failed answer that has no text is replaced."""
         question = self.tree.messages[message].parent
         if question is None or not self.can_ask:
             return
@@ -304,7 +304,7 @@ class Conversation(QObject):
         self._ask(replace(tree, leaf=question))
 
     def edit(self, message: str, text: str) -> None:
-        """Send a changed text of the question `message` as another version of it."""
+        """Send `text` as another version of the question `message`."""
         if self.can_ask:
             self._ask(edited(self.tree, message, text, created_ms=now_ms()))
 
@@ -321,10 +321,10 @@ class Conversation(QObject):
             self.change_chat(msgspec.structs.replace(self.chat, results={**results, key: text} if text else results))
 
     def give_result(self, call: str, text: str) -> bool:
-        """Add the result of the tool call with id `call`. After the last missing result the model is asked.
+        """Add the result of the tool call with id `call`. After the last missing result, the model is asked.
 
         Returns:
-            Whether the result was accepted. It is not if no such call waits, or if the model cannot be asked now.
+            Whether the result was accepted. It is refused if the call needs none, or if the model cannot answer now.
         """
         missing = self.missing_results
         wanted = next((each for each in missing if each.id == call), None)
@@ -355,7 +355,7 @@ class Conversation(QObject):
                 self._ask(tree)
 
     def _with_results(self) -> MessageTree:
-        """Return the messages with a result added for each tool call at the end: the typed text, or an empty one."""
+        """Return the messages with a result for each tool call of the last answer: the typed text, or an empty one."""
         answer = calls_of_path(self.tree.path)
         if answer is None or self.open_message is not None:
             return self.tree
@@ -365,9 +365,9 @@ class Conversation(QObject):
         )
 
     def _typed_results(self, *calls: str) -> set[str]:
-        """Return the storage keys of the typed results of these tool calls at the end of the conversation.
+        """Return the storage keys of typed results of the last answer's tool calls.
 
-        If `calls` is empty, the keys of all calls there are returned.
+        `calls`: ids of these calls; if none are given, all calls of the answer.
         """
         answer = calls_of_path(self.tree.path)
         found = () if answer is None else calls or tuple(call.id for call in answer.calls)
@@ -396,7 +396,7 @@ class Conversation(QObject):
         return chat_template(self._loading.model, self.chat.template)
 
     def toggle_pin(self, message: str) -> None:
-        """Pin a message, so that its turn stays in the prompt if the context is full; unpin it if it is pinned."""
+        """Pin or unpin a message. The turn of a pinned message stays in the prompt when the context is full."""
         known = self.tree.messages.get(message)
         if known is not None and self.open_message is None:
             self._apply(changed(self.tree, msgspec.structs.replace(known, pinned=not known.pinned)))
@@ -482,7 +482,7 @@ class Conversation(QObject):
         self._begin(new_answer(self.chat.id, tree, self._options))
 
     def _continue(self, tree: MessageTree, message: Message, begun: str) -> None:
-        """Make the model continue an existing message; `begun` is the text after which it goes on."""
+        """Make the model continue an existing message. `begun`: the text after which the model continues."""
         self._begin(continued_answer(self.chat.id, tree, message, self._options, begun))
 
     def _begin(self, run: AnswerRun) -> None:

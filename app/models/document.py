@@ -1,9 +1,12 @@
 """The document: the edited layout of a model on a rig, with undo, and the preview that all bars of the window draw.
 
 Each open model has an edit state: its edit (layout and settings) with an undo stack. The document has the edit state of
-the current model; the others are put aside.
-The document owns the drag of layers with the mouse: the first `move` starts it, each move is previewed, and
-`finish_move` or `cancel_move` ends it. Undo, another edit or other devices end it too; then `drag_ended` is emitted.
+the current model; the other models keep their own.
+
+The document owns the drag of layers with the mouse: the first `move` starts the drag, each move is previewed, and
+`finish_move` or `cancel_move` ends it. Undo, another edit or other devices end a drag too; then `drag_ended` is
+emitted.
+
 Slow forecasts are computed in the background (`forecaster`). Until they arrive, `plan` and `preview` are the previous
 ones and `is_behind` is true. A layout that was changed in one step is drawn at once, but without its numbers.
 """
@@ -36,7 +39,7 @@ from engine.runtime.probing.probe import ProbeCache
 FRAME_MS = 16
 """Milliseconds between two previews during a drag: at most one per frame (60 Hz), however fast mouse events arrive."""
 UNDO_STEPS = 200
-"""Largest number of undo steps. Each stores the edit before and after it."""
+"""Largest number of undo steps. Each step stores two edits: from before and from after the change."""
 
 
 class EditState:
@@ -56,8 +59,7 @@ class EditState:
         self.forecast: Forecast | None = None
         """The last forecast that was drawn; None before the first one."""
         self.left: tuple[Layout | None, Layout | None] = None, None
-        """The last layout in split mode `layer`, and the layout that replaced it when the mode was changed; None if
-        there is none."""
+        """The last layout in split mode `layer`, and its replacement in another mode; None if there is none."""
 
 
 class LayoutDocument(QObject):
@@ -84,8 +86,10 @@ class LayoutDocument(QObject):
         self.probes = ProbeCache()
         """Numbers that probes have found, by plan. They are valid for any amount of free memory."""
         self.plan: Plan | None = None
-        """The plan of the edit on the present devices; the plan before that while `is_behind`; None if no model is
-        open."""
+        """The plan of the edit on the present devices; None if no model is open.
+
+        While `is_behind` is true, this is the previous plan.
+        """
         self.preview: Preview | None = None
         """The plan as it was drawn last; None if no model is open."""
         self._forecaster = Forecaster(self.probes, self._on_forecast, background)
@@ -120,12 +124,12 @@ class LayoutDocument(QObject):
 
     @property
     def has_first_edit(self) -> bool:
-        """Whether the edit equals that when the model was opened, for example after undo."""
+        """Whether the edit is the same as when the model was opened, for example after undo."""
         return self._state is None or self._state.edit == self._state.begun
 
     @property
     def has_first_layout(self) -> bool:
-        """Whether the layout equals that when the model was opened, for example after undo."""
+        """Whether the layout is the same as when the model was opened, for example after undo."""
         return self._state is None or self._state.edit.layout == self._state.begun.layout
 
     @property
@@ -138,7 +142,7 @@ class LayoutDocument(QObject):
         return self._forecaster.is_behind
 
     def when_forecast(self, do: Callable[[], None]) -> None:
-        """Call `do` when `plan` is the plan of the present edit: now, or after the running forecast."""
+        """Call `do` as soon as `plan` is the plan of the present edit: now, or after the running forecast."""
         if self.is_behind:
             self._then.append(do)
         else:
@@ -159,7 +163,7 @@ class LayoutDocument(QObject):
         self.show(self.make_state(tables, edit, pace or Pace()), rig)
 
     def make_state(self, tables: PreviewTables, edit: Edit, pace: Pace) -> EditState:
-        """Return a new edit state with an empty undo stack. Passed to `show`, it becomes current."""
+        """Return a new edit state with an empty undo stack. The caller passes it to `show` to make it current."""
         stack = QUndoStack(self)
         stack.setUndoLimit(UNDO_STEPS)
         self.undo_group.addStack(stack)
@@ -211,7 +215,7 @@ class LayoutDocument(QObject):
     def set_speeds(self, speeds: Speeds, answered: Mapping[tuple[Path, Edit], LastAnswer]) -> None:
         """Predict tokens per second from `speeds` from now on.
 
-        `answered`: measured speed of the last answer, by model and edit.
+        `answered`: speed of the last measured answer, by model and edit.
         """
         self._speeds, self._answered = speeds, answered
         if self._state is not None:
@@ -377,7 +381,10 @@ class LayoutDocument(QObject):
 
 
 def _differ_in_cuts(drawn: Edit, edit: Edit) -> bool:
-    """Return whether `edit` differs from `drawn` only in the devices of layers, so that only numbers are missing."""
+    """Return whether the edits differ only in the devices of layers.
+
+    The new layout can then be drawn at once, without its numbers.
+    """
     if drawn == edit or drawn.layout.split_mode != edit.layout.split_mode:
         return False
     return replace(drawn, layout=edit.layout) == edit

@@ -31,7 +31,7 @@ from engine.runtime.session.snapshot import Snapshot
 class EngineBridge(QObject):
     """Owns the session of one model.
 
-    The session's thread reports events; they are emitted in the GUI thread, in order.
+    Events that arrive in the session's thread are emitted in the GUI thread, in the same order.
     """
 
     snapshot = Signal(Snapshot)

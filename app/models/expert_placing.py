@@ -55,7 +55,7 @@ class ExpertPlacing(QObject):
         self._looking.run("Comparing places of experts", find, self.outcomes_found.emit, self._notices.tell, quiet=True)
 
     def use(self, kind: str) -> None:
-        """Move the experts of all layers to the CPU (`TO_CPU`), or back to the layers' devices as they fit (`BACK`)."""
+        """Move the experts of all layers to the CPU (`TO_CPU`), or as many as fit to their layers' devices (`BACK`)."""
 
         def find(plan: Plan) -> Layout:
             from engine.planning.fit.expert_moves import all_to_cpu, back_as_fit

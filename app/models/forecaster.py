@@ -55,9 +55,10 @@ class Pace:
         return "layout" if edit.layout != before.layout else "memory"
 
     def is_quick(self, rig: Rig, edit: Edit) -> bool:
-        """Return whether recent forecasts of this kind were quick; if there were none, whether all others were.
+        """Return whether recent forecasts of this kind of change were quick.
 
-        The first forecast counts as quick, since the tables have already computed it.
+        If there were none of this kind, all other recent forecasts must have been quick. The first forecast of a model
+        counts as quick, because its tables are computed already.
         """
         if self._last is None:
             return True
@@ -72,7 +73,7 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class ForecastRequest:
-    """A forecast to compute. `owner`: the edit state for which it is made, so that the caller can recognise it."""
+    """A forecast to compute. `owner`: the edit state for which the forecast is computed."""
 
     owner: object
     tables: PreviewTables
@@ -118,7 +119,7 @@ class Forecaster:
         self._go_on()
 
     def forget(self) -> None:
-        """Drop the request that waits, because no model is open."""
+        """Drop the waiting request, because no model is open."""
         self._waiting = None
 
     def _go_on(self) -> None:

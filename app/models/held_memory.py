@@ -37,8 +37,8 @@ class HeldMemory(QObject):
     def may_probe(self, document: LayoutDocument) -> bool:
         """Return whether the current edit may be probed.
 
-        It may not while its model is loaded or other models use its RPC workers, or if a device of a rig file is not
-        here.
+        A probe is not allowed while the model is loaded, while other models use its RPC workers, or if this computer
+        lacks a device of a rig file.
         """
         plan, edit = document.plan, document.edit
         if (

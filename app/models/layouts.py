@@ -80,9 +80,9 @@ class Layouts(QObject):
         )
 
     def use(self, name: str, text: str) -> bool:
-        """Replace the edited layout by the layout file with the content `text`; return whether it could be used.
+        """Replace the edited layout by the layout file with the content `text`; return whether the text could be used.
 
-        `name`: its name for undo and errors.
+        `name`: name of the layout for undo and errors.
         """
         model = self._document.model
         if model is None:
@@ -98,8 +98,7 @@ class Layouts(QObject):
     def _take(self, model: ModelFile, document: LayoutFile, name: str, folder: Path) -> None:
         """Replace the edit by the content of a layout file, as one undo step.
 
-        Its draft model is read in the background first.
-
+        The draft model of the file is read in the background first.
         `folder`: folder of the file. If the file has no draft, or one that cannot be used, the layout has none.
         """
         entry, text = document.draft, tr("open {name}", name=name)
@@ -130,7 +129,7 @@ class Layouts(QObject):
         self._background.run(tr("Reading {name}", name=Path(entry.model).name or name), read, apply, self._notices.tell)
 
     def _tell_rig(self, name: str, file: LayoutFile) -> None:
-        """Show a notice on devices that differ from those for which a layout was made; nothing if none differs."""
+        """Show a notice on devices that differ from those for which the layout was made; do nothing if none differs."""
         layout = file.layout
         used = (*layout.devices, *(device for device, _ in layout.tensor_split), *(o.device for o in layout.overrides))
         changes = () if file.rig is None else rig_changes(file.rig, self._live.rig, used)
@@ -142,7 +141,7 @@ class Layouts(QObject):
     def text(self, *, with_rig: bool = False) -> str | None:
         """Return the edited layout as the content of a layout file; None if no model is open.
 
-        `with_rig`: whether the present devices are in the file, as those for which the layout was made.
+        `with_rig`: whether the file also describes the present devices, as the devices for which the layout was made.
         """
         model, edit = self._document.model, self._document.edit
         if model is None or edit is None:
@@ -211,7 +210,7 @@ class Layouts(QObject):
         return document.is_untouched and not document.is_dragging and self._models.current.held is None
 
     def _follow(self, plan: Plan) -> None:
-        """Replace a layout that was proposed for other devices and not edited by a new proposal."""
+        """Find a new layout if the present one was proposed for other devices and the user has not edited it."""
 
         def apply(layout: Layout) -> None:
             # A layout edited meanwhile stays. If devices have changed again, another proposal is on its way.
@@ -232,9 +231,9 @@ class Layouts(QObject):
         self._proposing.run(tr("Proposing a layout"), find, apply, self._notices.tell)
 
     def _obstacle(self, asked: Plan) -> str:
-        """Return the reason why a proposal for `asked` must not be used now, for people; empty if it may.
+        """Return the reason, for people, why a proposal for `asked` must not be used now; empty if it may.
 
-        Changes of free memory are no reason.
+        A change of free memory does not prevent its use.
         """
         if self._document.model is not asked.model:
             return tr(

@@ -38,9 +38,9 @@ _SHORT_REQUESTS = (CountTokens, RenderTemplate, RestoreSequence, SaveSequence, T
 
 @dataclass(frozen=True, slots=True)
 class StepBack:
-    """A load with another layout than requested, because the first did not fit.
+    """A load with another layout than the requested one, because that did not fit.
 
-    `asked`, `loaded`: the edits of both.
+    `asked`, `loaded`: the edits (layout and settings) that were requested and loaded.
     """
 
     asked: Edit
@@ -51,7 +51,8 @@ class StepBack:
 class AnswerLost:
     """A request that failed.
 
-    `request`: its number. `sentence`: the reason, for people. `kind`: kind of the failure as in `Failed`, else empty.
+    `request`: number of the request. `sentence`: the reason, for people.
+    `kind`: kind of the failure as in `Failed`; empty for other failures.
     `goes_on`: whether the model is loaded again with another layout, in which the answer continues.
     """
 
@@ -72,16 +73,19 @@ class Loading(QObject):
     loaded_changed = Signal(object)  # LoadedLayout | None
     ended = Signal(object)  # OutOfMemory | Failed | Crashed | Cancelled: a load, or the child that was loaded
     held_changed = Signal()
-    """Emitted when the model holds another amount of memory."""
+    """Emitted when the amount of memory that the model uses has changed."""
     answered = Signal(Done)
     answer_lost = Signal(AnswerLost)
     stepped_back = Signal(StepBack)
     released = Signal()
-    """Emitted when `phase` becomes `STOPPED`: the model holds no memory any more, or is being unloaded."""
+    """Emitted when `phase` becomes `STOPPED`: the model uses no memory any more, or is being unloaded."""
     leaving = Signal()
     """Emitted before the loaded model is replaced or unloaded. Requests to it are still possible."""
     lost_changed = Signal(bool)
-    """Carries whether `reload` can load a model again that was lost: it ended without having been unloaded."""
+    """Emitted when `reload` becomes possible (True) or impossible (False).
+
+    A reload is possible for a lost model: its child ended although the model was not unloaded.
+    """
 
     def __init__(self, calibrator: Calibrator, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -143,7 +147,7 @@ class Loading(QObject):
 
     @property
     def fault(self) -> Fault:
-        """Whether the model that `reload` can load again has crashed or was lost otherwise; empty if there is none."""
+        """Kind of failure of the model that `reload` can load again: "crashed" or "lost"; empty if there is none."""
         if self._lost is None:
             return ""
         return "crashed" if self._has_crashed else "lost"
@@ -161,9 +165,9 @@ class Loading(QObject):
         return self.bridge.session.snapshot.holds_child
 
     def load(self, order: LoadOrder, *, forecast_is_whole: bool = True) -> None:
-        """Load `order`.
+        """Load the plan of `order` in the model's child process.
 
-        A running answer is stopped; the loaded model is replaced after the new layout has been checked.
+        A running answer is stopped. The loaded model is replaced after the new layout has been checked.
         `forecast_is_whole`: whether the forecast covers all memory, so that the load can calibrate it.
         """
         if self.is_busy:
@@ -204,24 +208,27 @@ class Loading(QObject):
         return True
 
     def ask(self, request: AnyModelRequest) -> int:
-        """Send a request to the child and return its number. The bridge emits the answer. Raises as `generate` does."""
+        """Send a request to the child and return the number of the request; the bridge emits the answer.
+
+        Raises as `generate` does.
+        """
         number = self.bridge.session.ask(request)
         self._own |= {number}
         self._show_now()
         return number
 
     def generate(self, request: Generate) -> int:
-        """Request an answer and return the request's number. The bridge emits its tokens.
+        """Request an answer and return the number of the request.
 
-        `answered` or `answer_lost` is emitted at the end.
+        The bridge emits the tokens. When the answer ends, `answered` or `answer_lost` is emitted.
 
         Raises:
-            ArgumentError: the model cannot be asked, for example because its child has just died.
+            ArgumentError: the model cannot accept requests, for example because its child has just died.
         """
         return self.ask(request)
 
     def stop_answer(self) -> None:
-        """Stop the answers of the window; if there are none, those of the API server. Their text so far is kept."""
+        """Stop the answers of the window; if there are none, those of the API server. The text so far is not lost."""
         if self.phase is not Phase.ANSWERING:
             return
         answers = {run.id for run in self.snapshot.requests if not isinstance(run.request, _SHORT_REQUESTS)}
@@ -314,7 +321,7 @@ class Loading(QObject):
         self._tell_end(event)
 
     def _goes_on(self, event: OutOfMemory | Failed | Crashed | Cancelled) -> bool:
-        """Return whether a loaded model ran out of memory, and other layouts of it may be tried."""
+        """Return whether a loaded model ran out of memory and its order allows other layouts to be tried."""
         was_loaded = isinstance(event, OutOfMemory) and self._asked is None and self.snapshot.loaded is None
         return was_loaded and self._held is not None and self._held.retry.retries > 0
 
@@ -348,7 +355,10 @@ class Loading(QObject):
 
 
 def _loaded_of(snapshot: Snapshot) -> LoadedInfo | None:
-    """Return the loaded model of `snapshot`; None while it is being unloaded, so that it can be loaded again."""
+    """Return the loaded model of `snapshot`; None if no model is loaded, or if it is being unloaded.
+
+    Then a new load can be requested.
+    """
     return None if snapshot.is_unloading else snapshot.loaded
 
 

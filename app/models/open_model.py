@@ -21,9 +21,10 @@ from engine.runtime.session.status import ModelStatus, Phase
 class OpenModel(QObject):
     """One of the open models, with the objects that belong to it.
 
-    At the start of the window there is one without a file.
-    `loading` is its session, `conversation` its chat. `status` is a summary for the window; `status_changed` is emitted
-    when it changes.
+    At the start of the window there is one open model, which has no file.
+
+    `loading`: the model's session. `conversation`: the conversation that its chat shows.
+    `status`: a summary for the window; `status_changed` is emitted when it changes.
     """
 
     changed = Signal()
@@ -48,21 +49,21 @@ class OpenModel(QObject):
         self.file: ModelFile | None = None
         self.key: FileIdentity | None = None
         self.edit_state: EditState | None = None
-        """Its edit state while another model is current; else None, since the document has it."""
+        """The edit state of this model while another model is current; None for the current model."""
         self.loading = Loading(calibrator, self)
         self.conversation = Conversation(self.loading, self)
         self.held: HeldModel | None = None
-        """Device memory that it holds; None if it is neither loaded nor being loaded."""
+        """Device memory that the model holds; None if the model is neither loaded nor being loaded."""
         self.is_of_program = False
-        """Whether it was opened for a client of the API server. Then requests set its idle time."""
+        """Whether the model was opened for a client of the API server. Then requests set its idle time."""
         self.planned_rig: Rig | None = None
-        """The devices for whose memory its layout was found; None if it was not found but given."""
+        """The devices for whose free memory the layout was found; None if the layout was not found by a search."""
         self._keep_alive_s = self._default_keep_alive_s = keep_alive_s
         self._clock = clock
         self._phase = Phase.STOPPED
         self.status = ModelStatus()
         self._edit: Edit | None = None
-        """Its present edit, or the last one before another model became current; None before the first."""
+        """The present edit of the model, or the last one before another model became current; None before any edit."""
         self._waits = ""
         self.is_parked = False
         """Whether the model was unloaded to free its memory, and the next question loads it again."""
@@ -77,9 +78,9 @@ class OpenModel(QObject):
 
     @property
     def is_blank(self) -> bool:
-        """Whether another file may replace this one: no model is loaded, there are no messages and no proposals.
+        """Whether another file may replace the model's file: nothing is loaded, and there are no messages or proposals.
 
-        Messages that were written before the first file was opened are no obstacle: the conversation goes on with that
+        Messages that were written before the first file was opened do not count: the conversation continues with that
         file.
         """
         loading = self.loading
@@ -87,7 +88,7 @@ class OpenModel(QObject):
         return loading.phase is Phase.STOPPED and nothing_said and not loading.proposals
 
     def begin(self, file: ModelFile, key: FileIdentity) -> None:
-        """Make this object the open model of `file`. It has no edit yet."""
+        """Make this object the open model of `file`. The model has no edit yet."""
         self.file, self.key, self.edit_state, self._edit = file, key, None, None
         self.planned_rig = None
         if self.is_of_program:
@@ -98,7 +99,7 @@ class OpenModel(QObject):
         self._refresh_status()
 
     def set_parked(self, parked: bool) -> None:
-        """Set whether the next question loads the model again; a load sets it back."""
+        """Set whether the model is parked, so that its next question loads it again. A load ends the parked state."""
         if parked != self.is_parked:
             self.is_parked = parked
             self._refresh_status()
@@ -114,16 +115,16 @@ class OpenModel(QObject):
 
     @property
     def planned_context(self) -> int | None:
-        """Context size in tokens for each request after a load; the trained size if the setting is open.
+        """Context size in tokens for each request after a load; None if unknown.
 
-        None if unknown.
+        If the setting is automatic, this is the context size that the model was trained for.
         """
         if self._edit is None or self.file is None:
             return None
         return self._edit.context.n_ctx_each or self.file.n_ctx_train or None
 
     def show_wait(self, waits: str) -> None:
-        """Set a sentence for the status that says what the load waits for; empty if it does not wait."""
+        """Set a sentence for the status on what the load waits for; empty if no load waits."""
         self._waits = waits
         self._refresh_status()
 
@@ -143,7 +144,7 @@ class OpenModel(QObject):
             self._set_held(self.held.kept_alive(keep_alive_s, self._clock()))
 
     def set_default_keep_alive(self, keep_alive_s: float) -> None:
-        """Set the idle time of the preferences, in seconds. A model with an idle time of its own keeps that."""
+        """Set the idle time of the preferences, in seconds. A model with an idle time of its own keeps its own."""
         follows = self._keep_alive_s == self._default_keep_alive_s and not self.is_of_program
         self._default_keep_alive_s = keep_alive_s
         if follows:

@@ -76,7 +76,7 @@ class OpenModels(QObject):
     def place(self, file: ModelFile, key: FileIdentity, *, beside: bool = False) -> OpenModel:
         """Return an open model for `file`: the current one if it has no content, else a new one.
 
-        The file is not open yet.
+        The caller then opens the file in that model.
         `beside`: whether the current model must stay open even if it has no content.
         """
         is_free = self.current.file is None if beside else self.current.is_blank
@@ -91,7 +91,7 @@ class OpenModels(QObject):
             self.current_changed.emit(model)
 
     def unload_expired(self) -> None:
-        """Unload the models that were idle for longer than their keep-alive time."""
+        """Unload the models that have been idle for longer than their keep-alive time."""
         over = {held.key for held in expired(self.held, self._clock())}
         for model in self._all:
             # A model that answers is not idle, whatever the clock says.
@@ -103,7 +103,7 @@ class OpenModels(QObject):
     def set_keep_alive(self, keep_alive_s: float) -> None:
         """Set the idle time, in seconds, after which models are unloaded.
 
-        A model whose user chose another one keeps that one.
+        A model for which the user has chosen another idle time keeps the chosen one.
         """
         self._keep_alive_s = keep_alive_s
         for model in self._all:

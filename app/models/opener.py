@@ -55,10 +55,11 @@ def _nothing() -> None:
 class _Request:
     """A file to open.
 
-    `read`: reads the file, in a background thread. `beside`: whether all open models stay open.
+    `read`: reads the file, in a background thread.
+    `beside`: whether all open models stay open.
     `opened`: called when the model of this file is shown, but not if opening fails.
-    `then`: called after that, also if opening fails.
-    If another file is requested meanwhile, neither is called.
+    `then`: called after `opened`, or after opening has failed.
+    If another file is requested meanwhile, neither callback is called.
     """
 
     path: Path
@@ -72,7 +73,8 @@ class _Request:
 class _FirstPlan:
     """The initial edit of a model, and tables that have computed its first preview.
 
-    `pace`: duration of the computation. `rig`: the devices for which the layout was found; None if it was given.
+    `pace`: duration of the computation.
+    `rig`: the devices for which the layout was found; None if the layout was given.
     """
 
     tables: PreviewTables
@@ -144,8 +146,9 @@ class ModelOpener(QObject):
     ) -> None:
         """Open a file for a client of the API server. Its model is shown only if no other file is open.
 
-        `layout`: content of a layout file; if empty, `find` finds one for the devices without the models `leaving`.
-        `opened`, `failed`: called at the end in the GUI thread.
+        `layout`: content of a layout file; empty: `find` searches for a layout.
+        `leaving`: models whose memory counts as free in that search.
+        `opened`, `failed`: called in the GUI thread, with the open model or with the error.
         """
         kept, rig, speeds_of = (
             self._settings.side_files(path),
@@ -224,7 +227,7 @@ class ModelOpener(QObject):
         self._opening.run(tr("Preparing the demo model"), lambda _task: find_demo(), then, self._notices.tell)
 
     def show(self, model: OpenModel) -> None:
-        """Make an open model current, with its edit and conversation as they were when it was current before."""
+        """Make an open model current, with the edit and conversation that it had when it was last current."""
         if model is self._models.current:
             return
         self._make_current(model)
@@ -313,9 +316,9 @@ def _open_copy(path: Path, kept: KeptSideFiles, copy: int) -> OpenedFile:
 
 
 def aside_edit(opened: OpenedFile, rig: Rig, layout: str, find: Find) -> Edit:
-    """Return the edit with which a client of the API server loads a model. Blocks.
+    """Return the edit with which a client of the API server loads a model.
 
-    `layout`, `find`: as in `ModelOpener.open_aside`.
+    The search for a layout takes time: not for the GUI thread. `layout`, `find`: as in `ModelOpener.open_aside`.
 
     Raises:
         EngineError: the layout is invalid, or none was found.
@@ -327,10 +330,10 @@ def aside_edit(opened: OpenedFile, rig: Rig, layout: str, find: Find) -> Edit:
 
 
 def _first_plan(opened: OpenedFile, rig: Rig, speeds: Speeds, edit: Edit | None = None) -> _FirstPlan:
-    """Return the initial edit of a model on `rig`, and tables that have computed its first preview. Blocks.
+    """Return the initial edit of a model on `rig`, and tables that have computed its first preview.
 
-    `edit`: the edit to start with; None to find an initial layout. Only one thread at a time may use the tables: after
-    the return, the GUI thread.
+    `edit`: the edit to start with; None to find an initial layout. The call takes time, so it runs in a background
+    thread. Only one thread at a time may use the tables: after the return, only the GUI thread.
     """
     tables = PreviewTables(opened.model)
     # Large models of unknown architecture may take long to forecast.

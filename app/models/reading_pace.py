@@ -1,4 +1,4 @@
-"""An estimate of the remaining time until a prompt is read, from the speed so far."""
+"""An estimate of the remaining time to read a prompt, from the speed so far."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine.library.downloads.job import time_words
 from engine.runtime.session.events import Reading
 
 KNOWN_AFTER_S = 1.0
-"""Seconds before which there is no estimate, since a single batch may have been read."""
+"""Least seconds of reading before there is an estimate: until then a single batch may have been read."""
 
 
 class ReadingPace:
@@ -26,7 +26,7 @@ class ReadingPace:
         self._first_tokens = 0
 
     def left_s(self, event: Reading) -> float | None:
-        """Return the estimated seconds until the prompt is read; None if unknown, or if it is read."""
+        """Return the estimated seconds until the prompt is read; None if unknown, or if nothing is left to read."""
         now_s = self._clock()
         # The first event may report cached tokens, so time and tokens count from here.
         if event.request != self._request:

@@ -1,4 +1,4 @@
-"""Plans a layout that nobody has edited again when free memory changes, such as when a model is unloaded."""
+"""Search for a new layout when free memory changes, such as after an unload, if nobody has edited the layout."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from engine.devices.device import Rig
 from widgets.library.load_question import LoadAnswer
 
 SETTLE_MS = 1500
-"""Milliseconds for which changed memory must stay changed. Drivers give memory back in steps."""
+"""Milliseconds for which free memory must stay changed, because drivers free memory in steps."""
 _STEPS = 32
 """Number of steps of a device's total memory. Changes of less than a step are ignored: other programs cause them."""
 _LEAST_BYTES = 16 * MIB
@@ -26,10 +26,10 @@ _LEAST_BYTES = 16 * MIB
 class Replanner(QObject):
     """Watches the free memory of devices, and starts a search for a new layout if nobody has edited the layout.
 
-    The devices for which a layout was found are stored with each model (`OpenModel.planned_rig`). A model that is shown
-    again or unloaded later is compared with these. Nothing is done during a drag, while a model is being loaded, or for
-    a loaded model. A parked model keeps a layout that does not fit now: its next load asks, or unloads other models, as
-    the preference for idle models says.
+    Each model stores the devices for which its layout was found (`OpenModel.planned_rig`). When a model is shown again
+    or unloaded, the present devices are compared with the stored ones. Nothing is done during a drag, during a load, or
+    for a loaded model. A parked model (unloaded until its next question) keeps a layout that does not fit now, if its
+    next load asks or unloads other models by the preference for idle models.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Replanner(QObject):
         opener.model_changed.connect(self._look)
 
     def _look(self) -> None:
-        """Start the timer if free memory is not that for which the layout was found; stop it if it is again."""
+        """Start the timer if free memory differs from that for which the layout was found; else stop the timer."""
         model, rig = self._models.current, self._live.rig
         planned = model.planned_rig
         if planned is None or self._document.model is None:
@@ -85,9 +85,10 @@ class Replanner(QObject):
 
     @property
     def _stays_parked(self) -> bool:
-        """Whether the parked model keeps a layout that does not fit now.
+        """Whether the model is parked (unloaded until its next question) and keeps a layout that does not fit now.
 
-        That is so if its next load asks, or unloads other models, by the preference for idle models."""
+        The layout is kept if, by the preference for idle models, the next load asks or unloads other models.
+        """
         plan = self._document.plan
         is_around = self._settings.without_room is LoadAnswer.BESIDE
         return self._models.current.is_parked and not is_around and plan is not None and not plan.report.fits
@@ -100,7 +101,7 @@ def available_of(rig: Rig) -> dict[str, int]:
 
 
 def has_moved(rig: Rig, before: Mapping[str, int]) -> bool:
-    """Return whether the memory of a device differs from `before` by more than other programs usually move."""
+    """Return whether a device's free memory differs from `before` by more than other programs usually change it."""
     now = available_of(rig)
     return any(
         abs(now[device.id] - before[device.id]) >= max(_LEAST_BYTES, device.total_bytes // _STEPS)

@@ -138,7 +138,7 @@ class SideFileController(QObject):
         self._change(tr("place the draft"), place)
 
     def set_drafted_tokens(self, n_tokens: int) -> None:
-        """Set the most tokens that are drafted for one step."""
+        """Set the largest number of tokens that are drafted in one step."""
 
         def change(files: SideFiles) -> SideFiles:
             return files if files.draft is None else _with_draft(files, replace(files.draft, n_tokens=n_tokens))
@@ -168,9 +168,9 @@ class SideFileController(QObject):
             self._document.set_side_files(change(edit.side_files), text)
 
     def _on_edit_settled(self) -> None:
-        """Store the side files of the model in the settings if they have changed since it was opened.
+        """Store the side files of the model in the settings if the user has changed them since the model was opened.
 
-        Initial ones are not stored: a file that is missing now may be on a disk that is not mounted.
+        Unchanged side files are not stored: a file that is missing now may be on a disk that is not mounted.
         """
         edit, model = self._document.edit, self._document.model
         if edit is None or model is None:
@@ -196,7 +196,7 @@ class OpenedFile:
 
 
 def open_file(path: Path, kept: KeptSideFiles) -> OpenedFile:
-    """Read the model file `path` and its stored side files. Blocks.
+    """Read the model file `path` and its stored side files. Reads the disk: not for the GUI thread.
 
     Raises:
         ModelFileError: the model cannot be read.
@@ -207,7 +207,7 @@ def open_file(path: Path, kept: KeptSideFiles) -> OpenedFile:
 
 
 def read_kept(kept: KeptSideFiles, model: ModelFile) -> tuple[SideFiles, tuple[EngineError, ...]]:
-    """Read the stored side files of `model`. Return those that can be read, and the errors of the others."""
+    """Read the stored side files of `model`. Return the readable ones, and the errors of the others."""
     problems: list[EngineError] = []
     files = SideFiles()
     if kept.projector:

@@ -47,7 +47,7 @@ _KEPT_ANSWERS = 256
 class SpeedRepository(QObject):
     """Stores measured speeds of all models in a file, which a background thread writes.
 
-    The document predicts tokens per second from them. For the GUI thread, except `known_speeds`.
+    `LayoutDocument` predicts tokens per second from these speeds. For the GUI thread, except `known_speeds`.
     """
 
     known_changed = Signal(object)  # Speeds
@@ -87,7 +87,7 @@ class SpeedRepository(QObject):
         model.conversation.answer_finished.connect(lambda event: self._on_answer(model, event))
 
     def known_speeds(self, rig: Rig) -> Speeds:
-        """Return the known speeds of the devices of `rig`. Blocks, since it asks drivers: not for the GUI thread."""
+        """Return the known speeds of the devices of `rig`. Asks drivers, which takes time: not for the GUI thread."""
         return known_speeds(rig, self.book)
 
     def answered_per_second(self, path: Path, edit: Edit) -> float | None:
@@ -116,7 +116,7 @@ class SpeedRepository(QObject):
         self._background.run(tr("Measuring speeds"), measure, show, self._notices.tell)
 
     def learn(self, book: SpeedBook) -> None:
-        """Store device speeds from `book`, which was measured elsewhere. Speeds of answers are kept as they are now."""
+        """Store device speeds from `book`, which was measured elsewhere. The present speeds of answers are kept."""
         self._keep(self._with_devices_of(book))
 
     def learn_answers(self, before: SpeedBook, after: SpeedBook) -> None:
@@ -182,9 +182,9 @@ class SpeedRepository(QObject):
             self._show()
 
     def _on_rig_changed(self, rig: Rig) -> None:
-        """Read the links (PCIe) of the rig's devices if these are others than before.
+        """Read the links (PCIe) of the rig's devices, unless the devices are the same as before.
 
-        Most changes concern free memory only.
+        Most changes of the rig concern only free memory.
         """
         devices = tuple((device.id, speed_key(device)) for device in rig.all_devices)
         if devices == self._devices:

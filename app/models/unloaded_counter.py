@@ -29,7 +29,7 @@ _log = logging.getLogger("layerdeck.tokens")
 
 
 class UnloadedCounter(QObject):
-    """Counts tokens for one open model; a newer request cancels the one before."""
+    """Counts tokens for one open model; a newer request cancels the previous one."""
 
     counted = Signal(ContextUse)
 
@@ -53,12 +53,12 @@ class UnloadedCounter(QObject):
         return self._model.file is not None and self._model.loading.phase in (Phase.STOPPED, Phase.FAILED)
 
     def count(self, chat: CountedChat) -> None:
-        """Count a conversation. `counted` is emitted with the result, unless another one is requested before that."""
+        """Count a conversation. `counted` is emitted with the result, unless another count is requested before that."""
         self._wanted = chat
         self._timer.start()
 
     def forget(self) -> None:
-        """Cancel the request: the model's child counts, or there is nothing to count."""
+        """Cancel the request, because the child of the loaded model counts now, or there is nothing to count."""
         self._wanted = self._refused = None
         self._timer.stop()
         self._latest.cancel()

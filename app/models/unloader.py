@@ -1,6 +1,6 @@
 """Unloads and parks models: on request, before the lab rig that they use is stopped, and after their idle time.
 
-A parked model gives its memory back. The next question loads it again, even after a restart.
+Parking a model unloads it until its next question, which loads it again, even after a restart of the window.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ class Unloader(QObject):
         self.unload(self._models.current)
 
     def park_current(self) -> None:
-        """Unload the current model and save its KV state; its next question loads it again (park)."""
+        """Park the current model: unload it and save its KV state. Its next question loads it again."""
         self.park(self._models.current)
 
     def park(self, model: OpenModel) -> None:
-        """Unload `model` and save its KV state; the next question loads it again."""
+        """Park `model`: unload it and save its KV state. Its next question loads it again."""
         if model.loading.unload():
             model.set_parked(True)
             self._notices.say(tr("Parked {name}. The next question loads it again.", name=model.name))

@@ -22,8 +22,8 @@ _log = logging.getLogger("layerdeck.calibration")
 class Calibrator(QObject):
     """Measures how much memory devices use beyond the forecast (their overhead), and stores it in a file.
 
-    For local devices the measure is the growth of used memory between samples before and after a load. For workers and
-    the host it is the engine's own numbers.
+    On local devices, the overhead is computed from the growth of used memory between samples before and after a load.
+    On workers and the host, it is computed from the engine's own numbers.
     """
 
     def __init__(
@@ -53,11 +53,11 @@ class Calibrator(QObject):
         self._ended = None
 
     def finish(self, rig: Rig, event: Loaded) -> None:
-        """Store a finished load on `rig`. The next samples show how much memory it has taken."""
+        """Store the event of a finished load on `rig`. The overhead is computed when the next samples arrive."""
         self._ended = (rig, event) if self._learns else None
 
     def forget(self) -> None:
-        """Drop the finished load, because nothing is loaded any more."""
+        """Drop the finished load, because no model is loaded any more."""
         self._ended = None
 
     def learn(self, calibration: Calibration) -> None:

@@ -28,7 +28,7 @@ class DeviceList:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Ids of local devices of a rig file that this machine lacks. Workers are not checked before they are used."""
+        """Ids of local devices of a rig file that this machine lacks. Workers are not checked, so none is included."""
         if not self.from_file:
             return ()
         return tuple(
@@ -36,7 +36,7 @@ class DeviceList:
         )
 
     def with_search(self, found: Rig, limits: LimitStore, checks: CheckResults) -> DeviceList:
-        """Return the list after a search of this machine. Workers, and limits set by the user, are kept.
+        """Return the list with the result of a search of this machine. Workers, and limits set by the user, are kept.
 
         `found`: the result of the search, with check results applied. `checks`: check results for the workers.
         """
@@ -50,8 +50,8 @@ class DeviceList:
     def with_findings(self, found: Rig, limits: LimitStore, checks: CheckResults) -> DeviceList:
         """Return the list with new check results. The devices of a rig file are kept.
 
-        `found`: this machine as a search finds it, with check results applied. If the list is not from a rig file, the
-        result is that of `with_search`.
+        `found`: this machine as a search finds it, with check results applied.
+        If the list is not from a rig file, the result is that of `with_search`.
         """
         if not self.from_file:
             return self.with_search(found, limits, checks)
@@ -114,7 +114,10 @@ def list_of_file(rig: Rig, found: Rig) -> DeviceList:
 
 
 def _with_limits(device: Device, known: Device | None, limits: LimitStore) -> Device:
-    """Return a found device with the user's limits: those stored for it, else those of the listed device `known`."""
+    """Return a found device with the user's limits: stored ones, or else those of the same device in the list.
+
+    `known`: the same device in the list; None if the list lacks it.
+    """
     kept = limits.apply(device)
     if known is None or kept is not device:
         return kept

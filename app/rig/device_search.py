@@ -53,11 +53,16 @@ class DeviceSearch(QObject):
         self._search(DeviceList.with_search)
 
     def judge_again(self) -> None:
-        """Search for devices again, and apply new results of the engine checks. The devices of a rig file are kept."""
+        """Search for devices again, and apply new results of the engine checks.
+
+        If a rig file is open, its devices stay in the list.
+        """
         self._search(DeviceList.with_findings)
 
     def find(self) -> Rig:
-        """Return this machine's devices with check results applied. Blocks. May be called in any thread.
+        """Return this machine's devices with check results applied. May be called in any thread.
+
+        The search takes time, so it is not for the GUI thread.
 
         Raises:
             EngineError: if the engine cannot list its devices.
@@ -65,7 +70,10 @@ class DeviceSearch(QObject):
         return find_all_devices(self._verdicts, checks=engine_checks_path())
 
     def _search(self, merge: Callable[[DeviceList, Rig, LimitStore, CheckResults], DeviceList]) -> None:
-        """Search in the background; `merge` combines the result with the device list as it is after the search."""
+        """Search in the background, then combine the result with the device list by `merge`.
+
+        The list passed to `merge` is the one after the search, since it may have changed meanwhile.
+        """
 
         def show(found: tuple[Rig, CheckResults]) -> None:
             # The list of now, not of the start of the search: a rig file may have been opened meanwhile.
@@ -171,7 +179,7 @@ class RigFiles(QObject):
 
 
 class RepeatTest(QObject):
-    """Tests whether a device may occur twice in llama.cpp's device list, so that a layout can return to it.
+    """Tests whether a device may occur twice in llama.cpp's device list, so that two runs of layers can use it.
 
     One device of each backend is tested; the result holds for all devices of that backend.
     """

@@ -95,7 +95,7 @@ class Examiner(QObject):
         self._examining.run(tr("Checking this machine"), work, show, fail, self.progressed.emit)
 
     def _rig_to_check(self, devices: DeviceList) -> Rig:
-        """Return this machine's devices and the listed workers. Blocks; called in a background thread.
+        """Return this machine's devices and the listed workers. Searches take time: called in a background thread.
 
         The local devices and the host of a rig file are replaced by a search, since the file may describe another
         machine.

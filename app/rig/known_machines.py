@@ -1,7 +1,7 @@
-"""Paired machines whose devices are in the list. They are stored for the next start in a rig file.
+"""Paired machines whose devices are in the list. The devices are stored in a rig file for the next start.
 
-A machine that does not answer is shown as away. Each machine is asked every few seconds which devices it lends, as long
-as one of its devices is in the list, so that it is usable as soon as it answers again.
+A machine that does not answer is shown as away. As long as a device of a machine is in the list, the machine is asked
+every few seconds which devices it lends. So its devices are usable as soon as it answers again.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class KnownMachines(QObject):
         self._change(machine, lambda device: replace(device, away=words))
 
     def _change(self, machine: Machine, change: Callable[[Device], Device]) -> None:
-        """Apply `change` to the listed devices of a machine, and show a notice if they became usable or unusable."""
+        """Apply `change` to the listed devices of a machine; show a notice if the devices became usable or unusable."""
         self._asked.discard(machine)
         before = {device.id: device for device in self._devices_of(machine)}
         if not before:
@@ -213,7 +213,7 @@ def _log_error(error: EngineError) -> None:
 
 
 def _nothing(_result: None) -> None:
-    """Do nothing when the file is written."""
+    """Ignore the result of writing the file: the callback of a write whose success needs no action."""
 
 
 def _name_of(device: Device) -> str:

@@ -57,7 +57,7 @@ class Lab(QObject):
 
     @property
     def has_nodes(self) -> bool:
-        """Whether the workers are bound to NUMA nodes; else they simulate devices."""
+        """Whether the workers are bound to NUMA nodes. If not, they simulate devices."""
         return self._workers is not None and self._workers.has_nodes
 
     @property
@@ -128,14 +128,14 @@ class Lab(QObject):
         self._notices.tell(error)
 
     def _go_on(self) -> None:
-        """Call the waiting callbacks now that workers run. A worker that has ended meanwhile is restarted before."""
+        """Call the waiting callbacks now that workers run. Workers that have ended meanwhile are restarted first."""
         waiting, self._then = self._then, []
         for do in waiting:
             self.when_running(do)
 
     @property
     def _description(self) -> str:
-        """A sentence that explains the new devices to people who see names like RPC0 for the first time."""
+        """A sentence that explains the new devices to people who see ids like RPC0 for the first time."""
         endpoints = self.endpoints
         devices = [device for device in self._live.devices.rig.devices if device.endpoint in endpoints]
         names = [device.id for device in devices]
@@ -196,7 +196,7 @@ class Lab(QObject):
         self._live.set_devices(self._live.devices.without_endpoints(endpoints))
 
     def leave_unless_in(self, rig: Rig) -> None:
-        """Stop the workers if none of them is in `rig`, which will be shown next: else they would run unseen."""
+        """Stop the workers if none of them is in `rig`, because the window will show `rig` and no longer list them."""
         if self.endpoints.isdisjoint(device.endpoint for device in rig.devices):
             self._end()
 

@@ -30,8 +30,8 @@ MAX_NAME = 40
 class LendChoice(msgspec.Struct, frozen=True):
     """Choices for lending, as they are stored in the settings.
 
-    `host`: address to listen on; empty for the first one that other computers reach.
-    `name`: name of this computer for others. `announce`: whether it is announced by mDNS.
+    `host`: address to listen on; empty for the first address that other computers reach.
+    `name`: name of this computer for others. `announce`: whether the computer is announced by mDNS.
     `without`: ids of devices that are not lent. `caps`: largest memory in bytes by device id.
     """
 
@@ -48,9 +48,9 @@ class LendState:
     """State of lending for its dialog.
 
     `place`: `host:port` that other computers connect to; empty while nothing is lent.
-    `code`: the valid pairing code; empty if it was used. `users`: pairs of device id and name of the client that uses
-    it.
-    `problem`: why the last try failed; empty if it did not. `note`: a sentence about the running server.
+    `code`: the valid pairing code; empty if it was used.
+    `users`: pairs of a device id and the name of the client that uses the device.
+    `problem`: why the last attempt failed; empty if it succeeded. `note`: a sentence about the running server.
     """
 
     is_starting: bool = False

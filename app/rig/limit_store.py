@@ -19,7 +19,7 @@ class KeptLimits(msgspec.Struct, frozen=True):
 
 
 class LimitStore:
-    """The stored caps and margins. `settings`: None if they shall last for one run only."""
+    """The stored caps and margins. `settings`: None if caps and margins must last for one run only."""
 
     def __init__(self, settings: Settings | None = None) -> None:
         self._settings = settings

@@ -23,7 +23,7 @@ from engine.runtime.protocol.messages import DeviceMemoryReading
 FREE_STEP_BYTES = 16 * MIB
 """Least change in bytes after which free memory is updated, so that forecasts do not change with every page."""
 _STEPS = 64
-"""Least number of steps of a device's memory: on a worker of 160 MiB, 16 MiB is too coarse to show what is left."""
+"""Least number of update steps of a device's memory. On a worker of 160 MiB, steps of 16 MiB are too coarse."""
 
 
 class LiveMemory:
@@ -36,8 +36,9 @@ class LiveMemory:
         self._before: dict[FileIdentity, dict[str, int]] = {}
         """Free bytes of each device before a model's load began, by the key of the model."""
         self._seen_own_bytes = 0
-        """Bytes of host memory that our processes hold, by samples.
-        Unloading a model that is only mapped frees none."""
+        """Bytes of host memory that our processes hold, as the last samples show.
+        Unloading a model whose weights are only mapped frees none of these bytes.
+        """
 
     @property
     def endpoints(self) -> frozenset[str]:
@@ -55,8 +56,8 @@ class LiveMemory:
     def set_models(self, models: Sequence[HeldModel]) -> dict[str, int]:
         """Replace the loaded models. Return by device id how many more bytes the next samples will show as used.
 
-        Memory that samples showed while a model was loading is not counted twice. The host is excluded: its samples
-        report our own memory directly.
+        Memory that samples already showed while a model was loading is not counted again. The host is not in the
+        result, because its samples distinguish our own memory from that of other programs.
         """
         before, self._models = self._models, tuple(models)
         held = {device for model in models for device in model.held_bytes}
@@ -69,7 +70,7 @@ class LiveMemory:
         return {device: size_bytes for device, size_bytes in grown.items() if size_bytes and device != CPU_ID}
 
     def _seen_of_loads(self, before: Sequence[HeldModel]) -> dict[str, int]:
-        """Return by device id the bytes of just finished loads that samples have already shown as used."""
+        """Return by device id how many bytes of loads that have just ended were already used in the samples."""
         held_before = {model.key for model in before if model.held_bytes}
         seen: Counter[str] = Counter()
         for model in self._models:
@@ -83,7 +84,7 @@ class LiveMemory:
     def _note_begun(self, before: Sequence[HeldModel], grown: Mapping[str, int]) -> None:
         """Store the free memory of devices at the start of each load, by the key of its model.
 
-        `grown`: change of the bytes that models hold, by device; what unloaded models return counts as free.
+        `grown`: change of the bytes that models hold, by device. Memory of unloaded models counts as free.
         """
         empty_before = {model.key for model in before if not model.held_bytes}
         loading = {model.key for model in self._models if not model.held_bytes}
@@ -137,9 +138,9 @@ class LiveMemory:
         return rig_beside(self._before_loads(rig, leaving), self._models, leaving, {CPU_ID: self._seen_own_bytes})
 
     def _before_loads(self, rig: Rig, leaving: Sequence[HeldModel]) -> Rig:
-        """Return `rig` with at least the free memory that devices had when loads of `leaving` began.
+        """Return `rig` with at least the free memory that devices had when loads of the models `leaving` began.
 
-        Samples show the bytes of a running load as used. They belong to that model, so its own layout has them.
+        Samples show the memory of a running load as used. When that model is unloaded, the memory is free again.
         """
         begun = [self._before[model.key] for model in leaving if not model.held_bytes and model.key in self._before]
 
@@ -190,7 +191,7 @@ def _held_bytes(models: Sequence[HeldModel]) -> Counter[str]:
 
 
 def _with_shared(rig: Rig, held_bytes: Counter[str]) -> Counter[str]:
-    """Return `held_bytes` by device id; the host's bytes include those of the devices that share its memory."""
+    """Return `held_bytes` by device id. The host's bytes include the bytes of devices that share its memory."""
     shared_bytes = sum(held_bytes[device.id] for device in rig.devices if device.unified)
     return held_bytes + Counter({CPU_ID: shared_bytes})
 
@@ -206,7 +207,7 @@ def _without_memory_of(rig: Rig, endpoints: Collection[str]) -> Rig:
 
 NOT_HERE = tr("not present here")
 _SAME_HOST_SHARE = 0.1
-"""Relative difference of host memory up to which a rig file is taken to describe this computer."""
+"""Relative difference of host memory up to which a rig file is assumed to describe this computer."""
 
 
 class LiveRig(QObject):
@@ -241,7 +242,7 @@ class LiveRig(QObject):
 
     @property
     def is_real(self) -> bool:
-        """Whether this machine has all local devices in the list. A rig file may describe others."""
+        """Whether this machine has all local devices in the list. A rig file may list devices that are not here."""
         return not self.missing_devices
 
     @property
@@ -315,7 +316,7 @@ class LiveRig(QObject):
             self.set_devices(self.devices)
 
     def _learnt(self, devices: DeviceList) -> DeviceList:
-        """Return `devices` with what loads and measurements have found about them."""
+        """Return `devices` with memory overheads and other properties that loads and measurements have found."""
         rig = self._calibration.apply(devices.rig)
         # A rig file may describe another computer, of which nothing was measured here.
         return replace(devices, rig=rig if devices.from_file else self._book.apply(rig))
@@ -355,7 +356,7 @@ class LiveRig(QObject):
         return gap(sample.device, sample.time_s, NOT_HERE)
 
     def take_engine_readings(self, readings: Sequence[DeviceMemoryReading]) -> None:
-        """Store the device readings of a loaded model's child. A slot: the children's threads emit the signals."""
+        """Store the device readings of a loaded model's child. A slot, since the signal comes from other threads."""
         self.memory.take_engine_readings(readings)
 
     def _set_free(self, rig: Rig) -> None:

@@ -43,9 +43,9 @@ class Packs:
 
 @dataclass(frozen=True, slots=True)
 class Unvouched:
-    """An engine pack whose publisher the user does not trust. `path`: its file.
+    """An engine pack whose publisher the user does not trust.
 
-    `words`: a sentence about the publisher.
+    `path`: file of the pack. `words`: a sentence about the publisher.
     """
 
     path: Path
@@ -126,10 +126,10 @@ class PackController(QObject):
         self._cancel.cancel()
 
     def _do(self, what: str, work: Callable[[PackInstaller], object], *, quiet: bool = False) -> None:
-        """Run `work` in the background, then emit the new list of packs; if another action runs, only show a notice.
+        """Run `work` in the background, then emit the new list of packs. If another action runs, only show a notice.
 
         `what`: name of the action, for notices.
-        `work`: if it returns the name of a pack, that pack is shown as just installed.
+        `work`: may return the name of a pack, which is then shown as just installed.
         """
         if self.packs.under_way:
             self._notices.say(tr("{under_way}: please wait for that first.", under_way=self.packs.under_way))

@@ -52,10 +52,7 @@ class Found:
 
 
 class Peers(QObject):
-    """Finds and pairs machines, and owns the tunnels to those whose devices the window uses.
-
-    `close` ends the tunnels.
-    """
+    """Finds and pairs machines. Owns the tunnels to machines whose devices the window uses; `close` ends them."""
 
     found = Signal(tuple)
     """Carries the nearby and paired machines, as a tuple of `Found`; emitted at changes while the search runs."""
@@ -88,15 +85,15 @@ class Peers(QObject):
         self._machines: tuple[NearbyMachine, ...] = ()
         self._pairings: tuple[Pairing, ...] = ()
         self._answers: dict[Machine, bool] = {}
-        """Paired machines that are not announced and were asked at their addresses; True: it answered."""
+        """Whether a paired machine has answered at its address. Only machines that are not announced are contacted."""
         # From threads of the search's child.
         self._announced.connect(self._on_announced, Qt.ConnectionType.QueuedConnection)
         self._search_ended.connect(self._on_search_ended, Qt.ConnectionType.QueuedConnection)
 
     def reach(self, rig: Rig) -> Rig:
-        """Return `rig` with local tunnel addresses for its paired machines. Blocks; may be called in any thread.
+        """Return `rig` with local tunnel addresses for its paired machines. May be called in any thread.
 
-        Raises as `Tunnels.reach` does.
+        Tunnels are opened, which takes time: not for the GUI thread. Raises as `Tunnels.reach` does.
         """
         return self._tunnels.reach(rig)
 
@@ -192,7 +189,7 @@ class Peers(QObject):
     def add(self, machine: Found) -> None:
         """Connect to a paired machine, and add its lent devices that are not in the list yet.
 
-        Devices of a machine that was set up anew, which has another certificate, replace those of before.
+        If the machine was set up again, it has another certificate; its devices then replace the previous ones.
         """
         asked = Machine(machine.endpoint, machine.fingerprint, machine.name)
 
@@ -269,7 +266,7 @@ def _added_words(name: str, devices: Sequence[Device]) -> str:
 def list_machines(machines: Sequence[NearbyMachine], pairings: Sequence[Pairing]) -> tuple[Found, ...]:
     """Return a row for each address: paired machines first, also those that are not announced now.
 
-    A machine may announce several ports.
+    A machine that announces several ports has several rows.
     """
     by_fingerprint = {each.fingerprint: each for each in pairings}
     of_endpoint = {each.endpoint: each.fingerprint for each in pairings if each.endpoint}

@@ -60,7 +60,7 @@ WORDS: Mapping[AlertKind, str] = {
 
 
 class HeadroomMonitor(QObject):
-    """Warns about memory of the devices that hold part of a loaded model, and of the host while any model is loaded."""
+    """Warns if memory gets low on devices that hold part of a loaded model, and on the host while a model is loaded."""
 
     alerts_changed = Signal(object)  # dict[str, CardAlert], by device id
     alarmed = Signal(str)

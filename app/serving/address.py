@@ -28,7 +28,7 @@ def own_names(host: str) -> frozenset[str]:
 
 
 def address_fault(host: str, plain: bool, needs_key: bool) -> str:
-    """Return the reason why a server must not listen on `host`, with a remedy for people; empty if it may.
+    """Return the reason, with a remedy for people, why a server must not listen on `host`; empty if it is allowed.
 
     `plain`: whether requests without TLS are allowed. `needs_key`: whether requests need an API key.
     """

@@ -37,7 +37,10 @@ CLOSE_WAIT_S = 5.0
 
 
 class ServerPhase(Enum):
-    """State of the server. OFF: it does not run. BUSY: it starts or stops. ON: it runs."""
+    """State of the server.
+
+    OFF: the server does not run. BUSY: the server starts or stops. ON: the server runs.
+    """
 
     OFF = auto()
     BUSY = auto()
@@ -48,9 +51,10 @@ class ServerPhase(Enum):
 class ServerState:
     """State of the window's API server, for its panel.
 
-    `phase`: whether it is off, on, or between them. `url`: address of the running server, else empty.
-    `fault`: reason why it could not be started, with a remedy; empty if there is none.
-    `key`: its API key; empty if it needs none, or if the key was not read yet.
+    `phase`: whether the server is off, on, or between the two.
+    `url`: address of the running server; else empty.
+    `fault`: reason why the server could not be started, with a remedy; empty if there is none.
+    `key`: API key of the server; empty if it needs none, or if the key was not read yet.
     """
 
     phase: ServerPhase = ServerPhase.OFF
@@ -76,7 +80,10 @@ class WindowApiServer(QObject):
 
     state_changed = Signal(ServerState)
     requests_changed = Signal()
-    """Emitted when a request has arrived or changed its state; then not again before `take_requests` is called."""
+    """Emitted when a request has arrived or changed its state.
+
+    The signal is not emitted again before `take_requests` is called.
+    """
 
     models_changed = Signal()
     """Emitted when `contexts` has changed."""
@@ -89,7 +96,7 @@ class WindowApiServer(QObject):
         super().__init__(parent)
         self._make_served, self._settings, self._background = make_served, settings, background
         self._parts: _Parts | None = None
-        """None before the first start of the server."""
+        """Objects that outlive one run of the server; None before its first start."""
         self._keeps_texts = False
         self.state = ServerState()
         self._lock = threading.Lock()
@@ -239,7 +246,7 @@ class WindowApiServer(QObject):
         return {} if self._parts is None else self._parts.served.contexts
 
     def take_requests(self) -> tuple[RequestEntry, ...]:
-        """Return the running requests and the last ones that have ended, newest first.
+        """Return the running requests and the last requests that have ended, newest first.
 
         After this call `requests_changed` may be emitted again.
         """

@@ -92,13 +92,19 @@ def replace_keys(path: Path, what: str) -> KeyFile:
 
 
 def _write_new(path: Path) -> str:
-    """Write a file with a new key and return the key; if another process has written one first, return that one."""
+    """Write a file with a new key and return the key.
+
+    If another process has written the file first, its key is returned.
+    """
     key = f"ld-{secrets.token_urlsafe(32)}"
     write_private(path, f"{key}\n".encode("ascii"))
     return key
 
 
 def unusable(what: str, path: Path, error: OSError) -> ArgumentError:
-    """Return the error for a key file that cannot be read or written. `what`: description that begins the message."""
+    """Return the error for a key file that cannot be read or written.
+
+    `what`: description of the file, with which the error message begins.
+    """
     reason = error.strerror or error
     return ArgumentError(tr("{what}: {path} cannot be used: {reason}.", what=what, path=path, reason=reason))

@@ -1,10 +1,12 @@
 """The models of the window as its API server uses them: clients of the server use the same sessions as the chats.
 
-A model is lent to the server as long as it is loaded. For any other model the server awaits `load`, a coroutine of its
-event loop; the load itself runs in the GUI thread, as after a press of Load. Neither thread blocks for the other: the
-coroutine emits a queued signal, and the GUI thread resumes the coroutine when the load has ended.
+A loaded model is lent to the server: the server sends requests to its session. For any other model the server awaits
+`load`, a coroutine of the server's event loop. The load itself runs in the GUI thread, like a load by the Load button.
+Neither thread blocks: the coroutine emits a queued signal, and the GUI thread resumes the coroutine when the load has
+ended.
+
 Idle models that occupy memory for a load are unloaded without a question. If such a model is answering, the load waits
-for the answer. Meanwhile the model is taken back from the server, so that further requests for it come after the load.
+for the answer. Meanwhile the model is not lent any more, so that further requests for it are served after the load.
 """
 
 from __future__ import annotations
@@ -86,8 +88,8 @@ class _Reading:
 class _Basis:
     """The start values of a load for a request.
 
-    `kept`: stored side files of the model. `find`: strategy that finds a layout. `file`, `edit`: model file and edit if
-    the model is open in the window, else None.
+    `kept`: stored side files of the model. `find`: function that finds a layout.
+    `file`, `edit`: model file and edit if the model is open in the window; else None.
     """
 
     kept: KeptSideFiles
@@ -140,7 +142,7 @@ class ServedModels(QObject):
         self._begun: OpenModel | None = None
         """The requested model after its load was passed to the loader; None before that."""
         self._ending_before: LoadEnding | None = None
-        """The ending of the requested model's previous load, which must not be taken for that of the new load."""
+        """The result of the requested model's previous load, which must not be taken for that of the new load."""
         self._planned: tuple[OpenModel, Plan] | None = None
         """A planned load that waits for the end of answers, or of another load."""
         # Queued explicitly: the server's thread emits this signal.
@@ -194,7 +196,9 @@ class ServedModels(QObject):
         return self._read(self._live.reported)
 
     def plan(self, entry: ModelEntry, rig: Rig) -> LoadOrder:
-        """Return the load that a request for a model would start on the devices of `rig`, for a forecast. Blocks.
+        """Return the load that a request for a model would start on the devices of `rig`, for a forecast.
+
+        The call may read the file and search for a layout: not for the GUI thread.
 
         Raises:
             EngineError: the model cannot be loaded, or the server or the window is closing.
@@ -213,7 +217,7 @@ class ServedModels(QObject):
         return _Basis(self._settings.side_files(entry.path), self._auto_layouts.finder(), file, edit)
 
     def _read(self, read: Callable[[], _T]) -> _T:
-        """Run `read` in the GUI thread, which owns the objects that it reads, and return its result. Blocks."""
+        """Run `read` in the GUI thread, which owns the objects that it reads; wait for the result and return it."""
         found: Future[_T] = Future()
         with self._lock:
             if self._server is None:
@@ -300,7 +304,7 @@ class ServedModels(QObject):
             self.lent_changed.emit()
 
     def _is_leaving(self, model: OpenModel) -> bool:
-        """Return whether this model will be unloaded for a planned load that waits for the end of its answers."""
+        """Return whether a planned load will unload this model as soon as its answers have ended."""
         if self._planned is None or model.held is None:
             return False
         return model.held in self._loader.room_for(*self._planned).victims

@@ -58,7 +58,10 @@ class Facts:
 
 
 def gather_facts(rig: Rig) -> Facts:
-    """Return versions, folders and licences of this installation, with the devices of `rig`. Blocks."""
+    """Return versions, folders and licences of this installation, with the devices of `rig`.
+
+    Many files are read: not for the GUI thread.
+    """
     return Facts(
         versions=(
             ("Layerdeck", _version(APPLICATION)),

@@ -21,7 +21,7 @@ class Arrangement(Enum):
 
 
 class Arranger(QObject):
-    """Switches between the arrangements of panels. Panels get their places back when the chat is no longer alone."""
+    """Switches between the arrangements of panels, and restores the places of panels that the chat alone has hidden."""
 
     changing = Signal()
     """Emitted before a change, so that the library page, which covers the window, closes first."""

@@ -38,7 +38,7 @@ def ask_save(parent: QWidget, title: str, file_filter: str, proposal: str) -> Pa
 
 
 def write_chosen(path: Path, data: bytes) -> None:
-    """Write `data` to a file that the user has chosen. Blocks: for background threads.
+    """Write `data` to a file that the user has chosen. Accesses the disk: not for the GUI thread.
 
     Raises:
         ArgumentError: the file cannot be written.

@@ -97,7 +97,7 @@ class MainWindow(QMainWindow):
         self.reports = QStackedWidget()
         self.status_line = StatusLine()
         self.pages = QStackedWidget()
-        """The middle of the window: devices and layout editor, or another page in their place, such as the library."""
+        """The pages in the middle of the window: devices with layout editor, library and others; one is shown."""
         self.menus = {name: self.menuBar().addMenu(title) for name, title in MENUS.items()}
         """The menus by their names in the code; `Actions` adds their entries."""
         self.recent_menu = QMenu(tr("Open Re&cent"), self)
@@ -106,7 +106,7 @@ class MainWindow(QMainWindow):
         self._settled_height = 0
         """Last height that `settle_report` gave the load report; 0 before the first one."""
         self._report_gives_way = False
-        """Whether the load report is hidden only while the API server panel is open."""
+        """Whether the load report is hidden only as long as the API server panel is open."""
         self._no_title = QWidget()
         """An empty title bar for the chat's dock while it is the only one."""
         self._place_widgets()

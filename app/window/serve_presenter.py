@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from engine.api.server.journal import RequestEntry
 
 UPDATE_MS = 250
-"""Least milliseconds between two updates of the request table. There is none while no request changes."""
+"""Least milliseconds between two updates of the request table. The table is not updated while no request changes."""
 
 
 class ServePresenter(QObject):
-    """Makes the API server panel when it is shown first, and fills it. The server may run without it."""
+    """Makes the API server panel when it is shown first, and fills it. The server can run while no panel exists."""
 
     def __init__(
         self, server: WindowApiServer, settings: Settings, models: OpenModels, starts: QAction, main: MainWindow
@@ -129,7 +129,7 @@ class ServePresenter(QObject):
             self._timer.start()
 
     def _update(self) -> None:
-        """Show the requests in the table. Does nothing while the panel is hidden; it is updated when it is shown."""
+        """Show the requests in the table if the panel is visible. A hidden panel is updated when it is shown."""
         pane = self.pane
         if pane is None or not self._main.serve_dock.isVisible():
             return

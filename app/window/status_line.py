@@ -17,7 +17,7 @@ GOOD_NEWS_MS = 10_000
 class StatusLine(ElidedLabel):
     """Shows running work, or the last notice if no work runs.
 
-    A notice about a failure stays until the next notice, another one for `GOOD_NEWS_MS`.
+    A notice about a failure stays until the next notice; other notices stay for `GOOD_NEWS_MS`.
     """
 
     def __init__(self, parent: QWidget | None = None) -> None:
@@ -40,12 +40,15 @@ class StatusLine(ElidedLabel):
         self._refresh()
 
     def withdraw(self, text: str) -> None:
-        """Remove the notice with this text if it is the one that is shown."""
+        """Remove the notice with this text if it is shown now."""
         if self._notice.text == text:
             self._on_old()
 
     def set_busy(self, source: str, text: str) -> None:
-        """Show `text` as running work. `source`: name of the part that does it; an empty `text` ends its work."""
+        """Show `text` as running work.
+
+        `source`: name of the part of the program that works; an empty `text` means that its work has ended.
+        """
         # Removed first, so that the newest work comes last in the dictionary; the last one is shown.
         self._busy.pop(source, None)
         if text:

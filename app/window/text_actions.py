@@ -15,8 +15,8 @@ TextWidget = QLineEdit | QTextEdit | QPlainTextEdit
 def text_commands() -> tuple[Command, ...]:
     """Return the clipboard commands of the Edit menu.
 
-    They have no shortcuts: text widgets handle these keys themselves, and a shortcut of the window would take them from
-    lists and tables, which copy their current cell.
+    The commands have no shortcuts. Text widgets handle these keys themselves, and a shortcut of the window would
+    override the keys in lists and tables, which copy their current cell.
     """
     return (
         Command("cut", tr("Cu&t"), _cut),

@@ -1,6 +1,6 @@
 """Construction of the presenters (objects that connect widgets with the rest), a function for each part of the screen.
 
-Each presenter is a `QObject` with the window as parent, which keeps it alive.
+Each presenter is a `QObject` with the window as parent, so that it lives as long as the window.
 """
 
 from __future__ import annotations

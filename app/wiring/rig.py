@@ -39,7 +39,10 @@ class RigParts:
     lender: Lender
 
     def start(self, file: Path | None = None) -> None:
-        """Start sampling of memory, and find the devices: those of the rig file `file`, or this machine's if None."""
+        """Start sampling of memory, and find the devices.
+
+        `file`: the rig file that lists the devices; None: this machine is searched.
+        """
         self.sampling.start()
         if file is None:
             self.machines.restore()

@@ -45,7 +45,7 @@ class BenchChart(pg.PlotWidget):  # type: ignore[misc]
         self.apply_palette(DARK)
 
     def show_rows(self, rows: Sequence[Row], measure: Measure) -> None:
-        """Draw the values of `measure` among these rows."""
+        """Draw the values of `measure` in `rows`, as bars or as lines."""
         self._rows, self._measure = tuple(rows), measure
         self._draw()
 

@@ -47,7 +47,7 @@ _COLUMNS = (tr("Layout"), tr("Measured"), tr("Median"), tr("Interval"), tr("Comp
 
 
 class CompareDialog(Dialog):
-    """Shows given values and emits requests. The presenter starts and stops the comparison."""
+    """Dialog for speed comparisons of layouts. It only emits requests; the presenter starts and stops comparisons."""
 
     compare_requested = Signal()
     cancel_requested = Signal()
@@ -184,7 +184,7 @@ class CompareDialog(Dialog):
         self._refresh()
 
     def set_kept(self, kept: bool) -> None:
-        """Set whether the edited layout is the winner of the results; the button Keep the Winner is then disabled."""
+        """Set whether the edited layout is the winner of the results, which disables the button Keep the Winner."""
         self._is_kept = kept
         self._refresh()
 

@@ -23,8 +23,8 @@ PICTURE_PX = 32
 class AttachedFile:
     """An attachment of the next question.
 
-    `detail`: its size and tokens, or a text that says that the file is being read.
-    `is_bad`: the file is too large for the context.
+    `detail`: size and tokens of the file as text, or a note that the file is being read.
+    `is_bad`: whether the file is too large for the context.
     `picture`: key of the image in the gallery; empty for other files.
     """
 
@@ -81,7 +81,7 @@ class AttachmentRow(QWidget):
         self._refresh()
 
     def show_fault(self, sentence: str) -> None:
-        """Show why a file cannot be attached; empty: no error."""
+        """Show `sentence` as the reason why a file cannot be attached; an empty sentence removes the reason."""
         self.fault_label.setText(sentence)
         self._refresh()
 

@@ -28,7 +28,7 @@ LEAST_BAR_PX = 40
 class Banner(QFrame):
     """Row with a sentence and a button; hidden at first.
 
-    In a narrow panel the buttons are below the sentence: beside it they would make the panel wider.
+    In a narrow panel the buttons are below the sentence, because one line with both would widen the panel.
     """
 
     def __init__(self, text: str, button: str, parent: QWidget | None = None) -> None:

@@ -34,7 +34,7 @@ RESULT_CHARACTERS = 80
 class Bubble(QWidget):
     """Widget of one message.
 
-    `fit` lays out its parts: a Qt layout for each of a thousand messages would be slow.
+    The method `fit` lays out the parts of the widget. One Qt layout per message would be slow for a thousand messages.
     """
 
     acted = Signal(MessageAction)
@@ -91,7 +91,7 @@ class Bubble(QWidget):
 
     @property
     def unfolded(self) -> frozenset[Fold]:
-        """The parts that the reader has opened."""
+        """Names of the parts that the reader has opened."""
         opened: list[Fold] = ["details"] if self._shows_details else []
         opened += ["thinking"] if self.thinking.is_unfolded else []
         opened += ["result"] if self.result_button.isChecked() else []
@@ -107,7 +107,7 @@ class Bubble(QWidget):
 
     @property
     def _source(self) -> str:
-        """The text that is copied and edited."""
+        """The text of the message that Copy and Edit use."""
         return self.message.source if self.message.source or self.message.role == "tool" else self.text
 
     @property

@@ -23,7 +23,7 @@ ROW_PX = 24
 INSET_PX = 14
 GAP_PX = 6
 DRAFT_INTERVAL_MS = 600
-"""Interval in milliseconds at which typed text is reported; it is the same for drafts of questions."""
+"""Interval in milliseconds at which typed text is reported, as for drafts of questions."""
 
 
 class ResultEdit(QWidget):
@@ -114,7 +114,7 @@ class CallBlock(QWidget):
     def show_call(self, call: ShownCall) -> None:
         """Update the block to `call`, a new state of the same tool call.
 
-        A typed result is kept while a result is wanted.
+        Text that a person has typed as the result is kept as long as the call needs a result.
         """
         self.call = call
         arrow = "▾" if self.is_unfolded else "▸"
@@ -171,7 +171,7 @@ class CallsBox(QWidget):
     typed = Signal(str, str)
     """Emitted with the id of a call and the text of its result so far, while it is being typed."""
     skipped = Signal()
-    """Emitted if the model should answer without the missing results."""
+    """Emitted when the user wants the model to answer without the missing results."""
     height_changed = Signal()
 
     def __init__(self, typesetter: Typesetter, parent: QWidget | None = None) -> None:

@@ -68,7 +68,7 @@ class ContextMeter(QWidget):
     ) -> None:
         """Show the tokens in the context by part.
 
-        `parts`: None if they are unknown.
+        `parts`: tokens of each part; None if they are unknown.
         `total`: size of the context in tokens; None hides the meter.
         `reserve`: tokens reserved for the answer.
         `note`: sentence for the tool tip.

@@ -41,7 +41,7 @@ class ListedHit:
 
 @dataclass(frozen=True, slots=True)
 class ChatPlace:
-    """The target of a row: a conversation, and a message in it. Both are ids; `message` is empty for none."""
+    """The conversation, or the message in it, that a row opens, as ids. `message` is empty for a conversation."""
 
     chat: str
     message: str = ""

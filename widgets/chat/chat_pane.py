@@ -177,7 +177,7 @@ class ChatPane(QWidget):
         self._draft_timer.stop()
 
     def flush(self) -> None:
-        """Emit pending reports of typed text: of the input, of tool results and of the settings."""
+        """Emit the signals for typed text at once, without their usual delay: input, tool results and settings."""
         # The last letters may still wait for the pause.
         if self._draft_timer.isActive():
             self._report_draft()
@@ -216,7 +216,7 @@ class ChatPane(QWidget):
     def set_status(self, status: ModelStatus) -> None:
         """Show whether the model is ready.
 
-        If it is not, offer what is needed first: open a model, or load it (again).
+        If the model is not ready, a button offers the next step: open a model, or load the model (again).
         """
         self._status = status
         start = chat_start(status, self._last_model)
@@ -241,7 +241,7 @@ class ChatPane(QWidget):
     ) -> None:
         """Show the tokens in the context by part.
 
-        `parts`: None if they are unknown.
+        `parts`: tokens of each part; None if they are unknown.
         `total`: size of the context in tokens; None if no model is loaded.
         `reserve`: tokens reserved for the answer.
         `note`: sentence for the tool tip.
@@ -346,7 +346,7 @@ class ChatPane(QWidget):
         self._report_draft()
 
     def _on_sample_chosen(self, question: str) -> None:
-        """Send a sample question. If the model cannot answer yet, put it into the input, unless the input has text."""
+        """Send a sample question. If the model is not ready, put the question into the input if that is empty."""
         if self._can_send():
             self._send(question)
         elif not self.prompt_edit.toPlainText().strip():

@@ -62,7 +62,7 @@ class ConversationList(QWidget):
     """Shows conversations or search results. Enter opens the current row, F2 renames it, Delete deletes it."""
 
     came_into_sight = Signal()
-    """Emitted when the list becomes visible; its owner can delay updates until then."""
+    """Emitted when the list becomes visible. The owner of the list can delay updates until then."""
 
     opened = Signal(ChatPlace)
     new_requested = Signal()
@@ -265,7 +265,7 @@ _PADDING_PX = 8
 _IDLE_OPACITY = 0.55
 """Opacity of the menu sign on rows that are neither current nor under the pointer."""
 _LINE_PX = 2
-"""Gap between the title of a hit and its snippet, in pixels."""
+"""Gap between the title of a search match and its snippet, in pixels."""
 LEAD_SHARE = 3
 """A match begins within the first 1 / LEAD_SHARE of the line, so that the text after it can be read."""
 
@@ -286,7 +286,10 @@ class FittedSnippet:
 
 
 def fit_snippet(hit: ListedHit, metrics: QFontMetrics, width: int) -> FittedSnippet:
-    """Cut whole words before the match of a hit, until the match begins in the first third of `width` pixels."""
+    """Return the snippet of `hit` without its first words, so that the match begins in the first third of `width`.
+
+    `width`: available width in pixels.
+    """
     begin = hit.begin
     # Text after the match is elided at the right, as usual.
     room = width // LEAD_SHARE
@@ -302,7 +305,7 @@ def fit_snippet(hit: ListedHit, metrics: QFontMetrics, width: int) -> FittedSnip
 
 
 class ChatRows(QStyledItemDelegate):
-    """Item delegate of the list. It adds a menu sign to each conversation, and a line with the match to each hit."""
+    """Item delegate of the list. It draws a menu sign on conversations, and the matching text on search results."""
 
     def paint(
         self, painter: QPainter, option: QStyleOptionViewItem, index: QModelIndex | QPersistentModelIndex
@@ -316,7 +319,7 @@ class ChatRows(QStyledItemDelegate):
             super().paint(painter, option, index)
 
     def sizeHint(self, option: QStyleOptionViewItem, index: QModelIndex | QPersistentModelIndex) -> QSize:
-        """Return the size of a row: one line, or two lines for a hit in a message."""
+        """Return the size of a row: one line, or two lines for a search match in a message."""
         size = super().sizeHint(option, index)
         hit = index.data(HIT_ROLE)
         if isinstance(hit, ListedHit) and hit.message:

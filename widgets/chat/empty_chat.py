@@ -15,7 +15,7 @@ from engine.base.language import tr
 from widgets.common.roles import plain_label
 
 AROUND_PX = 28
-"""Width of a button in pixels, in addition to its text."""
+"""Width in pixels that a button needs in addition to its text."""
 MIN_CHARACTERS = 16
 
 
@@ -53,7 +53,7 @@ class SampleQuestions(QWidget):
             button.setText(self._words(question))
 
     def _words(self, question: str) -> str:
-        """Return the question wrapped to the width, with "&" doubled: Qt makes a mnemonic of a single one."""
+        """Return `question` wrapped to the available width. "&" is doubled, since Qt makes mnemonics of single ones."""
         widest = max(self.fontMetrics().averageCharWidth(), 1)
         characters = max((self.width() - AROUND_PX) // widest, MIN_CHARACTERS)
         return fill(question, characters).replace("&", "&&")
@@ -75,7 +75,7 @@ class ChatStart:
     """Texts of an empty chat.
 
     `button`: label of the action that is needed first; empty if the model can answer.
-    `sentence`: the same advice in one line, for the banner of a conversation that is not empty.
+    `sentence`: the needed action in one line, for the banner of a conversation that is not empty.
     """
 
     title: str = ""

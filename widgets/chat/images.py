@@ -17,7 +17,7 @@ _CHANNELS = 3
 
 
 class Gallery(QObject):
-    """Thumbnails of images by key, which is a SHA-256. A missing thumbnail is requested once by the signal `wanted`."""
+    """Thumbnails of images by key (SHA-256 of the image). The signal `wanted` requests a missing thumbnail once."""
 
     wanted = Signal(str)
     arrived = Signal(str)
@@ -107,7 +107,7 @@ class ImageStrip(QWidget):
     def _size(self, image: ShownImage) -> QSize:
         """Return the size of an image's box.
 
-        It follows from the image's size, so nothing moves when the thumbnail arrives.
+        The box depends only on the size of the image, so nothing moves when the thumbnail arrives.
         """
         size = QSize(max(image.width_px, 1), max(image.height_px, 1))
         return size.scaled(QSize(2 * PICTURE_PX, PICTURE_PX), Qt.AspectRatioMode.KeepAspectRatio)

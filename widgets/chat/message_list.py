@@ -44,7 +44,7 @@ class MessageList(QAbstractScrollArea):
         super().__init__(parent)
         self._typesetter = typesetter
         self.gallery = Gallery(self)
-        """Thumbnails of the images in messages; its owner adds those that `wanted` requests."""
+        """Thumbnails of the images in messages. The owner of the list adds the thumbnails that `wanted` requests."""
         self.setAccessibleName(tr("Conversation"))
         self.setFrameShape(QAbstractScrollArea.Shape.NoFrame)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
@@ -54,10 +54,10 @@ class MessageList(QAbstractScrollArea):
         self._messages: list[ShownMessage] = []
         self._places: dict[str, int] = {}
         self._late: dict[str, list[tuple[str, str]]] = {}
-        """Pieces (text, thought) that were appended to a message, by its id, since its value was set."""
+        """Pieces (text, thought) that were streamed since the value of a message was set, by the id of the message."""
         self._bubbles: dict[str, Bubble] = {}
         self._unfolded: dict[str, frozenset[Fold]] = {}
-        """The parts that the reader has opened, by the id of a message that has no bubble now."""
+        """Parts that the reader has opened in messages that have no bubble now, by the id of the message."""
         self._heights: list[int] = []
         self._measured: set[str] = set()
         self._offsets: list[int] = [0]
@@ -223,7 +223,7 @@ class MessageList(QAbstractScrollArea):
         self._place()
 
     def flush(self) -> None:
-        """Emit pending reports of typed results of tool calls."""
+        """Emit the signals for typed tool results at once, without their usual delay."""
         for bubble in self.bubbles():
             bubble.calls.flush()
 
@@ -398,7 +398,7 @@ class MessageList(QAbstractScrollArea):
         self._place()
 
     def scrollContentsBy(self, _dx: int, _dy: int) -> None:
-        """Do nothing: `_move` moves the bubbles, not Qt's scroll area."""
+        """Do nothing: `_move` moves the bubbles in place of Qt's scroll area."""
 
     def _on_scrolled(self, value: int) -> None:
         self._follows = value >= self.verticalScrollBar().maximum() - NEAR_END_PX

@@ -43,12 +43,12 @@ _WORDS: dict[str, tuple[str, str]] = {
     "delete": (tr("Delete"), tr("Delete this question with its answers")),
 }
 RETRY = (tr("Retry"), tr("Send this question again"))
-"""Label and tool tip of `regenerate` on an answer that failed without any text."""
+"""Label and tool tip of the action `regenerate` for an answer that failed before it had any text."""
 EDIT_RESULT = tr("Change this result and send it as another version")
 
 
 class MessageHead(QWidget):
-    """Action bar of a message. Buttons are visible while it is active; actions without room are in a menu."""
+    """Action bar of a message. Its buttons are visible while it is active; actions that do not fit are in a menu."""
 
     chosen = Signal(str)
     """Emitted with the chosen action: an `ActionKind`, or "details"."""
@@ -122,12 +122,12 @@ class MessageHead(QWidget):
         self._refresh()
 
     def set_active(self, active: bool) -> None:
-        """Show or hide the buttons."""
+        """Show the buttons of the bar (`active`), or hide them."""
         self._is_active = active
         self._refresh()
 
     def choose(self, kind: str, _checked: bool = False) -> bool:
-        """Do the action `kind`, also if it is only in the menu. Return False if it is not offered for the message."""
+        """Carry out the action `kind`, as its button or menu entry does. Return False if it is not offered."""
         if kind not in self._offered:
             return False
         if kind == "copy":
@@ -150,11 +150,11 @@ class MessageHead(QWidget):
         self._refresh()
 
     def wanted_width(self) -> int:
-        """Return the width in pixels with a button for each offered action."""
+        """Return the width of the bar in pixels if each offered action has a button."""
         return self._width_with([self.buttons[kind] for kind in self._offered])
 
     def least_width(self) -> int:
-        """Return the width in pixels with all actions in the menu."""
+        """Return the width of the bar in pixels if all actions are in the menu."""
         return self._width_with([self.more_button])
 
     def _width_with(self, buttons: Sequence[QWidget]) -> int:
@@ -177,7 +177,7 @@ class MessageHead(QWidget):
         self.more_button.setVisible(bool(self._rest))
 
     def _fitting(self, offered: list[str]) -> list[str]:
-        """Return the first actions that fit as buttons: all of them, or fewer, beside a menu button for the rest."""
+        """Return the first actions of `offered` that fit as buttons, beside a menu button if some do not fit."""
         others = (self.older_button, self._versions, self.newer_button)
         around = [widget.sizeHint().width() + SPACING_PX for widget in others if not widget.isHidden()]
         room = self.width() - sum(around) - SPACING_PX

@@ -43,7 +43,8 @@ class Match:
 class _Batch:
     """The result of one batch of the search.
 
-    `ticket`: number of the search. `begin`: index of the message with which the next batch starts.
+    `ticket`: number of the search to which the batch belongs; batches of an earlier search are dropped.
+    `begin`: index of the message with which the next batch starts.
     """
 
     ticket: int
@@ -103,7 +104,11 @@ class MessageSearch(QObject):
 def _search(
     ticket: int, query: str, messages: Sequence[ShownMessage], begin: int, counts: dict[tuple[str, str], int]
 ) -> _Batch:
-    """Search messages from the index `begin` until the time of a batch is over, but at least one message."""
+    """Search `messages` from the index `begin` for `BATCH_S` seconds, but at least one message, and return the matches.
+
+    `ticket`: number of the search, copied to the result.
+    `counts`: known numbers of matches by (id, text) of a message; new numbers are added.
+    """
     end_s = time.monotonic() + BATCH_S
     pattern = match_pattern(query)
     # Markup is removed from both sides, since "in**side**" is drawn as "inside".

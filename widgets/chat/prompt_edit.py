@@ -16,7 +16,10 @@ MODEL_ENDING = ".gguf"
 
 
 def files_of(source: QMimeData) -> tuple[Path, ...]:
-    """Return the dropped or pasted files that can be attached; none if one is a model, which the window opens."""
+    """Return the dropped or pasted files that can be attached.
+
+    If one of the files is a model, the result is empty, because the window opens models.
+    """
     files = tuple(Path(url.toLocalFile()) for url in source.urls() if url.isLocalFile())
     return () if any(file.suffix.lower() == MODEL_ENDING for file in files) else files
 
@@ -74,7 +77,10 @@ class PromptEdit(QPlainTextEdit):
             super().insertFromMimeData(source)
 
     def event(self, event: QEvent) -> bool:
-        """Pass Undo and Redo on to the window, for the layout, if the input itself has nothing to undo or redo."""
+        """Pass Undo and Redo on to the window if the input has nothing to undo or redo.
+
+        The window applies them to the layout.
+        """
         if event.type() == QEvent.Type.ShortcutOverride and isinstance(event, QKeyEvent):
             undoes = event.matches(QKeySequence.StandardKey.Undo) and not self.document().isUndoAvailable()
             if undoes or (event.matches(QKeySequence.StandardKey.Redo) and not self.document().isRedoAvailable()):

@@ -104,7 +104,8 @@ class SamplingField(QWidget):
 def lines_height(widget: QWidget, lines: int) -> int:
     """Return the height in pixels of a widget around an editor with this number of lines.
 
-    The stylesheet sets a least height for editors, which a layout would prefer to their size hint.
+    The height is computed because the stylesheet gives editors a minimum height, which layouts use instead of the size
+    hint.
     """
     return lines * widget.fontMetrics().lineSpacing() + AROUND_PX
 

@@ -24,7 +24,7 @@ MOST_SHADED = 8000
 
 
 class TokenText(QPlainTextEdit):
-    """Read-only text of tokens. When Qt emits `cursorPositionChanged`, another token may be at the cursor."""
+    """Read-only text of tokens. After Qt's signal `cursorPositionChanged`, the property `token` may have changed."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -89,7 +89,7 @@ def _length(text: str) -> int:
 TABLE_HEIGHT_PX = 210
 _ALIGNMENT = Qt.ItemDataRole.TextAlignmentRole
 MOST_OPAQUE = 100
-"""Alpha of the darkest shade, 0 to 255: text stays readable on it."""
+"""Alpha of the darkest shade, 0 to 255. Text on this shade is still readable."""
 LIKELY = 0.999
 """A token with this probability or a higher one has no shade."""
 HEADINGS = (tr("Token"), tr("Probability"))

@@ -45,7 +45,7 @@ class Dialog(QDialog):
     def lay_out(self, *parts: QWidget | QLayout | None) -> None:
         """Put the parts one below the other, with the row of buttons at the end. None adds a stretch.
 
-        It is called once, after all parts are made: Tab follows the order in which widgets join the dialog.
+        Call this method once, after all parts are made: Tab follows the order in which widgets join the dialog.
         """
         column = QVBoxLayout(self)
         column.setSpacing(8)

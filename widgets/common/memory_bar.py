@@ -41,10 +41,10 @@ class BarPart:
 
 @dataclass(frozen=True, slots=True)
 class PlacedWeights:
-    """Weights that a layout places on one device, by the sizes of its tensors.
+    """Bytes of the weights that a layout places on one device, computed from the sizes of the tensors.
 
-    total_bytes: all weights, in bytes; None if overrides by tensor name leave it unknown.
-    expert_bytes: the part of them that is experts, in bytes.
+    total_bytes: size of all these weights; None if overrides by tensor name make it unknown.
+    expert_bytes: size of the experts among these weights.
     """
 
     total_bytes: int | None = None
@@ -104,7 +104,10 @@ def available_bytes(row: DeviceRow) -> int:
 
 
 def shortfall_within(row: DeviceRow, room: DeviceRow) -> int:
-    """Return how many bytes `row` lacks if the device has the free memory of `room`; negative if it fits."""
+    """Return how many bytes `row` needs beyond the free memory of `room`; negative if it fits.
+
+    `room`: row of the same device with another amount of free memory.
+    """
     return row.need_bytes + row.margin_bytes - available_bytes(room)
 
 
@@ -149,7 +152,7 @@ def bar_of_row(row: DeviceRow, room: DeviceRow | None = None, placed: PlacedWeig
 def room_text(bar: MemoryBar) -> str:
     """Return the free or missing memory after the margin as text: "free 4.10 GiB" or "short 312.0 MiB".
 
-    A device that has to hold nothing is never short.
+    A device on which the layout places nothing is never short.
     """
     if bar.shortfall_bytes > 0 and bar.parts:
         return tr("short {size}", size=format_bytes(bar.shortfall_bytes))

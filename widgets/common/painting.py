@@ -12,8 +12,7 @@ from PySide6.QtWidgets import QWidget
 def keep_left_to_right(widget: QWidget) -> None:
     """Paint `widget` from left to right also in languages that are written from right to left.
 
-    Layers in their order, bars, graphs and names of models with figures are read like numbers and axes in all
-    languages.
+    Sequences of layers, bars and graphs are read from left to right in all languages, as numbers and axes are.
     """
     widget.setLayoutDirection(Qt.LayoutDirection.LeftToRight)
 
@@ -37,7 +36,7 @@ def mix(below: str, above: str, share: float) -> QColor:
 
 
 def paint_hatch(painter: QPainter, rect: QRectF, line: QColor, *, step: float = 5.0, width: float = 1.5) -> None:
-    """Paint diagonal lines over `rect`, `step` pixels apart. They mark memory that does not fit or is mapped."""
+    """Paint diagonal lines over `rect`, `step` pixels apart: the pattern for memory that does not fit or is mapped."""
     painter.save()
     painter.setClipRect(rect)
     painter.setPen(QPen(line, width))

@@ -73,7 +73,10 @@ def fitting(variants: Sequence[str], font: QFont, width: float) -> str:
 
 
 class Fonts:
-    """The fonts of one painted widget, made once. They are not zoomed: such a widget scales its painter instead."""
+    """The fonts of one painted widget, made once.
+
+    They are not zoomed, because a painted widget scales its painter instead.
+    """
 
     def __init__(self) -> None:
         self.body = _font(BODY_PX, bold=False)

@@ -24,16 +24,16 @@ _TIP = tr(
 
 
 class DraftForm(QWidget):
-    """Form of a draft: a box with the kinds and the models that may draft, their tokens and the device of the model.
+    """Form for the draft (speculative decoding): its kind or model, number of drafted tokens, and its device.
 
-    It emits requests only; its owner opens the file dialog and reads the file.
+    The form only emits requests; its owner opens the file dialog and reads the file.
     """
 
     removed = Signal()
     ngram_chosen = Signal()
     mtp_chosen = Signal()
     file_chosen = Signal(str)
-    """Emitted with the path of a proposed model."""
+    """Emitted with the path of the proposed draft model that the user has chosen."""
     file_requested = Signal()
     tokens_chosen = Signal(int)
     device_chosen = Signal(str)

@@ -44,7 +44,7 @@ class _Code(QPlainTextEdit):
 
 
 class ExportLayoutDialog(Dialog):
-    """Shows the layout as a text for another program, and what that text cannot express.
+    """Shows the layout as a text for another program, with notes on settings that the text cannot express.
 
     `targets`: (key, title) of each program.
     """
@@ -174,7 +174,7 @@ class ImportLayoutDialog(Dialog):
     def show_result(self, heading: str, notes: Sequence[str]) -> None:
         """Show the result of reading the text, and enable OK.
 
-        `heading`: the layout in words. `notes`: what was left out.
+        `heading`: the layout in words. `notes`: sentences on parts of the text that were left out.
         """
         self.notes_label.setText(heading)
         self.notes_view.show_sentences(notes)

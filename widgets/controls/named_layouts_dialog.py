@@ -27,7 +27,7 @@ class NamedLayoutRow:
 
 
 class NamedLayoutsDialog(Dialog):
-    """Lists the named layouts of a model, and emits what the user wants done with one, by its row. It is not modal."""
+    """Lists the named layouts of a model. Its signals carry the row of a layout. The dialog is not modal."""
 
     use_requested = Signal(int)
     duplicate_requested = Signal(int)
@@ -70,7 +70,11 @@ class NamedLayoutsDialog(Dialog):
         self._refresh()
 
     def show_layouts(self, rows: Sequence[NamedLayoutRow], *, has_model: bool, can_restore: bool) -> None:
-        """List the named layouts. `has_model`: whether a model is open; `can_restore`: whether one was deleted."""
+        """List the named layouts.
+
+        `has_model`: whether a model is open.
+        `can_restore`: whether a deleted layout can be restored.
+        """
         chosen = self.table.chosen_row
         before = None if chosen is None or chosen >= len(self._rows) else self._rows[chosen].name
         self._rows, self._has_model = tuple(rows), has_model

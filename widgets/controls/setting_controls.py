@@ -46,7 +46,7 @@ PADDING = 22
 
 
 class TokenSpinBox(SpinBox):
-    """Box for a number of tokens. It emits a value when that is entered, and rounds it up to a multiple of 256."""
+    """Box for a number of tokens. An entered number is rounded up to a multiple of 256, and emitted."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)

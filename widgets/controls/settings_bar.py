@@ -97,7 +97,10 @@ class SettingsBar(QFrame):
         self._fit_height()
 
     def set_progress(self, fraction: float | None, text: str = "") -> None:
-        """Show the progress of a load, 0 to 1, with a text on its stage; None if the length of the work is unknown."""
+        """Show the progress of a load, with a text on its stage.
+
+        `fraction`: progress, 0 to 1; None if the length of the work is unknown.
+        """
         self.load_buttons.set_progress(fraction, text)
 
     def resizeEvent(self, event: QResizeEvent) -> None:

@@ -22,7 +22,7 @@ NUMBER_WIDTH_PX = 64
 class ShareEditor(QFrame):
     """Shows shares in percent of their sum. If the user changes one, the others change in proportion.
 
-    `moved` is emitted at each step of a slider, `move_finished` when it is released or a number was entered.
+    `moved` is emitted at each step of a slider, `move_finished` when the slider is released or a number was entered.
     """
 
     moved = Signal(Move)
@@ -125,7 +125,7 @@ def percent_shares(shares: Sequence[tuple[str, float]]) -> tuple[tuple[str, floa
 
 
 def with_percent(shares: Sequence[tuple[str, float]], device: str, percent: float) -> tuple[tuple[str, float], ...]:
-    """Return shares with `percent` for `device`; the others divide the rest in their old proportion.
+    """Return shares with `percent` for `device`; the other devices divide the rest in their old proportions.
 
     A single device always has 100.
     """

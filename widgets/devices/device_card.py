@@ -42,7 +42,7 @@ MIN_WIDTH = 160
 class DeviceCard(QFrame):
     """Shows the readings of one device. A click requests its details; its menu can also request limits or removal.
 
-    The menu of the host requests its split by NUMA node, if it has several.
+    On a host with several NUMA nodes, the menu can also request the split of the host by node.
     """
 
     details_requested = Signal(Device)
@@ -112,7 +112,7 @@ class DeviceCard(QFrame):
         self.plot.apply_palette(palette)
 
     def set_device(self, device: Device) -> None:
-        """Show `device`, which has the same id as the one before; the graph is kept."""
+        """Show `device`, a new state of the device with the same id. The graph is kept."""
         self._device = device
         self._id_label.setText(device.id)
         self._name_label.setText(device_subtitle(device))

@@ -17,11 +17,11 @@ from widgets.common.palette import DARK, Palette
 WINDOW_S = 120.0
 """Time span of the graph in seconds."""
 MAX_POINTS = 1200
-"""Maximum number of samples that are kept, if they come more often than once a second."""
+"""Maximum number of stored samples, in case they come much more often than once a second."""
 
 
 class MemoryPlot(pg.GraphicsView):  # type: ignore[misc]
-    """Memory over the last `WINDOW_S` seconds in two areas: other programs, and above them Layerdeck's children.
+    """Memory over the last `WINDOW_S` seconds in two areas: other programs, and above them Layerdeck's child processes.
 
     A bare `ViewBox` with curves is made in milliseconds. A `PlotWidget` would add axes, menus and mouse handling.
     """

@@ -1,4 +1,4 @@
-"""Dialog to choose cards that are not installed, and to compare forecasts of a model with and without them."""
+"""Dialog to choose graphics cards that are not installed, and to compare a model's forecasts with and without them."""
 
 from __future__ import annotations
 

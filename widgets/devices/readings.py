@@ -44,7 +44,7 @@ class HolderLine:
 
 
 def device_total_bytes(device: Device, sample: Sample | None) -> int:
-    """Return the total memory of a device by the last reading, or else by the rig."""
+    """Return the total memory of a device in bytes: by the last reading, or by the rig if there is no reading."""
     if sample is not None and sample.total_bytes:
         return sample.total_bytes
     return device.total_bytes
@@ -96,7 +96,7 @@ def simulated_words(ids: Sequence[str]) -> str:
 def status_line(sample: Sample | None) -> str:
     """Return the line of readings: utilisation, temperature and power, as far as they are known.
 
-    If none is known, it is a note, the memory that Layerdeck uses, or "idle".
+    If none is known, the line is a note, the memory that Layerdeck uses, or "idle".
     """
     if sample is None:
         return tr("waiting for a reading")
@@ -117,7 +117,7 @@ def status_line(sample: Sample | None) -> str:
 
 
 def row_tool_tip(row: DeviceRow) -> str:
-    """Return text with the memory that the current layout needs on the device, in all and by part."""
+    """Return text with the memory that the current layout needs on the device, in total and by part."""
     parts = (
         (tr("weights"), row.weights_bytes),
         (tr("KV cache"), row.kv_cache_bytes + row.recurrent_bytes),

@@ -45,7 +45,10 @@ class Kind(StrEnum):
 
 
 Place = tuple[Kind, int]
-"""Kind and index of a part: index of the lane, layer, or run before the boundary; 0 for output, embedding and draft."""
+"""Kind and index of a painted part: index of a lane, of a layer, or of the run of layers before a boundary.
+
+Output, embedding and draft have the index 0.
+"""
 
 
 class EditorPart(QObject):

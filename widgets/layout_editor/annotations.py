@@ -128,7 +128,7 @@ class Notes(QWidget):
         self._show()
 
     def set_lines(self, lines: tuple[tuple[str, bool], ...]) -> None:
-        """Show `lines`, each as (text, whether it is a warning)."""
+        """Show `lines`: pairs of a text and whether it is a warning."""
         if lines != self._lines:
             self._lines = lines
             self._show()

@@ -42,8 +42,8 @@ class ComparedLane:
     """One device with its content in both layouts.
 
     `contents`: content in the first and the second layout; None if the rig of a side lacks the device.
-    `only`: layers by strip that are here in this layout but not in the other one.
-    `ends`: for each side the token embedding and the output, if they are here in this layout only.
+    `only`: for each layout, the layers by strip that only this layout places on the device.
+    `ends`: for each layout, the token embedding and the output if only this layout places them on the device.
     """
 
     id: str
@@ -54,14 +54,14 @@ class ComparedLane:
 
     @property
     def differs(self) -> bool:
-        """Whether the device has something in one of the layouts only."""
+        """Whether the two layouts place different layers, embedding or output on the device."""
         return any(self.only) or any(map(any, self.ends))
 
 
 def compared_lanes(one: Preview | None, other: Preview | None) -> tuple[ComparedLane, ...]:
     """Return a lane for each device of either side; devices that neither layout uses come last.
 
-    None: a side that has no layout yet; then nothing differs.
+    A side without a layout is None; then no differences are marked.
     """
     sides = [{} if each is None else {lane.device.id: lane for lane in lane_contents(each)} for each in (one, other)]
     ids = dict.fromkeys((*sides[0], *sides[1]))
@@ -256,7 +256,7 @@ class _Canvas(QWidget):
     def _paint_difference(
         self, painter: QPainter, lane: ComparedLane, side: int, y: float, track: Track, strips: Lanes
     ) -> None:
-        """Hatch and frame what is on this device in this layout only."""
+        """Hatch and frame the parts of the model that only the layout of `side` places on this device."""
         palette = self._palette
         rects = [
             QRectF(track.edges[first], y + strip.top, track.edges[last + 1] - track.edges[first], strip.height)

@@ -33,17 +33,17 @@ class SideOption:
 
 @dataclass(frozen=True, slots=True)
 class ShownSide:
-    """What one side of the comparison shows. `preview`: its layout on its devices; `side`: figures and memory."""
+    """Contents of one side of the comparison. `preview`: the layout on its devices. `side`: figures and memory."""
 
     preview: Preview
     side: Side
 
 
 class ComparisonDialog(Dialog):
-    """Shows two layouts and emits what the user chooses. It is not modal, and computes nothing."""
+    """Shows two layouts, and emits signals for the choices of the user. Not modal; computes nothing itself."""
 
     chosen = Signal(int, str)
-    """Requests a layout for a side, 0 or 1; the text is the key of its `SideOption`."""
+    """Emitted with a side, 0 or 1, and the key of the `SideOption` that the user has chosen for that side."""
     take_requested = Signal(int)
     """Requests that the layout of this side replaces the edited one."""
 
@@ -86,7 +86,7 @@ class ComparisonDialog(Dialog):
         set_role(self.state_labels[side], "error" if bad else "dim")
 
     def show_side(self, side: int, shown: ShownSide | None) -> None:
-        """Show one side; None: it has no layout. The differences are removed until `show_differences`."""
+        """Show one side; None: the side has no layout. The shown differences are removed until `show_differences`."""
         self._sides[side] = shown
         self._comparison = None
         self._show()

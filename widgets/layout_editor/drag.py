@@ -1,4 +1,4 @@
-"""Drags with the mouse: pointer positions become moves of the layout, one for each change of the value. Without Qt."""
+"""Mouse drags: conversion of pointer positions to moves of the layout, one for each change of the value. No Qt."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ class LaneDrag:
     `span`: the first and last layer; None for the output, the embedding and the draft.
     `lane`: the lane where the dragged object is now.
     `start`: the point where the button was pressed. `threshold`: pixels from there at which the drag begins.
-    `devices`: the device of each lane; None if nothing can be dropped there.
-    `part`: None for whole layers and the output.
+    `devices`: for each lane the device that gets the dropped object; None if the lane accepts none.
+    `part`: the dragged part of layers, the embedding or the draft; None for whole layers and the output.
     """
 
     span: tuple[int, int] | None

@@ -25,7 +25,7 @@ from widgets.layout_editor.view import EditorView
 _LEGEND_FROM_PX = 210
 """Height of the editor from which it has room for the legend."""
 _NUMBERS_PX = 72
-"""Height of the numbers with one line of fields."""
+"""Height in pixels of the number fields above the lanes if they need one line."""
 EMPTY_TEXT = tr("Open a model to see its layers")
 
 
@@ -130,7 +130,7 @@ class LayoutEditor(QFrame):
 
     @property
     def shown(self) -> Shown | None:
-        """The preview that is drawn, with its geometry in scene coordinates; None without a preview."""
+        """The preview that is drawn, with its geometry in scene coordinates; None if there is no preview."""
         return self._view.shown
 
     @property
@@ -228,7 +228,7 @@ class LayoutEditor(QFrame):
         return QSize(800, 440)
 
     def minimumSizeHint(self) -> QSize:
-        """Return a size with room for one lane and the texts around it, and for the numbers while they are shown."""
+        """Return a size with room for one lane and the texts around it, and for the number fields if they are shown."""
         return QSize(400, 200 if self.numbers.isHidden() else 200 + zoomed(_NUMBERS_PX))
 
     def _update_header(self) -> None:

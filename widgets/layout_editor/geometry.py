@@ -1,4 +1,4 @@
-"""Geometry of the editor: layers as wide as their bytes, lanes, columns, and the handle at a point. Without Qt."""
+"""Geometry of the editor: layers as wide as their bytes, lanes, columns, and the handle at a point. No Qt."""
 
 from __future__ import annotations
 

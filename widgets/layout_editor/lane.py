@@ -111,7 +111,7 @@ _BAR_HEIGHT = 14.0
 def time_beside(device_id: str, time: str, fonts: Fonts, width: float) -> str:
     """Return `time` if there is room for it beside the whole device id; else an empty text.
 
-    The id is not shortened for it, since ids often differ only at their end.
+    The device id is never shortened to make room, since ids often differ only at their end.
     """
     return time if text_width(device_id, fonts.bold) + 8 + text_width(time, fonts.small) <= width else ""
 

@@ -1,6 +1,6 @@
-"""Lanes of one machine as a group: a head with the sum of its memory, which folds the lanes of its devices.
+"""Groups of lanes by machine: a head lane shows the memory of the whole machine, and can fold the lanes of its devices.
 
-Only large rigs have groups: with few lanes a head would take room and save none.
+Only large rigs have groups: with few lanes, a head lane would take more room than it saves.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ GROUP_FROM = 13
 def with_groups(
     contents: Sequence[LaneContent], rig: Rig, rows: Sequence[DeviceRow], unfolded: frozenset[str]
 ) -> tuple[LaneContent, ...]:
-    """Return the lanes with a head lane before the lanes of each machine that lends several devices.
+    """Return the lanes, with a head lane before the lanes of each machine that lends several devices.
 
-    A folded machine has its head lane only, which shows what its devices hold. A machine has the place of its first
-    device.
+    A head lane stands for a whole machine. If the machine is folded, its devices have no lanes, and the head lane shows
+    what they hold. The lanes of a machine are at the place of its first device. A small rig has no head lanes.
 
     `rows`: memory of the devices with this layout.
     `unfolded`: fingerprints of the machines whose devices have lanes.
@@ -103,7 +103,10 @@ def _merged(members: Sequence[LaneContent]) -> Blocks:
 
 
 def row_of(content: LaneContent, rows: Mapping[str, DeviceRow]) -> DeviceRow | None:
-    """Return the memory row of a lane; for a head lane the sum of its machine's devices. None if a row is missing."""
+    """Return the memory row of a lane; None if a row is missing.
+
+    A head lane, which stands for a whole machine, gets the sum of the rows of the machine's devices.
+    """
     if content.group is None:
         return rows.get(content.device.id)
     found = [rows[name] for name in content.group.devices if name in rows]

@@ -31,13 +31,13 @@ from widgets.common.tool_tips import plain_tool_tip
 from widgets.common.wrap_layout import WrapLayout
 
 MAX_LINE = 4000
-"""Maximum length of the input line in characters; a command with many overrides has some hundred."""
+"""Maximum length of the input line in characters; a command with many overrides has a few hundred."""
 _NUMBER_WIDTH_PX = 56
 _LINE_WIDTH_PX = 260
 _LEAST_ROOM_PX = 36
-"""Height of one line of fields."""
+"""Height of one line of number fields, in pixels."""
 _BESIDE_PX = 270
-"""Height of what is in the editor besides the fields: heading, line, answer, ruler, a lane and notes."""
+"""Height in pixels of the editor's parts other than the fields: heading, line, answer, ruler, a lane and notes."""
 EXAMPLE = tr("3,1,2  or  -ngl 40 -ts 24,12  or  --n-cpu-moe 12")
 
 
@@ -99,7 +99,7 @@ class NumberBar(QFrame):
         self._fit()
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        """Give the fields the lines that they need at the new width."""
+        """Set the height of the fields to the number of lines that they need at the new width."""
         super().resizeEvent(event)
         self._fit()
 
@@ -116,7 +116,7 @@ class NumberBar(QFrame):
         return self._answer.text() if not self._answer.isHidden() else ""
 
     def fields(self, device: str) -> tuple[SpinBox, SpinBox]:
-        """Return the two number fields of a device: layers, and layers whose experts are there."""
+        """Return the number fields of a device: for its layers, and for the layers whose experts are on the device."""
         return self._lanes[device].layers, self._lanes[device].experts
 
     def set_preview(self, preview: Preview | None) -> None:
@@ -142,7 +142,7 @@ class NumberBar(QFrame):
         self._fit()
 
     def show_answer(self, text: str, *, bad: bool = False) -> None:
-        """Show `text`, the result of the entered line, below it; empty: hide it. `bad`: it is an error."""
+        """Show `text` as the result of the entered line; an empty text hides the result. `bad`: it is an error."""
         self._answer.setText(text)
         set_role(self._answer, "error" if bad else "dim")
         self._answer.setVisible(bool(text))
@@ -177,7 +177,7 @@ class NumberBar(QFrame):
 
 
 class _LaneNumbers(QWidget):
-    """The number fields of one device: its layers, and the layers whose experts are there."""
+    """The number fields of one device: the number of its layers, and of layers whose experts are on the device."""
 
     def __init__(
         self, device: str, count: Callable[[str, int], None], place: Callable[[str, int], None], parent: QWidget

@@ -1,4 +1,4 @@
-"""The content of the lanes by layout and overrides: the parts of layers that each lane draws; and pinned layers."""
+"""Content of the lanes: the parts of layers that each lane draws, by layout and overrides. Also pinned layers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ StripKey = Literal["dense", "attention", "ffn", "experts", "kv"]
 """`attention` and `ffn` are the halves of the `dense` strip, used if an override puts them on different devices."""
 
 Blocks = tuple[tuple[StripKey, tuple[int, ...]], ...]
-"""Indices of layers by strip."""
+"""For each strip of a lane, the indices of the layers that are drawn in the strip."""
 
 
 SliceBlocks = tuple[tuple[StripKey, tuple[tuple[int, float, float], ...]], ...]
@@ -43,13 +43,13 @@ class LaneDevice:
 
 @dataclass(frozen=True, slots=True)
 class MachineGroup:
-    """The group of lanes of one machine; its head is a lane with this value.
+    """The lanes of one machine as a group. A head lane stands for the whole machine, and has this value.
 
     key: fingerprint of the machine's certificate.
-    devices: ids of its devices.
-    roomiest: id of the device that gets layers that are dropped on a folded machine: the one with most memory to
-    spare in this layout; None if none can be used.
-    is_folded: whether the lanes of its devices are hidden.
+    devices: ids of the machine's devices.
+    roomiest: id of the device that gets layers that are dropped on the folded machine. It has most memory to spare in
+    this layout. None if no device can be used.
+    is_folded: whether the lanes of the devices are hidden.
     """
 
     key: str
@@ -63,12 +63,12 @@ class LaneContent:
     """Content of the track of one lane.
 
     ranges: layers `(first, last)` of the device, both included.
-    blocks: for each strip, the layers of which this part is on the device.
-    ghosts: for each strip, the layers of the device of which an override places this part on another device.
+    blocks: for each strip, the layers that have this part on the device.
+    ghosts: for each strip, the layers of the device that have this part on another device, because of an override.
     slices: in split modes tensor and row, the slices of layers, drawn instead of `blocks`.
     share: the device's mean share of a split layer; None if the device takes no part in the split.
-    group: the machine whose head this lane is; None for the lane of a device.
-    has_draft: layers of the draft model are on the device.
+    group: the machine, if the lane stands for a whole machine; None for the lane of a device.
+    has_draft: whether layers of the draft model are on the device.
     """
 
     device: LaneDevice
@@ -88,7 +88,7 @@ class LaneContent:
 
 
 def lane_devices(rig: Rig, layout: Layout, further: Sequence[str] = ()) -> tuple[LaneDevice, ...]:
-    """Return the devices of the lanes: those of the rig with the host last, then those that only the layout names.
+    """Return the devices of the lanes: those of the rig with the host last, then devices that only the layout names.
 
     `further`: ids of more devices that need a lane, such as those of a draft model.
     """
@@ -220,7 +220,7 @@ def placed_weights(preview: Preview, content: LaneContent, row: DeviceRow | None
     """Return the bytes of weights that the layout places on the device of a lane, by the sizes of the tensors.
 
     In split modes "tensor" and "row" a device holds a share of every split layer, and llama.cpp decides the rounding.
-    So the experts are taken to be the same fraction of the forecast weights as of the whole model. The host holds the
+    So experts are assumed to have the same share of the forecast weights as of the whole model. The host holds the
     weights that no other device holds.
     """
     layers = preview.layers
@@ -256,7 +256,7 @@ def placed_weights(preview: Preview, content: LaneContent, row: DeviceRow | None
 
 
 def unknown_patterns(layout: Layout) -> int:
-    """Return the number of overrides whose pattern may match any tensor. The lanes do not show these."""
+    """Return the number of overrides whose pattern may match any tensor. The lanes do not show the effect of these."""
     return sum(1 for item in layout.overrides if item.part is None and item.pattern != EMBEDDING_PATTERN)
 
 

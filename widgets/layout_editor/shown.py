@@ -67,7 +67,7 @@ class EmptyTarget:
 
     part_layer: layer of another device whose overridden parts are drawn in the lane at this point; None if there is
     none.
-    embedding: the point is at the token embedding.
+    embedding: whether the token embedding, which cannot be moved, is at this point.
     """
 
     lane: int
@@ -88,7 +88,10 @@ Target = (
 
 
 def lanes_of(contents: Sequence[LaneContent]) -> dict[str, int]:
-    """Return the index of the lane of each device; for the devices of a folded machine that of its head."""
+    """Return the index of the lane of each device, by device id.
+
+    The devices of a folded machine have no lanes of their own: their index is that of the machine's head lane.
+    """
     found: dict[str, int] = {}
     for lane, content in enumerate(contents):
         if content.group is None:
@@ -135,10 +138,12 @@ class Shown:
         return self.lane_of[self.run_at(layer).device]
 
     def drop_devices(self, lane: int | None = None, home: str | None = None) -> tuple[str | None, ...]:
-        """Return the device that gets what is dropped on each lane; None for a lane that accepts no layers.
+        """Return for each lane the id of the device that gets an object dropped there; None if nothing can be dropped.
 
-        Such a lane's device is not in the rig, or the lane is the head of a machine whose devices are shown.
-        `lane`, `home`: where a drag begins. What comes back to the head of a folded machine returns to its device.
+        Nothing can be dropped if the rig lacks the device, or on the head lane of a machine whose devices have lanes.
+
+        `lane`: the lane in which a drag begins.
+        `home`: the device of the dragged object. If `lane` is the head lane of a machine, drops on `lane` go to `home`.
         """
         found = [_drop_device(content) for content in self.contents]
         if lane is not None and home is not None and self.contents[lane].group is not None:
@@ -227,7 +232,7 @@ class Shown:
         return next((lane for lane, content in enumerate(self.contents) if content.has_draft), None)
 
     def draft_rect(self, lane: int) -> QRectF:
-        """Return the rectangle of the draft model's block in `lane`, in scene coordinates; empty without a draft."""
+        """Return the rectangle of the draft model's block in `lane`, in scene coordinates; empty if there is none."""
         left, right = self.track.draft or (0.0, 0.0)
         return QRectF(left, self.lanes.track_top(lane) + 3, right - left, self.lanes.track_height - 6)
 

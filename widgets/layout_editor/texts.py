@@ -50,9 +50,9 @@ EDITED = LoadedWords("◐", tr("edited, not loaded"))
 
 
 def loaded_words(preview: Preview, loaded: LoadedLayout | None) -> LoadedWords:
-    """Return the state of the preview: its edit is loaded, was changed after the load, or is not loaded.
+    """Return the state of the edit in `preview`: loaded, changed since the load, or not loaded.
 
-    Side files are part of the edit.
+    The edit consists of layout, settings and side files.
     """
     if loaded is None:
         return NOT_LOADED
@@ -162,7 +162,7 @@ def part_tooltip(preview: Preview, layer: int, part: MovablePart) -> str:
 
 
 def boundary_cost(preview: Preview, index: int) -> str:
-    """Return a sentence on the bytes and the time that a boundary costs each token; empty if they are unknown."""
+    """Return a sentence on the bytes that each token sends over a boundary, with the time; empty if unknown."""
     if preview.hops is None:
         return ""
     left, right = preview.layout.runs[index : index + 2]
@@ -176,7 +176,7 @@ def boundary_cost(preview: Preview, index: int) -> str:
 
 
 def pipeline_cost(preview: Preview) -> str:
-    """Return a sentence on prompt speed that is lost, because overrides end the pipeline; empty if none is lost."""
+    """Return a sentence on prompt speed lost because overrides turn off pipeline parallelism; empty if none is lost."""
     prompt = None if preview.speed is None else preview.speed.prompt
     if prompt is None or all(each.rule != "override_stops_pipeline" for each in preview.report.advice):
         return ""
@@ -300,9 +300,9 @@ def measured_texts(row: DeviceRow, forecast: DeviceRow) -> tuple[str, ...]:
 
 
 def held_texts(holdings: Sequence[Holding]) -> tuple[str, ...]:
-    """Return one text about the memory of other loaded models on a device in several lengths, the longest first.
+    """Return texts about the memory that other loaded models hold on a device, the longest first.
 
-    The first one that fits is painted. Empty if there are no such models.
+    The first text that fits is painted. The result is empty if no other models hold memory there.
     """
     if not holdings:
         return ()
@@ -375,7 +375,7 @@ def accessible_summary(preview: Preview, lanes: Sequence[LaneContent], state: Lo
 
 
 def is_short(row: DeviceRow, room: DeviceRow | None = None) -> bool:
-    """Return whether the device lacks memory. A device that has to hold nothing is never short.
+    """Return whether the device lacks memory. A device on which the layout places nothing never lacks memory.
 
     `room`: the device's row by its latest reading; None: `row` is the latest.
     """
@@ -383,7 +383,7 @@ def is_short(row: DeviceRow, room: DeviceRow | None = None) -> bool:
 
 
 _TOLD_BESIDE_S, _TOLD_BELOW_S = 1.0, 5.0
-"""Least time in seconds for sending weights that is mentioned in the tooltip, and in the notes."""
+"""Least time in seconds for which sending weights is mentioned: in the tooltip, and in the notes."""
 _ALIKE = 1.1
 """Two speeds are shown as one if their ratio is at most this."""
 REMEDY = tr("Devices > Measure Speeds makes this exact; each answer improves it too.")

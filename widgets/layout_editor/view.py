@@ -119,7 +119,7 @@ class EditorView(QGraphicsView):
 
     @property
     def shown(self) -> Shown | None:
-        """The preview that is drawn, with its geometry in scene coordinates; None without a preview."""
+        """The preview that is drawn, with its geometry in scene coordinates; None if there is no preview."""
         return self._scene.shown
 
     def set_preview(self, preview: Preview | None) -> None:
@@ -146,7 +146,7 @@ class EditorView(QGraphicsView):
     def summary(self) -> str:
         """The layout in sentences, for screen readers.
 
-        It is computed on request, so that a drag does not compute it.
+        The sentences are made on request, so that a drag spends no time on them.
         """
         shown = self._scene.shown
         return "" if shown is None else accessible_summary(shown.preview, shown.contents, shown.state)

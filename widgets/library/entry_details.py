@@ -110,7 +110,7 @@ class EntryDetails(QScrollArea):
         return self.quantisations.current
 
     def show_model(self, model: Listed | None) -> None:
-        """Show `model`; None: show nothing. Text that is being typed is kept if it is the same model."""
+        """Show `model`; None: show nothing. If the model was shown before, text that is being typed is kept."""
         if model is not None and model == self._model:
             return
         # By key: a scan, a forecast or a saved note gives a new value of the same model.

@@ -118,13 +118,13 @@ def _excerpt(text: str, word: str) -> str:
 
 
 def owner_words(model: Listed) -> tuple[str, ...]:
-    """Return the owners of a model's stores as short texts; a folder is shortened to its last name."""
+    """Return the owners of a model's folders, such as programs, as short texts: of a path only the last name."""
     # Not `Path.name`: an owner may be a name of the hub, or a folder in the spelling of Windows.
     return tuple(owner.rstrip("/\\").replace("\\", "/").rpartition("/")[2] for owner in model.entry.owners)
 
 
 def fit_of(model: Listed, quantisation: Quantisation) -> tuple[str, str]:
-    """Return a short text on whether a quantisation fits this rig, and the name of its colour in the palette."""
+    """Return a short text on whether a quantisation fits this rig, and the palette name of the text's colour."""
     if quantisation.fault:
         if quantisation.copy.is_missing:
             return tr("missing"), _BAD
@@ -156,7 +156,7 @@ def short_speed(model: Listed, quantisation: Quantisation) -> str:
 
 
 def answer_sentence(notes: Notes) -> str:
-    """Return a sentence on the speed of the last answer, given with another layout than the forecast's; or ""."""
+    """Return a sentence on the speed of the last answer if its layout was not the forecast's; else an empty text."""
     if not notes.measured:
         return ""
     rate = rate_text(notes.measured)

@@ -34,7 +34,7 @@ class LibraryListModel(QAbstractListModel):
         return self._models
 
     def set_models(self, models: Sequence[Listed], searched: Sequence[str] = ()) -> bool:
-        """Replace the models; return False if the rows hold the same models as before, so the selection is valid.
+        """Replace the models. Return False if the rows hold the same models as before, so that the selection is valid.
 
         `searched`: words of the search in lower case.
         """

@@ -164,7 +164,7 @@ class LibraryView(QWidget):
         """Show the models of the library.
 
         `problems`: sentences that are shown as errors.
-        `is_looked`: all stores were scanned, so that no models means an empty library.
+        `is_looked`: whether all stores were scanned. Only then an empty list means an empty library.
         """
         self._models = tuple(models)
         self._is_looked = is_looked

@@ -42,7 +42,8 @@ class LoadedEntry:
     `number`: number of the model in this window.
     `state`: text such as "idle for 3 min".
     `end_text`: label of the button that unloads the model or cancels its load.
-    `may_end`: whether that button is enabled. `may_park`: whether the model can be parked now.
+    `may_end`: whether that button is enabled.
+    `may_park`: whether the model can be parked now, which unloads it until its next question.
     """
 
     number: int

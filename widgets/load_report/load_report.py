@@ -47,7 +47,7 @@ MIN_DETAILS_HEIGHT_PX = 24
 class LoadReport(QWidget):
     """Shows progress and outcome of a load. "Copy" puts the report on the clipboard as text.
 
-    The table of bytes is shown only after "Details". The sentence above it says what most people want to know.
+    The table of bytes is shown only after "Details", because the sentence above the table is enough for most people.
     """
 
     check_requested = Signal()
@@ -178,7 +178,7 @@ class LoadReport(QWidget):
         proposals: Sequence[ProposalWords] = (),
         short_bytes: int = 0,
     ) -> None:
-        """Show which device refused how many bytes, and proposals.
+        """Show which device could not allocate how many bytes, with proposals.
 
         The arguments are those of `out_of_memory_outcome`.
         """

@@ -85,8 +85,8 @@ Block = Line | Table
 MAX_PIECES = 10_000
 """Maximum number of lines and table cells of a message; Qt needs about a second for 10,000."""
 MAX_FORMULAS = 200
-"""Maximum number of formulas of a message; further ones stay text. The cache of formulas must hold more than these, or
-they would be rendered again and again.
+"""Maximum number of formulas of a message; further formulas stay text.
+The cache of formulas must have room for more than these, or formulas would be rendered again and again.
 """
 
 
@@ -94,7 +94,7 @@ they would be rendered again and again.
 class Room:
     """The limits that remain for the rest of a message.
 
-    `left_out`: characters of the blocks that exceeded the limits.
+    `left_out`: number of characters in the blocks that exceeded the limits.
     """
 
     pieces: int = MAX_PIECES
@@ -102,7 +102,7 @@ class Room:
     left_out: int = 0
 
     def take(self, blocks: Iterable[Block]) -> list[Block]:
-        """Return those of `blocks` that the limits allow, and reduce the limits.
+        """Return the first of `blocks`, as many as the limits allow, and reduce the limits.
 
         If a code block is cut off, its last line is marked as its end.
         """

@@ -110,7 +110,10 @@ class MarkdownDocument(QTextDocument):
         self._finished_decorations = Decorations()
 
     def update_blocks(self, finished: Sequence[Block], open_end: Sequence[Block]) -> None:
-        """Add `finished` blocks, which are final, and replace the open end after them, which may change again."""
+        """Append `finished` blocks, which are final, and replace the blocks after them by `open_end`.
+
+        The blocks of `open_end` may change again in the next call.
+        """
         before, kept = self._open_end, len(self._finished)
         wanted = (*finished, *open_end)
         # Most updates add to the last block; blocks before it are not written again.

@@ -26,7 +26,7 @@ MAX_TEXT_CHARACTERS = 4_000
 @dataclass(slots=True)
 class _List:
     next_number: int | None
-    """The number of the next item; None for a list with bullets."""
+    """The number of the next item of a numbered list; None for a list with bullets."""
 
 
 class Flow:

@@ -26,8 +26,7 @@ MAX_COLOURED_CHARACTERS = 400
 grow with the square of a line's length, or faster, and nothing can interrupt them."""
 MAX_SEGMENT_S = 0.5
 """Limit of processor time for a segment, in seconds.
-
-If a segment takes longer, its language is not highlighted any more.
+If a segment takes longer, code in its language is not highlighted any more.
 """
 LANGUAGES = frozenset({
     "asm", "bash", "bat", "c", "c#", "clojure", "cmake", "common-lisp", "console", "cpp", "css", "cuda", "dart",

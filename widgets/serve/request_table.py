@@ -37,7 +37,7 @@ class RequestRow:
 
     `number`: unique number of the request.
     `texts`: one text for each of `HEADINGS`.
-    `tool_tip`: the whole row as sentences; empty: the text of the cell.
+    `tool_tip`: the whole row as sentences; if empty, the tooltip of a cell is its text.
     """
 
     number: int

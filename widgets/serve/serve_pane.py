@@ -54,10 +54,10 @@ class ServeSettings:
 class ServeStatus:
     """The state of the API server.
 
-    `is_on`: it runs. `is_busy`: it is starting or stopping.
-    `url`: its address while it runs.
-    `fault`: the reason why it does not run, with a remedy; empty if there is no error.
-    `key`: its key; empty if the key has not been read yet.
+    `is_on`: the server runs. `is_busy`: the server is starting or stopping.
+    `url`: address of the running server.
+    `fault`: the reason why the server does not run, with a remedy; empty if there is no error.
+    `key`: API key of the server; empty if the key has not been read yet.
     """
 
     is_on: bool = False
@@ -68,13 +68,13 @@ class ServeStatus:
 
 
 class ServePane(QWidget):
-    """Shows the state of the API server, and emits what people request of it."""
+    """Shows the state of the API server, and emits a signal for each request of the user."""
 
     start_requested = Signal()
     stop_requested = Signal()
     settings_changed = Signal(ServeSettings)
     key_requested = Signal()
-    """Requests that the key is read, so that it can be shown or copied."""
+    """Emitted when the key must be read, because the user wants to show or copy it."""
     new_key_requested = Signal()
     texts_toggled = Signal(bool)
     request_chosen = Signal()
@@ -84,7 +84,7 @@ class ServePane(QWidget):
         self._status = ServeStatus()
         self._model, self._n_ctx = "", 0
         self._copy_with_key: Callable[[str], str] | None = None
-        """Returns, for a key, the text to copy as soon as the key has been read; None if nothing is to be copied."""
+        """Function that makes the text to copy from the key, called when the key has been read; None if none waits."""
         self.switch_button = QPushButton()
         self.state_label = ElidedLabel("", "strong")
         self.copy_url_button = QPushButton(tr("Copy address"))

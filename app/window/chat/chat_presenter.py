@@ -73,7 +73,7 @@ class ChatPresenter(QObject):
         self._status_line = status_line
         self._files = AttachPresenter(model, archive, background, pane, window)
         self._file: ModelFile | None = None
-        """The model file for which sample questions are shown; None before the first."""
+        """The model file for which sample questions are shown; None before the first one."""
         self._shown_chat = ""
         self._context_used = 0
         """Tokens in the context during an answer: the part of the prompt read so far, then also the answer."""
@@ -83,7 +83,7 @@ class ChatPresenter(QObject):
         self._logged = ""
         """The last logged message about a chat template that cannot be used."""
         self._waiting_question: str | None = None
-        """The question in the input that waits until the parked model is loaded; None if none waits."""
+        """The question in the input that waits for the load of a parked (temporarily unloaded) model, or None."""
         self._before_delete: MessageTree | None = None
         """The messages before a deletion, for Undo; None if there is no deletion that can be undone."""
         self._after_delete = MessageTree()
@@ -199,9 +199,9 @@ class ChatPresenter(QObject):
             self._context_used = event.context_used
 
     def _on_answer_changed(self, run: AnswerRun) -> None:
-        """Mark the messages that were just dropped from a full context.
+        """Mark messages as dropped if the cut of the full context has moved.
 
-        Most changes of an answer are text only; these return at once.
+        Most changes of an answer are text only and move no cut, so nothing is done.
         """
         if run.message.cut != self._cut and self._conversation.open_message is not None:
             self._cut = run.message.cut
@@ -266,7 +266,7 @@ class ChatPresenter(QObject):
     def _answered_requests(self) -> list[int]:
         """Return the numbers of requests whose answer has begun.
 
-        During an answer `Reading` events are only signs of life.
+        For these requests, `Reading` events only show that the engine still works.
         """
         return [run.id for run in self._model.loading.snapshot.requests if run.state is RequestState.ANSWERING]
 
@@ -277,7 +277,7 @@ class ChatPresenter(QObject):
         self._status_line.set_busy(f"reading {self._model.number}", text)
 
     def _on_answer_ended(self) -> None:
-        """Show that an answer has ended. A failed answer may change neither the messages nor the status."""
+        """Show that an answer has ended, also if it failed and changed neither the messages nor the status."""
         self._show_answering()
 
     def _on_answer_finished(self, event: Done) -> None:
@@ -299,7 +299,7 @@ class ChatPresenter(QObject):
         self._pane.show_remark(words)
 
     def _on_context_use(self, use: ContextFill) -> None:
-        """Show the number of tokens at once; its parts are shown when they have been counted."""
+        """Show the number of tokens at once. The division into parts is shown when the tokens have been counted."""
         self._pane.show_context(None if use.used is None else [_history(use.used)], use.total)
         # A load with another context may let the model see messages that the one before had no room for.
         marked = {message.id for message in self._pane.message_list.messages if message.is_left_out}
@@ -348,7 +348,7 @@ class ChatPresenter(QObject):
             self._on_start()
 
     def _ask_now(self) -> None:
-        """Send the question for which a parked model was loaded, unless it was changed in the input since."""
+        """Send the question for which a parked (temporarily unloaded) model was loaded, unless its text was changed."""
         text, asked = self._pane.prompt_edit.toPlainText().strip(), self._waiting_question
         self._waiting_question = None
         if text == asked and (text or self._files.attacher.files) and self._conversation.can_ask:
@@ -357,7 +357,7 @@ class ChatPresenter(QObject):
             self._on_send(text)
 
     def _forget_waiting(self) -> None:
-        """Cancel the question that waits for a load if no load runs. Its text stays in the input."""
+        """Cancel the question that waits for a load, if no load runs. The text of the question stays in the input."""
         if not self._model.status.is_loading:
             self._waiting_question = None
 
@@ -420,7 +420,7 @@ class ChatPresenter(QObject):
                 conversation.answer_results()
 
     def _refuse(self, action: MessageAction) -> None:
-        """Show why the model cannot be asked. The text of an edited question is put into the input field."""
+        """Show why the model cannot accept a question. The text of an edited question is put into the input field."""
         if action.kind == "edit" and not self._pane.prompt_edit.toPlainText().strip():
             self._pane.prompt_edit.setPlainText(action.text)
         busy = tr("An answer is being written. Wait for its end, or stop it.")

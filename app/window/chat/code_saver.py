@@ -42,9 +42,9 @@ class CodeSaver(QObject):
 
 
 def code_bytes(code: str) -> bytes:
-    """Return `code` as the bytes of a file. Lone surrogates, which models may generate, are replaced:
+    """Return `code` as the bytes of a UTF-8 file.
 
-    UTF-8 has none.
+    Lone surrogates, which models may generate, are replaced, because UTF-8 cannot encode them.
     """
     return f"{code}\n".encode("utf-8", "replace")
 

@@ -1,4 +1,4 @@
-"""Presenters of dialogs about tokens: the raw prompt of a conversation, and the token probabilities of an answer."""
+"""Presenters of two dialogs about tokens: the raw prompt of a conversation, and the probabilities of an answer."""
 
 from __future__ import annotations
 

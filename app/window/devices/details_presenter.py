@@ -1,4 +1,4 @@
-"""The presenter of the windows with details of a device, which it updates while they are open."""
+"""The presenter of the windows with details of a device. It updates the windows while they are open."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class DetailsPresenter(QObject):
         self._notices.tell(error)
 
     def _show_holders(self, device_id: str, holders: tuple[MemoryHolder, ...]) -> None:
-        """Show which programs hold memory of a device: first loaded models by their own reports, then processes."""
+        """Show the memory of a device by its users: first loaded models by their own reports, then other processes."""
         self._asked.discard(device_id)
         details = self._open.get(device_id)
         if details is None:

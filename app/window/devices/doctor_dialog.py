@@ -74,7 +74,7 @@ class DoctorDialog(QDialog):
 
     @property
     def text(self) -> str:
-        """The sentence above the table that says how the examination goes."""
+        """The sentence above the table on the progress or the result of the examination."""
         return self._words.text()
 
     def _on_progress(self, progress: Progress) -> None:

@@ -92,7 +92,7 @@ class OtherCardsPresenter(OneDialog[OtherCardsDialog]):
         self._latest.run(tr("Comparing devices"), compute, show, failed)
 
     def _figures(self, plan: Plan, rig: Rig) -> Figures:
-        """Return the figures (memory, speed) of a good layout on `rig`. Blocks: for a background thread."""
+        """Return the figures (memory, speed) of a good layout on `rig`. Searches for it: not for the GUI thread."""
         own, edit, speeds = plan.with_own_tables(), plan.edit, self._speeds.known_speeds(rig)
         layout = initial_layout(own.memory, rig, edit.context, edit.side_files, speeds)
         return figures_of(Plan(own.memory, rig, replace(edit, layout=layout)), speeds)

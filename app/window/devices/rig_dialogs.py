@@ -107,9 +107,9 @@ def ask_lab_caps(parent: QWidget, then: Callable[[tuple[int, ...]], None]) -> No
 
 
 def ask_numa_split(parent: QWidget, nodes: Sequence[NumaNode], then: Callable[[Sequence[NumaNode]], None]) -> None:
-    """Explain the split by NUMA node, and call `then` with the nodes if the user agrees.
+    """Explain the split by NUMA node, and call `then` with the usable nodes if the user agrees.
 
-    If there are not two nodes to split, the dialog only says so.
+    If there are fewer than two such nodes, the dialog only explains that nothing can be split.
     """
     serving = serving_nodes(nodes)
     box = QMessageBox(

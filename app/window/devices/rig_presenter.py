@@ -31,7 +31,7 @@ _TITLE = tr("Weights Cached by Workers")
 
 
 class RigPresenter(QObject):
-    """Shows the devices on their cards, and carries out changes of limits and removals from there."""
+    """Shows the devices on their cards, and carries out changes of limits and removals that the cards request."""
 
     def __init__(
         self,

@@ -26,7 +26,7 @@ from widgets.bench.compare_dialog import CompareDialog
 RESULTS_FILTER = tr("Results (*.json);;All files (*)")
 CURRENT = tr("current layout")
 TITLES = {words.name: tr("Auto Layout: {title}", title=words.title.replace("&", "")) for words in STRATEGY_WORDS}
-"""Titles of the strategies by their names."""
+"""Titles of the strategies for automatic layouts, by the name of the strategy."""
 
 
 class ComparePresenter(OneDialog[CompareDialog]):
@@ -82,7 +82,7 @@ class ComparePresenter(OneDialog[CompareDialog]):
         dialog.set_kept(kept == edit)
 
     def _follow_model(self) -> None:
-        """Forget the layout files of another model; what was measured stays, with a note."""
+        """Drop the layout files that were added for another model. Measured results stay, with a note."""
         if self._document.model is self._model:
             return
         # Layout files are for a number of layers.
@@ -223,7 +223,7 @@ class ComparePresenter(OneDialog[CompareDialog]):
 
 
 def _with_side_files(edit: Edit, beside: SideFiles) -> Edit:
-    """Return the edit of a layout file with projector and adapters of `beside`, which such a file does not have."""
+    """Return `edit` of a layout file with the projector and adapters of `beside`, because layout files have none."""
     return replace(edit, side_files=replace(beside, draft=edit.side_files.draft))
 
 

@@ -38,12 +38,12 @@ from engine.planning.speed.speeds import Speeds
 from widgets.layout_editor.comparison_dialog import ComparisonDialog, ShownSide, SideOption
 
 _FILE, _RIG = "choose a file", "choose a rig"
-"""Keys of the options that open a file dialog."""
+"""Keys of the options that open a file dialog: for a layout file, and for a rig file."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """The layout of one side, with its forecast. `is_other_rig`: whether it is for devices of a rig file."""
+    """The layout of one side, with its forecast. `is_other_rig`: whether the layout is for devices of a rig file."""
 
     title: str
     plan: Plan
@@ -65,9 +65,11 @@ class _Base:
     find: Callable[[str, Plan, CancelToken], Edit]
 
     def with_file(self, file: LayoutFile, folder: Path | None = None) -> Plan:
-        """Return the plan of a layout file on the devices of this base. Blocks.
+        """Return the plan of a layout file on the devices of this base.
 
-        `folder`: folder of the file, for its draft model; None for a layout that is saved with the model."""
+        The draft model of the file is read: not for the GUI thread.
+        `folder`: folder of the file, for its draft model; None for a layout that is saved with the model.
+        """
         model = self.plan.model
         edit = edit_of_file(file, model, folder or model.paths[0].parent, self.plan.edit.side_files)
         return Plan(self.plan.memory, self.rig, edit)
@@ -99,7 +101,7 @@ class ComparisonPresenter(OneDialog[ComparisonDialog]):
         self._keys = ["current", ""]
         self._found: list[_Found | None] = [None, None]
         self._asked: list[tuple[object, ...]] = [(), ()]
-        """Inputs of the last search for the layout of each side; if they change, the side is searched again."""
+        """For each side, the inputs of the last search for its layout. If the inputs change, the search is repeated."""
         self._chosen_files: list[tuple[str, Path]] = []
         """Keys and paths of the layout files and rig files that the user has chosen."""
         self._model: ModelFile | None = None
@@ -256,7 +258,7 @@ class ComparisonPresenter(OneDialog[ComparisonDialog]):
         self._finding[side].run(tr("Comparing layouts"), find, show, failed, quiet=True)
 
     def _maker(self, key: str) -> Callable[[_Base, CancelToken], Plan]:
-        """Return a function that makes the plan of the layout with this key. It blocks."""
+        """Return a function that makes the plan of the layout with this key. The function is for background threads."""
         kind, _, name = key.partition(":")
         n_layers = 0 if self._document.model is None else self._document.model.n_layers
         loaded = self._models.current.loading.last_loaded
@@ -275,7 +277,7 @@ class ComparisonPresenter(OneDialog[ComparisonDialog]):
         return lambda base, _token: base.plan
 
     def _named_text(self, key: str) -> str:
-        """Return the content of the named layout with this key; empty if the key is of something else."""
+        """Return the content of the named layout with this key; empty if the key is not that of a named layout."""
         return next((each.text for each in self._named.documents if f"named:{each.name}" == key), "")
 
     def _finder(self, model: ModelFile) -> Callable[[str, Plan, CancelToken], Edit]:
@@ -297,7 +299,7 @@ class ComparisonPresenter(OneDialog[ComparisonDialog]):
         return find
 
     def _measured_of(self, model: ModelFile) -> Callable[[Edit], float | None]:
-        """Return a function that looks up the measured speed of an edit of `model`. It blocks."""
+        """Return a function that looks up the measured speed of an edit of `model`. The function reads a database."""
         path, n_layers, results = model.paths[0], model.n_layers, self._results
         answered, noted = self._speeds.answered_per_second, self._named.noted_speed
 
@@ -338,7 +340,7 @@ class ComparisonPresenter(OneDialog[ComparisonDialog]):
 
 
 def _on_other_rig(base: _Base, path: Path) -> Plan:
-    """Return the plan of an automatic layout on the devices of a rig file."""
+    """Return the plan of an automatic layout on the devices of the rig file `path`."""
     rig, edit = read_rig(path), base.plan.edit
     if not rig.ids:
         raise LayoutError(tr("{name} has no devices.", name=path.name))

@@ -40,7 +40,7 @@ _MAX_BYTES = 4 * MAX_TEXT
 class ExportPresenter(OneDialog[ExportLayoutDialog]):
     """Shows the edited layout as text of another program, such as a command of llama-server.
 
-    It follows edits while it is open.
+    The text is updated after each edit while the dialog is open.
     """
 
     def __init__(self, document: LayoutDocument, background: Background, notices: Notices, window: QWidget) -> None:
@@ -97,10 +97,11 @@ class ExportPresenter(OneDialog[ExportLayoutDialog]):
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """The result of reading a text. `names`: names of the models in a configuration, empty if it has one.
+    """The result of reading a text.
 
+    `names`: names of the models in a configuration; empty if it has one.
     `found`: the layout, or None if there is an error. `fault`: the error for people.
-    `draft`: the draft that the text names; None if it names none, or if its model cannot draft.
+    `draft`: the draft that the text names; None if it names none, or if the draft model cannot draft.
     """
 
     names: tuple[str, ...]

@@ -1,4 +1,7 @@
-"""The presenter of the edited layout: its preview in editor, share editor and settings bar, and moves from there."""
+"""The presenter of the edited layout: it shows the preview in editor, share editor and settings bar.
+
+It also applies the changes that the user makes in these widgets.
+"""
 
 from __future__ import annotations
 

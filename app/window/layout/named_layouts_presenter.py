@@ -1,4 +1,4 @@
-"""The presenter of Layout > Named Layouts: it fills the list of saved layouts, and carries out what is asked there."""
+"""The presenter of Layout > Named Layouts: it fills the list of saved layouts, and carries out the user's actions."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from engine.library.notes import SavedDocument
 from widgets.controls.named_layouts_dialog import NamedLayoutRow, NamedLayoutsDialog
 
 MAX_NAME_BYTES = 100
-"""Longest proposed file name in bytes: file systems take 255, and some programs add to it."""
+"""Longest proposed file name in bytes: file systems allow 255, and some programs append to it."""
 _RESERVED = frozenset({"con", "prn", "aux", "nul", *(f"{port}{n}" for port in ("com", "lpt") for n in range(10))})
 """Names that Windows has for devices, with any extension."""
 
 
 def file_name_of(name: str) -> str:
-    """Return a file name, without extension, that every file system takes, from the name of a layout."""
+    """Return a file name without extension, valid on every file system, from the name of a layout."""
     safe = "".join(letter if letter.isalnum() or letter in " -_." else "_" for letter in name)
     # Points and spaces at the ends hide a file, or are dropped.
     safe = safe.encode()[:MAX_NAME_BYTES].decode(errors="ignore").strip(" .")

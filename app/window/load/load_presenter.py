@@ -32,7 +32,7 @@ from widgets.load_report.outcome import ProposalWords, progress_words
 class LoadPresenter(QObject):
     """Shows the status of the current model, and connects the commands Load, Cancel and Unload.
 
-    The list of loaded models is updated with each memory sample, because it shows how long each model has been idle.
+    The list of loaded models shows how long each model has been idle, so it is updated with each memory sample.
     """
 
     def __init__(
@@ -178,7 +178,7 @@ class LoadReportPresenter(QObject):
         self._model, self._models, self._live = model, models, live
         self._report, self._notices, self._main = report, notices, main
         self._was_loaded = False
-        """Whether the last load was successful. Then a later failure is that of an answer, not of the load."""
+        """Whether the last load was successful. A failure after that belongs to an answer, not to the load."""
         self._made_room = False
         """Whether the report was made higher, to show proposals."""
         self._fallback = ""
@@ -281,7 +281,7 @@ class LoadReportPresenter(QObject):
     def _tell_ending(self, short: str, whole: str) -> None:
         """Show a failure on the status line: `short` if the load report shows the details, else `whole`.
 
-        The report does not show them if it is hidden or belongs to another model.
+        The load report does not show the details if it is hidden or belongs to another model.
         """
         dock = self._main.docks["report"]
         points_there = dock.isVisible() and self._is_current

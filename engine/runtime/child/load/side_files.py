@@ -84,7 +84,7 @@ def _function(library: Any, name: str, *arguments: Any) -> Any:
 
 AUTO_FLASH_ATTENTION = -1
 _LIMIT = re.compile(r"image_max_pixels \((\d+)\) is less than image_min_pixels \((\d+)\)")
-"""Matches clip.cpp's error message about limits for images that it refuses."""
+"""Pattern of clip.cpp's error message for image limits that the projector refuses."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,10 @@ PREFACE_BYTES = 8
 """Bytes that a caller sends before TLS begins. A connection with other bytes is closed without a handshake."""
 MAX_FRAME_BYTES = 16 * 1024
 BUFFER_BYTES = 256 * 1024
-"""Bytes of the buffer for each direction of a stream. While it is full, no more is read from the source."""
+"""Size in bytes of the buffer for each direction of a stream.
+
+While the buffer is full, nothing is read from the source.
+"""
 _LENGTH = struct.Struct("!H")
 _CLOSE_S = 5.0
 """Seconds for the other side to receive the last bytes when a stream is closed."""

@@ -253,7 +253,7 @@ async def plain_stream(connection: socket.socket) -> Stream:
 async def relay(one: Stream, other: Stream) -> bool:
     """Forward bytes in both directions until one side ends; then close both. Return whether only `other` had ended.
 
-    The last bytes of the side that ended are still sent to the other one. If a connection breaks, both are closed at
+    The last bytes of the side that ended are still sent to the other side. If a connection breaks, both are closed at
     once.
     """
     one.pass_on_to(other)

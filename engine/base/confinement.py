@@ -36,18 +36,19 @@ _MIB, _GIB = 1 << 20, 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Rights:
-    """The access rights of one kind of child, besides reading its own code and the system's libraries.
+    """The access rights of one kind of child process. Each child may also read its own code and the system's libraries.
 
-    `reads`, `writes`: description of the files that it reads and writes; their paths are in its request. Empty: none.
-    `uses_drivers`: whether it reads facts about hardware, and writes to devices and to the caches of drivers.
-    `connects`: TCP ports that it may connect to: "" (none), "endpoints" (those in its request), or "any".
-    `listens`: whether it accepts TCP connections.
-    `uses_udp`: whether it resolves names or searches the network.
-    `uses_local_sockets`: whether it uses Unix sockets, for services that resolve names.
-    `starts_renderer`: whether it starts our template renderer, whose rights are not wider than its own.
+    `reads`, `writes`: descriptions of the files that the child reads and writes, whose paths are in its request. Empty:
+    none.
+    `uses_drivers`: whether the child reads facts about hardware, and writes to devices and to the caches of drivers.
+    `connects`: TCP ports to which the child may connect: "" (none), "endpoints" (those in its request), or "any".
+    `listens`: whether the child accepts TCP connections.
+    `uses_udp`: whether the child resolves names or searches the network.
+    `uses_local_sockets`: whether the child uses Unix sockets, for services that resolve names.
+    `starts_renderer`: whether the child starts our template renderer, whose rights are not wider than its own.
     `binds_threads`: whether llama.cpp binds its threads to processors, by the ids of the threads.
-    `memory_bytes`: private memory or address space that it may add after its start; 0: no fixed limit.
-    `memory`: description of what limits its memory instead.
+    `memory_bytes`: private memory or address space that the child may add after its start; 0: no fixed limit.
+    `memory`: description of what limits the child's memory instead.
 
     No child may signal processes other than itself and its children, trace them, read or write their memory, or change
     their priority, processors or limits. No child gets secrets of the environment.

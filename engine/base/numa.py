@@ -38,13 +38,14 @@ _WORD_BITS = 8 * ctypes.sizeof(ctypes.c_ulong)
 
 @dataclass(frozen=True, slots=True)
 class NumaNode:
-    """A NUMA node.
+    """NUMA node of this machine.
 
-    `number`: its number in the kernel.
-    `processors`: logical processors of it that this process may use; empty for a node of memory alone.
-    `total_bytes`: memory that this process may use; 0 for a node of processors alone.
-    `free_bytes`: free memory and page cache at the reading; None: not reported.
-    `distances`: relative cost of its accesses to each online node, in the order of the nodes; 10 is its own memory.
+    `number`: the kernel's number of the node.
+    `processors`: the node's logical processors that this process may use; empty for a node with memory only.
+    `total_bytes`: memory that this process may use; 0 for a node with processors only.
+    `free_bytes`: free memory and page cache when it was read; None: not reported.
+    `distances`: relative cost of the node's accesses to each online node, in the order of the nodes; 10 is its own
+    memory.
     """
 
     number: int
@@ -55,7 +56,7 @@ class NumaNode:
 
     @property
     def can_serve(self) -> bool:
-        """Whether a worker can be bound to it: that needs both processors and memory."""
+        """Whether a worker can be bound to the node, which needs both processors and memory."""
         return bool(self.processors) and self.total_bytes > 0
 
 
@@ -64,7 +65,7 @@ def read_nodes(
 ) -> tuple[NumaNode, ...]:
     """Return the online NUMA nodes in the order of their numbers; empty if the system describes none.
 
-    `usable`: logical processors that count, None for those of this process. Offline ones are never among these.
+    `usable`: logical processors to count, which are always online; None: those of this process.
     """
     usable = usable_processors() if usable is None else usable
     online = parse_list(_text(folder / "online")) or _listed(folder)

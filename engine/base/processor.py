@@ -58,11 +58,10 @@ def usable_processors() -> frozenset[int]:
 
 
 def core_places(usable: frozenset[int] | None = None, devices: Path = DEVICES) -> tuple[tuple[int, ...], ...]:
-    """Return the logical processors of each physical core that is no efficiency core, sorted.
+    """Return the logical processors of each physical core, without efficiency cores, sorted.
 
-    Empty if the system does not tell which processors share a core.
-
-    `usable`: logical processors of this process; None to ask the system.
+    Empty if the system does not report which processors share a core.
+    `usable`: logical processors of this process; None: query the system.
     """
     usable = usable_processors() if usable is None else usable
     cores: set[tuple[int, ...]] = set()

@@ -104,15 +104,16 @@ Other values stand for process groups and users; those are refused.
 """
 _SCHEDULING = ("sched_setparam", "sched_setscheduler", "sched_setaffinity", "sched_setattr", "migrate_pages",
                "move_pages")  # fmt: skip
-"""Calls that can slow down another process of the user, or a thread of one. They are refused for ids other than 0 (the
-calling thread) and our process id. Where drivers and llama.cpp try them for other threads of ours, they ignore that
-they fail.
+"""System calls that can slow down another process of the user, or a thread of one.
+
+They are refused for ids other than 0 (the calling thread) and our process id. Drivers and llama.cpp also try them for
+other threads of this process, and ignore the error.
 """
 _BINDING = "sched_setaffinity"
-"""Call with which threads are bound. With `binds_threads` it is allowed for ids above ours.
+"""System call that binds threads to processors. With `binds_threads` it is allowed for ids above our process id.
 
-Our threads have such ids until the system's numbers start again. All threads that the parent has by now have lower
-ones.
+Our threads have such ids until the system's ids start again from the beginning. All present threads of the parent have
+lower ids.
 """
 _NAMESPACES = 0x7E020000
 """CLONE_NEW*: in namespaces of its own a process has all capabilities, and with them reaches more of the kernel."""

@@ -31,13 +31,15 @@ def is_damage(error: Exception) -> bool:
 
 
 def passes(error: Exception) -> bool:
-    """Return whether the disk or another program caused an error, so that the same statement may succeed later."""
+    """Return whether an error is temporary, caused by the disk or another program, so that the statement may succeed
+    later.
+    """
     code = getattr(error, "sqlite_errorcode", None)
     return isinstance(error, sqlite3.Error) and code is not None and (code & _PRIMARY) in _PASSING
 
 
 def cannot_write(error: Exception) -> bool:
-    """Return whether an error means that the file cannot be written, for another reason than a lock of a program."""
+    """Return whether an error means that the file cannot be written, for a reason other than another program's lock."""
     code = getattr(error, "sqlite_errorcode", 0) & _PRIMARY
     return isinstance(error, OSError) or (passes(error) and code not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED))
 

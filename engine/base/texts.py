@@ -11,9 +11,10 @@ MAX_SENTENCE = 2000
 """Largest number of characters of one message."""
 
 _STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Characters that are escaped: control and bidirectional characters, line separators and lone surrogates.
+"""Pattern of the characters that are escaped: control and bidirectional characters, line separators and lone
+surrogates.
 
-Newline and tab are not among them, nor are joiners, which some scripts need.
+Newlines and tabs are not escaped, nor are joiners, which some scripts need.
 """
 _KEPT_BYTE = re.compile("[\udc80-\udcff]")
 

@@ -1,9 +1,10 @@
-"""One answer from its question to its end, as a state machine without input and output.
+"""State machine of one answer, from its question to the complete message; it does no input or output itself.
 
 A driver (window, command line, API server) creates an `AnswerRun` for each answer; several may run at once. The driver
-calls one method for each event. The method returns effects, which the driver executes in their order: restore the KV
-state, count tokens, ask a person, read files, ask the model, write, finish. An event that comes too late returns no
-effects. Each answer has exactly one `Finish`.
+calls one method of the run for each event. The method returns effects: commands that the driver executes in their
+order, such as restoring the KV state, counting tokens, asking a person, reading files, sending the request to the
+model, writing to the database, finishing. An event that comes too late returns no effects. Each answer has exactly one
+`Finish`.
 """
 
 from __future__ import annotations
@@ -80,15 +81,15 @@ class AnswerOptions:
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """Effect of an `AnswerRun`: the driver restores the conversation's saved KV state, if any, then
-    calls `restored`.
+    """Effect (command for the driver) of an `AnswerRun`: restore the conversation's saved KV state, if any, then call
+    `restored`.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """Effect of an `AnswerRun`: the driver sends `request` to count the prompt's tokens, then calls `counted` or
-    `fail`.
+    """Effect (command for the driver) of an `AnswerRun`: send `request` to count the prompt's tokens, then call
+    `counted`, or `fail` after an error.
     """
 
     request: CountTokens
@@ -96,7 +97,7 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class AskOverflow:
-    """Effect of an `AnswerRun`: the driver asks a person whether to drop the oldest turns, then calls
+    """Effect (command for the driver) of an `AnswerRun`: ask a person whether to drop the oldest turns, then call
     `answer_overflow`.
 
     `sentence`: the question; empty: remove an earlier question from the screen.
@@ -107,15 +108,18 @@ class AskOverflow:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Effect of an `AnswerRun`: the driver shows `sentence` to the person. The answer continues meanwhile."""
+    """Effect (command for the driver) of an `AnswerRun`: show `sentence` to the person.
+
+    The answer continues meanwhile.
+    """
 
     sentence: str
 
 
 @dataclass(frozen=True, slots=True)
 class ReadFiles:
-    """Effect of an `AnswerRun`: the driver reads the attachments whose SHA-256 are in `names`, then
-    calls `files_read`.
+    """Effect (command for the driver) of an `AnswerRun`: read the attachments whose SHA-256 are in `names`, then call
+    `files_read`.
     """
 
     names: tuple[str, ...]
@@ -123,9 +127,9 @@ class ReadFiles:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Effect of an `AnswerRun`: the driver sends `request` to the model.
+    """Effect (command for the driver) of an `AnswerRun`: send `request` to the model.
 
-    It then calls `token` for each piece of text, and at the end `done` or `fail`.
+    The driver then calls `token` for each piece of text, and once `done` or `fail` when the request has ended.
     """
 
     request: Generate
@@ -133,14 +137,18 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class StopAnswer:
-    """Effect of an `AnswerRun`: the driver asks the model to stop. It still calls `done` or `fail` at the end."""
+    """Effect (command for the driver) of an `AnswerRun`: ask the model to stop.
+
+    The driver still calls `done` or `fail` when the request has ended.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """Effect of an `AnswerRun`: the driver stores more text and tool calls of the message with the id `message`.
+    """Effect (command for the driver) of an `AnswerRun`: store more text and tool calls of the message with the id
+    `message`.
 
-    When they are on disk or cannot be stored, it calls `written` and shows them.
+    The driver calls `written` when they are on disk or cannot be stored, and then shows them.
     """
 
     message: str
@@ -151,7 +159,7 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Last effect of an `AnswerRun`: the driver stores the complete message. The answer has ended.
+    """Last effect (command for the driver) of an `AnswerRun`: store the complete message. The answer has ended.
 
     `done`: the model's final report; None: the answer failed.
     `failure`: a sentence on why the answer failed; empty: it did not fail.
@@ -204,7 +212,10 @@ class AnswerRun:
         self.path = tree.path_to(message.parent)
         """The messages before the answer; the question is the last of them."""
         self.goes_on = False
-        """Whether the model is stopped only to end its thought, and then continues with the answer (`continuation`)."""
+        """Whether the model is being stopped only to end its thought.
+
+        A second run then writes the answer (`continuation`).
+        """
         self.left_out = left_out_of(self.path, message.cut)
         """Ids of the messages that are left out of the prompt."""
         self._was_cut = cut_of_path(self.path, options.n_ctx) is not None
@@ -233,7 +244,7 @@ class AnswerRun:
 
     @property
     def question(self) -> Message | None:
-        """The message to which this is the answer; None if there is none."""
+        """The user's message to which this message is the answer; None if there is none."""
         return self.path[-1] if self.path else None
 
     @property
@@ -278,7 +289,10 @@ class AnswerRun:
         return self._take_count(counted)
 
     def answer_overflow(self, leave_out: bool) -> Effects:
-        """Continue with a person's choice. `leave_out`: drop the oldest turns; if false, the answer fails."""
+        """Continue with a person's choice.
+
+        `leave_out`: whether to drop the oldest turns; if false, the answer fails.
+        """
         if self._step is not _Step.ASKING_PERSON:
             return ()
         assert self._counted is not None
@@ -385,14 +399,14 @@ class AnswerRun:
         return (Append(self.message.id, content, reasoning, calls),) if content or reasoning or calls else ()
 
     def written(self, piece: Append) -> None:
-        """Store a piece in `message`. Call it when the piece is on disk or cannot be stored."""
+        """Add a piece to the text of `message`. Call it when the piece is on disk or cannot be stored."""
         if not self.has_ended:
             content, reasoning = self.message.content + piece.content, self.message.reasoning + piece.reasoning
             calls = calls_with(self.message.calls, piece.calls)
             self.message = msgspec.structs.replace(self.message, content=content, reasoning=reasoning, calls=calls)
 
     def stop(self) -> Effects:
-        """Stop the answer for a person. Its text so far is kept."""
+        """Stop the answer because a person asked for it. The text so far is kept."""
         match self._step:
             case _Step.ENDED:
                 return ()
@@ -432,7 +446,8 @@ class AnswerRun:
         return (*rest, Finish(self.message, done=event))
 
     def fail(self, sentence: str) -> Effects:
-        """End the answer with an error. Its text so far is kept; its times are measured here instead of by the model.
+        """End the answer with an error. The text so far is kept. Times are measured by this run, as the model sent no
+        report.
 
         The message becomes `interrupted` if it has text, else `failed`.
         """
@@ -472,7 +487,7 @@ class AnswerRun:
         return rest
 
     def _take_rest(self) -> None:
-        """Add the text that the splitter and the call reader hold back, at the end of the answer."""
+        """Add the text that the thought splitter and the call reader have held back. Called when the answer ends."""
         self._take(self._splitter.rest())
         if self._reader is not None:
             self._take_found(self._reader.end())
@@ -499,7 +514,10 @@ class AnswerRun:
             self._thought_s = self._clock()
 
     def _timings(self, draft: DraftStatistics | None = None, **counted: float | None) -> Timings:
-        """Return the model's token counts with the times measured here, added to those of the answer's earlier part."""
+        """Return token counts and times of the answer, added to those of the part that it continues.
+
+        `counted`: token counts of the model's report. Times are measured by this run.
+        """
         thought_s = self._clock() if self.is_thinking else self._thought_s
         timings = Timings(
             first_token_seconds=_between(self._asked_s, self._first_s),
@@ -544,7 +562,7 @@ def continued_answer(chat: str, tree: MessageTree, message: Message, options: An
 
 
 def layout_words(layout: Layout) -> str:
-    """Return a layout as it is stored with an answer: "CUDA0 0–30, CPU 31–39", or the shares of a split."""
+    """Return a layout as the text that is stored with an answer: "CUDA0 0–30, CPU 31–39", or the shares of a split."""
     if layout.split_mode in ("tensor", "row"):
         return share_words(layout)
     return ", ".join(
@@ -554,7 +572,7 @@ def layout_words(layout: Layout) -> str:
 
 
 def loss_words(ending: RequestEnding) -> str:
-    """Return a sentence on why a request has no answer; empty if it has one."""
+    """Return a sentence on why a model request ended without an answer; empty if it ended with one."""
     match ending:
         case Cancelled():
             return tr("Stopped before the model answered.")

@@ -18,11 +18,11 @@ from engine.runtime.protocol.messages import TokenChoice
 from engine.runtime.protocol.requests import ChatMessage, Generate, ImageFile, MediaFile, SoundFile, TemplateInput
 
 MAX_SENT_BYTES = 96 << 20
-"""Limit for the images and sounds of one request in bytes; they are in memory several times."""
+"""Limit in bytes for the images and sounds of one request. It is low because memory holds several copies of them."""
 SYSTEM = ""
 """Key of the system prompt in mappings by message id."""
 HEAD_CHARACTERS = 32
-"""Number of characters at a message's beginning by which it is found in a prompt."""
+"""Number of characters at the beginning of a message's text that are searched for to find the message in a prompt."""
 
 
 def chat_messages(system: str, shown: Sequence[Message], tools: ToolUse = NO_TOOLS) -> tuple[ChatMessage, ...]:
@@ -152,11 +152,11 @@ def answer_request(
 
 
 def choices_in_prompt(pieces: Sequence[str], shown: Sequence[Message]) -> Mapping[int, TokenChoice]:
-    """Return how tokens of a prompt were chosen in earlier answers, by their index in `pieces`.
+    """Return the recorded token choices of earlier answers for the tokens of a prompt, by index in `pieces`.
 
-    `pieces`: text of each token of the prompt. `shown`: the messages from which the prompt was made.
-    The prompt is tokenised anew, so an answer in it may have other tokens than when it was generated. Tokens that begin
-    at the same character and have the same text count as the same.
+    `pieces`: text of each token of the prompt. `shown`: the messages from which the prompt was made. The prompt is
+    tokenised anew, so an answer in it may have other tokens than when it was generated. A choice is used only if a
+    token begins at the same character and has the same text.
     """
     text = "".join(pieces)
     begins = zip(pieces, accumulate(map(len, pieces), initial=0), strict=False)
@@ -184,7 +184,10 @@ def choices_in_prompt(pieces: Sequence[str], shown: Sequence[Message]) -> Mappin
 
 
 def _choices_of_content(message: Message) -> tuple[TokenChoice, ...]:
-    """Return the token choices of an answer's text, without those of its thought, which is in no prompt."""
+    """Return the token choices of an answer's text.
+
+    Those of its thought are left out, because no prompt contains it.
+    """
     if not message.reasoning:
         return message.choices
     text = "".join(choice.text for choice in message.choices)

@@ -31,23 +31,25 @@ MARKS = frozenset(
     }
 )
 _MAX_HEAD = 400
-"""Largest number of characters before the arguments of a call; with more, the text is not a call."""
+"""Largest number of characters before the arguments of a call. A longer text is not a call."""
 
 
 class CallParser(ABC):
-    """A parser for one way to write a call; `CallReader` creates one for each call and feeds it text.
+    """Base class of the parsers for tool calls; there is one subclass for each way to write a call.
 
+    `CallReader` creates a parser for each call, and passes the model's text to `add` as it comes.
     `name`: name of the function; set before the first piece of arguments is returned.
     """
 
     def __init__(self) -> None:
         self.name = ""
         self.text = ""
-        """All text that was read. It becomes content of the answer if it turns out not to be a call."""
+        """All text of the call so far. It becomes content of the answer if it turns out not to be a call."""
 
     def add(self, text: str) -> tuple[str, str | None]:
-        """Return the arguments that `text` adds, and the text after the call; None for the latter: the call has not
-        ended.
+        """Parse the next piece of text. Return the arguments that it adds, and the text after the end of the call.
+
+        The second value is None while the call has not ended.
         """
         self.text += text
         arguments, rest = self.read(text)
@@ -57,10 +59,10 @@ class CallParser(ABC):
 
     @abstractmethod
     def read(self, text: str) -> tuple[str, str | None]:
-        """Parse the next text; the result is that of `add`."""
+        """Parse the next piece of text; implements `add`, with the same result."""
 
     def end(self) -> str:
-        """Return the rest of the arguments, at the end of the text."""
+        """Return the arguments that are still held back. Called when the model's text has ended within this call."""
         return ""
 
 
@@ -122,9 +124,9 @@ class JsonCall(CallParser):
         return self._given(given), None
 
     def _add(self, character: str, given: list[str]) -> None:
-        """Add a character to the key or the value.
+        """Add a character to the current key or value of the JSON object.
 
-        Arguments that are an object are appended to `given` as they come.
+        If the value is the object of arguments, the character is also appended to `given` at once.
         """
         self._token.append(character)
         if self._is_value and self._key in ("arguments", "parameters") and self._token[0] == "{":
@@ -146,7 +148,10 @@ class JsonCall(CallParser):
 
 
 class _Closed(CallParser):
-    """Parser of a call that has an end mark. `parse`: returns name and arguments from the text before the mark."""
+    """Parser of a call that is complete at its end mark.
+
+    `parse`: returns name and arguments for the text before the mark.
+    """
 
     def __init__(self, end: str, parse: Callable[[str], tuple[str, str]]) -> None:
         super().__init__()
@@ -169,7 +174,7 @@ class _Closed(CallParser):
 
 
 class _Arguments(CallParser):
-    """Parser of the arguments alone, a JSON object, of a call whose function name is known."""
+    """Parser of a call whose function name is known, so that the text is only its arguments, a JSON object."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -215,9 +220,9 @@ class Headed(CallParser):
 
 
 class _Choice(CallParser):
-    """Parser of a call whose form is recognised from its beginning.
+    """Parser that recognises the form of a call from its first characters, and then uses the parser for this form.
 
-    `choose`: returns the parser for the form; None: it needs more text.
+    `choose`: returns the parser for the text so far; None: more text is needed.
     """
 
     def __init__(self, choose: Callable[[str], CallParser | None]) -> None:
@@ -273,9 +278,10 @@ def _hermes(types: Types) -> CallParser:
 
 
 def _tagged(inner: str, types: Types) -> tuple[str, str]:
-    """Return name and arguments of a call in Qwen3-Coder's or GLM's form.
+    """Return function name and arguments (as JSON) of a call with parameters in tags.
 
-    These are `<function=look><parameter=town>` and `look<arg_key>town</arg_key>`. `inner`: the text between the marks.
+    Qwen3-Coder writes `<function=look><parameter=town>`, GLM `look<arg_key>town</arg_key>`.
+    `inner`: the text between the marks of the call.
     """
     head = _FUNCTION.match(inner)
     if head is not None:
@@ -289,9 +295,11 @@ def _tagged(inner: str, types: Types) -> tuple[str, str]:
 
 
 def _between(text: str, begin: str, end: str, place: int) -> tuple[str, int] | None:
-    """Return what is between the next marks from `place` on, and the place after it; None if there is nothing.
+    """Return the text between the next `begin` and `end` marks from index `place` on, and the index after the `end`
+    mark.
 
-    Not an expression: without its end mark each beginning would be looked at up to the end of the text.
+    None if there is no such pair. A regular expression would be slow here: for each `begin` mark that has no `end` mark
+    it would search up to the end of the text.
     """
     first = text.find(begin, place)
     last = text.find(end, first + len(begin)) if first >= 0 else -1
@@ -318,9 +326,9 @@ def _glm_pairs(inner: str) -> Iterator[tuple[str, str]]:
 
 
 def _typed(value: str, type_: object) -> object:
-    """Return the value of a parameter written without quotes.
+    """Return the JSON value of a parameter that the model wrote without quotes.
 
-    `type_`: its JSON type in the schema; "string" stays text.
+    `type_`: the parameter's JSON type in the tool's schema; for "string" the text is returned unchanged.
     """
     if type_ == "string":
         return value
@@ -347,7 +355,7 @@ def _mistral(_types: Types) -> CallParser:
 def _gemma(inner: str) -> tuple[str, str]:
     """Return name and arguments (as JSON) of a call in Gemma's form: `call:look{town:<escape>Bonn<escape>,days:2}`.
 
-    Gemma 4 has another mark around texts.
+    Gemma 4 writes another mark than `<escape>` around strings.
     """
     # NUL marks the places of texts below.
     match = _GEMMA_CALL.fullmatch(inner.replace("\0", "\N{REPLACEMENT CHARACTER}"))
@@ -374,15 +382,16 @@ STYLES: Mapping[str, Callable[[Types], CallParser]] = {
     FUNCTION_GEMMA: lambda _types: _Closed("<end_function_call>", _gemma),
 }
 BETWEEN = (*NOISE, "</tool_call>", _DEEPSEEK_END, "]", ",", ";")
-"""Text that stands between calls or after the last one, and is ignored. DeepSeek's arguments are in a fence too."""
+"""Marks and separators between calls or after the last call, which are ignored."""
 GAP = "\n\n"
-"""Text between what the model wrote before a call and what it wrote after it."""
+"""Separator in the answer between the text before a tool call and the text after it."""
 
 
 def begin_marks_of(template: str) -> tuple[str, ...]:
     """Return the marks before a call that a chat template contains.
 
-    For a template that knows no tools this is Hermes' mark, which our own description of the tools prescribes.
+    If the template knows no tools, this is the mark of Hermes models, which our own description of the tools
+    prescribes.
     """
     found = tuple(mark for mark in STYLES if mark in template)
     if not found and HARMONY not in template:

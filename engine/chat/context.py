@@ -28,7 +28,10 @@ RESERVE_SHARE = 4
 ROOM_AFTER = 0.75
 """Share of the available tokens that the prompt may fill after turns were left out, so that the next turns fit."""
 COUNT_FROM = 0.5
-"""Share of the context size: the tokens of a prompt are counted only if it has more characters than that."""
+"""Share of the context size.
+
+A prompt with at most this share in characters is taken to fit, so its tokens are not counted.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +62,9 @@ class ContextUse:
 class Fit:
     """A decision on which messages the prompt contains, as message ids in the order of the path.
 
-    `decision`: `fits` (maybe without some turns), `ask` a person, or `full` (the prompt cannot be sent).
-    `shown`, `left_out`: messages in the prompt, and those left out of it.
-    `newly`: messages that this decision leaves out, in addition to earlier ones.
+    `decision`: `fits` (maybe because turns are left out), `ask` (ask a person), or `full` (the prompt cannot be sent).
+    `shown`, `left_out`: messages in the prompt, and messages left out of it.
+    `newly`: messages that this decision leaves out and earlier decisions did not.
     `over_tokens`: number of tokens beyond the available room; 0 if the prompt fits.
     """
 
@@ -72,7 +75,7 @@ class Fit:
     over_tokens: int = 0
 
     def sentence(self) -> str:
-        """Return a sentence for people about the decision; empty if it leaves nothing new out."""
+        """Return a sentence for people about the decision; empty if no further message is left out."""
         if self.decision == "full":
             return tr(
                 "The conversation is {over_tokens} tokens too long for the context. Shorten the last question, "
@@ -96,9 +99,9 @@ def left_out_sentence() -> str:
 
 
 def shift_fault(sampling: SamplingSettings, context: ContextSettings) -> str:
-    """Return why a full context cannot be shifted with these load settings; empty if these settings do not prevent it.
+    """Return why these load settings prevent a context shift when the context is full; empty if they allow it.
 
-    The child process checks the rest: it knows the model, and refuses a request with its reason.
+    The child process checks the model itself, and refuses a request with a reason if the model cannot shift.
     """
     if sampling.full_context != "shift" or not (is_quantised(context.type_k) or is_quantised(context.type_v)):
         return ""
@@ -162,8 +165,8 @@ def tokens_of(messages: Iterable[str], contents: Iterable[int], prompt: int) -> 
 def use_of(used: int, system: int, attachments: int, reserve: int, n_ctx: int) -> ContextUse:
     """Return the tokens of the prompt by part.
 
-    `used`: tokens of the prompt with its chat template.
-    `system`, `attachments`: tokens of these texts alone, without messages that are left out.
+    `used`: tokens of the whole prompt as the chat template writes it.
+    `system`, `attachments`: tokens of the system prompt and of the attached texts alone, without messages left out.
     `reserve`: tokens for the answer; limited to what the prompt leaves free.
     """
     system = min(system, used)
@@ -271,9 +274,9 @@ def left_out_of(path: Sequence[Message], cut: Cut | None) -> frozenset[str]:
 
 
 def cut_that_leaves_out(path: Sequence[Message], left_out: Collection[str], n_ctx: int) -> Cut | None:
-    """Return the cut (a stored decision) that leaves these messages out of the prompt; None if there are none.
+    """Return the cut (a stored decision) that leaves these messages out of the prompt; None if `left_out` is empty.
 
-    The last turn must not be left out.
+    The last turn must not be among them.
     """
     # A cut names the first message after those that are left out.
     places = [place for place, message in enumerate(path) if message.id in left_out]

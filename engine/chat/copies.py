@@ -27,13 +27,16 @@ from engine.chat.schema import VERSION, version_of
 
 INTERVAL_SECONDS = 600.0
 FIRST_LOOK_SECONDS = 60.0
-"""Seconds from opening the database to the first check for changes, so that it does not delay the window's start."""
+"""Seconds from opening the database to the first check for changes.
+
+The delay keeps copies out of the window's start.
+"""
 KEPT_LAST = 3
 KEPT_DAYS = 3
 RESERVE_BYTES = 64 * MIB
 """Free space in bytes that a copy leaves on the disk, for the database itself."""
 _ABANDONED_SECONDS = 3600.0
-"""Age in seconds from which an unfinished copy is removed: it belongs to a process that was killed."""
+"""Age in seconds from which an unfinished copy is removed, because the process that wrote it was killed."""
 
 _log = logging.getLogger("layerdeck.chats")
 
@@ -104,7 +107,7 @@ class DatabaseCopies:
             raise DamageFound(fault)
 
     def confirm(self) -> None:
-        """Mark the newest copy as current, after closing the database changed its file's time but no row."""
+        """Mark the newest copy as current. Closing the database has changed the time of its file, but no row."""
         for newest in self.paths()[:1]:
             with suppress(OSError):
                 stamp = self._stamp()
@@ -128,8 +131,9 @@ class DatabaseCopies:
         return self.folder / f"{self.database.stem}-{words}{self.database.suffix}"
 
     def _stamp(self) -> int:
-        """Return the time of the database's last change in ns: that of its write-ahead log if not empty, else of the
-        file.
+        """Return the time in ns of the database's last change.
+
+        This is the time of its write-ahead log if the log is not empty, else the time of the database file.
         """
         with suppress(OSError):
             log = Path(f"{self.database}-wal").stat()
@@ -156,13 +160,14 @@ class DatabaseCopies:
 
 
 class DamageFound(Exception):
-    """The database is damaged; the message is SQLite's."""
+    """Error: the database is damaged. The message is SQLite's."""
 
 
 class BackgroundCopies:
-    """The thread that makes copies while a database is open.
+    """The thread that copies a database in the background while it is open.
 
-    `report`: called in that thread with errors of `DatabaseCopies.make`; not again while the sentence stays the same.
+    `report`: called in that thread with an error of `DatabaseCopies.make`, but only once for the same sentence in a
+    row.
     """
 
     def __init__(self, copies: DatabaseCopies, report: Callable[[ChatError | DamageFound], None]) -> None:
@@ -174,7 +179,7 @@ class BackgroundCopies:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread, after the copy that it is making."""
+        """End the thread. If a copy is being made, wait until it is complete."""
         self._stop.set()
         self._thread.join()
 
@@ -185,8 +190,8 @@ class BackgroundCopies:
     def make_last(self, *, is_current: bool) -> None:
         """Make the last copy, after the database was closed.
 
-        `is_current`: whether the newest copy was current before closing. Closing moves the write-ahead log into the
-        database file, whose time then changes, so it cannot be checked any more.
+        `is_current`: whether the newest copy was current before closing. It cannot be checked any more, because closing
+        moves the write-ahead log into the database file and so changes its time.
         """
         if is_current:
             self._copies.confirm()

@@ -19,9 +19,10 @@ from engine.chat.schema import calls_of, deltas_of, details_of, results_of, sett
 _TITLE_CHARACTERS = 60
 _TABLES = ("conversation", "message", "piece", "attachment")
 _MAX_GAP = 100_000
-"""Largest number of row numbers that are read one by one between the ends of two scans.
+"""Largest number of row ids that are read one by one between the last row of the forward scan and that of the backward
+one.
 
-It is limited because a damaged page may contain any number.
+It is limited because a damaged page may contain any number as a row id.
 """
 Value = int | float | str | bytes | None
 Row = Mapping[str, Value]
@@ -75,8 +76,9 @@ def add_readable_rows(damaged: Path, connection: sqlite3.Connection) -> AddedRow
 
 
 def _sound_rows(source: sqlite3.Connection, target: sqlite3.Connection, table: str) -> tuple[Row, ...]:
-    """Return the readable rows of a table that have valid columns, and no text with zero bytes (from a page of zeros).
+    """Return the readable rows of a table that have valid columns.
 
+    Rows with zero bytes in a text are left out, because they come from a page of zeros.
     `target`: the undamaged database, which has the columns.
     """
     columns = target.execute(f"PRAGMA table_info ({table})").fetchall()
@@ -91,9 +93,10 @@ def _sound_rows(source: sqlite3.Connection, target: sqlite3.Connection, table: s
 
 
 def _readable_rows(source: sqlite3.Connection, table: str) -> Iterator[Row]:
-    """Yield the rows of a table by row number, except those on unreadable pages.
+    """Yield the rows of a table by row id, except those on unreadable pages.
 
-    A damaged page ends a scan. Then a second scan begins at the other end, and the rows between both are read singly.
+    A damaged page ends a scan. Then a second scan begins at the last row, and the rows between both are read one by
+    one.
     """
     rows: dict[int, Row] = {}
     if not _scan(source, table, "ASC", rows):
@@ -109,7 +112,10 @@ def _readable_rows(source: sqlite3.Connection, table: str) -> Iterator[Row]:
 
 
 def _scan(source: sqlite3.Connection, table: str, order: str, rows: dict[int, Row]) -> bool:
-    """Add rows to `rows` by row number, up to a row that it already has; return False if damage ended the scan."""
+    """Scan a table and add its rows to `rows` by row id; stop at the first row that is already there.
+
+    Return False if damage ended the scan. `order`: ASC or DESC.
+    """
     try:
         for row in _select(source, table, f"ORDER BY rowid {order}"):
             number = row["rowid"]
@@ -136,7 +142,9 @@ def _can_read(read: Callable[[str], object], document: Value) -> bool:
 
 
 def _or_empty(row: Row, column: str, read: Callable[[str], object], empty: str = "") -> Row:
-    """Return a row without a document that cannot be read: the rest of it is worth keeping."""
+    """Return a row; if `read` cannot parse the JSON in `column`, the column becomes `empty`, so that the row is not
+    lost.
+    """
     return row if column not in row or _can_read(read, row[column]) else {**row, column: empty}
 
 
@@ -159,10 +167,10 @@ def _put(connection: sqlite3.Connection, table: str, row: Row, *, replaces: bool
 
 
 def _add_message(connection: sqlite3.Connection, row: Row) -> int:
-    """Add a message, or the later state of an existing one; return the number of changed rows.
+    """Add a message, or update an existing one to its later state; return the number of changed rows.
 
-    Messages only grow (an edit makes a new message). So a text that does not begin with the copy's text is damaged, and
-    the copy's text stays.
+    A stored message only grows, because an edit makes a new message. So a text that does not begin with the copy's text
+    is damaged, and the copy's text is kept.
     """
     is_message = row["role"] in ROLES and row["state"] in get_args(MessageState)
     if not is_message or not _can_read(details_of, row["details"]):
@@ -182,7 +190,7 @@ def _add_message(connection: sqlite3.Connection, row: Row) -> int:
 
 
 def _add_pieces(connection: sqlite3.Connection, pieces: tuple[Row, ...]) -> None:
-    """Replace the copy's pieces of messages that are being written, unless the damaged file has fewer of them."""
+    """Replace the copy's pieces (text of unfinished messages), unless the damaged file has fewer of them."""
     by_message: dict[Value, list[Row]] = {}
     for piece in pieces:
         by_message.setdefault(piece["message"], []).append(piece)
@@ -212,7 +220,7 @@ def _add_file(source: sqlite3.Connection, connection: sqlite3.Connection, sha256
 
 
 def _begin_lost_conversations(connection: sqlite3.Connection) -> None:
-    """Create the conversations that are lost but have messages. The first question becomes the title."""
+    """Create a conversation for messages whose conversation is lost; its title is its first question."""
     connection.execute(
         "INSERT INTO conversation (id, title, folder, pinned, system, preset, settings, template, draft, created_ms,"
         " updated_ms) SELECT conversation, coalesce((SELECT substr(trim(replace(content, char(10), ' ')), 1, ?)"
@@ -224,7 +232,7 @@ def _begin_lost_conversations(connection: sqlite3.Connection) -> None:
 
 
 def _fill_holes(connection: sqlite3.Connection) -> None:
-    """Add a substitute for each lost message that others follow, because chat templates expect alternating roles."""
+    """Add a substitute for each lost message that has children, because chat templates expect alternating roles."""
     orphans = connection.execute(
         "SELECT conversation, place, parent, role, created_ms FROM message"
         " WHERE parent IS NOT NULL AND parent NOT IN (SELECT id FROM message) ORDER BY place, number"

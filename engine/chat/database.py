@@ -99,7 +99,8 @@ def name_of(pid: int) -> str:
 def is_alive(writer: str) -> bool:
     """Return whether the process with this id (see `our_name`) still runs.
 
-    A confined child cannot see other processes. It takes them for running, because another open repairs the rest.
+    A confined child cannot see other processes, and gets True for them. Their unfinished messages are then completed by
+    a later process that can see them.
     """
     pid, _, start = writer.partition(":")
     try:
@@ -142,7 +143,7 @@ def _open(path: Path) -> sqlite3.Connection:
 
 
 def _mend(connection: sqlite3.Connection) -> None:
-    """Mark messages as interrupted that ended processes were writing, and join their pieces."""
+    """Mark the unfinished messages of ended processes as interrupted, and join the pieces of their text."""
     alive: Callable[[str], bool] = cache(is_alive)
     # Pieces of a message that has no writer are of a process that was taken for ended before it was.
     open_messages = connection.execute(
@@ -182,7 +183,7 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def _newer(path: Path) -> str:
-    """Return a reason if an existing database has a newer version; empty if not, or if it cannot be read."""
+    """Return a reason if an existing database has a newer schema version; empty if not, or if it cannot be read."""
     try:
         with _looking(path) as connection:
             version = version_of(connection)
@@ -217,14 +218,14 @@ def _damage(path: Path) -> str:
 
 @contextmanager
 def _looking(path: Path) -> Iterator[sqlite3.Connection]:
-    """Provide a connection to an existing database, or to an empty one in memory if the file is missing or empty."""
+    """Provide a connection for looking into a database; to an empty one in memory if the file is missing or empty."""
     place = path if path.exists() and path.stat().st_size else ":memory:"
     with closing(sqlite3.connect(place, timeout=BUSY_SECONDS, isolation_level=None)) as connection:
         yield connection
 
 
 def _keep_aside(path: Path, reason: str) -> str:
-    """Rename a database with its journals, and return a sentence to show."""
+    """Rename a database and its journal files; return a sentence for people. `reason`: why, such as "is damaged"."""
     aside = put_aside(path)
     return tr(
         "The database of conversations {reason}. It was kept as {name}, and a new one was created.",

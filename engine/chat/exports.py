@@ -139,7 +139,7 @@ def data_url(attachment: Attachment, files: Mapping[str, bytes] | None) -> str:
 
 
 def heading(message: Message) -> str:
-    """Return the heading of a message: author, model and time (UTC)."""
+    """Return the heading of a message for an export: author, model and time (UTC)."""
     words = [_NAMES[message.role]]
     if message.model:
         words.append(f"({one_line(message.model)})")

@@ -410,7 +410,8 @@ def _llama_sound(extra: Mapping[str, Any], files: dict[str, bytes]) -> Attachmen
 
 
 def _renamed(messages: Sequence[Message], leaf: object) -> MessageTree:
-    """Return the messages as a tree with new ids and shortened labels.
+    """Return the messages as a tree with new ids and shortened labels. `leaf`: id of the last shown message in the
+    file.
 
     Messages in state `writing` become `interrupted`.
     """
@@ -445,7 +446,7 @@ def _renamed(messages: Sequence[Message], leaf: object) -> MessageTree:
 
 
 def _with_ids(calls: Sequence[ToolCall]) -> Iterator[ToolCall]:
-    """Yield the calls, each with a unique id, which its result refers to."""
+    """Yield the calls, each with a unique id. A tool result refers to its call by this id."""
     seen: set[str] = set()
     for call in _limited(calls, MAX_CALLS):
         ident = new_call_id() if not call.id or call.id in seen else call.id
@@ -456,7 +457,7 @@ def _with_ids(calls: Sequence[ToolCall]) -> Iterator[ToolCall]:
 def _without_system(tree: MessageTree) -> tuple[str, MessageTree]:
     """Return the system prompt, and the tree without it, if the only root is a system message; else "" and the tree.
 
-    As a message the system prompt would be part of the prompt, but people could neither see nor change it.
+    A system message in the tree would be sent to the model, but people could neither see nor edit it.
     """
     beginnings = tree.children.get(None, ())
     first = tree.messages[beginnings[0]] if len(beginnings) == 1 else None

@@ -32,7 +32,9 @@ _FIRST = re.compile(r"^<!-- layerdeck-conversation (\d+) ([0-9a-f]+) (\{.*\}) --
 SOUND_TYPES = frozenset(MIMES.values())
 _SYSTEM = {"part": "system"}
 _HIDDEN_OF_CHAT = ("id", "system", "leaf", "draft", "results", "forked_from", "deleted_ms")
-"""Fields of a conversation that its comment leaves out: the text has them, or another database cannot use them."""
+"""Fields of a conversation that its HTML comment omits, because the text shows them or another database cannot use
+them.
+"""
 _HIDDEN_OF_MESSAGE = ("parent", "content", "reasoning", "choices")
 
 

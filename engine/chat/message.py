@@ -14,8 +14,10 @@ from engine.runtime.protocol.requests import ToolCall
 Role = Literal["system", "user", "assistant", "tool"]
 ROLES: tuple[Role, ...] = ("system", "user", "assistant", "tool")
 MessageState = Literal["done", "writing", "stopped", "interrupted", "failed"]
-"""`done`: complete. `writing`: more text is to come. `stopped`: by a person. `interrupted`: the program or the model's
-process ended during the answer. `failed`: with the error in `note`. The text so far is kept in each state.
+"""State of a message; its text so far is kept in each state.
+
+`done`: complete. `writing`: more text is to come. `stopped`: a person stopped the answer. `interrupted`: the program or
+the model's process ended during the answer. `failed`: the answer ended with the error in `note`.
 """
 MAX_CHOICES = 2048
 """Largest number of a message's tokens that are stored with their alternatives; each takes some hundred bytes."""

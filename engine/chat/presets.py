@@ -93,7 +93,7 @@ def chat_sampling(model: ModelFile | None, preset: Preset | None, settings: Mapp
 
 
 def chat_template(model: ModelFile | None, own: str = "") -> str:
-    """Return the chat template in use: `own` (the conversation's) if it is not empty, else the model's; empty: none."""
+    """Return the chat template in use: the conversation's `own`, else the model's; empty if neither has one."""
     found = own or ("" if model is None else model.metadata.get(TEMPLATE_KEY))
     return found if isinstance(found, str) else ""
 

@@ -147,7 +147,7 @@ def _new(path: Path) -> Path:
 def _alone(record: Path) -> Iterator[None]:
     """Hold an exclusive file lock, so that only one process at a time recovers the database.
 
-    Windows has no such lock.
+    On Windows nothing is locked.
     """
     if sys.platform == "win32":
         record.touch()

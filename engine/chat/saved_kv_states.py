@@ -51,7 +51,7 @@ class KvStateKey:
 
     @property
     def name(self) -> str:
-        """A digest of the key for file names, 16 hexadecimal digits."""
+        """A digest of the key, used in file names: 16 hexadecimal digits."""
         words = "|".join((self.model, self.type_k, self.type_v, str(self.swa_full), str(self.streams)))
         words += f"|{self.adapters}" if self.adapters else ""
         return hashlib.sha256(words.encode("utf-8", "replace")).hexdigest()[:16]
@@ -109,7 +109,7 @@ class SavedKvStates:
         return self.folder
 
     def place(self, conversation: str, key: KvStateKey) -> Path:
-        """Return the path for the state of a conversation, whether or not it exists."""
+        """Return the path of the file for a conversation's state, even if the file does not exist."""
         return self.folder / f"{_safe(conversation)}-{key.name}{SUFFIX}"
 
     def find(self, conversation: str, key: KvStateKey) -> Path | None:
@@ -147,7 +147,7 @@ class SavedKvStates:
         return self.keep(self.folder)
 
     def forget(self, path: Path) -> None:
-        """Remove a state file."""
+        """Remove one state file."""
         with suppress(OSError):
             path.unlink()
 

@@ -41,14 +41,14 @@ def text(value: str) -> str:
 
 
 def conversation_value(field: str, value: object) -> object:
-    """Return the value of a conversation's field for its column."""
+    """Return the value of a conversation's field as it is stored in its column."""
     if field in ("settings", "results"):
         return _document(value)
     return text(value) if isinstance(value, str) else value
 
 
 def read_conversation(row: Sequence[Any]) -> Conversation:
-    """Return a conversation from its row."""
+    """Return the conversation that a database row contains."""
     values = dict(zip(CONVERSATION_FIELDS, row, strict=True))
     documents = {"settings": settings_of(values["settings"]), "results": results_of(values["results"])}
     return msgspec.convert({**values, **documents, "pinned": bool(values["pinned"])}, Conversation)
@@ -112,7 +112,7 @@ def calls_of(document: str) -> tuple[ToolCall, ...]:
 
 
 def joined_calls(document: str, pieces: Iterable[str]) -> tuple[ToolCall, ...]:
-    """Return the calls of a message from its column and from those of its later pieces."""
+    """Return the calls of a message, joined from its own column and the columns of its later pieces."""
     return calls_with(calls_of(document), (delta for piece in pieces for delta in deltas_of(piece)))
 
 
@@ -122,12 +122,12 @@ def calls_value(calls: Sequence[ToolCall]) -> str:
 
 
 def deltas_of(document: str) -> tuple[CallDelta, ...]:
-    """Return pieces of calls from their column."""
+    """Return the pieces of tool calls in the column `calls` of a `piece` row."""
     return msgspec.json.decode(document, type=tuple[CallDelta, ...]) if document else ()
 
 
 def read_attachment(row: sqlite3.Row | Sequence[Any]) -> Attachment:
-    """Return an attachment from its row."""
+    """Return the attachment that a database row contains."""
     return Attachment(**dict(zip(ATTACHMENT_FIELDS, row, strict=True)))
 
 
@@ -146,7 +146,7 @@ def settings_of(document: str) -> dict[str, object]:
 
 
 def results_of(document: str) -> dict[str, str]:
-    """Return the typed results of calls from their column."""
+    """Return the typed tool results of a conversation from their JSON column."""
     return msgspec.json.decode(document, type=dict[str, str])
 
 

@@ -11,7 +11,9 @@ from engine.chat.schema import text as readable
 DEFAULT_HITS = 100
 TRIGRAM = 3
 MAX_WANTED_CHARACTERS = 1000
-"""Longer search texts are cut here: SQLite limits the length of LIKE patterns."""
+"""Largest number of characters of a search text; the rest is ignored, because SQLite limits the length of LIKE
+patterns.
+"""
 BEFORE_CHARACTERS, AFTER_CHARACTERS = 40, 120
 """Characters of the snippet before and after the match."""
 

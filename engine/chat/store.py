@@ -37,7 +37,10 @@ from engine.chat.writer import Writer
 
 
 class ChatStore:
-    """The conversation database. `notice`: a sentence for people if it was recovered or renamed; else empty."""
+    """The conversation database: reads from any thread, and writes in its own thread.
+
+    `notice`: a sentence for people if the database was recovered or renamed; else empty.
+    """
 
     def __init__(
         self,
@@ -106,7 +109,7 @@ class ChatStore:
 
     @property
     def is_behind(self) -> bool:
-        """Whether changes wait in memory until the disk has room."""
+        """Whether changes are only in memory because the disk is full."""
         return self._writer.is_behind
 
     # ------------------------------------------------------------------ reading
@@ -155,9 +158,9 @@ class ChatStore:
     # ------------------------------------------------------------------ writing
 
     def save(self, conversation: Conversation, before: Conversation | None = None) -> Future[None]:
-        """Store a conversation.
+        """Store a conversation, without its messages.
 
-        `before`: its stored state, of which only changed fields are written; None: it is new.
+        `before`: the state that is stored now; only fields that differ are written. None: the conversation is new.
         """
         fields = tuple(
             field
@@ -223,7 +226,10 @@ class ChatStore:
         return self._writer.do(job)
 
     def keep_file(self, data: bytes) -> tuple[str, Future[None]]:
-        """Store the bytes of an attachment and return their SHA-256. Call it before the message is stored."""
+        """Store the bytes of an attachment and return their SHA-256.
+
+        Call it before storing the message that refers to them.
+        """
         sha256 = hashlib.sha256(data).hexdigest()
         statement = "INSERT OR IGNORE INTO file (sha256, data) VALUES (?, ?)"
         return sha256, self._writer.do(lambda connection: _execute(connection, statement, [sha256, data]))
@@ -319,7 +325,7 @@ class ChatStore:
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
-        """Provide a connection for reading, which includes changes that wait until the disk has room.
+        """Provide a connection for reading, which also sees changes that wait until the disk has room.
 
         Raises:
             ChatError: the database cannot be read.

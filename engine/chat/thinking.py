@@ -40,14 +40,14 @@ CONTROL_MARKS = frozenset(
         *("<|start|>", "<|channel|>", "<|message|>", "<|channel>", "<|START_RESPONSE|>"),
     }
 )
-"""Tags that are control tokens in some vocabularies. The text has them only if the request names them."""
+"""Tags that are control tokens in some vocabularies. They are in the text only if the request names them."""
 
 _COMMON = ("<|end|>",)
-"""End tags that other families (Phi) write at the end of each message. Without the begin tag they mean no thought."""
+"""End tags that other model families (Phi) also write after each message. Without the begin tag there is no thought."""
 
 
 class Delta(NamedTuple):
-    """The text that one piece adds to the thought (`reasoning`) and to the answer (`content`)."""
+    """The text that one piece of the model's text adds to the thought (`reasoning`) and to the answer (`content`)."""
 
     reasoning: str
     content: str
@@ -73,9 +73,9 @@ class Splitter:
         return self.marks is not None and not self.is_thinking
 
     def add(self, text: str) -> Delta:
-        """Add a piece of text, and return what it adds.
+        """Add a piece of the model's text; return what it adds to thought and answer.
 
-        An end that may begin a tag is held back until more text comes.
+        If the piece ends with what may be the beginning of a tag, this part is held back until more text comes.
         """
         self._held += text
         reasoning: list[str] = []
@@ -95,7 +95,7 @@ class Splitter:
         return Delta("".join(reasoning), "".join(content))
 
     def rest(self) -> Delta:
-        """Return the text that was held back, at the end of the answer."""
+        """Return the text that was held back as a possible tag. Call it when the answer has ended."""
         held, self._held = self._held, ""
         if self._state == "thinking":
             return Delta(self._lead(held.rstrip()), "")

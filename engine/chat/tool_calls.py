@@ -81,7 +81,7 @@ class CallReader:
         self._named = self._arguments_given = False
         self._has_content = False
         self._is_between = False
-        """Whether a call has ended, and no text has come since."""
+        """Whether the last call has ended, and no text has come since then."""
 
     @property
     def has_calls(self) -> bool:
@@ -105,7 +105,7 @@ class CallReader:
         return self._found(content, calls)
 
     def end(self) -> Found:
-        """Return the content and calls that were held back, at the end of the answer."""
+        """Return the content and calls that were held back. Call it when the answer has ended."""
         content: list[str] = []
         calls: list[CallDelta] = []
         if self._call is not None:
@@ -161,14 +161,16 @@ class CallReader:
         return self._after_calls(content)
 
     def _after_calls(self, content: str) -> str:
-        """Return text with a gap before it if it is the first after a call."""
+        """Return a piece of content; if it is the first one after a call, with a gap (`GAP`) before it."""
         if not content or not self._is_between:
             return content
         self._is_between = False
         return f"{GAP if self._has_content else ''}{content}"
 
     def _continues_list(self, held: str) -> bool:
-        """Return whether `held` begins another call of a list, as Mistral and Llama write several calls."""
+        """Return whether `held` begins another call of the same list: Mistral and Llama write several calls without new
+        marks.
+        """
         return held.startswith("{") and (self._is_bare or MISTRAL in self._marks or PYTHON_TAG in self._marks)
 
     def _read_harmony(self) -> str:
@@ -207,7 +209,10 @@ class CallReader:
         self._call, self._named = None, False
 
     def _give(self, arguments: str, calls: list[CallDelta]) -> bool:
-        """Append a piece of the current call to `calls`; return whether the call's name is known."""
+        """Append the next arguments of the current call to `calls`, for a new call after its name.
+
+        Return False while the call's name is unknown.
+        """
         assert self._call is not None
         if not self._call.name:
             return False

@@ -27,7 +27,7 @@ MAX_NAME_CHARACTERS = 128
 MAX_DEPTH = 64
 """Deepest nesting in definitions of tools and in schemas."""
 MAX_SCHEMA_VALUES = 1 << 15
-"""Largest number of values in the schemas of all tools of one request. The engine allows as many characters."""
+"""Largest number of values in the schemas of all tools of one request."""
 MAX_CHARACTERS = 1 << 18
 """Largest number of characters of a conversation's tool definitions."""
 _MAX_DIGITS = 9
@@ -39,9 +39,9 @@ NO_TEXTS: Mapping[str, str] = MappingProxyType({})
 
 
 class DefinitionError(ValueError):
-    """A tool definition or a JSON schema cannot be used.
+    """Error: a tool definition or a JSON schema cannot be used.
 
-    `place`: its place in the document, such as `tools[2]`; empty: unknown.
+    `place`: path of the fault in the document, such as `tools[2]`; empty: unknown.
     """
 
     def __init__(self, reason: str, place: str = "") -> None:
@@ -174,13 +174,13 @@ def in_order_of_calls(path: Sequence[Message]) -> tuple[Message, ...]:
 
 
 def calls_of_path(path: Sequence[Message]) -> Message | None:
-    """Return the last answer of a path if it has tool calls and only their results follow it; else None."""
+    """Return the last answer of a path if it has tool calls and only tool results follow it; else None."""
     last = next((message for message in reversed(path) if message.role != "tool"), None)
     return last if last is not None and last.calls else None
 
 
 def missing_results(path: Sequence[Message]) -> tuple[ToolCall, ...]:
-    """Return the calls at the end of a path that have no result yet."""
+    """Return the calls of a path's last answer that have no result yet."""
     answer = calls_of_path(path)
     if answer is None or answer.state == "writing":
         return ()
@@ -189,9 +189,9 @@ def missing_results(path: Sequence[Message]) -> tuple[ToolCall, ...]:
 
 
 def with_results(tree: MessageTree, texts: Mapping[str, str] = NO_TEXTS) -> MessageTree:
-    """Return the tree with a result for each open call at its end, because templates expect one.
+    """Return the tree with a result message for each call of the last answer without one, as chat templates expect.
 
-    `texts`: results by call id; a call that is not among them gets `NO_RESULT`.
+    `texts`: results by call id; a call that has no text there gets `NO_RESULT`.
     """
     for call in missing_results(tree.path):
         tree = add(tree, result_message(call, texts.get(call.id) or NO_RESULT, tree.leaf))
@@ -293,7 +293,10 @@ def check_depth(value: object, place: str) -> None:
 
 
 class SchemaBudget:
-    """Limits how many values of a schema are visited or written, as references may point to overlapping parts."""
+    """A budget of schema values that may be visited or written.
+
+    References may overlap, so a small schema can expand hugely.
+    """
 
     def __init__(self) -> None:
         self._left = MAX_SCHEMA_VALUES
@@ -310,9 +313,10 @@ class SchemaBudget:
 
 
 def check_finite(schema: Document, place: str) -> None:
-    """Refuse a schema that requires itself without end, such as an endless list of lists: no finite value matches it.
+    """Refuse a schema that always requires itself, such as a list of at least one such list: no finite value matches
+    it.
 
-    A schema that only may contain itself, such as a tree, is accepted.
+    A schema that may contain itself but need not, such as a tree, is accepted.
 
     Raises:
         DefinitionError: the schema requires itself, or a reference has no target.
@@ -353,7 +357,7 @@ def check_finite(schema: Document, place: str) -> None:
 
 
 def _needs(schema: object, budget: SchemaBudget) -> Iterator[str]:
-    """Yield the references whose targets every value of a schema must contain."""
+    """Yield the references (`$ref`) in a schema whose targets every matching value must contain."""
     pending = [schema]
     while pending:
         value = pending.pop()

@@ -113,9 +113,9 @@ def mended_tree(messages: Iterable[Message], leaf: str | None) -> MessageTree:
 
 
 def select(tree: MessageTree, message: str) -> MessageTree:
-    """Return the tree with a shown branch that contains `message`.
+    """Return the tree with a shown path that contains `message`.
 
-    This is the shown branch if it contains the message, else the newest branch below the message.
+    The path stays if it already contains the message; else it leads to the newest leaf below the message.
     """
     if any(shown.id == message for shown in tree.path):
         return tree
@@ -123,9 +123,9 @@ def select(tree: MessageTree, message: str) -> MessageTree:
 
 
 def step_version(tree: MessageTree, message: str, step: int) -> MessageTree:
-    """Return the tree with another version of a message shown: `step` places later, or earlier if negative.
+    """Return the tree with another version of a message shown: `step` versions later, or earlier if negative.
 
-    The first and the last version are the limits.
+    Beyond the first or the last version, that version is shown.
     """
     versions = tree.versions(message)
     # No wrapping around: the arrows are disabled at both ends.
@@ -141,7 +141,7 @@ def add(tree: MessageTree, message: Message) -> MessageTree:
 def edited(tree: MessageTree, message: str, content: str, *, created_ms: int) -> MessageTree:
     """Return the tree with a new, shown version of a message that has other content.
 
-    Later messages stay at the old version.
+    Messages that follow the old version stay below it.
     """
     old = tree.messages[message]
     new = Message(
@@ -283,9 +283,9 @@ def _without(tree: MessageTree, gone: set[str]) -> MessageTree:
 
 
 def _cut_after(tree: MessageTree, message: Message, gone: set[str]) -> Cut | None:
-    """Return the cut (turns left out of the prompt) of a message after the removal of `gone`.
+    """Return the cut (turns left out of the prompt) of a message after the messages `gone` were removed.
 
-    If the message at which it ends is removed, it ends at the next remaining message of the path.
+    If the message at which the cut ends is among them, the cut ends at the next remaining message of the path.
     """
     cut = message.cut
     if cut is None or cut.first not in gone:
@@ -302,10 +302,10 @@ def _nearest(tree: MessageTree, message: str | None, gone: set[str]) -> str | No
 
 
 def _leaf_after(tree: MessageTree, left: MessageTree, gone: set[str]) -> str | None:
-    """Return the leaf after the removal of `gone` from `tree`.
+    """Return the id of the shown leaf after the messages `gone` were removed from `tree`.
 
-    This is the old leaf if it remains, else the end of the nearest version of the removed message, else the end of the
-    branch before it. `left`: the remaining messages.
+    This is the old leaf if it remains, else the leaf of the nearest version of the removed message, else the last
+    message of the branch before it. `left`: the tree of the remaining messages.
     """
     if tree.leaf is None or tree.leaf not in gone:
         return tree.leaf

@@ -22,7 +22,7 @@ from engine.base.sqlite_file import FAULTS, passes
 from engine.chat.recovery import damage_met
 
 BATCH_SECONDS = 0.04
-"""Shortest time in seconds between two commits: a single change is on disk at once, streamed pieces come in batches."""
+"""Shortest time in seconds between two commits. A single change is written at once; streamed pieces share commits."""
 RETRY_SECONDS = 2.0
 """Shortest time in seconds between two attempts to write while the disk is full.
 
@@ -31,7 +31,7 @@ It is also at least ten times the duration of the last attempt.
 MAX_BEHIND = 50_000
 """Largest number of jobs that wait for room on the disk.
 
-Beyond it pieces of text are dropped, because `finish` writes the complete message later.
+Above it, pieces of text are dropped, because `finish` later writes the complete message.
 """
 Job = Callable[[sqlite3.Connection], None]
 
@@ -50,10 +50,10 @@ class _QueuedJob(NamedTuple):
 
 
 class Writer:
-    """The thread with the only connection for writing.
+    """The thread that has the only connection for writing to the database.
 
-    A job's future is done when the job is on disk, or holds the error. A job that fails on a full disk is repeated
-    later; jobs after it succeed only after it.
+    The future of a job is done when the job is on disk; after an error it holds this error. A job that fails because
+    the disk is full is repeated later, before all jobs that came after it.
     """
 
     def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
@@ -78,7 +78,7 @@ class Writer:
         return self._enqueue(job, comes_again=comes_again)
 
     def settled(self) -> Future[None]:
-        """Return a future that is done when all earlier jobs are on disk, wait for room, or have failed."""
+        """Return a future that is done when each earlier job is on disk, waits for room on the disk, or has failed."""
         return self._enqueue(None, comes_again=True)
 
     @property

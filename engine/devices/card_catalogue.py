@@ -1,8 +1,8 @@
 """A catalogue of cards by name, to add cards to a plan that are not in this machine ("what if I had another card?").
 
-Memory sizes are those that the makers publish. `engine/planning/speed/speeds.py` has the bandwidths by the same names;
-for the link to the host it assumes the usual one. Computers with unified memory are in it too; each is planned for by
-itself.
+Memory sizes are those that the manufacturers publish. `engine/planning/speed/speeds.py` has the bandwidths by the same
+names, and assumes the usual link to the host. The catalogue also has computers with unified memory; such a computer
+cannot be combined with other cards.
 """
 
 from __future__ import annotations

@@ -117,9 +117,9 @@ class Holding:
 
 
 def device_key(device: Device) -> str:
-    """Return the key of a device in stored files: backend with PCI address, endpoint or id.
+    """Return the key of a device in stored files: its backend with PCI address, endpoint or id.
 
-    It is the same in each run.
+    The key is the same in each run of the program.
     """
     place = device.pci_bus_id or (f"{device.endpoint}/{device.endpoint_device}" if device.endpoint else device.id)
     return f"{device.backend} {place.lower()}"
@@ -146,13 +146,13 @@ class ComputingNeed(msgspec.Struct, frozen=True):
     overhead_bytes: int
 
     def is_like(self, other: ComputingNeed) -> bool:
-        """Return whether both needs are about the same device, model, flash attention and cache types."""
+        """Return whether this need and `other` have the same device, model, flash attention and cache types."""
         return self._subject == other._subject
 
     def covers(self, asked: ComputingNeed) -> bool:
         """Return whether this measured need also applies to `asked`.
 
-        It does if both are alike (`is_like`), and `n_ctx` and `n_ubatch` of `asked` are not smaller.
+        It applies if both are alike (`is_like`), and `n_ctx` and `n_ubatch` of `asked` are not smaller.
         """
         return self.is_like(asked) and asked.n_ctx >= self.n_ctx and asked.n_ubatch >= self.n_ubatch
 
@@ -234,7 +234,7 @@ class Device:
     choices: tuple[MeasuredChoice, ...] = ()
 
     def fault(self, feature: Feature, of: str = "") -> Fault | None:
-        """Return the fault because of which a feature is not used on this device; None: it is used.
+        """Return the fault because of which a feature is not used on this device; None: the feature is used.
 
         `of`: type of the KV cache or of the weights. Case is ignored: files write "Q4_0", caches "q4_0".
         """

@@ -216,7 +216,7 @@ class _Wake:
 
 
 class _Addresses:
-    """IPv4 addresses of hosts. Names are resolved in threads, because `getaddrinfo` has no time limit."""
+    """A cache of IPv4 addresses of hosts. Names are resolved in threads, because `getaddrinfo` has no time limit."""
 
     def __init__(self, hosts: set[str], wake: _Wake) -> None:
         self._found: dict[str, str | None] = {}
@@ -252,7 +252,7 @@ verdict.
 
 
 class _Talk:
-    """One handshake in progress: it resolves the name, connects, then sends the requests and checks the answers."""
+    """One handshake in progress: resolves the host name, connects, sends the requests, and checks the answers."""
 
     def __init__(self, endpoint: str, host: str, port: int, timeout_s: float, *, tunnelled: bool) -> None:
         self.endpoint = endpoint
@@ -325,7 +325,7 @@ class _Talk:
         return GreetingStatus.OK, "answers"
 
     def begin(self, addresses: _Addresses, selector: selectors.BaseSelector) -> None:
-        """Connect to the endpoint if its address is known now. Call it again until then."""
+        """Connect to the endpoint if its address is already resolved. Call it again until it is."""
         if self._socket is not None:
             return
         known, address = addresses.get(self._host)

@@ -15,7 +15,7 @@ _FILES = {
 }
 """Files with limit and usage, and the line of memory.stat with reclaimable page cache, by version of control groups."""
 _UNLIMITED_BYTES = 1 << 60
-"""Limits from here on mean "no limit": version 1 writes a number near 2**63 for that."""
+"""Limits in bytes from this value on mean "no limit": version 1 of control groups then reports a number near 2**63."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ CUDA_VARIABLE = "CUDA_VISIBLE_DEVICES"
 HIP_VARIABLE = "HIP_VISIBLE_DEVICES"
 VULKAN_VARIABLE = "GGML_VK_VISIBLE_DEVICES"
 NO_DEVICE = "-1"
-"""Value of `HIP_VISIBLE_DEVICES` that hides all devices. An empty one counts as not set [unverified on a card]."""
+"""Value of `HIP_VISIBLE_DEVICES` that hides all devices. An empty value counts as not set [unverified on a card]."""
 
 
 def load_request(plan: Plan, *, sequences: Path | None = None, is_known: bool = False) -> Load:
@@ -74,14 +74,16 @@ def load_request(plan: Plan, *, sequences: Path | None = None, is_known: bool = 
 EARLY_BYTES = 10 << 20
 """Size above which a worker caches a tensor: `HASH_THRESHOLD` of ggml-rpc."""
 EARLY_LEAST_BYTES = 400 << 20
-"""Least bytes of weights for which sending them early is worth it: finding out that a worker does not cache takes
-20 MiB on its link."""
+"""Smallest number of bytes of weights that are sent early.
+
+Finding out that a worker does not cache costs 20 MiB on its link.
+"""
 
 
 def early_weights(plan: Plan) -> tuple[EarlyWeights, ...]:
-    """Return the large weights of each RPC device; empty unless several workers get some.
+    """Return the large weights of each RPC device, to be sent before the load; empty unless several workers get some.
 
-    A split mode that cuts tensors sends other bytes, so there is nothing to send early.
+    In a split mode that cuts tensors other bytes are sent, so nothing can be sent early.
     """
     layout, model = plan.edit.layout, plan.model
     if layout.split_mode != "layer":
@@ -106,7 +108,7 @@ def _draft_paths(plan: Plan) -> list[Path]:
     """Return the files of the draft model; empty if there is none.
 
     Raises:
-        ModelFileError: a file is gone, or is another one than that of which the header was read.
+        ModelFileError: a file is gone, or was replaced after its header was read.
     """
     draft = plan.edit.side_files.draft
     if plan.draft_plan is None or draft is None:
@@ -140,9 +142,9 @@ def _draft_source(plan: Plan) -> DraftSource | None:
 
 
 def _learned_positions(model: ModelFile) -> int | None:
-    """Return the number of learned position embeddings of the model; None if it has none, as with RoPE.
+    """Return the number of learned position embeddings of the model; None if it has none, as models with RoPE.
 
-    ggml aborts at a position beyond them (`ggml_get_rows`), and llama.cpp does not check it.
+    ggml aborts at a position beyond them (`ggml_get_rows`), and llama.cpp does not check this.
     """
     shapes = (tensor.shape for tensor in model.global_tensors if tensor.name == "position_embd.weight")
     return next((shape[1] for shape in shapes if len(shape) > 1), None)
@@ -216,8 +218,8 @@ def probe_memory_bytes(plan: Plan) -> int:
 def environment(plan: Plan) -> dict[str, str]:
     """Return environment variables for a child that probes or loads `plan`.
 
-    ggml and CUDA read them at the start and have no other interface for these settings. Blocks while the driver is
-    asked for its cards.
+    ggml and CUDA read these settings at their start, and have no other interface for them. Blocks while the driver
+    lists its cards.
     """
     tokens = plan.settings.op_offload_min_batch
     switches = {} if tokens is None else {OFFLOAD_VARIABLE: str(tokens)}
@@ -228,9 +230,9 @@ def environment(plan: Plan) -> dict[str, str]:
 
 
 def bound_threads() -> dict[str, str]:
-    """Return environment variables that bind the threads of OpenMP to the physical cores; empty if these are unknown.
+    """Return environment variables that bind the threads of OpenMP to physical cores; empty if the cores are unknown.
 
-    ggml computes with OpenMP's threads if it was built so, which its packages are; other builds ignore the variables.
+    ggml uses OpenMP's threads if it was built with OpenMP, as its packages are; other builds ignore the variables.
     """
     places = ",".join("{" + ",".join(map(str, core)) + "}" for core in core_places())
     return {"OMP_PLACES": places, "OMP_PROC_BIND": "spread"} if places else {}

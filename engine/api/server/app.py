@@ -97,7 +97,7 @@ class Api:
         return Guard(app, self._access, self._note_refused)
 
     def _note_refused(self, scope: Scope, error: ApiError) -> None:
-        """Add a request that the guard refuses to the journal, so that users find clients without a key there."""
+        """Add a request that the guard refuses to the journal, where users then find clients that lack an API key."""
         client = scope.get("client")
         # Cut, because a stranger may send long ones.
         self.journal.begin(client[0] if client else "", scope["path"][:_MAX_PATH]).end(error.status, error.code or "")

@@ -138,8 +138,8 @@ def _answer(ending: RequestEnding) -> FinalMessage:
 async def failure_of(model: LoadedModel, counting: CountTokens | Tokenise, ending: RequestEnding) -> ApiError:
     """Return the error for an answer that failed.
 
-    If the prompt is too long, the error states the number of its tokens and the context size. `counting`: the request
-    that counts these tokens; it is sent only here, after a failure.
+    If the prompt is too long, the error states the number of its tokens and the context size.
+    `counting`: the request that counts these tokens; it is sent only after such a failure.
     """
     assert not isinstance(ending, Done | Answered)
     if isinstance(ending, Failed) and ending.kind == "argument":

@@ -45,7 +45,7 @@ BODY_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Who may send requests, and how large they may be.
+    """The rules of the API server for requests: who may send them, and how large they may be.
 
     `keys`: SHA-256 of each API key; empty: no key is needed.
     `hosts`: names of the server in lower case, besides IP addresses and the names of the loopback interface.
@@ -89,7 +89,7 @@ class Access:
 def key_digest(key: str) -> bytes:
     """Return the SHA-256 of an API key.
 
-    All digests have the same length, so their comparison does not reveal the key's.
+    All digests have the same length, so comparing them does not reveal the length of a key.
     """
     return hashlib.sha256(key.encode(errors="surrogateescape")).digest()
 
@@ -206,7 +206,7 @@ class Guard:
 
 @dataclass(slots=True)
 class _Bodies:
-    """The bytes of request bodies that may still be read, for all requests together."""
+    """The budget of body bytes that all requests share: the number of bytes that may still be read."""
 
     left_bytes: int
 

@@ -19,7 +19,7 @@ MAX_ENTRIES = 500
 MAX_TEXTS = 50
 """Number of requests whose texts are kept, if texts are kept at all."""
 MAX_TEXT = 1 << 16
-"""Length to which the kept text of a request, and that of its answer, is cut."""
+"""Largest number of characters that are kept of a request's text, and of its answer's text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class Record:
     def note_done(self, done: Done, *, has_own_prompt: bool) -> None:
         """Add the token counts of one answer; a request may have several answers.
 
-        `has_own_prompt`: whether the prompt of this answer has not been counted yet.
+        `has_own_prompt`: whether the prompt of this answer must still be counted; False if an earlier answer shares it.
         """
         entry = self.entry
         self.entry = replace(

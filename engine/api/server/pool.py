@@ -175,7 +175,7 @@ class ModelPool:
         self._changed.set()
 
     def take_back(self, id: str) -> None:
-        """End `lend`. The pool loads the model itself for the requests that wait for it. Call it in the event loop."""
+        """End `lend`. The pool then loads the model itself for requests that wait. Call it in the event loop."""
         slot = self._slots.get(id)
         if slot is None or slot.lent is None:
             return

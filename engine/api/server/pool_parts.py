@@ -1,4 +1,4 @@
-"""What a pool of models gets from the program, and what it says about the memory that its models hold."""
+"""The functions that a model pool gets from the program, and the memory that its loaded models hold."""
 
 from __future__ import annotations
 

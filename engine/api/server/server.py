@@ -237,7 +237,7 @@ class _Protocol(H11Protocol):
         self.is_trusted = True
 
     def _make_place(self) -> None:
-        """Close the oldest connection that has shown no key, so that clients without a key cannot keep others out."""
+        """Close the oldest connection without a valid key, so that clients without a key cannot keep others out."""
         strangers = [each for each in self.connections if isinstance(each, _Protocol) and not each.is_trusted]
         min(strangers, key=lambda each: each._opened_s, default=self).transport.abort()
 

@@ -155,7 +155,7 @@ def messages_for(question: Question, profile: Profile) -> tuple[ChatMessage, ...
 
 @contextmanager
 def _refusing() -> Iterator[None]:
-    """Convert a `DefinitionError` to an `ApiError` with status 400."""
+    """Context manager that converts a `DefinitionError` to an `ApiError` with status 400."""
     try:
         yield
     except DefinitionError as error:

@@ -267,7 +267,7 @@ class _Metered(io.RawIOBase):
         self._left_bytes = _HEADER_BYTES
 
     def allow(self, size_bytes: int) -> None:
-        """Raise the limit by this many bytes."""
+        """Raise the stream's limit by `size_bytes` bytes."""
         self._left_bytes += size_bytes
 
     def read(self, size: int = -1) -> bytes:

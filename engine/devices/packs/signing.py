@@ -38,10 +38,11 @@ MakerKind = Literal["program", "here", "trusted", "unknown", "unsigned"]
 
 @dataclass(frozen=True, slots=True)
 class Maker:
-    """Who signed a pack.
+    """The maker of an engine pack: who signed the pack.
 
-    `kind`: "program": nobody, it came with the program; "here": this computer's key; "trusted": the key of a publisher
-    that the user trusts; "unknown": any other key; "unsigned": nobody.
+    `kind`: "program": the pack came with the program, unsigned. "here": signed with this computer's key. "trusted":
+    signed with the key of a publisher that the user trusts. "unknown": signed with any other key. "unsigned": not
+    signed.
     `key`: the public key as text; empty: no signature.
     `name`: the user's name for a trusted publisher; else empty.
     """
@@ -56,7 +57,7 @@ class Maker:
 
     @property
     def words(self) -> str:
-        """A sentence on the maker."""
+        """A sentence that tells people who signed the engine pack, such as "It was built on this computer."."""
         match self.kind:
             case "program":
                 return "It came with the program."
@@ -135,7 +136,7 @@ class PackKeys:
         """Return who signed the pack with this manifest.
 
         Raises:
-            PackError: if its signature is wrong.
+            PackError: if the manifest's signature is wrong.
         """
         if not manifest.signature and not manifest.key:
             return UNSIGNED

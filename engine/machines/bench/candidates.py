@@ -1,6 +1,7 @@
-"""Chooses layouts that are worth measuring: those of the strategies, and the best layout with one setting changed.
+"""Chooses layouts that are worth measuring: the layouts that the strategies find, and the best layout with one setting
+changed.
 
-The time of an answer on each layout is predicted.
+The module also predicts the time of an answer on each layout.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ MICRO_BATCHES = (128, 256, 1024, 2048, 4096)
 BUSY_LOAD = 0.25
 """Largest share of the processors that other programs may use during a measurement that corrects the speed book."""
 OFFLOAD_BATCHES = (8, 128, 1024)
-"""Values of `op_offload_min_batch` that are tried: tokens of a micro batch from which op offload is used."""
+"""Values of `op_offload_min_batch` to try: smallest number of tokens in a micro batch for which op offload is used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +45,10 @@ class Candidate:
 
 
 class Predictor:
-    """Predicts the time of answers with a speed book, and corrects the book by measured speeds.
+    """Predicts the time of answers with a speed book (measured speeds of devices), and corrects the book by
+    measurements.
 
-    It must be used in one thread only, and not in the GUI thread, because it asks drivers for the speed of links.
-
+    For one thread, but not the GUI thread, because it asks drivers for the speed of links.
     `book`: the measured speeds of devices that predictions use.
     `preset`: lengths of the prompt and the answer to predict.
     """

@@ -18,7 +18,7 @@ from engine.planning.plan.plan import Plan
 from engine.planning.settings.context_settings import ContextSettings
 
 MIN_GAIN = 1.05
-"""Another batch is preferred only if prompts are faster by this factor: a larger one needs more memory."""
+"""Factor by which prompts must be faster for another batch size to be preferred, as a larger one needs more memory."""
 
 
 def choices_of(results: BenchResults, candidates: Sequence[Candidate]) -> tuple[MeasuredChoice, ...]:
@@ -43,7 +43,7 @@ def choices_of(results: BenchResults, candidates: Sequence[Candidate]) -> tuple[
 
 
 def _differ_in(setting: str, base: Plan, other: Plan) -> bool:
-    """Return whether two plans are alike but for a setting, and for what follows from it."""
+    """Return whether two plans differ only in one setting and in values that follow from it."""
     ours, theirs = (msgspec.structs.replace(each.settings, **{setting: 1, "n_batch": 1}) for each in (base, other))
     edits = base.edit, other.edit
     return (

@@ -59,7 +59,7 @@ class Answer:
 
 
 class Subject(Protocol):
-    """A process that a benchmark measures. It holds one loaded layout at a time.
+    """A process that a benchmark measures. At most one layout is loaded in it at a time.
 
     Every method may raise `LoadEndedError` and `CancelledError`.
     """

@@ -22,9 +22,9 @@ from engine.machines.bench.results import DeviceState
 INTERVAL_S = 0.25
 """Seconds between two readings, so that even a short answer gets some."""
 SLEPT_S = 2.0
-"""Least difference in seconds between wall clock and monotonic clock that counts as sleep of the machine.
+"""Smallest difference in seconds between wall clock and monotonic clock that counts as sleep of the machine.
 
-Time services set the clock by less.
+Time services correct the clock by less.
 """
 
 

@@ -22,11 +22,11 @@ FORMAT = "layerdeck-bench"
 VERSION = 1
 MAX_FILE_BYTES = 16 << 20
 MAX_SAMPLES = 10_000
-"""Most samples of a file, of all layouts: their intervals take seconds of computing."""
+"""Largest number of samples in a results file, over all layouts: computing their intervals takes seconds."""
 MAX_DEPTHS = 200
-"""Most depths of a file, summed over its layouts."""
+"""Largest number of depths in a results file, summed over its layouts."""
 _LEAST, _MOST = 1e-9, 1e15
-"""Bounds of believable speeds and times; others could divide by zero."""
+"""Bounds of plausible speeds and times in a results file; values beyond them could cause a division by zero."""
 Measure = Literal["prompt", "generation", "first_token", "load", "answer"]
 """What is measured: "prompt" and "generation" are speeds, "first_token", "load" and "answer" are times.
 
@@ -458,7 +458,7 @@ def parse_results(data: bytes, name: str) -> BenchResults:
 
 
 def _fault_of(results: BenchResults) -> str:
-    """Return why a file has not the results of a benchmark; empty if it may have."""
+    """Return why a file cannot have the results of a benchmark; empty if no fault was found."""
     if sum(len(each.samples) + len(each.loads) for each in results.layouts) > MAX_SAMPLES:
         return tr("it has more than {most} samples", most=MAX_SAMPLES)
     if len(results.layouts) + sum(len(each.depths) for each in results.layouts) > MAX_DEPTHS:

@@ -46,7 +46,10 @@ from engine.runtime.session.events import Loaded
 WORTH = 1.05
 """A candidate is not tried if its predicted time exceeds that of the best measured layout by more than this factor."""
 MIN_TOKENS = 8
-"""Fewest generated tokens from which a speed is computed. The first token belongs to the prompt's computation."""
+"""Smallest number of generated tokens from which a speed is computed.
+
+The first token belongs to the prompt's computation.
+"""
 _WARM_UP_TOKENS = 64
 """Largest number of prompt tokens in a block of the warm-up."""
 _DEPTH_STEP = 256
@@ -57,7 +60,7 @@ _DEPTH_STEP = 256
 class BenchProgress:
     """Progress of a benchmark.
 
-    `words`: what it does now, for people.
+    `words`: the current action, for people.
     `done`, `total`: numbers of turns; the total of a search may shrink.
     `results`: the results so far.
     """
@@ -94,7 +97,7 @@ Change = Callable[[str, Plan], Sequence[Candidate]]
 
 
 def _nothing(_progress: BenchProgress) -> None:
-    """Ignore the progress: the default if nobody watches."""
+    """Ignore the progress. Default of `Bench.tell`."""
 
 
 class Bench:

@@ -14,9 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 
 MIN_ROUNDS = 5
-"""Fewest rounds for an interval. Four would contain the true median with a probability of 88 % only."""
+"""Smallest number of rounds for an interval.
+
+With four, it would contain the true median with a probability of only 88 %.
+"""
 WARM_GAIN = 1.05
-"""The warm-up ends if a block of it is not faster than the block before by more than this factor."""
+"""Factor by which a block of the warm-up must be faster than the block before; otherwise the warm-up ends."""
 MAX_WARM_UP = 6
 """Largest number of blocks of a warm-up, for a machine whose speed keeps growing."""
 _TAIL = 0.01

@@ -31,7 +31,7 @@ ROUNDS = MIN_ROUNDS + 2
 MIN_GAIN = 1.03
 """A number of threads is preferred to the default one only if it is faster by this factor."""
 _MANY_CORES = 16
-"""Number of cores from which a quarter of them is tried: few cores may use the whole bandwidth of the memory."""
+"""Number of cores from which a quarter of them is also tried: few cores may use the whole bandwidth of the memory."""
 _SIZE_BYTES = 128 * MIB
 """Size of the matrix, larger than most caches."""
 _PART = 8
@@ -184,7 +184,7 @@ def measured_threads(
 
 
 class Quiet:
-    """Checks that other programs use little of the processors, from its making until `check`."""
+    """Checks whether other programs use little of the processors, from the creation of this object until `check`."""
 
     def __init__(self) -> None:
         self._begun_s = time.monotonic()

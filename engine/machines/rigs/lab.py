@@ -35,7 +35,7 @@ START_TIMEOUT_S = 60.0
 MIN_CAP_BYTES = MIB
 CAPS_NOT_ENFORCED = tr("This system cannot limit a worker's memory: the caps count in plans but are not enforced.")
 NODE_MARGIN_SHARE = 8
-"""Divisor of a NUMA node's free memory: this share is left for the CPU lane, the window and other programs."""
+"""Divisor of a NUMA node's free memory: 1/8 of it is left for the CPU lane, the window and other programs."""
 _LOCAL_HOST = "127.0.0.1"
 _ASK_S = 0.5
 _END_TIMEOUT_S = 5.0
@@ -324,7 +324,7 @@ class LabRig:
         self._greet([worker.device for worker in self._started.workers.values()])
 
     def _begin(self, index: int, port: int, cap_bytes: int) -> ServingChild:
-        """Start the process of a worker and return it. With port 0 the system chooses the port."""
+        """Start the process of a worker and return it. `port`: TCP port of the worker; 0: the system chooses one."""
         request = Serve(host=_LOCAL_HOST, port=port, cap_bytes=cap_bytes)
         node = self._nodes[index]
         if node is not None:

@@ -38,7 +38,7 @@ _MAX_ID = 64
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A paired machine that lends devices.
+    """A paired machine that lends devices to this computer.
 
     `endpoint`: address (host:port) of its listener.
     `fingerprint`: fingerprint of its certificate.
@@ -113,7 +113,7 @@ class RemoteMachines:
     def _see(self, devices: Sequence[Device]) -> dict[str, Device]:
         """Return the devices, by endpoint, with the memory and capabilities that the engine reports for them.
 
-        This also proves that they answer.
+        A device whose worker does not answer raises an error.
         """
         if not devices:
             return {}
@@ -164,7 +164,10 @@ def away_words(offered: OfferedDevice) -> str:
 
 
 def with_offer(device: Device, offered: OfferedDevice | None) -> Device:
-    """Return a known device updated by its machine's current offer. `offered`: None if it is not offered any more."""
+    """Return a known device updated from its machine's current offer.
+
+    `offered`: None: the device is not offered any more.
+    """
     if offered is None:
         return replace(device, away=tr("not offered now"))
     away = away_words(offered)

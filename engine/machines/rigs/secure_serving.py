@@ -158,10 +158,10 @@ def _usual_margin(device: Device) -> int:
 class _Worker:
     """The RPC worker of one lent device. A worker that ends by itself is started again if it had run for a while.
 
-    `key`: the local port from which the worker accepts connections.
+    `key`: the local port from which alone the worker accepts connections.
     `kept_name`: name of the worker's subfolder in the cache of weights.
-    `blame`: called after an end of the worker; counts it against the borrower that had a session, and returns False if
-    there was none.
+    `blame`: called after the worker has ended; counts the end against the borrower with a session, and returns False if
+    there was no session.
     """
 
     def __init__(
@@ -208,7 +208,7 @@ class _Worker:
     def look(self) -> EngineError | None:
         """Start the worker again if it has ended; return the error if that is not possible, else None.
 
-        It does not wait for the new worker, because stopping and the other workers must not wait for it.
+        The call does not wait until the new worker serves, because it would delay stopping and the other workers.
         """
         outcome = self._child.wait_for_end(0)
         if outcome is None:
@@ -238,7 +238,10 @@ class _Worker:
         self._child.wait_for_end(_END_TIMEOUT_S)
 
     def reach(self) -> socket.socket:
-        """Return a connection to the worker from the port that it accepts. Raises `OSError`."""
+        """Connect to the worker from the only local port that it accepts (`key`), and return the socket.
+
+        Raises `OSError`.
+        """
         if self.serving is None:
             raise ConnectionRefusedError
         return self._key.connect(self.serving.port)

@@ -45,9 +45,9 @@ from engine.machines.tunnel.streams import (
 )
 
 CALL_TIMEOUT_S = 1.7
-"""Time-out in seconds of connection, handshake and first answer.
+"""Time-out in seconds for connection, handshake and first answer together.
 
-A greeting through a tunnel has 2 s for all of them.
+It is below the 2 s that a greeting through a tunnel has for all of them.
 """
 PAIRING_TIMEOUT_S = 15.0
 MAX_FORWARDED = 8
@@ -79,7 +79,10 @@ _REFUSALS = {
 
 
 class TunnelError(EngineError):
-    """A call to another machine failed. `words`: the predicate after the machine's name in the sentence."""
+    """A call to another machine failed.
+
+    `words`: predicate of the error sentence, whose subject is the machine's name.
+    """
 
     kind = "unreachable"
 
@@ -93,10 +96,9 @@ class TunnelError(EngineError):
 async def open_session(
     endpoint: str, certificate: bytes, identity: Identity, timeout_s: float = CALL_TIMEOUT_S, device: str = ""
 ) -> Stream:
-    """Return a stream to a worker of the machine with this `certificate` (DER).
+    """Return a stream to a worker of the machine that has this `certificate` (DER).
 
-    `device`: id of the device on that machine. Empty: its first device, or the only one of a machine with an older
-    release.
+    `device`: id of the device on that machine. Empty: its first device (older releases have only one).
 
     Raises:
         TunnelError: with the reason, within `timeout_s` seconds.

@@ -24,9 +24,9 @@ _CONNECT_S = 2.0
 
 
 class Key:
-    """A local port that processes of other users cannot bind while this object holds it.
+    """A local TCP port that this object has bound, so that processes of other users cannot bind it.
 
-    A worker closes connections from any other port (`engine/runtime/child/rpc_server.py`).
+    A worker accepts connections only from this port (`engine/runtime/child/rpc_server.py`).
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,9 @@ class Key:
         self._holding.close()
 
     def connect(self, port: int) -> socket.socket:
-        """Return a connection from the held port to a worker of this machine that listens on `port`.
+        """Connect to the worker of this machine that listens on `port`, and return the socket.
+
+        The source port is this object's bound port, because the worker accepts no other.
 
         Raises:
             OSError: if the connection cannot be made.

@@ -1,7 +1,7 @@
 """The key and certificate of this machine (its identity), created once and stored in a file; certificate fingerprints.
 
 Paired machines store each other's certificate and compare it byte by byte. So the name in a certificate has no meaning,
-and it never expires.
+and a certificate never expires.
 """
 
 from __future__ import annotations

@@ -33,12 +33,12 @@ from engine.machines.tunnel.streams import (
 
 MAX_CONNECTIONS = 32
 MAX_OF_ONE_ADDRESS = 8
-"""Most connections of one address that use no device."""
+"""Largest number of connections from one address that use no device."""
 HELLO_S = 5.0
 """Time-out in seconds of preface and TLS handshake of a session."""
 PAIRING_S = 15.0
 BUSY_S = 0.8
-"""Seconds that a caller waits for the end of another session on the same device, which may just be ending."""
+"""Seconds that a caller waits if another session uses the device, because that session may just be ending."""
 _BACKLOG = 16
 _LOOK_S = 0.5
 _END_S = 3.0
@@ -77,10 +77,11 @@ class Use:
 
 @dataclass(eq=False, slots=True)
 class _Place:
-    """A lent device and its session; its RPC server can have only one.
+    """A lent device and its session; the device's RPC server can have only one.
 
-    `use`: None if there is no session.
-    `ended`: the last session if the worker ended it; None if the client did, or once `Listener.take_ended` returned it.
+    `use`: the running session; None if there is none.
+    `ended`: the last session if the worker ended it; None if the client ended it, or once `Listener.take_ended`
+    returned it.
     """
 
     device: LentDevice
@@ -240,7 +241,10 @@ class Listener:
         return True
 
     def _waiting_of(self, address: str) -> int:
-        """Return the number of connections of an address, without those that use a device: a machine may use all."""
+        """Return the number of connections of an address that use no device.
+
+        Those that use one are not limited by address.
+        """
         callers = [each for each in self._callers if each.address == address]
         clients = {each.session for each in callers}
         return len(callers) - sum(use.fingerprint in clients for use in self.uses)
@@ -374,9 +378,9 @@ class Listener:
         return tuple(use for place in self._places.values() if (use := place.use) is not None)
 
     def take_ended(self, device: str) -> Use | None:
-        """Return the session during which the worker of a device has ended, once; None if there was none.
+        """Return the session that ended because the worker of `device` ended; None if there was none.
 
-        May be called in any thread, after the worker's end.
+        A second call returns None. May be called in any thread, after the worker's end.
         """
         place = self._places[device]
         # The loop may not have seen the end of the worker's connection yet.

@@ -54,9 +54,9 @@ def browse(interfaces: Sequence[str], tell: Callable[[Message], None]) -> None:
 
 
 class _Nearby(ServiceListener):
-    """The machines that announce themselves now.
+    """The machines that announce themselves now. Each change is reported with the whole list.
 
-    Each change sends all of them. Its methods are called in zeroconf's threads.
+    The methods are called in zeroconf's threads.
     """
 
     def __init__(self, tell: Callable[[Message], None]) -> None:
@@ -146,7 +146,8 @@ VERSION = "1"
 MAX_LABEL_BYTES = 45
 """Longest name of a machine in a DNS label, in bytes.
 
-A label has at most 63. The fingerprint's first digits follow the name, and a number if even these are another's.
+A label has at most 63 bytes. After the name come the first digits of the fingerprint, and a number if another machine
+has announced the same label.
 """
 _LABEL_DIGITS = 12
 

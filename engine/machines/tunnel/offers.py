@@ -52,9 +52,9 @@ class Ask(msgspec.Struct, frozen=True):
 class Entrance(msgspec.Struct, frozen=True):
     """The answer to an `Ask` for a session. If `admission` is `OPEN`, the session begins right after it.
 
-    `user`: name of the machine that uses the device, empty if none does.
-    `is_yours`: whether that is the machine that asks; False also from an older release.
-    `refused_s`: seconds for which the machine that asks is refused, with `NO_WORKER`; 0 if it is not (`refusals.py`).
+    `user`: name of the machine that uses the device; empty if none does.
+    `is_yours`: whether the asking machine uses the device; always False from an older release.
+    `refused_s`: with `NO_WORKER`, seconds for which the asking machine is refused; 0 if it is not (`refusals.py`).
     """
 
     admission: Admission

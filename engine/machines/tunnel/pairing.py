@@ -38,9 +38,9 @@ _ENDED = "does not know the code, or ended the exchange; nothing was paired"
 _NONCE_BYTES = 16
 _DIGEST = "sha256"
 _CLIENT, _SERVER = b"layerdeck pairing 2 client", b"layerdeck pairing 2 server"
-"""First bytes of the text that a proof is computed from.
+"""First bytes of the text from which a proof is computed.
 
-They differ by side, so that a proof cannot be sent back as the other side's.
+Each side has its own, so a proof cannot be sent back as the proof of the other side.
 """
 
 
@@ -86,7 +86,7 @@ class OpenCode:
 
     @property
     def current(self) -> str | None:
-        """The code that is valid now; None if there is none, or if it expired, was used, or was guessed too often."""
+        """The code that is valid now; None if there is none: it expired, was used, or was guessed wrong too often."""
         with self._lock:
             return self._code if self._is_open() else None
 
@@ -135,7 +135,10 @@ class Offer(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """The server's last message of a pairing: its proof of the code; empty if the client's proof was wrong."""
+    """The server's last message of a pairing.
+
+    It has the server's proof of the code; empty if the client's proof was wrong.
+    """
 
     proof: bytes
 
@@ -145,11 +148,10 @@ async def answer_pairing(
 ) -> Pairing | None:
     """Run the server's side of one attempt to pair; return the pairing, or None if the client did not know the code.
 
-    `keep`: stores the pairing before the client is told of it: the client may call at once, and must not rely on a
-    pairing that could not be stored.
+    `keep`: stores the pairing. It is called before the client gets the result, because the client may connect at once.
 
     Raises:
-        BrokenTalkError, OSError: as a `Stream`. Errors of `keep`.
+        BrokenTalkError, OSError: as the methods of `Stream` raise them. Also errors of `keep`.
     """
     shown, nonce = code.current, secrets.token_bytes(_NONCE_BYTES)
     await stream.send_message(Welcome(nonce, name, "" if shown else NO_CODE))
@@ -196,8 +198,8 @@ async def ask_pairing(stream: Stream, identity: Identity, name: str, code: str, 
 def _proof(side: bytes, code: bytes, client_nonce: bytes, server_nonce: bytes, client: bytes, server: bytes) -> bytes:
     """Return the HMAC with which a side proves that it knows the code.
 
-    `side` starts the text; all other parts have a fixed length, so no two sets of parts give the same text.
-
+    The text of the HMAC begins with `side`. All other parts have a fixed length, so different parts never give the same
+    text.
     `code`: HMAC key.
     `client`, `server`: certificates of both sides (DER).
     """

@@ -61,7 +61,7 @@ class Pairing(msgspec.Struct, frozen=True):
 
     @property
     def words(self) -> str:
-        """Name and start of the fingerprint, for people to compare."""
+        """Name of the other machine and the first digits of its fingerprint, for people to compare."""
         return f"{self.name} ({shown_fingerprint(self.fingerprint)})"
 
 

@@ -1,7 +1,7 @@
-"""Borrowers that have ended workers too often, and for how long each is refused.
+"""Counts how often each borrower (a machine that uses our devices) has ended a worker, and refuses it for some time.
 
 A model can end a worker: ggml aborts at an operation that the device cannot compute. The worker is started again, and
-others must be able to use it. So the ends are counted for each borrower, not for each device.
+other borrowers must be able to use it. So the ends are counted for each borrower, not for each device.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ REFUSED_S = 300.0
 
 
 class Refusals:
-    """Counts the workers that each borrower has ended. May be used in several threads.
+    """Counts the workers that each borrower has ended. Thread-safe.
 
-    `clock`: returns seconds that only grow.
+    `clock`: monotonic clock in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -30,7 +30,9 @@ class Refusals:
         self._ends_s: dict[str, deque[float]] = {}
 
     def count(self, fingerprint: str) -> bool:
-        """Count an end of a worker by the borrower with this certificate; return whether it is refused from now on."""
+        """Count a worker that the borrower with this certificate has ended; return whether the borrower is refused from
+        now on.
+        """
         with self._lock:
             # One entry for each pairing, and the file of pairings is bounded.
             self._ends_s.setdefault(fingerprint, deque(maxlen=MAX_ENDS)).append(self._clock())

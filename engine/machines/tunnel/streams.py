@@ -25,7 +25,10 @@ PREFACE_BYTES = 8
 """Bytes that a caller sends before TLS begins. A connection with other bytes is closed without a handshake."""
 MAX_FRAME_BYTES = 16 * 1024
 BUFFER_BYTES = 256 * 1024
-"""Bytes of the buffer for each direction of a stream. While it is full, no more is read from the source."""
+"""Size in bytes of the buffer for each direction of a stream.
+
+While the buffer is full, nothing is read from the source.
+"""
 _LENGTH = struct.Struct("!H")
 _CLOSE_S = 5.0
 """Seconds for the other side to receive the last bytes when a stream is closed."""
@@ -250,7 +253,7 @@ async def plain_stream(connection: socket.socket) -> Stream:
 async def relay(one: Stream, other: Stream) -> bool:
     """Forward bytes in both directions until one side ends; then close both. Return whether only `other` had ended.
 
-    The last bytes of the side that ended are still sent to the other one. If a connection breaks, both are closed at
+    The last bytes of the side that ended are still sent to the other side. If a connection breaks, both are closed at
     once.
     """
     one.pass_on_to(other)

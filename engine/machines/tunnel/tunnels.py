@@ -64,7 +64,7 @@ class _Tunnel:
             self._begin(self._child)
 
     def ask(self, device: str) -> None:
-        """Request a local port for `device` from the child, once for each device."""
+        """Request a local port for `device` from the child process, only once for each device."""
         with self._condition:
             if device not in self._ports:
                 self._ports[device] = None

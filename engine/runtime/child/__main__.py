@@ -1,9 +1,8 @@
 """`python -m engine.runtime.child`: the process that loads llama.cpp.
 
-It reads requests on standard input and writes messages on standard output (`engine.runtime.protocol`). The
-main thread calls llama.cpp. A thread for requests reads standard input meanwhile, so that a stop is seen during a
-native call. Requests to the loaded model go to `DecodeLoop`; each type has a handler in
-`engine.runtime.child.handlers`.
+It reads requests on standard input and writes messages on standard output (`engine.runtime.protocol`). The main thread
+calls llama.cpp. Meanwhile a second thread reads standard input, so that a stop request is seen during a native call.
+Requests to the loaded model go to `DecodeLoop`; each type has a handler in `engine.runtime.child.handlers`.
 """
 
 from __future__ import annotations
@@ -53,10 +52,10 @@ if TYPE_CHECKING:
 
 
 class ModelChild:
-    """Carries out the requests to this process, in its main thread.
+    """The model child: carries out the requests to this process, in its main thread.
 
-    Requests to the loaded model run concurrently, all others one after another. `run` reads them from a queue, which a
-    reading thread fills.
+    Requests to the loaded model run concurrently, all others one after another. `run` reads the requests from a queue,
+    which a reading thread fills.
     """
 
     def __init__(self, pipe: Pipe, stop: StopFlag, requests: Requests[AnyRequest]) -> None:
@@ -76,7 +75,7 @@ class ModelChild:
         self._engine.low.llama_backend_init()
 
     def run(self) -> None:
-        """Carry out requests until `Quit`. The first one must have been read."""
+        """Carry out requests until `Quit`. The first request must already have been read."""
         request = self._requests.next()
         # A request that only a loaded model can answer fails. It does not tell what rights the child needs.
         while not has_rights(request):
@@ -96,7 +95,8 @@ class ModelChild:
             request = self._requests.next()
 
     def _tell_abort(self, text: str) -> None:
-        """Send why the process is about to abort. If a device refused memory, read its free memory for that message.
+        """Send the reason why the process is about to abort, with the device's free memory if a device refused an
+        allocation.
 
         Called by ggml in the thread that aborts. `text`: the failed assertion.
         """
@@ -153,7 +153,7 @@ class ModelChild:
             return end.message
 
     def _prepare(self, request: AnyRequest) -> None:
-        """Load the engine packs (further ggml backends), and give up the rights that `request` does not need."""
+        """Load the engine packs (further ggml backends), and drop the access rights that `request` does not need."""
         # Only with the first request, because a waiting child (`SpareChild`) must not touch a device. Before the rights
         # are given up, because packs are files that the child may not read afterwards.
         # A vocabulary needs no device.
@@ -253,7 +253,7 @@ def main() -> None:
 
 
 class _RequestReceiver:
-    """Handles each request in the reading thread, as soon as it is read, also while native code computes."""
+    """The reader of standard input: handles each request as soon as it arrives, even while native code computes."""
 
     def __init__(self, stop: StopFlag) -> None:
         self._stop = stop

@@ -40,7 +40,7 @@ _ALL = 0xFFFFFFFF
 def admit_only(listening: int, client_port: int) -> bool:
     """Make a listening socket drop packets from source ports other than `client_port`.
 
-    Return whether the system supports that. Connections made before stay open. `listening`: descriptor of the socket.
+    Return whether the system supports this. Existing connections stay open. `listening`: descriptor of the socket.
     """
     if not sys.platform.startswith("linux"):
         return False
@@ -70,11 +70,14 @@ def own_sockets() -> dict[str, int]:
 
 
 SLACK_BYTES = 8 << 20
-"""Allowance above the cap for graphs, replies and pages of the allocator. Measured: 3.4 MiB with a model of 252 MiB."""
-RECEIVE_SHARE = 64
-"""Divisor of the cap for the server's receive buffer: it holds a tensor in memory while it copies it to the device.
+"""Memory in bytes that the server may use above the cap, for graphs, replies and pages of the allocator.
 
-The largest tensors of a model may need more. Then a plan that fills the cap to the last byte fails.
+Measured: 3.4 MiB with a model of 252 MiB.
+"""
+RECEIVE_SHARE = 64
+"""Divisor of the cap for the server's receive buffer, which holds a tensor while the server copies it to the device.
+
+The largest tensors of a model may need more. Then a plan that uses the whole cap fails.
 """
 DEFAULT_STACK_BYTES = 2 << 20
 SERVER_STACK_BYTES = 1 << 20
@@ -123,7 +126,7 @@ def serve(engine: Bindings, request: Serve) -> Serving:
 
 
 def _bind(request: Serve) -> bool:
-    """Bind this thread to the NUMA node of the request; return whether its memory is bound, too."""
+    """Bind this thread to the NUMA node of the request; return whether its memory is bound, not only its processors."""
     if request.numa_node is None:
         return False
     node = next((each for each in read_nodes() if each.number == request.numa_node and each.can_serve), None)
@@ -178,7 +181,7 @@ def _free_port(host: str) -> int:
 def _check_address(host: str, port: int) -> None:
     """Raise `RequestError` with the system's reason if the address cannot be used.
 
-    To get that reason, the address is bound once. ggml's server logs none.
+    The address is bound once to get that reason, because ggml's server does not log one.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -236,7 +239,7 @@ def _guard(port: int, client_port: int) -> bool:
 
 
 def _slack_bytes(cap_bytes: int, n_threads: int) -> int:
-    """Return the bytes that the server itself needs. Each compute thread after the first adds a stack."""
+    """Return the bytes that the server needs besides tensors. Each compute thread after the first one adds a stack."""
     if not sys.platform.startswith("linux"):
         return 0
     import resource

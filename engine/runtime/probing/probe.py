@@ -147,7 +147,10 @@ def probe(
     argv: Sequence[str] | None = None,
     cancel: CancelToken | None = None,
 ) -> Plan:
-    """Return `plan` with probed rows, from a child of its own. Blocks, and raises as `Probes.probed` does."""
+    """Return `plan` with the memory rows of a probe (a dry load in a child process of its own).
+
+    Blocks, and raises as `Probes.probed` does.
+    """
     with Probes(timeout_s=timeout_s, argv=argv, cancel=cancel) as probes:
         return probes.probed(plan)
 
@@ -165,10 +168,11 @@ def _with_draft(device: Device, row: DeviceRow, of_draft: DeviceRow) -> DeviceRo
 
 
 def _completed(plan: Plan, rows: tuple[DeviceRow, ...]) -> tuple[DeviceRow, ...]:
-    """Return the rows of a dry load (`no_alloc`) completed with figures of the arithmetic that such a load cannot give.
+    """Return the rows of a dry load (`no_alloc`), completed with computed values that a dry load cannot give.
 
-    They are: the overhead of devices; mapped weights, because a dry load maps nothing and counts all weights as memory;
-    the rounding of pinned host buffers; and compute buffers if they differ from those of a load (`_plans_otherwise`).
+    These are: the overhead of devices; mapped weights, because a dry load maps nothing and counts all weights as
+    memory; the rounding of pinned host buffers; and compute buffers if they differ from those of a load
+    (`_plans_otherwise`).
     """
     resolved = plan.resolved
     alone = check_fit(resolved.model_estimate, plan.learned_rig)
@@ -192,8 +196,8 @@ def _completed(plan: Plan, rows: tuple[DeviceRow, ...]) -> tuple[DeviceRow, ...]
 def _plans_otherwise(plan: Plan) -> bool:
     """Return whether the compute buffers of a dry load differ from those of a load, which happens on CUDA devices.
 
-    A dry load ignores which attention stays on the CPU, and to which devices norms are pinned. The arithmetic agrees
-    with the load to the byte there (`tests/zoo`).
+    A dry load ignores which attention stays on the CPU, and to which devices norms are pinned. In these cases our
+    computed sizes agree with the load to the byte (`tests/zoo`).
     """
     placement = place(plan.edit.layout, plan.rig, plan.settings)
     entries = [entry for entry in placement.entries if entry != CPU_ID]
@@ -203,7 +207,7 @@ def _plans_otherwise(plan: Plan) -> bool:
 
 
 def _with_compute(device: Device, estimated: DeviceRow, row: DeviceRow) -> DeviceRow:
-    """Return the row of a dry load with the compute buffer of the arithmetic, which is already rounded for the host.
+    """Return the row of a dry load with our computed compute buffer, which is already rounded for the host.
 
     The projector's part stays as the dry load reported it.
     """
@@ -221,7 +225,7 @@ _BESIDE = (
     "late_bytes",
     "draft_bytes",
 )
-"""Numbers of a row that side files change."""
+"""Fields of a row that side files (adapters, projector) change."""
 
 
 def _with_side_files(device: Device, whole: DeviceRow, alone: DeviceRow, row: DeviceRow) -> DeviceRow:
@@ -296,7 +300,8 @@ class ProbeCache:
     def is_known_on_host(self, plan: Plan) -> bool:
         """Return whether `plan` was loaded before, uses the host alone, and fits into its present free memory.
 
-        Then a large batch of the warm-up cannot find out anything. A card may have lost memory that no driver reports.
+        If so, a large batch in the warm-up cannot reveal a lack of memory. A card may have lost memory that no driver
+        reports.
         """
         if plan.edit.side_files or plan.parameters.devices or not self._loaded:
             return False
@@ -333,7 +338,7 @@ _log = logging.getLogger("layerdeck.defects")
 def report_defect(plan: Plan, estimated: Sequence[DeviceRow], told: Sequence[DeviceRow]) -> None:
     """Log a defect if the forecast of a device is out of tolerance, with the text that reproduces it.
 
-    `estimated`: rows of the arithmetic.
+    `estimated`: computed rows of the forecast.
     `told`: rows of the probe.
     """
     if not disagreements(estimated, told):

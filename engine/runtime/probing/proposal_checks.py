@@ -19,16 +19,15 @@ from engine.planning.plan.report import DeviceRow, FitReport
 from engine.runtime.probing.probe import Probes
 
 _STRONGER = 2
-"""How many times a change is made larger if its probe shows that it is too small."""
+"""Largest number of times that a change is made larger after a probe has shown that it is too small."""
 
 
 def missing_bytes(tried: Sequence[Tried]) -> dict[str, int]:
     """Return how many bytes the first layout lacked on each device that refused memory, by device id.
 
-    If a device does not report its free memory, or has enough but in pieces, the refused buffer and everything that
-    would come after it count as missing.
-
-    `tried`: the layouts that did not fit, the first one first; at least one.
+    If a device does not report its free memory, or has enough but fragmented, the refused buffer and all later
+    allocations count as missing.
+    `tried`: the layouts that did not fit, in their order; at least one.
     """
     first = tried[0]
     needs = {row.id: row.need_bytes - row.overhead_bytes for row in first.rows}
@@ -80,9 +79,10 @@ class ProposalCheck:
         self._search_until_s = self._until_s - limit_s / 2
 
     def run(self) -> tuple[Proposal, ...]:
-        """Return the proposals. One that frees too little by its probe is replaced by a larger change, or left out.
+        """Return the proposals. A proposal that frees too little by its probe is replaced by a larger change, or left
+        out.
 
-        Blocks for `limit_s` seconds and one probe at most.
+        Blocks for at most `limit_s` seconds and one probe.
         """
         found = propose(self._plan, self._missing, constraints=self._constraints)
         checked = [proposal for each in found if (proposal := self._checked(each)) is not None]

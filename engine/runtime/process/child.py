@@ -40,13 +40,14 @@ _MAX_STDERR_LINE_BYTES = 4096
 # driver in the kernel may still take seconds to disappear.
 _ASK_S = 1.0
 _OVERSLEPT_S = 3.0
-"""A wait that takes so much longer than asked for means that this process was stopped, or the machine suspended."""
+"""Seconds by which a wait must exceed its timeout to show that this process was stopped or the machine suspended."""
 _TERMINATE_S = 0.5
 _KILL_WAIT_S = 5.0
 _EXIT_AFTER_EOF_S = 2.0
 _STDERR_DRAIN_S = 1.0
-"""Seconds to wait for the threads of standard error and of requests after the child's end. Another process may have
-inherited standard error and hold it open for longer.
+"""Seconds to wait for the threads of standard error and requests after the child's end.
+
+Another process may have inherited standard error and hold it open for longer.
 """
 _MESSAGES_DRAIN_S = 30.0
 """Seconds to wait for the reader thread after the child's end: a slow receiver gets all messages before `on_end`."""
@@ -166,19 +167,20 @@ class ChildProcess:
         self._requests.put(request)
 
     def watch(self, active: bool) -> None:
-        """Turn the stall timeout on, counted from now, or off for a child without work. After the start it is on."""
+        """Turn the stall timeout on, counted from now, or off while the child has no work. It is on after the start."""
         with self._condition:
             self._watched = active
             self._last_sign_s = time.monotonic()
             self._condition.notify_all()
 
     def stop(self, *, ask_s: float = _ASK_S, terminate_s: float = _TERMINATE_S) -> None:
-        """Begin to end the child, without waiting. It gets `Quit` and the end of input, then SIGTERM, then SIGKILL.
+        """Begin to end the child, without waiting. The child gets `Quit` and the end of input, then SIGTERM, then
+        SIGKILL.
 
         A child that has not sent its hello is terminated at once. A second call can only shorten the deadlines. Does
         nothing if the child is not running.
-
-        `ask_s`: seconds from `Quit` to SIGTERM. `terminate_s`: seconds from SIGTERM to SIGKILL; 0 leaves out SIGTERM.
+        `ask_s`: seconds from `Quit` to SIGTERM.
+        `terminate_s`: seconds from SIGTERM to SIGKILL; 0: no SIGTERM is sent.
         """
         with self._condition:
             now_s = time.monotonic()
@@ -384,7 +386,10 @@ class ChildProcess:
             self._signal(kill=True)
 
     def _give_up(self, detail: str) -> None:
-        """Kill the child because one of its threads could not be started. The started ones end with its pipes."""
+        """Kill the child because one of its threads could not be started.
+
+        Threads already started end when its pipes are closed.
+        """
         assert self._process is not None
         self._signal(kill=True)
         wait_for_exit(self._process, _KILL_WAIT_S)

@@ -36,16 +36,17 @@ _SENT_BY_OTHERS = tuple(getattr(signals, name) for name in ("SIGKILL", "SIGTERM"
 _CHECK = tr(" Run Help > Check This Machine (or `layerdeck-cli doctor`) to find out what works here.")
 _ABORT_SOURCE = re.compile(r"^(?:\S*[/\\])?([\w.-]+):\d+: GGML_ASSERT\((.*)")
 _OF_READING = re.compile(r"^(?:\S*[/\\])?llama-(?:vocab|hparams|arch|model\w*)\.cpp:\d+: ")
-"""Matches abort texts from llama.cpp's sources that read the model file, of GGML_ASSERT as well as of GGML_ABORT."""
+"""Pattern of abort texts (GGML_ASSERT and GGML_ABORT) from llama.cpp's sources that read the model file."""
 _OF_LOOKUP = re.compile(
     r"^(?:terminate called after throwing an instance of 'std::out_of_range'"
     r"|libc\+\+abi: terminating (?:due to|with) uncaught exception of type std::out_of_range)"
 )
-"""Matches the C++ runtime's message on a failed lookup in a map: llama.cpp's tokenizers look up tokens that a
-vocabulary should have, such as those of single bytes.
+"""Pattern of the C++ runtime's message on a failed lookup in a map.
+
+llama.cpp's tokenizers look up tokens that a vocabulary should have, such as those of single bytes.
 """
 _OF_VALUES = re.compile(r"eps >= 0")
-"""Matches assertions about a number of the model file in the sources of `_OF_LAYOUTS`. `eps` is that of a norm."""
+"""Pattern of assertions about a number from the model file in the sources of `_OF_LAYOUTS`. `eps` is that of a norm."""
 _OF_LAYOUTS = re.compile(
     r"ggml-(?:alloc|backend|cuda|rpc|vulkan|metal|sycl|hip|cpu|threading|opencl|cann)|llama-(?:context|kv|memory|batch|io)"
     r"|common\.cuh|\.cu$|\.metal$|^ops\.cpp$|^repack\.cpp$"
@@ -157,7 +158,9 @@ class ProcessOutcome:
 
     @property
     def may_be_of_model(self) -> bool:
-        """Whether the model file may have ended the child: by a crash in llama.cpp, or an abort that concerns it."""
+        """Whether the model file may be the cause: the child crashed in llama.cpp, or an assertion about the file
+        failed.
+        """
         return self.is_fault_of_engine or (self.reason is EndReason.ITSELF and self._is_about_model)
 
     @property

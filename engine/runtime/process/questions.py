@@ -40,7 +40,9 @@ START_S = 20.0
 CANCEL_POLL_S = 0.1
 """Interval in seconds at which `ask` calls its argument `cancelled`. A `CancelToken` wakes `ask` at once."""
 SMALL_CHILD = {"MALLOC_ARENA_MAX": "1"}
-"""Environment of a child with limited address space, of which each further arena of glibc's malloc reserves 64 MiB."""
+"""Environment of a child with limited address space: one malloc arena, because glibc reserves 64 MiB for each further
+one.
+"""
 _END_TIMEOUT_S = 5.0
 
 _Answer = TypeVar("_Answer", bound=Message)
@@ -125,7 +127,10 @@ class Questions:
         return self._child.wait(timeout_s) is not None
 
     def end(self, *, kill: bool = False) -> None:
-        """End the child, and wait at most `_END_TIMEOUT_S` seconds for it. `kill`: kill it without asking first."""
+        """End the child, and wait at most `_END_TIMEOUT_S` seconds for its end.
+
+        `kill`: whether to kill it without a `Quit` first.
+        """
         if kill:
             self._child.stop(ask_s=0.0, terminate_s=0.0)
         else:
@@ -212,9 +217,9 @@ class Questions:
         deadline_s: float | None = None,
         cancelled: Callable[[], bool] | None = None,
     ) -> Message:
-        """Return the next message of the child. Raises `queue.Empty` at the deadline, and errors as `ask` does.
+        """Return the child's next message. Raises `queue.Empty` at the deadline, and the same errors as `ask`.
 
-        `deadline_s`: on the clock of `time.monotonic`; None for no deadline.
+        `deadline_s`: time of `time.monotonic`; None: no deadline.
         """
         while True:
             left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
@@ -312,9 +317,11 @@ class SpareChild:
 
 
 class KeptChild:
-    """A child process that is kept between requests. The first request starts it; one after its end starts a new one.
+    """A child process that is kept between requests. The first request starts it; a request after its end starts a new
+    one.
 
-    It stays in our process group and is killed with it. `close` may be called in any thread, all else in one thread.
+    The child stays in our process group and is killed with it. `close` may be called in any thread, all other methods
+    in one thread.
     """
 
     def __init__(self, name: str, messages: Any) -> None:
@@ -331,7 +338,8 @@ class KeptChild:
     def ask(self, request: Job, answer_type: type[_Answer]) -> _Answer:
         """Send `request` and return its answer. A child that fails to answer is killed.
 
-        If a child from an earlier request fails, other than by its time limit, a new one gets the request once more.
+        If a child that an earlier request started fails, except by its time limit, a new child gets the request once
+        more.
 
         Raises:
             WorkerStalledError: the answer took longer than `request.seconds`.
@@ -416,7 +424,7 @@ def error_with_endpoints(
 
 
 def raise_if_cancelled(cancel: CancelToken | None) -> None:
-    """Raise an `EngineError` for a cancelled request if `cancel` is set."""
+    """Raise the `EngineError` for a cancelled request if `cancel` is set."""
     if cancel is not None and cancel.cancelled:
         raise _cancelled()
 
@@ -426,9 +434,9 @@ def _cancelled() -> EngineError:
 
 
 def error_of(failure: Failure, request: Request) -> EngineError:
-    """Return the error for a child's `Failure`: `failure.kind` selects its class.
+    """Return the exception for a `Failure` that a child reported; `failure.kind` selects the exception's class.
 
-    `request`: the request that failed. Its path is that of the model file in a `ModelFileError`.
+    `request`: the request that failed. For a `ModelFileError`, its path is the path of the model file.
     """
     message = failure_text(failure)
     if failure.kind == "model_file" and isinstance(request, Load | Probe | CountVocabulary):

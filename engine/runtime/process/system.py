@@ -84,12 +84,15 @@ _SET_SIGNAL = 10
 
 @cache
 def _make_pipe_of_our_life() -> tuple[int, int]:
-    """Return a pipe to which nobody writes. Its writing end is open as long as this process lives, and only here."""
+    """Return a pipe to which nobody writes.
+
+    Its writing end is open only in this process, and until this process ends.
+    """
     return os.pipe()
 
 
 def _open_lifeline() -> int | None:
-    """Open the reading end of our pipe anew, for one child; None if the system cannot."""
+    """Open the reading end of our lifeline pipe once more, for one child; None if the system cannot."""
     if not sys.platform.startswith("linux"):
         return None
     # A confined process cannot open it again; its children end by the end of their input.
@@ -99,12 +102,13 @@ def _open_lifeline() -> int | None:
 
 
 def _end_with_us(lifeline: int, owner: int) -> None:
-    """Make the kernel kill `owner` (a process, or minus a group) when this process has ended, however it ended.
+    """Make the kernel kill `owner` (a process id, or a negative group id) when this process has ended, for whatever
+    reason.
 
-    A child that computes, or that still imports, reads the end of its input late on a busy machine. The kernel sends
+    A child that computes or still imports modules notices the end of its input late on a busy machine. The kernel sends
     the signal of an asynchronous file (`O_ASYNC`, fcntl(2)) when the last writer of the pipe is gone. Owner and signal
-    belong to the open file, which the child keeps open, so that it need not do anything. PR_SET_PDEATHSIG would
-    kill the child when the thread that started it ends.
+    belong to the open file, which the child holds open, so the child itself need not do anything. PR_SET_PDEATHSIG is
+    unsuitable: it would kill the child when the thread that started it ends.
     """
     if sys.platform.startswith("linux"):
         import fcntl
@@ -127,7 +131,7 @@ def wait_for_exit(process: subprocess.Popen[bytes], timeout_s: float) -> int | N
 
 
 def close_pipe(pipe: IO[bytes]) -> None:
-    """Close our end of a pipe."""
+    """Close this process's end of a pipe."""
     with suppress(OSError):  # Closing flushes the buffer, which fails if the process has ended.
         pipe.close()
 

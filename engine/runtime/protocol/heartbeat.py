@@ -60,19 +60,20 @@ class ResourceUse:
 
 
 def current_use(*, with_network: bool = True) -> ResourceUse:
-    """Return the resource use of this process. If there is no /proc, all but the processor time is 0.
+    """Return the resource use of this process. On a system without /proc all fields but the processor time are 0.
 
-    `with_network`: count the bytes of connections too, for which every open descriptor is read; else they are 0.
+    `with_network`: whether to count the bytes of TCP connections too, which reads every open descriptor; if not, they
+    are 0.
     """
     network_bytes = _network_bytes() if with_network else 0
     return ResourceUse(time.process_time(), resident_bytes(), _read_bytes(), network_bytes)
 
 
 class WorkHeartbeat:
-    """Calls `tell` in a thread of its own after each `tick_seconds` in which the counters show that the process worked.
+    """Calls `tell` in its own thread after each `tick_seconds` in which the counters show that the process worked.
 
     While the process waits for a disk or a server that does not answer, the counters do not change. Then `tell` is not
-    called, and the parent's stall timeout expires. It is a context manager: the thread ends when the block is left.
+    called, and the parent's stall timeout expires. A context manager: the thread ends when the block is left.
     """
 
     def __init__(self, tell: Callable[[], None], *, tick_seconds: float = TICK_SECONDS) -> None:

@@ -66,7 +66,7 @@ class MediaCache:
             self._kept_bytes += len(file.data)
 
     def _drop_all_but(self, used: set[str]) -> None:
-        """Drop the least recently used files until the rest is within the limit. Files with a hash in `used` stay."""
+        """Drop the least recently used files until the cache is within its limit, but no file with a hash in `used`."""
         # Least recently used first: `_use` moves a file to the end.
         for sha256 in [each for each in self._files if each not in used]:
             if self._kept_bytes <= self._max_bytes:

@@ -184,9 +184,9 @@ class StageProgress(Message, frozen=True, tag="stage_progress", kw_only=True):
 
 
 class SentWeights(msgspec.Struct, frozen=True, kw_only=True):
-    """What a load sent to an RPC worker.
+    """The bytes that a load sent to one RPC worker.
 
-    `devices`: our ids of its devices.
+    `devices`: our ids of the worker's devices.
     `sent_bytes`: all bytes written to its connection until the weights were loaded.
     `seconds`: time in which the link was busy.
     """
@@ -271,10 +271,10 @@ class FinalMessage(Answer, frozen=True, kw_only=True):
 
 
 class Reading(Answer, frozen=True, tag="reading", kw_only=True):
-    """Progress of reading a prompt, sent after each batch, and repeated as a heartbeat in a long one.
+    """Progress of computing a prompt, sent after each batch, and repeated as a heartbeat during a long batch.
 
-    `read_tokens`: tokens of the prompt that are in the KV cache by now.
-    `cached_tokens`: those of them that were in the cache before the request, and so are not computed again.
+    `read_tokens`: tokens of the prompt that are in the KV cache now.
+    `cached_tokens`: tokens of the prompt that were in the cache before the request, and so are not computed again.
     """
 
     read_tokens: int
@@ -310,7 +310,7 @@ class Piece(Answer, frozen=True, tag="piece", kw_only=True):
 
 
 class Shifted(Answer, frozen=True, tag="shifted", kw_only=True):
-    """The context was full, and the answer goes on without some of its tokens (`SamplingSettings.full_context`).
+    """The context was full, and the answer continues after a context shift (`SamplingSettings.full_context`).
 
     `kept_tokens`: number of tokens at the start that stay.
     `dropped_tokens`: number of tokens after them that were removed.
@@ -321,11 +321,10 @@ class Shifted(Answer, frozen=True, tag="shifted", kw_only=True):
 
 
 DraftPause = Literal["", "slower", "earlier", "state", "context", "failed"]
-"""Why tokens are no longer drafted for an answer.
+"""Why no tokens are drafted for an answer any more; empty: tokens are drafted.
 
-Empty: they are.
 `slower`: drafts made the answer slower.
-`earlier`: drafts made an earlier answer slower, and rest for some tokens.
+`earlier`: drafts made an earlier answer slower, and pause for some tokens.
 `state`: recurrent state cannot be rolled back, and is too large to be copied at every step.
 `context`: the sequence is longer than the context of the draft model.
 `failed`: the draft model could not compute.
@@ -333,14 +332,15 @@ Empty: they are.
 
 
 class DraftStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Speculative decoding of one answer.
+    """Statistics of speculative decoding for one answer.
 
-    `drafted_tokens`, `accepted_tokens`: tokens that were drafted, and those of them that the model sampled too.
-    `steps`: batches that continued the answer; each gave one token more than it had accepted ones.
-    `gain`: how many times as fast as without drafts the answer was, over the steps that were timed; None if too few
-    were. Seconds of steps with drafts are compared with those of steps without, of the same number of answers at the
-    same time (`engine.runtime.child.generate.draft_gain`).
-    `paused`: why no more tokens were drafted.
+    `drafted_tokens`: tokens that were drafted.
+    `accepted_tokens`: drafted tokens that the model sampled too.
+    `steps`: batches that continued the answer; each added one token more than it accepted drafted ones.
+    `gain`: speed of the answer divided by its speed without drafts, over the timed steps; None if too few were timed.
+    Steps with drafts are compared with steps without drafts at the same number of running answers
+    (`engine.runtime.child.generate.draft_gain`).
+    `paused`: why drafting was paused; empty if it was not.
     """
 
     kind: DraftKind
@@ -454,8 +454,8 @@ class SequenceSaved(FinalMessage, frozen=True, tag="sequence_saved", kw_only=Tru
 class SequenceRestored(FinalMessage, frozen=True, tag="sequence_restored", kw_only=True):
     """A saved KV state was restored into a slot.
 
-    `tokens`: length of the sequence. A later prompt reuses only the prefix that it has in common with it.
-    `Reading.cached_tokens` of that request is the length of that prefix.
+    `tokens`: length of the restored sequence. A later prompt reuses only its common prefix with this sequence;
+    `Reading.cached_tokens` of that request is the length of the prefix.
     """
 
     tokens: int

@@ -95,12 +95,11 @@ class OpenTunnel(Request, frozen=True, tag="open_tunnel", kw_only=True):
     """Forward connections from a local port to a paired machine over TLS; answered by `TunnelOpened` or `Failure`.
 
     The request may be repeated for further devices of the same machine.
-
     `endpoint`: `host:port` of the machine.
     `certificate`: pinned certificate of the machine, base64 of DER.
     `identity`: path of our own certificate and key.
-    `port`: local port; 0 for any free one.
-    `device`: name of the device on that machine; empty for the only one of an older machine.
+    `port`: local port; 0: any free port.
+    `device`: name of the device on that machine; empty: its only device (older versions of the program have just one).
     """
 
     endpoint: str

@@ -74,9 +74,9 @@ class Pipe:
         self.send_aborting(Aborting(text=text))
 
     def send_aborting(self, message: Aborting) -> None:
-        """Send `Aborting` with the folder of the source file removed from its text.
+        """Send `Aborting`; the folder of the source file is removed from its text.
 
-        Any thread may call it, even while another one is writing.
+        Any thread may call this, even while another thread is writing.
         """
         # Another thread may be writing to a parent that does not read: after 0.5 s the text goes out without the lock.
         held = self._lock.acquire(timeout=0.5)
@@ -231,9 +231,8 @@ def run_child(
 ) -> None:
     """Run this process as a child that answers requests one after another, until `Quit` or the end of input.
 
-    A `Job` that takes longer than its `seconds` ends the process: by the kernel's alarm, because a C function may not
-    return to the interpreter.
-
+    If a `Job` takes longer than its `seconds`, the kernel's alarm ends the process: a C function may never return to
+    the interpreter.
     `requests`: union of the request types.
     `limits`: returns the rights that the process keeps, from the first request.
     `answer`: carries out a request and sends its answer.

@@ -23,7 +23,7 @@ the system counts as data size, limits memory in use, not memory that the alloca
 """
 
 OFFLOAD_VARIABLE = "GGML_OP_OFFLOAD_MIN_BATCH"
-"""Environment variable with the least batch size for op offload, in tokens. ggml backends read it when they start."""
+"""Environment variable with the smallest batch size in tokens for op offload. ggml backends read it when they start."""
 
 
 # Unknown fields are errors in requests and messages: both ends know the same version of the protocol.
@@ -111,10 +111,10 @@ DraftKind = Literal["ngram", "model", "mtp"]
 
 
 class DraftSource(msgspec.Struct, frozen=True, kw_only=True):
-    """What proposes tokens for speculative decoding, which the loaded model then checks in one batch.
+    """The source of drafted tokens for speculative decoding; the loaded model checks the drafted tokens in one batch.
 
     `kind`: "ngram" (repeats of the sequence itself), "model" (a draft model), or "mtp" (the model's own MTP heads).
-    `n_tokens`: most tokens that are drafted for one step.
+    `n_tokens`: largest number of tokens drafted for one step.
     `path`, `parameters`, `context`: file, placement and settings of a draft model or of the MTP context. The devices
     are those of the load.
     `pauses`: whether drafts that lose time are paused. False if drafts themselves are tested or measured.
@@ -255,7 +255,10 @@ class ModelRequest(Request, frozen=True, kw_only=True):
     """
 
     outlasts_stop: ClassVar[bool] = False
-    """Whether a stop of all requests spares this one. True for saving a KV state, which has been computed already."""
+    """Whether this request continues when all requests are stopped.
+
+    True for saving a KV state that is already computed.
+    """
 
     id: int = 0
 
@@ -356,8 +359,7 @@ class RenderTemplate(ModelRequest, frozen=True, tag="render_template", kw_only=T
 class SaveSequence(ModelRequest, frozen=True, tag="save_sequence", kw_only=True):
     """Save the KV state of an ended generation to a file; answered by `SequenceSaved`.
 
-    The child copies the state at once and writes it in a thread of its own, so that later requests do not wait.
-
+    The child copies the state at once and writes it in a separate thread, so later requests do not wait.
     `path`: the file to write.
     `of`: id of the generation.
     """

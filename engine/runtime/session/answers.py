@@ -1,6 +1,6 @@
 """Requests to the loaded model in the state machine: any number at once, each with exactly one ending.
 
-The child orders requests itself (slots, waiting requests). This module only keeps a list of those under way, turns the
+The child itself orders the requests (slots, waiting requests). This module only lists the running requests, turns the
 child's messages into events, and supervises stops.
 """
 
@@ -202,10 +202,11 @@ def _stop_timeout_s(state: State) -> float:
 
 
 def _update_timer(transition: Transition) -> None:
-    """Start the stop timer if every request is being stopped, else cancel it. When it expires, the child is killed.
+    """Start the stop timer if every request is being stopped, else cancel it. When the timer expires, the child is
+    killed.
 
-    While other requests go on, a request that is slow to stop harms nobody, and a kill would end the others too. A
-    child that hangs is found by the stall timeout.
+    While other requests continue, a request that is slow to stop does no harm, and killing the child would end the
+    other requests too. The stall timeout finds a child that hangs.
     """
     state = transition.state
     stoppable = _stoppable(state)

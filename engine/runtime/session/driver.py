@@ -1,9 +1,10 @@
-"""The driver of a session: carries out the effects of the state machine, and reports to it what happens.
+"""The driver of a session: executes the effects (actions) that the state machine returns, and reports the results to
+it.
 
 Threads: `take` runs the machine in the caller's thread, under a lock, and puts the effects into a queue. The session's
-thread reads the queue: it starts, asks and ends children, runs the timers, and calls the receiver. Each piece of slow
-work (prepare, probe, greet, explain) has a thread of its own and reports one result. Messages of a child arrive in the
-reader thread of its `ChildProcess`.
+thread reads the queue: it starts children, sends them requests and ends them, runs the timers, and calls the receiver.
+Each piece of slow work (prepare, probe, greet, explain) has its own thread and reports one result. Messages of a child
+arrive in the reader thread of its `ChildProcess`.
 """
 
 from __future__ import annotations
@@ -46,14 +47,14 @@ from engine.runtime.session.state import STOP_TIMEOUT_S, State
 
 _TERMINATE_S = 0.3
 _KILL_S = 0.2
-"""Seconds reserved for SIGKILL and for reaping the process. With both times a stop ends within `STOP_TIMEOUT_S`."""
+"""Seconds reserved for SIGKILL and for reaping the process, so that a stop still ends within `STOP_TIMEOUT_S`."""
 _CLOSE_TIMEOUT_S = 10.0
 _JOIN_S = 2.0
 _MAX_WAITING_MESSAGES = 256
-"""Largest number of the child's messages in the queue. Then its reader thread blocks, so that memory does not grow."""
+"""Largest number of the child's messages in the queue. At this number its reader thread blocks, which limits memory."""
 
 PROPOSAL_LIMIT_S = 6.0
-"""Time limit of the proposals after a failed load, in seconds. Those not probed by then stay estimated."""
+"""Time limit in seconds for the proposals after a failed load. Proposals not probed by then stay estimated."""
 
 _log = logging.getLogger("layerdeck.engine")
 
@@ -68,13 +69,14 @@ def no_holders(_device: Device) -> tuple[MemoryHolder, ...]:
 
 @dataclass(frozen=True, slots=True)
 class WorkRunner:
-    """Carries out the effects that take time. The driver calls `do` for each of them in a thread of its own.
+    """Executes the effects that take time (`effects.Work`). The driver calls `do` for each of them in a separate
+    thread.
 
     `cache`: results of former probes.
     `holders`: returns the processes that hold a device's memory.
     `proposal_limit_s`: time limit of the search for proposals, in seconds.
-    `argv`: command of the child; None for the real one.
-    `sequences`: folder in which children may save KV states; None if they may not.
+    `argv`: command of the child; None: the default one.
+    `sequences`: folder in which children may save KV states; None: children may not save any.
     """
 
     cache: ProbeCache
@@ -124,7 +126,10 @@ class WorkRunner:
         return inputs.Forecasted(work.ticket, plan, FitReport(plan.forecast).fits)
 
     def _probed(self, plan: Plan, cancel: CancelToken) -> Plan:
-        """Return `plan` with the forecast of a probe; unchanged if the probe fails, as the load will report why."""
+        """Return `plan` with the forecast of a probe.
+
+        If the probe fails, return it unchanged; the load will report why.
+        """
         try:
             with Probes(cache=self.cache, argv=self.argv, cancel=cancel) as probes:
                 return probes.probed(plan)
@@ -147,7 +152,7 @@ class WorkRunner:
 
 
 def _ask_s(timeout_s: float) -> float:
-    """Return the seconds in which a child may stop by itself, so that a kill after them ends within `timeout_s`."""
+    """Return the seconds for which a child may try to stop by itself before it is killed within `timeout_s`."""
     return max(0.0, timeout_s - _TERMINATE_S - _KILL_S)
 
 
@@ -167,11 +172,11 @@ class DriverOptions:
 
 @dataclass(frozen=True, slots=True)
 class _Result:
-    """Result of one input of the machine. The session's thread takes it from a queue and carries it out.
+    """The result of one input of the state machine, which the session's thread takes from a queue and carries out.
 
-    `snapshot`: reported to the receiver before the effects; None if the public state did not change.
-    `effects`: carried out in their order.
-    `is_message`: whether the input was a message of the child; its place in the queue becomes free.
+    `snapshot`: state to report to the receiver before the effects; None if the public state did not change.
+    `effects`: actions to execute in their order.
+    `is_message`: whether the input was a message of the child; its place in the queue then becomes free.
     """
 
     snapshot: Snapshot | None
@@ -180,10 +185,10 @@ class _Result:
 
 
 class Driver:
-    """Runs the state machine of one session and carries out its effects.
+    """Runs the state machine of one session, and executes its effects (actions that the machine returns).
 
-    Any thread gives it inputs by `take`, `ask` and `close`, which run the machine under a lock. The session's thread
-    carries out the effects. It owns the child process, the timers and the worker threads, and calls the receiver.
+    Any thread passes inputs by `take`, `ask` and `close`, which run the machine under a lock. The session's thread
+    executes the effects. It owns the child process, the timers and the worker threads, and calls the receiver.
     """
 
     def __init__(self, receiver: Receiver, runner: WorkRunner, options: DriverOptions) -> None:
@@ -402,9 +407,9 @@ class Driver:
 
 
 def has_changed(model: ModelFile) -> bool:
-    """Return whether the file of `model` has other tensors now than when it was read. Blocks.
+    """Return whether the file of `model` has other tensors now than when its header was read. Blocks.
 
-    False if it cannot be read: the child reports why.
+    False if the file cannot be read; the child then reports why.
     """
     try:
         now = read_model(model.paths[0])

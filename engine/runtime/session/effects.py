@@ -1,7 +1,7 @@
-"""Effects: actions that the state machine returns, and that the driver carries out in their order.
+"""Effects: actions that the state machine returns, and that the driver executes in their order.
 
-`Work` is the union of the effects that take time. Each runs in a thread of its own and reports one result with its
-ticket, even if it was cancelled.
+`Work` is the union of the effects that take time. Each runs in its own thread and reports one result, even if it was
+cancelled. The result carries the effect's ticket, a number by which the machine recognises it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from engine.runtime.session.load_order import LoadOrder
 
 @dataclass(frozen=True, slots=True)
 class StartChild:
-    """Start a child for `plan` and send it `request`. Its stall timeout runs until a `Watch` turns it off.
+    """Effect: start a child for `plan` and send it `request`. Its stall timeout runs until a `Watch` turns it off.
 
     `child`: number of the child in later effects and inputs.
     `without_tensor_api`: whether the child must not use Metal's tensor API.
-    `stall_limit_s`: stall timeout in seconds; None for that of the driver.
+    `stall_limit_s`: stall timeout in seconds; None: that of the driver.
     """
 
     child: int
@@ -38,7 +38,7 @@ class StartChild:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send a request to a child."""
+    """Effect: the driver sends a request to a child."""
 
     child: int
     request: requests.AnyRequest
@@ -46,7 +46,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """Turn the stall timeout of a child on or off. It is off while the child has nothing to do."""
+    """Effect: the driver turns the stall timeout of a child on or off. It is off while the child has nothing to do."""
 
     child: int
     active: bool
@@ -54,14 +54,14 @@ class Watch:
 
 @dataclass(frozen=True, slots=True)
 class StopChild:
-    """Ask a child to end. If it takes too long, it is terminated, then killed."""
+    """Effect: the driver asks a child to end. A child that takes too long is terminated, then killed."""
 
     child: int
 
 
 @dataclass(frozen=True, slots=True)
 class KillChild:
-    """Kill a child without asking it to end."""
+    """Effect: the driver kills a child without asking it to end."""
 
     child: int
 
@@ -71,7 +71,7 @@ class KillChild:
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """Check the plan and make the child's request from it; reports `Prepared` or `Refused`."""
+    """Effect: check the plan and make the child's request from it; the result is `Prepared` or `Refused`."""
 
     ticket: int
     plan: Plan
@@ -79,9 +79,9 @@ class Prepare:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Forecast the memory of each device; reports `Forecasted`.
+    """Effect: forecast the memory of each device; the result is `Forecasted`.
 
-    `ask_engine`: True for a probe by llama.cpp; False for the arithmetic alone.
+    `ask_engine`: True: a probe by llama.cpp. False: only our own computation.
     """
 
     ticket: int
@@ -91,7 +91,7 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True)
 class Choose:
-    """Choose the next layout for the order `asked`, after those in `tried`; reports `Chosen`."""
+    """Effect: choose the next layout for the order `asked`, after those in `tried`; the result is `Chosen`."""
 
     ticket: int
     asked: LoadOrder
@@ -100,7 +100,7 @@ class Choose:
 
 @dataclass(frozen=True, slots=True)
 class Greet:
-    """Greet RPC workers; reports `Greeted`.
+    """Effect: greet RPC workers, to see whether they answer; the result is `Greeted`.
 
     `routes`: local address of the tunnel for each endpoint that is reached through one.
     """
@@ -112,7 +112,7 @@ class Greet:
 
 @dataclass(frozen=True, slots=True)
 class Explain:
-    """Search for proposals after a load that ran out of memory, and probe them; reports `Explained`.
+    """Effect: search for proposals after a load that ran out of memory, and probe them; the result is `Explained`.
 
     `plan`: the plan that was ordered.
     `tried`: the layouts that failed.
@@ -129,7 +129,7 @@ class Explain:
 
 @dataclass(frozen=True, slots=True)
 class CancelWork:
-    """Cancel the work with this ticket. It still reports a result, which may be incomplete."""
+    """Effect: cancel the work with this ticket (number). The work still reports a result, which may be incomplete."""
 
     ticket: int
 
@@ -139,9 +139,10 @@ class CancelWork:
 
 @dataclass(frozen=True, slots=True)
 class SetTimer:
-    """Start the stop timer; reports `TimerExpired`.
+    """Effect: start the stop timer, which reports `TimerExpired`.
 
-    `timeout_s`: seconds from the stop until the child must be dead. The timer expires earlier by the time of the kill.
+    `timeout_s`: seconds from the stop until the child must be dead. The timer expires earlier, to leave time for the
+    kill.
     """
 
     timer: int
@@ -150,28 +151,28 @@ class SetTimer:
 
 @dataclass(frozen=True, slots=True)
 class CancelTimer:
-    """Cancel a timer. It may already have expired."""
+    """Effect: cancel a timer. The timer may already have expired."""
 
     timer: int
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Report an event to the receiver, or to the stream of its request."""
+    """Effect: report an event to the receiver of the session, or to the receiver of its request."""
 
     event: AnyEvent
 
 
 @dataclass(frozen=True, slots=True)
 class ReportMemory:
-    """Report readings of device memory to the receiver."""
+    """Effect: report readings of device memory to the receiver of the session."""
 
     readings: messages.DeviceMemoryReadings
 
 
 @dataclass(frozen=True, slots=True)
 class ReportNeed:
-    """Report to the receiver how much memory computations need on a device beyond the forecast."""
+    """Effect: report to the session's receiver how much memory computations need on a device beyond the forecast."""
 
     need: ComputingNeed
 

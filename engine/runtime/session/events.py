@@ -35,7 +35,7 @@ ANSWER_STAGE_WORDS: Mapping[AnswerStage, str] = {
     "prompt": tr("while it read the prompt"),
     "answer": tr("during the answer"),
 }
-"""Words for the stages of an answer, which tell the time in a sentence by themselves."""
+"""Words for the stages of an answer, such as "while it read the prompt"; they need no "while" before them."""
 
 
 def stage_words(stage: Stage | AnswerStage) -> str:
@@ -90,12 +90,12 @@ class Fallback(Event, frozen=True, kw_only=True, tag="fallback"):
 
 
 class Sent(msgspec.Struct, frozen=True, kw_only=True):
-    """What a load sent to an RPC worker, such as a paired machine.
+    """The bytes that a load sent to an RPC worker, such as a paired machine.
 
-    `devices`: ids of its devices.
-    `weights_bytes`: weights of the model on them.
+    `devices`: ids of the worker's devices.
+    `weights_bytes`: weights of the model on these devices.
     `sent_bytes`: all bytes that went over the link, protocol overhead included.
-    `kept_bytes`: weights that the worker had in its cache already.
+    `kept_bytes`: weights that were already in the worker's cache.
     `seconds`: time in which the link was busy.
     """
 
@@ -135,11 +135,11 @@ class Loaded(Event, frozen=True, kw_only=True, tag="loaded"):
 
 
 class Reading(Event, frozen=True, kw_only=True, tag="reading"):
-    """Progress of reading a request's prompt.
+    """Progress of computing a request's prompt.
 
     `read_tokens`: tokens of the prompt that are in the KV cache so far.
-    `cached_tokens`: those of them that are not computed again, because an earlier request or a restored KV state begins
-    with the same tokens.
+    `cached_tokens`: tokens of the prompt that are not computed again, because an earlier request or a restored KV state
+    begins with the same tokens.
     """
 
     request: int
@@ -149,7 +149,7 @@ class Reading(Event, frozen=True, kw_only=True, tag="reading"):
 
 
 class Token(Event, frozen=True, kw_only=True, tag="token"):
-    """New text of an answer: that of one token, or of a few.
+    """New text of an answer, from one or a few tokens.
 
     `choices`: probabilities of these tokens; empty unless requested (`SamplingSettings.alternatives`).
     `context_used`: tokens of the context that prompt and answer take so far; None if unknown.
@@ -162,7 +162,7 @@ class Token(Event, frozen=True, kw_only=True, tag="token"):
 
 
 class Shifted(Event, frozen=True, kw_only=True, tag="shifted"):
-    """The context was full during an answer, which goes on without its oldest tokens.
+    """The context was full during an answer, which continues without its oldest tokens.
 
     `kept_tokens`: number of tokens at the start that stay.
     `dropped_tokens`: number of tokens after them that were removed from the context.

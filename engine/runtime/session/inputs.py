@@ -1,4 +1,4 @@
-"""Inputs of the state machine: commands from the owner of the session, and reports of the driver."""
+"""Inputs of the session's state machine: commands from the owner of the session, and reports of the driver."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class Explained:
 
 @dataclass(frozen=True, slots=True)
 class WorkFailed:
-    """The work with this ticket raised an unexpected exception, which is in the log."""
+    """Input: the work with this ticket (number) raised an unexpected exception, which is in the log."""
 
     ticket: int
 
@@ -138,7 +138,7 @@ class WorkFailed:
 
 @dataclass(frozen=True, slots=True)
 class ChildMessage:
-    """A message of a child."""
+    """Input: a message of a child."""
 
     child: int
     message: messages.AnyMessage
@@ -146,7 +146,7 @@ class ChildMessage:
 
 @dataclass(frozen=True, slots=True)
 class ChildEnded:
-    """The end of a child, reported once for each that was started, after all its messages."""
+    """Input: a child has ended. Reported once for each child that was started, after all its messages."""
 
     child: int
     outcome: ProcessOutcome
@@ -154,16 +154,16 @@ class ChildEnded:
 
 @dataclass(frozen=True, slots=True)
 class TimerExpired:
-    """A timer has expired. The machine may have cancelled it just before."""
+    """Input: a timer has expired. The machine may have cancelled it just before."""
 
     timer: int
 
 
 @dataclass(frozen=True, slots=True)
 class Bug:
-    """The machine or an effect raised an unexpected exception, which is in the log.
+    """Input: the machine or an effect raised an unexpected exception, which is in the log.
 
-    The machine ends the load or the requests.
+    The machine then ends the load or the requests.
     """
 
 

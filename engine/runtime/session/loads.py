@@ -57,8 +57,8 @@ INTERNAL_FAILURE = Failed(kind="internal", message=tr("An internal error ended t
 def begin(transition: Transition, order: LoadOrder) -> None:
     """Begin a load. Nothing else may be running.
 
-    If the same edit was loaded before and ran out of memory in an answer, that counts as the first attempt, provided
-    that other layouts may be tried.
+    If the same order (edit) was loaded before and ran out of memory in an answer, and other layouts may be tried, that
+    load counts as the first attempt.
     """
     load, exhausted = LoadRun(order, order.plan), transition.state.exhausted
     if exhausted is not None and order.retry.retries and order.plan.edit == exhausted.edit:
@@ -78,7 +78,8 @@ def cancelled_before_it_began() -> Cancelled:
 def cancel(transition: Transition) -> None:
     """Cancel the running load, if there is one.
 
-    While it waits for work that starts no process, it ends at once. Otherwise it ends when the child or the work has.
+    If the load waits for work that starts no process, it ends at once; else it ends when the child or the work has
+    ended.
     """
     load = transition.state.load
     if load is None or load.cancelled:
@@ -148,7 +149,10 @@ def give_up(transition: Transition) -> None:
 
 
 def take_work(transition: Transition, answer: inputs.Work) -> None:
-    """Continue the load with the result of work. A result is ignored if the load does not wait for its ticket."""
+    """Continue the load with the result of an effect that takes time.
+
+    A result with another ticket than expected is ignored.
+    """
     if not transition.take_answer(answer.ticket):
         return
     match answer:
@@ -296,7 +300,7 @@ def _load_really(transition: Transition) -> None:
 
 
 def _greet(transition: Transition) -> None:
-    """Greet the RPC workers of the layout. Those that the loaded model uses are greeted after its child has ended."""
+    """Greet the RPC workers of the layout. Workers that the loaded model uses are greeted after its child has ended."""
     # A worker serves one client at a time, so that it would not answer while the old child is connected.
     endpoints = tuple(transition.load.plan.used_endpoints)
     held = transition.state.child.plan.used_endpoints if transition.state.child is not None else {}
@@ -455,7 +459,7 @@ def _load_without_tensor_api(transition: Transition) -> None:
 
 
 def _note(transition: Transition, outcome: str, *, loaded: bool = True) -> None:
-    """Set the outcome of the latest attempt, unless it is set already."""
+    """Set the outcome of the latest attempt, unless the attempt has one already."""
     attempts = transition.load.attempts
     if attempts and not attempts[-1].outcome:
         transition.change_load(attempts=(*attempts[:-1], replace(attempts[-1], outcome=outcome, loaded=loaded)))

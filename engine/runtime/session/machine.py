@@ -54,10 +54,7 @@ def advance(state: State, event: Input) -> tuple[State, tuple[Effect, ...]]:
 
 
 def _end_waiting(transition: Transition) -> None:
-    """End the requests that wait for proposals, once the search for these has ended.
-
-    They are requests whose child ran out of memory during an answer.
-    """
+    """End the requests whose child ran out of memory during an answer, once the search for proposals has ended."""
     state = transition.state
     if state.requests and state.child is None and state.load is None and state.last is not None:
         ending = state.last.ending
@@ -129,7 +126,7 @@ def _forget_waiting(transition: Transition) -> None:
 
 
 def _stop_what_runs(transition: Transition) -> None:
-    """Stop the load or the requests that run. Each gets its ending when the child has answered or has ended."""
+    """Stop the running load or the running requests. Each gets its ending when the child has answered or has ended."""
     # A lost child has ended already. Only the greetings that look for the lost device are under way; the ending does
     # without their answers.
     if transition.state.loss is not None:
@@ -142,7 +139,7 @@ def _stop_what_runs(transition: Transition) -> None:
 
 
 def _settle(transition: Transition) -> None:
-    """If nothing runs any more, carry out the command that waits for this: unload, close, or load."""
+    """If nothing runs any more, execute the command that waits for this: unload, close, or load."""
     # The order matters: a load that was requested after an unload begins when the old child has ended, because both
     # children together might not fit into the memory.
     if not transition.state.is_idle:
@@ -281,7 +278,7 @@ def _out_of_memory(ending: OutOfMemory, run: RequestRun) -> OutOfMemory:
 
 
 def _take_lost_greetings(transition: Transition, greetings: Greetings) -> None:
-    """End the load or the requests of the lost child. `greetings`: results of greeting its RPC workers."""
+    """End the load or the requests of the lost child, with the results of greeting its RPC workers (`greetings`)."""
     loss = transition.state.loss
     assert loss is not None
     transition.change(loss=None)
@@ -313,7 +310,7 @@ def _with_progress(transition: Transition, outcome: ProcessOutcome, ending: Fail
 
 
 def _cut_short(transition: Transition) -> None:
-    """Cancel the greetings of RPC workers, and end the load or the requests without their results."""
+    """Cancel the greetings of RPC workers, and end the load or the requests without waiting for the results."""
     assert transition.state.loss is not None
     transition.do(effects.CancelWork(transition.state.loss.ticket))
     _take_lost_greetings(transition, {})

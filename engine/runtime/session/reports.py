@@ -285,7 +285,9 @@ def _is_busy(greeting: Greeting | None) -> bool:
 
 
 def _is_back(held: Sequence[Device], greeting: Greeting | None) -> bool:
-    """Return whether the devices `held` belong to a paired machine whose worker answers the greeting again."""
+    """Return whether the devices `held` belong to a paired machine whose worker has answered the greeting after the
+    loss.
+    """
     return greeting is not None and greeting.ok and all(device.fingerprint is not None for device in held)
 
 

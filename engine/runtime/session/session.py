@@ -1,14 +1,14 @@
-"""One open model: the object through which window, command line and tests load, ask and unload it.
+"""One open model: the object with which window, command line and tests load a model, send it requests, and unload it.
 
-A load, from order to report: `ModelSession.load` gives the order to the state machine (`machine.py`, `loads.py`), which
-returns effects. The driver (`driver.py`) prepares the request, and probes the layout first if others may be tried
-instead. It then greets the RPC workers, ends the child of the model loaded before, and starts a child with the request.
-The child reports stages and at last `LoadedModel` with the bytes measured in each buffer type. `loads.py` turns that
-into `Loaded`, whose rows the load report shows next to the forecast.
+A load: `ModelSession.load` passes the order to the state machine (`machine.py`, `loads.py`), which returns effects
+(actions for the driver). The driver (`driver.py`) prepares the request, and probes the layout first if other layouts
+may be tried instead. It then greets the RPC workers, ends the child of the model loaded before, and starts a child with
+the request. The child reports the stages and finally `LoadedModel`, with the bytes measured in each buffer type.
+`loads.py` turns this message into `Loaded`, whose rows the load report shows next to the forecast.
 
-A request: `ModelSession.ask` numbers it and sends it to the child. `answers.py` turns the child's messages into events
-with that number: `Reading` while the prompt is computed, `Token` for each piece of the answer, one ending. Both say how
-much of the context is in use.
+A request: `ModelSession.ask` gives it a number and sends it to the child. `answers.py` turns the child's messages into
+events with this number: `Reading` while the prompt is computed, `Token` for each piece of the answer, and one ending.
+`Reading` and `Token` also state how much of the context is in use.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from engine.runtime.session.state import STOP_TIMEOUT_S
 
 
 class RequestStream:
-    """The events of one request in their order; the ending is the last. For one thread.
+    """The events of one request in their order; the last event is the request's ending. For one thread.
 
     `number`: number of the request, which its events carry.
     """
@@ -48,7 +48,7 @@ class RequestStream:
                 return
 
     def next(self, timeout_s: float) -> RequestEvent:
-        """Return the next event; blocks. After the ending there is none, so that a further call only times out.
+        """Return the next event; blocks. After the ending no event comes, so a further call only times out.
 
         Raises:
             queue.Empty: no event came within `timeout_s`.
@@ -128,7 +128,7 @@ class ModelSession:
     def stream(self, request: AnyModelRequest) -> RequestStream:
         """Send a request as `ask` does, but deliver its events to the returned stream instead of the receiver.
 
-        Any number of streams may be open at once, each read by a thread of its own.
+        Any number of streams may be open at once, each read by its own thread.
         """
         # Unbounded, as the events of a request are: the session's thread must not wait for a slow reader.
         events: queue.SimpleQueue[RequestEvent] = queue.SimpleQueue()
@@ -148,7 +148,10 @@ class ModelSession:
         self._driver.take(inputs.Unload())
 
     def query_device_memory(self) -> None:
-        """Request the free memory of the loaded model's devices for the receiver. Does nothing if none is loaded."""
+        """Request the free memory of the loaded model's devices; the receiver gets the answer.
+
+        Does nothing if no model is loaded.
+        """
         self._driver.take(inputs.QueryMemory())
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The private state of one open model: a frozen value, which each input replaces as a whole.
+"""The private state of one open model: an immutable value; each input replaces it as a whole.
 
 `Transition` collects the new state and the effects while one input is handled.
 """
@@ -28,7 +28,7 @@ from engine.runtime.session.load_order import LoadAttempt, LoadOrder
 STOP_TIMEOUT_S = 2.0
 """Seconds from a stop until a child that has not stopped is dead."""
 READING_PATIENCE = 15
-"""Factor of `STOP_TIMEOUT_S` while devices other than the CPU read a prompt.
+"""Factor of `STOP_TIMEOUT_S` while devices other than the CPU compute a prompt.
 
 Only ggml's CPU backend calls the abort callback while it computes. Cards and RPC workers finish the batch first, which
 takes seconds on a slow worker.
@@ -38,9 +38,9 @@ _STAGES: tuple[Stage, ...] = tuple(STAGE_WORDS)
 
 @dataclass(frozen=True, slots=True)
 class LoadProgress:
-    """Progress of a load. `fraction`: done part of the stage, 0 to 1; None if unknown.
+    """Progress of a load. `fraction`: completed share of the stage, 0 to 1; None if unknown.
 
-    `draft`: whether the draft model is loaded, which goes through the stages again.
+    `draft`: whether the draft model is being loaded, which goes through the stages again.
     """
 
     stage: Stage = "header"
@@ -139,16 +139,16 @@ class Step(Enum):
 
 @dataclass(frozen=True, slots=True)
 class LoadRun:
-    """The running load.
+    """The running load in the state machine.
 
     `asked`: the order.
     `plan`: the plan that is being tried.
     `base`: plan of the order with tables of its own, which no other thread uses; None until it is prepared.
     `step`: what the load waits for.
-    `ticket`: ticket of the work that the load waits for; None if it waits for a child.
+    `ticket`: number of the work (slow effect) for which the load waits; None if it waits for a child.
     `request`: request for the child; None until the plan is prepared.
     `is_real`: whether the layout is going to be loaded, even if its forecast does not fit.
-    `unchecked`: endpoints that are greeted after the old child has ended, because it uses them.
+    `unchecked`: endpoints that are greeted after the old child has ended, because that child uses them.
     `tenths`: back-off with which the layout was planned, in tenths; see `engine.planning.fit.step_back`.
     `latest`: the layout that did not fit, while another one is being chosen.
     `tried`: all layouts that did not fit.
@@ -204,7 +204,7 @@ class RequestRun:
     request: AnyModelRequest
     state: RequestState = RequestState.ASKED
     ends_late: bool = False
-    """Whether the request was stopped before or while cards or RPC workers read its prompt, so that it ends late."""
+    """Whether the request ends late after its stop, because cards or RPC workers were computing its prompt."""
 
     @property
     def id(self) -> int:
@@ -222,9 +222,9 @@ class RequestRun:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A child that ended or stalled while it used RPC workers. They are being greeted to find the lost one.
+    """A child that ended or stalled while it used RPC workers, which are being greeted to find the lost one.
 
-    `ticket`: ticket of the greetings.
+    `ticket`: number of the effect that greets the workers; its result has the same number.
     `outcome`: how the child ended.
     `stage`: stage of the load; None if the child was answering or idle.
     `plan`: plan of the child.
@@ -342,7 +342,7 @@ class Transition:
         self.do(effects.Report(event))
 
     def number(self) -> int:
-        """Return an unused number for a child, ticket or timer."""
+        """Return an unused number for a child, a timer, or the ticket of an effect."""
         self.change(numbers=self.state.numbers + 1)
         return self.state.numbers
 
@@ -361,14 +361,17 @@ class Transition:
             self.change_child(ending=True)
 
     def await_work(self, step: Step, work: Callable[[int], effects.Work]) -> None:
-        """Begin a step of the load and the work that it waits for. `work`: returns the effect with a given ticket."""
+        """Begin a step of the load, and the slow work (an effect) for whose result the step waits.
+
+        `work`: returns the effect for a ticket, the number by which its result is recognised.
+        """
         # A new ticket each time: the result of abandoned work has an old one, and is ignored.
         ticket = self.number()
         self.change_load(step=step, ticket=ticket)
         self.do(work(ticket))
 
     def take_answer(self, ticket: int) -> bool:
-        """Return whether the load waits for the result with this ticket, and end that wait."""
+        """Return whether the load waits for the result with this ticket (number); if so, it no longer waits."""
         if self.state.load is None or self.state.load.ticket != ticket:
             return False
         self.change_load(ticket=None)

@@ -36,15 +36,15 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ModelStatus:
-    """Status of a model for settings bar, chat, menus and the list of loaded models, so that they agree.
+    """Status of a model, which settings bar, chat, menus and the list of loaded models show alike.
 
     `name`: name of the model; empty if no file is open.
     `phase`: one of STOPPED, LOADING, READY, ANSWERING and STOPPING. Requests that the window makes for itself, such as
     counting tokens, do not count as ANSWERING.
-    `is_edited`: the layout or the settings being edited differ from those that are loaded.
-    `waits`: what a load waits for before it begins, as a sentence; empty if none waits.
-    `fault`: why the model is gone, if it can be loaded again as it was.
-    `is_parked`: it was unloaded to give memory back, and the next question loads it again.
+    `is_edited`: whether the edited layout or settings differ from those that are loaded.
+    `waits`: what a load waits for before it begins, as a sentence; empty if no load waits.
+    `fault`: why the model is gone, if it can be loaded again with the same settings.
+    `is_parked`: whether it was unloaded to free memory, so that the next question loads it again.
     """
 
     name: str = ""

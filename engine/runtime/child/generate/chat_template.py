@@ -26,10 +26,11 @@ class Render(Job, frozen=True, tag="render", kw_only=True):
 
 
 class RenderedChat(Message, frozen=True, tag="rendered_chat", kw_only=True):
-    """The rendered prompt.
+    """The answer to `Render`.
 
+    `prompt`: the rendered prompt.
     `fault`: why the template failed; empty if it did not.
-    `for_log`: as of `TemplateError`.
+    `for_log`: the reason without text from the template, which may quote the conversation.
     """
 
     text: str = ""
@@ -38,7 +39,7 @@ class RenderedChat(Message, frozen=True, tag="rendered_chat", kw_only=True):
 
 
 class TemplateError(Exception):
-    """A chat template failed; the message is the reason.
+    """Error: a chat template failed. The message is the reason.
 
     `for_log`: the reason without text from the template, which may quote the conversation.
     """
@@ -49,7 +50,10 @@ class TemplateError(Exception):
 
 
 class TemplateProcess:
-    """Renders chat templates in a child, which is killed if one takes too much time or memory. For one thread."""
+    """Renders chat templates in a child process, which is killed if a template takes too much time or memory.
+
+    For one thread.
+    """
 
     def __init__(self) -> None:
         # Imported here: a load, and requests with raw text, need no supervision of a child.

@@ -21,7 +21,7 @@ from engine.runtime.protocol.requests import ChatMessage
 MOST = 16
 """Largest number of checkpoints of one sequence."""
 MOST_BYTES = 2 << 30
-"""Limit for the bytes of all checkpoints; it is lower on a computer with little memory (`HOST_SHARE`)."""
+"""Limit for the bytes of all checkpoints. On a computer with little memory the limit is lower (`HOST_SHARE`)."""
 HOST_SHARE = 16
 """Divisor of the computer's memory: all checkpoints take at most 1/16 of it, and another 1/16 stays free."""
 
@@ -46,7 +46,8 @@ class CheckpointTaker:
     """Takes checkpoints of a context's sequences, and restores them.
 
     `is_needed`: False if the KV cache can always be cut; then no checkpoint is taken.
-    `spacing`: largest number of tokens between two checkpoints. It is at least a batch, because a batch ends at each.
+    `spacing`: largest number of tokens between two checkpoints; at least the batch size, because each checkpoint ends a
+    batch.
     `most_bytes`: limit for the bytes of all checkpoints.
     """
 
@@ -59,7 +60,9 @@ class CheckpointTaker:
         self.most_bytes = min(MOST_BYTES, self._part_bytes)
 
     def size_bytes(self, sequence: int) -> int:
-        """Return the bytes of a checkpoint of a sequence now; more than `most_bytes` if host memory is short."""
+        """Return the size in bytes that a checkpoint of a sequence has now; more than `most_bytes` if host memory is
+        short.
+        """
         # With LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY llama.cpp copies only state that cannot be cut: recurrent, and
         # windows.
         size_bytes = int(
@@ -70,9 +73,9 @@ class CheckpointTaker:
         return size_bytes if has_room else self.most_bytes + 1
 
     def take(self, sequence: int, tokens: int, size_bytes: int) -> Checkpoint | None:
-        """Return a checkpoint of a sequence with `tokens` tokens; None if llama.cpp returns another number of bytes.
+        """Return a checkpoint of a sequence with `tokens` tokens; None if llama.cpp writes another number of bytes.
 
-        `size_bytes`: from the method of this name.
+        `size_bytes`: the size that the method `size_bytes` returned.
         """
         low, context = self._loaded.engine.low, self._loaded.context
         state = (ctypes.c_uint8 * size_bytes)()
@@ -95,16 +98,18 @@ class CheckpointTaker:
 
 
 def next_checkpoint(held: int, positions: Sequence[int], last_checkpoint: int, spacing: int) -> int:
-    """Return the token position of the next checkpoint after `held` tokens.
+    """Return the token position of the next checkpoint after the first `held` tokens.
 
-    It is one of `positions`, or a multiple of `spacing` after `last_checkpoint`, whichever comes first.
+    This is the next of `positions`, or `last_checkpoint` + `spacing` if that comes first.
     """
     spaced = held + spacing - (held - last_checkpoint) % spacing
     return min((each for each in positions if held < each < spaced), default=spaced)
 
 
 def least_missed(checkpoints: Sequence[Checkpoint]) -> int:
-    """Return the index of the checkpoint to drop: the one between the nearest neighbours, but never the last."""
+    """Return the index of the checkpoint to drop: the one whose neighbours are nearest to each other, never the last
+    one.
+    """
     ends = [0, *(checkpoint.tokens for checkpoint in checkpoints)]
     return min(range(len(checkpoints) - 1), key=lambda place: ends[place + 2] - ends[place], default=0)
 
@@ -114,21 +119,21 @@ END_TOKENS = 4
 SEAM_TOKENS = 1
 """Number of tokens at the border between a template's markup and a message that may become other tokens."""
 LEAST_QUESTION = 16
-"""Fewest tokens of a question after which a checkpoint is taken.
+"""Smallest number of tokens of a question after which a checkpoint is taken.
 
-After a shorter question it would save hardly more than the checkpoint before the question.
+For a shorter question the checkpoint before the question is almost as useful.
 """
 
 
 def checkpoint_positions(
     loaded: LoadedContext, text: str, messages: Sequence[ChatMessage], count: int
 ) -> tuple[int, ...]:
-    """Return the token positions in a prompt that are worth a checkpoint, ascending; empty if none are needed.
+    """Return the token positions in a prompt at which checkpoints are useful, ascending; empty if none are needed.
 
-    They are estimates, because parts of the prompt are tokenised alone. A checkpoint at a wrong place only saves less.
-
+    They are estimates, because parts of the prompt are tokenised alone. A checkpoint at a wrong position only saves
+    less.
     `text`: the prompt's text.
-    `count`: number of its tokens.
+    `count`: number of tokens of the prompt.
     """
     if not loaded.needs_checkpoints:
         return ()

@@ -27,19 +27,22 @@ from engine.runtime.protocol.messages import Message
 from engine.runtime.protocol.requests import ModelRequest
 
 FIRST_TOKENS = 32
-"""Tokens of prompts in the first batch, when the speed is unknown. A layout on the CPU may compute one a second."""
-SECONDS_ALONE = 2.0
-"""Seconds that a batch of prompts may take if no answer is running.
+"""Number of prompt tokens in the first batch, when the speed is unknown.
 
-A batch of several micro batches keeps several devices busy, and each micro batch reads all weights once. A stop aborts
-the batch earlier, and `WorkHeartbeat` sends heartbeats meanwhile.
+A layout on the CPU may compute one a second.
+"""
+SECONDS_ALONE = 2.0
+"""Longest time in seconds of a batch of prompt tokens while no answer is running.
+
+A batch of several micro batches keeps several devices busy, and each micro batch reads all weights once. A stop request
+aborts the batch early, and `WorkHeartbeat` sends heartbeats while it is computed.
 """
 SECONDS_WITH_ANSWERS = 0.15
-"""Seconds that a batch of prompts may take while answers are running, whose next tokens wait for it."""
+"""Longest time in seconds of a batch of prompt tokens while answers run, whose next tokens wait for the batch."""
 
 
 class PromptBudget:
-    """Limits the tokens of prompts in a batch, by the measured speed. `most`: size of a batch in tokens."""
+    """Limits the number of prompt tokens in a batch, by the measured speed. `most`: size of a batch in tokens."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -53,7 +56,7 @@ class PromptBudget:
         return min(self._most, max(FIRST_TOKENS, int(self._tokens_per_second * seconds)))
 
     def note(self, tokens: int, seconds: float) -> None:
-        """Update the speed from a computed batch. A batch with few tokens of prompts is ignored."""
+        """Update the measured speed with a computed batch. A batch with few prompt tokens is ignored."""
         if tokens >= min(FIRST_TOKENS, self._most):
             self._tokens_per_second = tokens / max(seconds, 1e-9)
 
@@ -88,11 +91,10 @@ class _Share(NamedTuple):
 
 
 class DecodeLoop:
-    """Carries out all requests to one loaded context.
+    """Computes all requests to one loaded context in common batches.
 
-    The main thread passes requests to `take` and calls `step` as long as the loop is busy. Only `tell_reading` may be
+    The main thread passes requests to `take`, and calls `step` as long as the loop is busy. Only `tell_reading` may be
     called in another thread.
-
     `stop`: flag that is set by the thread which reads requests.
     `send`: sends messages in their order.
     """
@@ -118,7 +120,10 @@ class DecodeLoop:
         return bool(self._running or self._standalone or self._waiting)
 
     def take(self, request: ModelRequest) -> None:
-        """Accept a request. A quick one is answered at once; one that needs a slot waits for it in `_waiting`."""
+        """Accept a request.
+
+        A quick request is answered at once; a request that needs a slot waits in `_waiting` for a free one.
+        """
         try:
             if any(task.id == request.id for task in self._tasks()):
                 raise failure("internal", f"A request with the number {request.id} is under way already.")
@@ -148,11 +153,13 @@ class DecodeLoop:
                 self._send((task.reading,))
 
     def lose_memory(self) -> None:
-        """Empty all slots, because other code is going to use the context."""
+        """Empty all slots, because other code is going to use the context's KV cache."""
         self._slots.empty_all()
 
     def step(self) -> None:
-        """Assign slots to waiting requests, then compute one batch, one image or sound, and one standalone part."""
+        """Assign free slots to waiting requests; then compute one batch, one part of an image or sound, and one part of
+        a standalone task (`StandaloneTask`).
+        """
         self._admit()
         if any(task.readable for task in self._running):
             self._compute()
@@ -161,7 +168,7 @@ class DecodeLoop:
             self._run_standalone()
 
     def _tell(self, *messages: Message) -> None:
-        """Send messages. The lock ensures that no heartbeat about a request follows its final message."""
+        """Send messages. The lock ensures that no heartbeat of a request is sent after its final message."""
         with self._telling:
             self._send(messages)
 
@@ -200,7 +207,7 @@ class DecodeLoop:
         self._tell(final_message)
 
     def _leave(self, task: Task) -> None:
-        """Remove a task from the loop and release its slots, which keep their cached tokens."""
+        """Remove a task from the loop and release its slots. The tokens of the slots stay cached."""
         if isinstance(task, SequenceTask):
             if task in self._running:
                 self._running.remove(task)
@@ -276,7 +283,8 @@ class DecodeLoop:
     def _counts(self) -> list[int]:
         """Return how many tokens of each running request go into the next batch.
 
-        Every answer gets its token. Prompts share the rest evenly, and a different one is served first each time.
+        Each answer gets its one token. Prompts share the remaining room evenly; another prompt comes first in each
+        batch.
         """
         missing = [self._until_checkpoint(task) for task in self._running]
         if max(missing) <= 1:
@@ -298,7 +306,9 @@ class DecodeLoop:
         return min(task.readable, self._slots.until_checkpoint(task.slot, task.missing, task.checkpoint_positions))
 
     def _go_on(self, shares: Sequence[_Share]) -> None:
-        """Add the tokens of a computed batch to the slots, sample, and send all resulting messages together."""
+        """Add the tokens of a computed batch to the slots, sample the next tokens, and send all resulting messages
+        together.
+        """
         answers: list[Message] = []
         ended: list[SequenceTask] = []
         for share in shares:
@@ -325,7 +335,8 @@ class DecodeLoop:
             self._tell(*answers)
 
     def _sample(self, share: _Share, answers: list[Message]) -> bool:
-        """Sample the next token of a task, and another one after each accepted draft token; drop rejected ones.
+        """Sample the next token of a task, and one more after each accepted draft token; drop the rejected draft
+        tokens.
 
         Return whether the task continues.
         """
@@ -350,7 +361,8 @@ class DecodeLoop:
     def _make_room(self, shares: Sequence[_Share]) -> None:
         """Make room after llama_decode found no KV slot (status 1): empty unused slots.
 
-        If there are none, the request that got its slot last waits until another one has ended. Then it starts anew.
+        If no slot is unused, the request that got its slot last loses it. It starts anew when another request has
+        ended.
         """
         if self._slots.empty_free():
             return
@@ -370,7 +382,10 @@ class DecodeLoop:
         self._crowded = True
 
     def _recover(self, shares: Sequence[_Share], status: int) -> None:
-        """Restore the slots after an aborted or failed batch. If it failed, end the requests that may be the cause."""
+        """Restore the slots after a batch was aborted or failed.
+
+        After a failure, end the requests that may have caused it.
+        """
         # After an abort or an error llama.cpp has removed the failed micro batch from the KV cache, and kept the
         # earlier ones (llama_context::decode). A recurrent state was overwritten in place: only a checkpoint is sound.
         final_message = None if status == ABORTED else RequestError(self._loaded.failed_computation(status, self._free))
@@ -435,8 +450,8 @@ class DecodeLoop:
 def share_evenly(room: int, wants: Sequence[int]) -> list[int]:
     """Divide `room` evenly; return a share for each entry of `wants`.
 
-    No share is larger than its entry, and the surplus goes to the others. As long as there is room, each share is at
-    least 1.
+    No share is larger than its entry; what an entry does not need goes to the others. As long as there is room, each
+    share is at least 1.
     """
     counts = [0] * len(wants)
     left = room

@@ -16,7 +16,7 @@ from engine.runtime.protocol.messages import DraftPause, DraftStatistics
 from engine.runtime.protocol.requests import DraftKind
 
 LEAST_PLAIN = 3
-"""Number of plain steps (steps without drafts) measured before the first draft. The first one after a prompt is often
+"""Number of plain steps (steps without drafts) measured before the first draft; the first step after a prompt is often
 slow.
 """
 KEPT_PLAIN = 9
@@ -28,9 +28,15 @@ TESTED_TOKENS = 200
 LEAST_TESTED = 8
 """Fewest steps with drafts after which a large loss pauses them earlier."""
 MOST_LOST, MOST_LOST_AGAIN = 8.0, 4.0
-"""Loss that pauses drafts before `TESTED_TOKENS`, in plain steps; the second if drafts of an earlier answer lost."""
+"""Loss, in durations of a plain step, that pauses drafts before `TESTED_TOKENS`.
+
+The second value applies if drafts of an earlier answer have lost time.
+"""
 RESTED_TOKENS, MOST_RESTED = 200, 3200
-"""Tokens of answers for which drafts pause after a loss: the first pause, which each loss doubles, and the longest."""
+"""Numbers of answer tokens for which drafts pause after a loss: the first pause, and the longest.
+
+Each loss doubles it.
+"""
 
 
 class Rest:
@@ -52,7 +58,10 @@ class Rest:
         return self._left > 0
 
     def begin(self) -> None:
-        """Begin the pause, because drafts have made an answer slower. If it has begun already, it is not prolonged."""
+        """Begin the pause, because drafts have made an answer slower.
+
+        A pause that has already begun is not prolonged.
+        """
         self._clear()
         if self.is_on:
             return
@@ -60,7 +69,7 @@ class Rest:
         self.has_lost = True
 
     def count(self, tokens: int) -> None:
-        """Subtract the tokens of an answer from those that the pause still lasts."""
+        """Subtract the tokens of an answer from the rest of the pause."""
         self._left = max(0, self._left - tokens)
 
     def forget(self) -> None:
@@ -69,9 +78,10 @@ class Rest:
         self._left, self._tokens, self.has_lost = 0, RESTED_TOKENS, False
 
     def is_lost(self, cost: float, tokens: int) -> bool:
-        """Add a step with drafts; return whether drafts have lost so much that further ones are not worth their time.
+        """Add a step with drafts; return whether drafts have lost so much time that they should be paused.
 
-        `cost`: duration of the step, in plain steps. `tokens`: number of tokens that it added to the answer.
+        `cost`: duration of the step, in durations of a plain step. `tokens`: number of tokens that the step added to
+        the answer.
         """
         self._costs.append(cost)
         self._tokens_given += tokens
@@ -96,7 +106,7 @@ class PlainSteps:
         self._since = 0
 
     def is_due(self, answers: int) -> bool:
-        """Return whether the next step should be a plain one, to be measured."""
+        """Return whether the next step should have no drafts, so that its time can be measured."""
         return len(self._seconds.get(answers, ())) < LEAST_PLAIN or self._since >= STEPS_BETWEEN
 
     def note(self, answers: int, seconds: float) -> None:
@@ -108,7 +118,7 @@ class PlainSteps:
         self._since += 1
 
     def seconds(self, answers: int) -> float | None:
-        """Return the seconds of a plain step; None if too few were measured."""
+        """Return the median duration of a plain step in seconds; None if too few were measured."""
         measured = self._seconds.get(answers, ())
         return median(measured) if len(measured) >= LEAST_PLAIN else None
 
@@ -117,9 +127,9 @@ class AnswerDraft:
     """Counts and times the drafts of one answer, and pauses them if they lose time.
 
     `pauses`: whether drafts that lose time are paused.
-    `paused`: why nothing is drafted any more; empty: drafts go on.
-    `ngrams`: n-grams of the sequence, for drafts of that kind.
-    `step_tokens`: tokens that the present step has given so far.
+    `paused`: why drafts are paused; empty: they are not.
+    `ngrams`: n-grams of the sequence, for n-gram drafts.
+    `step_tokens`: number of tokens that the present step has added so far.
     `rest`: the pause that all answers of the loaded model share.
     """
 
@@ -153,9 +163,9 @@ class AnswerDraft:
     def note_seconds(self, seconds: float, plain_seconds: float, *, has_drafts: bool, is_reading: bool = False) -> None:
         """Add the time of the present step, and pause the drafts if they have lost time.
 
-        `plain_seconds`: seconds of a plain step; `seconds` itself if this was one.
-        `has_drafts`: whether something was drafted for this answer, or tried to be, and not only for others.
-        `is_reading`: whether the draft model still read a prompt, which costs time only once.
+        `plain_seconds`: duration of a plain step; equal to `seconds` if this step was plain.
+        `has_drafts`: whether the step drafted or tried to draft for this answer, and not only for other answers.
+        `is_reading`: whether the draft model was still computing a prompt, which costs time only once.
         """
         # A batch that computes lost tokens again may give no token.
         tokens, self.step_tokens = self.step_tokens, 0

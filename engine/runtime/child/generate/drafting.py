@@ -36,7 +36,7 @@ class Step(NamedTuple):
 
 
 class Drafting:
-    """Drafts for the answers of a loaded model, as its `DraftSource` says. For the main thread."""
+    """Makes the drafts for the answers of a loaded model, from its `DraftSource`. For the main thread."""
 
     def __init__(self, loaded: LoadedContext, source: DraftSource, slots: Slots, stop: StopFlag) -> None:
         self._source = source
@@ -57,13 +57,13 @@ class Drafting:
         self._window_tokens = int(loaded.engine.low.llama_n_ubatch(loaded.context)) if loaded.has_window_cache else None
 
     def skip_once(self) -> None:
-        """Draft nothing for the next batch, because the KV cache had no room for this one."""
+        """Draft nothing for the next batch, because the KV cache had no room for the last one with drafts."""
         self._skips = True
 
     def drafts(self, tasks: Sequence[SequenceTask], counts: Sequence[int], room: int) -> list[list[int]]:
-        """Return the drafts of all running requests for the next batch; empty for requests that get none.
+        """Return the draft of each running request for the next batch; an empty list for a request that gets no draft.
 
-        `counts`: tokens of each request in the batch. `room`: number of further tokens that the batch can take.
+        `counts`: tokens of each request in the batch. `room`: number of further tokens that the batch can hold.
         """
         none: list[list[int]] = [[] for _ in tasks]
         self._computed_for.clear()
@@ -92,7 +92,7 @@ class Drafting:
                 task.draft.paused = "earlier"
 
     def read(self, parts: Sequence[tuple[SequenceTask, Computed]]) -> None:
-        """Give MTP heads what they need of a computed batch. Answers whose drafts are paused are left out."""
+        """Pass the hidden states of a computed batch to the MTP heads, except for answers whose drafts are paused."""
         if self._heads is None:
             return
         noted = [part for task, part in parts if task.draft is not None and not task.draft.paused]

@@ -1,11 +1,11 @@
 """Sampling with a grammar (GBNF), or with a JSON schema, which is converted to a grammar first.
 
-As in llama.cpp's `common_sampler_sample`, a token is sampled without the grammar, and checked. Only if the grammar
-refuses it, all tokens are put through the grammar, which is slow. `llama_sampler_accept` aborts on a refused token, so
-that every token is checked before.
+As in llama.cpp's `common_sampler_sample`, a token is sampled without the grammar, and then checked. Only if the grammar
+refuses the token, the grammar filters all tokens, which is slow. `llama_sampler_accept` aborts the process on a refused
+token, so each token is checked before.
 
 llama.cpp's grammar parser recurses for each bracket and expands each repetition. `grammar_fault` refuses grammars that
-would overflow its stack or memory, and `StepLimit` ends what is slow nevertheless.
+would overflow its stack or memory, and `StepLimit` ends the process if parsing is slow nevertheless.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from engine.runtime.child.load.loaded_context import LoadedContext
 from engine.runtime.child.native.failures import StepLimit, failure
 
 MAX_DEPTH = 3000
-"""Deepest nesting of brackets. The parser's stack has room for some 20,000."""
+"""Deepest nesting of brackets in a grammar. The stack of llama.cpp's parser has room for some 20,000."""
 MAX_ELEMENTS = 200_000
 """Largest number of characters, classes and names with all repetitions expanded, as the parser expands them."""
 _TOKENS = re.compile(
@@ -70,7 +70,7 @@ MAX_GRAMMAR_CHARACTERS = 1 << 16
 MAX_SCHEMA_CHARACTERS = 1 << 15
 MAX_CONVERTED_CHARACTERS = 1 << 18
 MAX_COUNT = 2000
-"""Largest minItems, maxLength and so on that a schema may have: each unit becomes a bracket of the grammar."""
+"""Largest minItems, maxLength and so on in a schema. The converter makes one bracket of the grammar for each unit."""
 _COUNT = re.compile(r'(?:"(?:min|max)(?:Items|Length)"\s*:\s*(\d+)|\{\s*(?:\d+\s*,\s*)?(\d{5,}))')
 _REFUSED = float("-inf")
 _ENTRY_NUMBERS = 3
@@ -78,7 +78,7 @@ _ENTRY_NUMBERS = 3
 
 
 def grammar_text(settings: SamplingSettings, say: Callable[[str], None]) -> str:
-    """Return the grammar for an answer; empty for none.
+    """Return the grammar for an answer; empty: no grammar.
 
     `say`: called with a sentence before the process ends, if the conversion exceeds a limit (`StepLimit`).
 
@@ -121,7 +121,7 @@ def _converted(schema: str, say: Callable[[str], None]) -> str:
 
 
 class Grammar:
-    """The grammar sampler of one request. `free` must be called at its end. `text`: the grammar, in GBNF."""
+    """The grammar sampler of one request. Call `free` when the request ends. `text`: the grammar, in GBNF."""
 
     def __init__(self, loaded: LoadedContext, text: str) -> None:
         self._low = loaded.engine.low
@@ -151,7 +151,8 @@ class Grammar:
         self._low.llama_sampler_free(self._sampler)
 
     def sample(self, chain: Any, place: int) -> int:
-        """Sample a token that the grammar allows, and advance chain and grammar.
+        """Sample a token that the grammar allows, and pass it to the sampler chain and the grammar
+        (`llama_sampler_accept`).
 
         `chain`: the sampler chain of the request.
         `place`: index of the logits in the last batch.

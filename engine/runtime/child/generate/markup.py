@@ -28,7 +28,10 @@ _SPACES = " \t\n\v\f\r"
 
 
 class PromptText(NamedTuple):
-    """The text of a prompt. `literal`: its parts (start, end) that are never read as special tokens, ascending."""
+    """The text of a prompt.
+
+    `literal`: character ranges (start, end) that are never read as special tokens, ascending.
+    """
 
     text: str
     literal: tuple[tuple[int, int], ...] = ()
@@ -43,7 +46,7 @@ class PromptText(NamedTuple):
 
 
 class GuessedMarkError(Exception):
-    """The template has cut or changed a placeholder, so that text cannot be distinguished from markup."""
+    """Error: the template has changed a placeholder, so text of a message cannot be distinguished from markup."""
 
     def __init__(self) -> None:
         super().__init__("it changes text that looks like its own markup")
@@ -71,8 +74,8 @@ class Shield:
     def messages(self, messages: Sequence[ChatMessage], *, changed: Sequence[bool] = ()) -> list[ChatMessage]:
         """Return messages with placeholders for the names of special tokens.
 
-        `changed`: whether the template changes the text of each message. In such a message every character with which a
-        name may begin is replaced, because what the template removes may join two halves to a name.
+        `changed`: for each message, whether the template changes its text. In such a message every character with which
+        a name may begin is replaced, because the template may remove text between two halves of a name.
         """
         strict = changed or [False] * len(messages)
         return [self._message(each, is_changed) for each, is_changed in zip(messages, strict, strict=True)]
@@ -82,7 +85,7 @@ class Shield:
         return msgspec.structs.replace(template_input, tools=self._shielded_json(template_input.tools))
 
     def prompt(self, rendered: str) -> PromptText:
-        """Return the rendered prompt; each placeholder is replaced by the name of a special token for which it stands.
+        """Return the rendered prompt, in which each placeholder is replaced by its special token's name again.
 
         Raises:
             GuessedMarkError: the template has cut or changed a placeholder.
@@ -107,8 +110,8 @@ class Shield:
     def is_changed(self, message: ChatMessage, rendered: str) -> bool:
         """Return whether the template has changed the text of a shielded message.
 
-        Always False for a message of the assistant: templates leave out its reasoning, which removes only the
-        beginning of the text.
+        False for all messages of the assistant: templates leave out their reasoning, which removes only the beginning
+        of the text.
         """
         return message.role != "assistant" and message.content.strip() not in rendered
 
@@ -136,9 +139,10 @@ class Shield:
         return self._replaced(text, self._special.names)
 
     def _shielded_json(self, text: str) -> str:
-        """Return JSON whose strings have no names of special tokens once the renderer has read them.
+        r"""Return JSON text with placeholders for names of special tokens in its strings.
 
-        Escapes hide names, as in `\\u003c|im_end|>`, and `<|"|>` has to be written with one.
+        Names may be hidden by escapes, as in `\u003c|im_end|>`; the renderer decodes them. The name `<|"|>` always has
+        an escape.
         """
         if "\\" not in text:
             return self._shielded(text)
@@ -185,7 +189,8 @@ def render_shielded(
     template_input: TemplateInput,
     render: Callable[[Sequence[ChatMessage], TemplateInput], str],
 ) -> PromptText:
-    """Return the prompt that `render` makes of a conversation. Names of special tokens in the conversation are literal.
+    """Return the prompt that `render` makes of a conversation, in which special token names of the conversation are
+    plain text.
 
     Raises:
         GuessedMarkError: the template changes the text so that it cannot be distinguished from markup.
@@ -201,9 +206,9 @@ def render_shielded(
 
 
 def tokenize_prompt(loaded: LoadedContext, prompt: PromptText, *, add_special: bool) -> list[int]:
-    """Return the tokens of a prompt. Names of special tokens in its literal parts are tokenized as plain text.
+    """Return the tokens of a prompt. Names of special tokens in its literal parts are tokenised as plain text.
 
-    `add_special`: as of `tokenize`.
+    `add_special`: whether to add BOS and EOS if the vocabulary requires them.
     """
     if not prompt.literal:
         return tokenize(loaded, prompt.text, add_special=add_special)

@@ -32,9 +32,8 @@ class MediaReader:
     def read(self, part: MediaPart, position: int, sequence: int, stop: StopFlag) -> int:
         """Compute a part at the end of a sequence, and return the status of llama_decode.
 
-        It is `ABORTED` if a stop came meanwhile, also one of another request. The decode loop handles that stop, and
-        then calls this again.
-
+        The status is `ABORTED` if any request was stopped meanwhile. The decode loop then handles the stop, and calls
+        this method again.
         `position`: position of the part's first token in the sequence.
 
         Raises:
@@ -74,9 +73,9 @@ class MediaReader:
         return DECODED
 
     def _chunks_with(self, media: Media, part: MediaPart, stop: StopFlag) -> Any:
-        """Return the prompt's mtmd chunks with the decoded file of `part`; None if a stop came meanwhile.
+        """Return the prompt's mtmd chunks with the decoded file of `part`; None if a stop was requested meanwhile.
 
-        Parts of one file follow each other, so that a file is decoded once.
+        The parts of one file are computed one after another, so the file is decoded once.
         """
         if identity_of(part.file) != self._lent_for:
             self.free()

@@ -1,7 +1,7 @@
 """Drafts tokens with the draft model, greedily, for all running answers in common batches.
 
-Each slot has a sequence of its own in the draft model's context. It follows the slot: tokens that both have stay in its
-KV cache, rejected ones are removed, missing ones are computed before the next draft.
+Each slot has its own sequence in the draft model's context. The sequence follows the slot: common tokens stay in the
+draft model's KV cache, rejected tokens are removed, and missing tokens are computed before the next draft.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ from engine.runtime.child.load.loaded_context import DECODED, Batch, LoadedConte
 from engine.runtime.protocol.messages import DraftPause
 
 LEAST_PROBABILITY = 0.4
-"""A draft ends before a token to which the draft model gives a lower probability: it would be rejected too often."""
+"""Probability below which a draft ends: a token to which the draft model gives less would be rejected too often."""
 FAILED: DraftPause = "failed"
 
 
 class Wanted(NamedTuple):
-    """A request for a draft of at most `most` tokens. `number`: index of the slot. `tokens`: the slot's tokens."""
+    """The order for one draft. `number`: index of the slot. `tokens`: the slot's tokens.
+
+    `most`: largest number of tokens to draft.
+    """
 
     number: int
     tokens: Sequence[int]
@@ -29,9 +32,10 @@ class Wanted(NamedTuple):
 
 @dataclass(slots=True)
 class _Sequence:
-    """A sequence of the draft model.
+    """The draft model's sequence for one slot of the loaded model.
 
-    `tokens`: tokens in its KV cache. `sure`: number of first tokens that are the slot's own, and no drafts.
+    `tokens`: tokens in the draft model's KV cache.
+    `sure`: number of leading tokens that are tokens of the slot; the tokens after them are drafts.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -75,7 +79,9 @@ class ModelDrafter:
         self.has_failed = self.is_reading = False
 
     def refusal(self, number: int, tokens: int) -> DraftPause:
-        """Return why nothing can be drafted for slot `number` with `tokens` tokens in it; empty if it can."""
+        """Return why nothing can be drafted for slot `number`, which has `tokens` tokens; empty if drafting is
+        possible.
+        """
         if self.has_failed or number >= len(self._sequences):
             return FAILED
         return "" if tokens + 1 < self._most_tokens else "context"
@@ -136,7 +142,10 @@ class ModelDrafter:
         return kept == 0
 
     def _catch_up(self, drafts: Iterable[_Draft]) -> None:
-        """Compute one batch of tokens that the sequences lack. A draft whose tokens do not fit in it stays empty."""
+        """Compute one batch of the tokens that the draft model's sequences lack.
+
+        A draft whose tokens do not all fit stays empty.
+        """
         self._batch.clear()
         begun = []
         self.is_reading = False

@@ -1,8 +1,8 @@
 """Drafts tokens with the MTP heads of the loaded model, greedily, for all running answers in common batches.
 
-The heads compute a token from its embedding and from the hidden state of the token before, which the model computed.
-So the states of each batch are kept until the heads have read them (`note`). Within a draft, the heads' own states take
-their place; what they stored of drafted tokens is removed before the next draft.
+For each token, the heads need its embedding and the hidden state of the token before it, which the model has computed.
+So the hidden states of each batch are kept until the heads have read them (`note`). For the tokens of a draft, the
+heads' own hidden states are used instead; the KV cells of these tokens are removed before the next draft.
 """
 
 from __future__ import annotations
@@ -17,14 +17,19 @@ from engine.runtime.child.load.loaded_context import DECODED, LoadedContext
 from engine.runtime.protocol.messages import DraftPause
 
 MOST_PENDING = MOST_DRAFTED + 1
-"""Most hidden states that are kept for the next draft. More come from prompts; the heads read them at once."""
+"""Largest number of hidden states kept for the next draft.
+
+If there are more, as after a prompt, the heads read them at once.
+"""
 
 
 class Computed(NamedTuple):
     """Tokens of a slot that the model has just computed.
 
-    `number`: index of the slot. `begin`: position of the first token. `place`: its index in the batch.
-    `sure`: whether all of them stay in the sequence, and none is a draft.
+    `number`: index of the slot.
+    `begin`: position of the first token in the sequence.
+    `place`: index of the first token in the batch.
+    `sure`: whether all of the tokens stay in the sequence, so that none is a draft.
     """
 
     number: int
@@ -36,11 +41,13 @@ class Computed(NamedTuple):
 
 @dataclass(slots=True)
 class _Sequence:
-    """A sequence of the heads' context.
+    """The sequence of one slot in the context of the MTP heads.
 
     `start`: position of its first token; above 0 if states of earlier tokens are unknown, as after an image.
-    `tokens`: its tokens whose states came from the model. `has_drafts`: whether drafted tokens follow them.
-    `hidden`: states that the model computed, those of `hidden_tokens`, from the position `hidden_start` on.
+    `tokens`: its tokens whose hidden states came from the model.
+    `has_drafts`: whether drafted tokens follow `tokens` in the KV cache.
+    `hidden`: kept hidden states of the model, for `hidden_tokens`.
+    `hidden_start`: position of the first of these tokens.
     """
 
     start: int = 0
@@ -71,13 +78,14 @@ class _Draft:
 
 
 class MtpDrafter:
-    """The MTP heads of a loaded model. For the main thread.
+    """Drafts with the MTP heads of a loaded model. For the main thread.
 
-    `target`: the context of the model itself. `heads`: that of its MTP heads.
+    `target`: the context of the model itself.
+    `heads`: the context of its MTP heads.
     """
 
     is_reading = False
-    """Whether tokens of a prompt are left to be computed after a draft; never, because `note` computes them."""
+    """Whether a prompt must still be computed after a draft; always False, because `note` computes prompts at once."""
 
     def __init__(self, target: LoadedContext, heads: LoadedContext) -> None:
         # Imported on request, as in `ChoiceReader`.
@@ -146,10 +154,10 @@ class MtpDrafter:
         return [each.tokens for each in drafts]
 
     def _prepare(self, draft: _Draft, tokens: Sequence[int], room: int) -> bool:
-        """Drop what does not belong to the slot any more; return whether the draft can begin.
+        """Drop the parts of the heads' sequence that differ from the slot; return whether the draft can begin.
 
         `tokens`: all tokens of the slot. The model has not computed the last one yet.
-        `room`: most tokens that the draft may put into the batch.
+        `room`: largest number of tokens that the draft may add to the batch.
         """
         sequence, last = self._sequences[draft.number], len(tokens) - 1
         start = sequence.hidden_start
@@ -165,7 +173,7 @@ class MtpDrafter:
         return last + 1 - self._first(draft.number) <= room or self._read(draft.number)
 
     def _begin(self, draft: _Draft, tokens: Sequence[int]) -> None:
-        """Put the tokens that the heads lack into the batch."""
+        """Add the tokens to the batch that the slot has and the heads have not computed yet."""
         begin, last = self._first(draft.number), len(tokens) - 1
         draft.place = self._add(draft.number, tokens[begin : last + 1], begin, outputs=1)
         self._keep_one(self._sequences[draft.number], last - 1)
@@ -173,7 +181,8 @@ class MtpDrafter:
     def _first(self, number: int) -> int:
         """Return the position of the first token that the heads compute next.
 
-        If states between those that they have read and the kept ones are missing, the sequence begins anew.
+        If hidden states are missing between the tokens that the heads have read and the kept states, the sequence
+        begins anew.
         """
         sequence = self._sequences[number]
         if not sequence.tokens:
@@ -184,7 +193,9 @@ class MtpDrafter:
         return sequence.end
 
     def _add(self, number: int, tokens: Sequence[int], begin: int, *, outputs: int) -> int:
-        """Add tokens with the states before them to the batch; return the index of the last one in the batch."""
+        """Add tokens to the batch, each with the hidden state of the token before it; return the batch index of the
+        last one.
+        """
         sequence = self._sequences[number]
         last = self._batch.extend(tokens, begin, number, outputs=outputs)
         for index, place in enumerate(range(last - len(tokens) + 1, last + 1)):

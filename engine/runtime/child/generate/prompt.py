@@ -39,9 +39,9 @@ _REMEDY = (
 
 
 class Replaced(NamedTuple):
-    """Why a chat template failed and a plain form was used, as a sentence; empty if it did not fail.
+    """Why a chat template was replaced by a plain form, as a sentence; empty if the template did not fail.
 
-    `for_log`: the same without quotations from the conversation.
+    `for_log`: the reason without quotations from the conversation.
     """
 
     sentence: str = ""
@@ -113,10 +113,10 @@ def media_of(messages: Sequence[ChatMessage]) -> tuple[MediaFile, ...]:
 
 
 def media_for(loaded: LoadedContext, files: Sequence[MediaFile]) -> Media:
-    """Return the loaded projector, if it can read all of these files.
+    """Return the loaded projector, after a check that it can read all of these files.
 
     Raises:
-        RequestError: it cannot, or none is loaded.
+        RequestError: no projector is loaded, or it cannot read one of the files.
     """
     media = loaded.media
     has_images = any(isinstance(file, ImageFile) for file in files)

@@ -57,7 +57,10 @@ class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
 
 class _GenerationTag(jinja2.ext.Extension):
-    """The tag `{% generation %}`, which marks the assistant's part for training. It has no effect on a prompt."""
+    """Jinja extension for the tag `{% generation %}`, which marks the assistant's text for training.
+
+    It does not change a prompt.
+    """
 
     tags = {"generation"}  # noqa: RUF012 - declared by the base class
 
@@ -74,10 +77,10 @@ def render_chat(
     beginning_of_text: str,
     end_of_text: str,
 ) -> str:
-    """Return the prompt with the generation prompt at its end. Time and memory are not limited here.
+    """Return the rendered prompt, which ends with the generation prompt. Time and memory are not limited here.
 
-    Templates of some vision models expect contents as lists of parts, and drop plain text. They get such lists if the
-    last question is missing in the first result.
+    Templates of some vision models expect the content of a message as a list of parts, and drop a plain string. If the
+    last question is missing in the result, the template is rendered again with such lists.
 
     Raises:
         TemplateError: the template is invalid, refuses the conversation, or makes too long a prompt.
@@ -107,7 +110,10 @@ def _length(message: ChatMessage) -> int:
 
 
 def _values(template_input: TemplateInput, beginning_of_text: str, end_of_text: str) -> dict[str, Any]:
-    """Return the variables of a template except the messages. Those of the request cannot replace ours."""
+    """Return the variables of a template except the messages.
+
+    Variables of the request cannot replace ours, such as BOS.
+    """
     further = json.loads(template_input.values) if template_input.values else {}
     return {
         **further,
@@ -124,7 +130,7 @@ def _values(template_input: TemplateInput, beginning_of_text: str, end_of_text: 
 def _documents(
     messages: Sequence[ChatMessage], contents: Sequence[object], *, arguments_as_text: bool = False
 ) -> list[dict[str, Any]]:
-    """Return messages in OpenAI's format, which templates expect. Keys without a value are left out.
+    """Return messages in OpenAI's format, which templates expect. Keys that have no value are left out.
 
     `contents`: content of each message.
     `arguments_as_text`: whether arguments of tool calls stay JSON text instead of objects.
@@ -187,7 +193,7 @@ def _render(template: str, documents: Sequence[dict[str, Any]], values: dict[str
 
 @lru_cache(maxsize=1)
 def _compiled(template: str) -> jinja2.Template:
-    """Return the compiled template. The last one is cached, because a model uses the same for each request."""
+    """Return the compiled template. The last template is cached, because a model uses the same one for each request."""
     return _environment().from_string(template)
 
 

@@ -15,11 +15,12 @@ CHECKED_EVERY = 32
 WINDOW = 1536
 """Number of latest tokens that are checked."""
 PROSE_TIMES, PROSE_TOKENS = 6, 144
-"""Fewest repetitions, and fewest tokens in all of them, of a text of words."""
+"""Smallest number of repetitions, and of tokens in all of them, from which a text of words counts as endless."""
 OTHER_TIMES, OTHER_TOKENS = 12, 1024
-"""Fewest repetitions, and fewest tokens in all of them, of other texts: numbers, code, table rows, rules of dashes.
+"""Smallest number of repetitions, and of tokens in all of them, from which other texts count as endless.
 
-They are so large that an array of 500 zeros does not count.
+Other texts are numbers, code, table rows and rules of dashes. The limits are so large that an array of 500 zeros does
+not count.
 """
 _CODE = frozenset("<>{}[]()|=\\/_#*~^+;`\t")
 """Characters that hardly occur in prose."""
@@ -60,7 +61,7 @@ def repeated_periods(tokens: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def is_endless(period: int, n_tokens: int, text: str) -> bool:
-    """Return whether `n_tokens` tokens that repeat with `period` are a repetition that does not end by itself.
+    """Return whether `n_tokens` tokens that repeat with `period` are a repetition that would not end by itself.
 
     `text`: text of one period.
     """

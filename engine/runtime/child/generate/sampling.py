@@ -43,7 +43,7 @@ def settings_of(request: Generate) -> SamplingSettings:
 
 
 class SamplerChain:
-    """The sampler chain of one request; greedy at temperature 0. `free` must be called at its end.
+    """The sampler chain of one request; greedy at temperature 0. Call `free` when the request ends.
 
     `tokens`: tokens of the prompt, which penalties count too.
     """
@@ -76,7 +76,7 @@ class SamplerChain:
         return int(self._sample(self._chain, self._context, place))
 
     def _look_at(self, tokens: Sequence[int], loaded: LoadedContext, settings: SamplingSettings) -> None:
-        """Pass the end of the prompt to the samplers of penalties and DRY, as far back as their windows reach."""
+        """Pass the last tokens of the prompt to the samplers of penalties and DRY, as many as their windows need."""
         windows = [settings.penalty_last_n] if _penalises(settings) else []
         windows += [settings.dry_penalty_last_n] if settings.dry_multiplier else []
         window = max((_window(tokens, loaded) for tokens in windows), default=0)
@@ -151,7 +151,7 @@ DIGITS = 5
 class ChoiceReader:
     """Reads the probability of each sampled token, and of the `most` most probable tokens.
 
-    It reads all logits for each token, which takes time.
+    Reading takes time, because it needs all logits of the token.
     """
 
     def __init__(self, loaded: LoadedContext, most: int) -> None:

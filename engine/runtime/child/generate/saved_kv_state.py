@@ -31,17 +31,15 @@ _PREFIX = struct.Struct("<4sII")
 
 
 class SequenceFileError(Exception):
-    """A saved KV state cannot be read or written. The message is a sentence for the user."""
+    """Error: a saved KV state cannot be read or written. The message is a sentence for the user."""
 
 
 class DamagedSequenceError(SequenceFileError):
-    """No model can ever restore the file: it is damaged, of another version, or not a saved KV state."""
+    """Error: no model can ever restore the file. It is damaged, of another version, or not a saved KV state."""
 
 
 class ModelIdentity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Identity of a model: its figures from llama.cpp, and a digest of its metadata.
-
-    It does not depend on the layout.
+    """Identity of a model: its figures from llama.cpp, and a digest of its metadata. The layout does not change it.
 
     `metadata`: SHA-256 of all keys and values of the file's metadata.
     """
@@ -64,15 +62,15 @@ class KeptCheckpoint(msgspec.Struct, frozen=True, array_like=True, forbid_unknow
 
 
 class SequenceHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Header of a saved KV state, by which the loaded context is compared with the one that was saved.
+    """Header of a saved KV state, which shows whether the loaded context can restore the state.
 
     `streams`: number of sequences with KV buffers of their own.
-    `flash_attention`: whether it was on; if not, llama.cpp stores V transposed, so that the states differ.
+    `flash_attention`: whether flash attention was on; if not, llama.cpp stores V transposed, so the states differ.
     `tokens`: number of tokens.
-    `state_bytes`: size of the sequence's state.
+    `state_bytes`: size in bytes of the sequence's state.
     `digest`: SHA-256 of everything after the header.
     `checkpoints`: entries of the checkpoints, ascending by tokens.
-    `images`: names of the images and sounds that the tokens -1, -2... stand for.
+    `images`: names of the images and sounds for which the tokens -1, -2... stand.
     """
 
     model: ModelIdentity
@@ -105,10 +103,10 @@ class SequenceHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 def write_sequence(
     path: Path, tokens: list[int], states: Sequence[memoryview], header: Callable[[str], SequenceHeader]
 ) -> int:
-    """Write a saved KV state, whole or not at all, and return the size of the file.
+    """Write a saved KV state atomically, and return the size of the file in bytes.
 
     `states`: state of the sequence, then those of its checkpoints.
-    `header`: returns the header that has the given digest.
+    `header`: returns the header for a digest.
 
     Raises:
         SequenceFileError: the file cannot be written.
@@ -138,7 +136,7 @@ class SequenceReader:
         self._path = path
 
     def header(self) -> SequenceHeader:
-        """Return the header, after a check that the file has the length that follows from it.
+        """Return the header. The length of the file is checked against it.
 
         Raises:
             SequenceFileError: the file cannot be read, is damaged, or is not a saved KV state.
@@ -150,9 +148,9 @@ class SequenceReader:
         return header
 
     def content(self) -> tuple[list[int], bytes, list[tuple[int, bytearray]]]:
-        """Return the tokens, the state of the sequence, and the checkpoints. `header` must have been called before.
+        """Return the tokens, the state of the sequence, and the checkpoints, each as (number of tokens, state).
 
-        Each checkpoint is its number of tokens and its state.
+        Call `header` first.
 
         Raises:
             SequenceFileError: the file cannot be read, or is damaged.
@@ -255,7 +253,7 @@ def header_of(
     """Return the header for a saved sequence of the loaded context.
 
     `tokens`: number of tokens of the sequence.
-    `digest`: as of `SequenceHeader`.
+    `digest`: SHA-256 of everything after the header.
     """
     settings = loaded.settings
     return SequenceHeader(

@@ -1,9 +1,9 @@
-"""Context shift: an answer continues in a full context, from which tokens after the first ones are removed.
+"""Context shift: when the context is full, older tokens are removed so that the answer can continue.
 
-As in llama.cpp's server, the first tokens stay, half of the others are removed from the KV cache, and the rest
-moves to their positions (`llama_memory_seq_rm`, `llama_memory_seq_add`; llama.cpp rotates K with the next batch). The
-state after a shift is not that of the remaining tokens, because it was computed with the removed ones too. So no later
-prompt may use it beyond the first tokens (`Slot.exact`), and it is not saved.
+As in llama.cpp's server, the first tokens stay, half of the others are removed from the KV cache, and the later ones
+move to their positions (`llama_memory_seq_rm`, `llama_memory_seq_add`; llama.cpp rotates K with the next batch). The
+state after a shift is not exactly that of the remaining tokens, because it was computed with the removed ones too. So
+no later prompt may use it beyond the first tokens (`Slot.exact`), and it is not saved.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ from engine.runtime.child.native.failures import failure
 from engine.runtime.protocol.requests import ChatMessage, Generate
 
 KEPT_SHARE = 0.75
-"""Largest share of the context that may stay at each shift. With more, shifts would follow each other quickly."""
+"""Largest share of the context that may stay at each shift.
+
+With a larger share, shifts would follow each other quickly.
+"""
 _OTHER_TEXTS = ("0", "1")
 """Two texts with different first characters. One of them replaces a message, to find its start in the prompt."""
 
@@ -30,10 +33,11 @@ _OTHER_TEXTS = ("0", "1")
 def kept_tokens(
     loaded: LoadedContext, request: Generate, settings: SamplingSettings, prompt: MediaPrompt, replaced: Replaced
 ) -> int | None:
-    """Return how many tokens at the start stay at a shift; None if the answer is to end in a full context.
+    """Return how many tokens at the start of the prompt stay at a context shift; None: the answer ends in a full
+    context.
 
     Raises:
-        RequestError: a shift was chosen and is not possible. The sentence names the reason.
+        RequestError: the request demands a shift, and none is possible. The sentence names the reason.
     """
     if settings.full_context != "shift":
         return None

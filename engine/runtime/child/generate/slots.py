@@ -10,14 +10,14 @@ from engine.runtime.child.generate.checkpoints import MOST, Checkpoint, Checkpoi
 from engine.runtime.child.load.loaded_context import LoadedContext
 
 MIN_COPIED_TOKENS = 16
-"""Fewest tokens whose computation the copy of a prefix must save. A copy between streams moves a whole KV cache."""
+"""Smallest number of tokens that the copy of a prefix must save. A copy between streams moves a whole KV cache."""
 MOST_COPIED_BYTES = 64 << 20
 """Largest recurrent state of a sequence that is copied at every step, so that rejected drafts can be undone."""
 
 
 @dataclass(eq=False, slots=True)
 class Slot:
-    """A sequence of the context.
+    """A slot: one sequence of the context, with its tokens in the KV cache.
 
     `number`: sequence id in llama.cpp.
     `tokens`: tokens whose KV state is in the cache.
@@ -25,9 +25,9 @@ class Slot:
     `taken`: whether that request still runs.
     `copy_pending`: whether the state was copied from another stream; llama.cpp makes the copy with the next batch.
     `used`: number that grows with each use, to find the least recently used slot.
-    `checkpoints`: copies of its state, ascending by tokens.
+    `checkpoints`: copies of the slot's state, ascending by tokens.
     `last_checkpoint`: number of tokens at which a checkpoint was taken last, or could not be taken.
-    `exact`: number of first tokens whose state no context shift has changed; None if there was no shift.
+    `exact`: number of leading tokens whose state no context shift has changed; None if there was no shift.
     """
 
     number: int
@@ -41,7 +41,7 @@ class Slot:
     exact: int | None = None
 
     def hold(self, tokens: Sequence[int]) -> None:
-        """Set the tokens that are in the cache now, and drop checkpoints that do not belong to them."""
+        """Set the list of tokens that are in the cache now, and drop checkpoints that do not belong to them."""
         kept = common_prefix(self.tokens, tokens)
         self.tokens[:] = tokens
         self.checkpoints[:] = [checkpoint for checkpoint in self.checkpoints if checkpoint.tokens <= kept]
@@ -67,7 +67,7 @@ class Slots:
         return [slot for slot in self.all if not slot.taken]
 
     def holding(self, request: int) -> Slot | None:
-        """Return the slot that still has the tokens of a request; None if another one has used or emptied it since."""
+        """Return the slot that still has the tokens of a request; None if another request used or emptied it since."""
         return next((slot for slot in self.all if slot.of == request and slot.tokens), None)
 
     def take(self, request: int, wanted: Sequence[int]) -> Slot | None:
@@ -136,9 +136,10 @@ class Slots:
             slot.copy_pending = False
 
     def shift(self, slot: Slot, kept: int) -> int:
-        """Remove half of the tokens after the first `kept` from the KV cache, and move the rest to their positions.
+        """Remove half of the tokens after the first `kept` from the KV cache, and move the later tokens to their
+        positions.
 
-        Return the number of removed tokens; 0 if llama.cpp does not remove them.
+        Return the number of removed tokens; 0 if llama.cpp cannot remove them.
         """
         low, memory, held = self._loaded.engine.low, self._loaded.memory, len(slot.tokens)
         dropped = max(1, (held - kept) // 2)
@@ -165,16 +166,16 @@ class Slots:
         return self._taker.size_bytes(slot.number) <= min(MOST_COPIED_BYTES, self._taker.most_bytes)
 
     def copy_state(self, slot: Slot) -> Checkpoint | None:
-        """Return a copy of a slot's state, to which `roll_back` can return; None if unneeded, or if the copy failed."""
+        """Return a copy of a slot's state for `roll_back`; None if no copy is needed, or if copying failed."""
         if not self._whole_only:
             return None
         return self._taker.take(slot.number, len(slot.tokens), self._taker.size_bytes(slot.number))
 
     def roll_back(self, slot: Slot, copy: Checkpoint | None) -> None:
-        """Remove rejected drafts, which come after the tokens of a slot.
+        """Remove rejected drafts from the KV cache; they come after the tokens of a slot.
 
         If that is not possible, the slot is set back to `copy` or to an earlier checkpoint, or emptied. Its request
-        computes the tokens again that the slot has lost.
+        then computes the lost tokens again.
         """
         low, memory, held = self._loaded.engine.low, self._loaded.memory, len(slot.tokens)
         can_cut = not self._whole_only and self._holds_window(slot, held)
@@ -198,7 +199,8 @@ class Slots:
     def reconcile(self, slot: Slot, wanted: Sequence[int]) -> None:
         """Set the slot's tokens, after a failed or aborted batch, to the part of `wanted` that llama.cpp still has.
 
-        The last token of `wanted` is computed again in any case, because its logits were not used. Drafts go too.
+        The last token of `wanted` is removed in any case and computed again, because its logits were not used. Drafts
+        are removed too.
         """
         memory = self._loaded.memory
         held = int(self._loaded.engine.low.llama_memory_seq_pos_max(memory, slot.number)) + 1
@@ -211,7 +213,10 @@ class Slots:
 
     @property
     def checkpoint_bytes(self) -> int:
-        """Host memory taken by all checkpoints, in bytes. One that two slots share after a copy counts once."""
+        """Host memory taken by all checkpoints, in bytes.
+
+        A checkpoint that two slots share after a copy counts once.
+        """
         return sum(each.size_bytes for each in {each for slot in self.all for each in slot.checkpoints})
 
     def until_checkpoint(self, slot: Slot, missing: int, positions: Sequence[int]) -> int:
@@ -224,8 +229,8 @@ class Slots:
     def checkpoint_if_due(self, slot: Slot, wanted: Sequence[int], positions: Sequence[int]) -> None:
         """Take a checkpoint of a slot if one is due at its present length.
 
-        `wanted`: all tokens of its request.
-        `positions`: as of `SequenceTask.checkpoint_positions`.
+        `wanted`: all tokens of the slot's request.
+        `positions`: token positions in the prompt at which checkpoints are useful (`checkpoint_positions`).
         """
         held = len(slot.tokens)
         if not self._taker.is_needed or _within_image(wanted, held):
@@ -241,7 +246,9 @@ class Slots:
             slot.checkpoints.append(taken)
 
     def adopt(self, slot: Slot, tokens: Sequence[int], checkpoints: Sequence[Checkpoint]) -> None:
-        """Set the tokens of a slot that was restored from a file, and add its checkpoints as far as there is room."""
+        """Set the tokens of a slot that was restored from a file, and add as many of its checkpoints as there is room
+        for.
+        """
         slot.hold(tokens)
         for checkpoint in checkpoints:
             if self._taker.is_needed and self._make_room(slot, checkpoint.size_bytes):
@@ -249,9 +256,9 @@ class Slots:
                 slot.last_checkpoint = checkpoint.tokens
 
     def _make_room(self, slot: Slot, size_bytes: int) -> bool:
-        """Drop checkpoints until there is room for one of `slot`; return whether there is.
+        """Drop checkpoints until there is room for one more of `slot`; return whether there is.
 
-        Those of the least recently used slot are dropped first.
+        The checkpoints of the least recently used slot are dropped first.
         """
         if size_bytes > self._taker.most_bytes:
             return False
@@ -289,8 +296,8 @@ class Slots:
     def _can_copy_from(self, slot: Slot, wanted: Sequence[int]) -> bool:
         """Return whether the usable prefix of a slot can be copied to another slot.
 
-        Between streams llama.cpp copies with the next batch. That would overwrite sliding windows that were restored
-        from a checkpoint in between, so that such a prefix cannot be copied.
+        Between streams llama.cpp copies only with the next batch. This would overwrite sliding windows that are
+        restored from a checkpoint before it, so such a prefix cannot be copied.
         """
         if not (self._streams and self._window > 0):
             return True

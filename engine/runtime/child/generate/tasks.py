@@ -28,7 +28,7 @@ class Task:
         return failure("cancelled", "The request was stopped.").message_for(self.id)
 
     def free(self) -> None:
-        """Free the native objects of this task at its end."""
+        """Free the native objects of this task. Called when the task has ended."""
 
     @property
     def reading(self) -> Reading:
@@ -63,7 +63,7 @@ class SequenceTask(Task, ABC):
 
     @property
     def draftable(self) -> int:
-        """Largest number of tokens that may be drafted now; 0 or less if none may be."""
+        """Largest number of tokens that may be drafted now; 0 or less: no draft is possible."""
         return 0
 
     @property
@@ -90,11 +90,14 @@ class SequenceTask(Task, ABC):
         self.media.free()
 
     def begin(self) -> None:
-        """Start the task; called when its `slot` is assigned. Tokens that the slot has are not computed again."""
+        """Start the task; called when its `slot` is assigned.
+
+        Tokens that the slot already has are not computed again.
+        """
 
     @abstractmethod
     def read(self, count: int) -> Answer | None:
-        """Count the progress after a batch, and return a message about it, or None. `count`: KV cells of the batch."""
+        """Record the progress after a batch; return a message about it, or None. `count`: KV cells of the batch."""
 
     @abstractmethod
     def take_logits(self, place: int, answers: list[Message]) -> bool:
@@ -107,8 +110,8 @@ class SequenceTask(Task, ABC):
 class StandaloneTask(Task, ABC):
     """A request that does its own work in parts, between two batches.
 
-    `n_slots`: largest number of empty slots that it can use. It gets at least one, and waits for that. 0: it needs no
-    slot and begins at once.
+    `n_slots`: largest number of empty slots that the task can use. It waits until it gets at least one. 0: the task
+    needs no slot and begins at once.
     """
 
     n_slots = 0

@@ -67,7 +67,7 @@ def piece_text(loaded: LoadedContext, token: int) -> str:
 
 
 def joined_text(loaded: LoadedContext, tokens: Sequence[int]) -> str:
-    """Return the text of tokens. A character that is split over tokens is decoded as a whole."""
+    """Return the joined text of tokens. A character whose bytes are split over several tokens is decoded whole."""
     return b"".join(_piece(loaded, token, special=True) for token in tokens).decode("utf-8", "replace")
 
 
@@ -84,9 +84,10 @@ def _piece(loaded: LoadedContext, token: int, *, special: bool) -> bytes:
 
 
 class PieceDecoder:
-    """Decodes tokens to text one by one. A character that is split over tokens is returned with its last one.
+    """Decodes tokens to text one by one. A character whose bytes are split over tokens is returned with the last of
+    them.
 
-    `told`: names of the special tokens that are written by their names. All others give no text.
+    `told`: special tokens that are written by their names. All others give no text.
     """
 
     def __init__(self, loaded: LoadedContext, told: Collection[str] = ()) -> None:
@@ -119,7 +120,7 @@ class PieceDecoder:
 class StopTexts:
     """Searches the text of an answer for stop texts while it is generated.
 
-    `found`: the stop text that has come; empty before. Later text is dropped.
+    `found`: the stop text that has occurred; empty before that. Later text is dropped.
     """
 
     def __init__(self, texts: Sequence[str]) -> None:
@@ -145,7 +146,7 @@ class StopTexts:
         return text[: len(text) - held]
 
     def rest(self) -> str:
-        """Return the text that was held back. Called at the end of the answer."""
+        """Return the text that was held back as a possible stop text. Call it when the answer has ended."""
         held, self._held = self._held, ""
         return held
 

@@ -54,12 +54,14 @@ def begin(loaded: LoadedContext, slots: Slots, request: Generate) -> Generation:
 
 
 class Generation(SequenceTask):
-    """A running generation. `tokens`: the prompt, then the sampled tokens.
+    """A running generation: the task of a `Generate`.
 
-    `first`: text of the first piece: the opening reasoning tag that the chat template has written; else empty.
+    `tokens`: the prompt, then the sampled tokens.
+    `first`: opening reasoning tag at the end of the prompt, which is also sent as the first text of the answer; else
+    empty.
     `prompt`: the prompt with its images and sounds.
-    `positions`: token positions of the prompt that are worth a checkpoint.
-    `replaced`: why the chat template was not used.
+    `positions`: token positions in the prompt at which checkpoints are useful.
+    `replaced`: why the chat template was replaced by a plain form; empty if it was not.
     `kept`: number of first tokens that stay if a full context is shifted; None: the answer ends in a full context.
     """
 
@@ -173,7 +175,7 @@ class Generation(SequenceTask):
         return True
 
     def _shift(self, answers: list[Message]) -> bool:
-        """Shift a full context if the settings allow it; return whether there is room now."""
+        """Shift a full context if the settings allow it; return whether the context has room now."""
         if self._kept is None or self.slot is None:
             return False
         dropped = self._slots.shift(self.slot, self._kept)

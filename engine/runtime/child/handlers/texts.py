@@ -31,7 +31,7 @@ def detokenise(loaded: LoadedContext, request: Detokenise) -> Detokenised:
     """Return the text of tokens.
 
     Raises:
-        RequestError: the model has no vocabulary, or a token is beyond it.
+        RequestError: the model has no vocabulary, or a token id is not in it.
     """
     if not loaded.has_vocabulary:
         raise failure("argument", "This model's file has no vocabulary, so it has no text for tokens.")

@@ -17,7 +17,10 @@ from engine.runtime.protocol.messages import AllocationFailure, Failure, Message
 from engine.runtime.protocol.requests import DraftSource, Load
 
 MOST_DRAFTED = 64
-"""Largest `DraftSource.n_tokens`. Longer drafts are hardly ever accepted, and each token takes a row of logits."""
+"""Largest `DraftSource.n_tokens`.
+
+Longer drafts are hardly ever accepted, and each drafted token needs a row of logits.
+"""
 MOST_SURPLUS = 128
 """Largest difference of the vocabularies' sizes, in tokens."""
 FIRST_COMPARED = 5
@@ -36,7 +39,7 @@ def check_source(source: DraftSource | None) -> None:
 
 
 def draft_load(load: Load) -> Load | None:
-    """Return the request that loads the draft model of `load`; None if it has none."""
+    """Return the request that loads the draft model of `load`; None if `load` has no draft model."""
     source = load.draft
     if source is None or source.kind != "model" or source.parameters is None or source.context is None:
         return None
@@ -44,9 +47,11 @@ def draft_load(load: Load) -> Load | None:
 
 
 def check_vocabulary(low: Any, model: int, draft: int, name: str) -> None:
-    """Raise `RequestError` if the draft model cannot propose tokens for the model.
+    """Raise `RequestError` if the vocabulary of the draft model does not match that of the model.
 
-    `low`: the module `llama_cpp.llama_cpp`. `model`, `draft`: addresses of both models. `name`: of the draft's file.
+    `low`: the module `llama_cpp.llama_cpp`.
+    `model`, `draft`: addresses of both models.
+    `name`: name of the draft model's file, for the error.
     """
     difference = _difference(low, low.llama_model_get_vocab(model), low.llama_model_get_vocab(draft))
     if difference:
@@ -65,7 +70,7 @@ def check_vocabulary(low: Any, model: int, draft: int, name: str) -> None:
 
 
 def _difference(low: Any, ours: Any, theirs: Any) -> str:
-    """Return in which way two vocabularies differ, as words; empty if tokens of one are tokens of the other."""
+    """Return how two vocabularies differ, as words; empty if they match."""
     if low.llama_vocab_type(ours) != low.llama_vocab_type(theirs):
         return "its tokenizer is of another type"
     for adds, token, word in (
@@ -83,18 +88,20 @@ def _difference(low: Any, ours: Any, theirs: Any) -> str:
 
 
 def without_rope(low: Any, model: int) -> int | None:
-    """Return the trained context of a model without RoPE, in tokens; None if it has RoPE.
+    """Return the trained context in tokens of a model without RoPE; None if the model has RoPE.
 
-    Such a model may have learned positions, and ggml aborts beyond them.
+    A model without RoPE may have learned positions, and ggml aborts beyond the last one.
     """
     return int(low.llama_model_n_ctx_train(model)) if low.llama_model_rope_type(model) == NO_ROPE else None
 
 
 def check_rotation(low: Any, model: int, name: str) -> None:
-    """Raise `RequestError` if RoPE is to rotate no elements: ggml's operation on the CPU then never ends.
+    """Raise `RequestError` if the model's RoPE would rotate no elements: ggml's operation on the CPU would never end.
 
-    `ggml_compute_forward_rope_flt` steps back by two at the first rotated element, and forward by two after it.
-    `low`: the module `llama_cpp.llama_cpp`. `model`: its address. `name`: of its file.
+    At the first rotated element `ggml_compute_forward_rope_flt` steps back by two, and after it forward by two.
+    `low`: the module `llama_cpp.llama_cpp`.
+    `model`: address of the model.
+    `name`: name of the model's file, for the error.
     """
     if low.llama_model_rope_type(model) == NO_ROPE:
         return
@@ -115,7 +122,7 @@ def check_rotation(low: Any, model: int, name: str) -> None:
 
 
 def of_draft(parts: tuple[Part, ...]) -> tuple[Part, ...]:
-    """Return the parts marked as memory of the draft model."""
+    """Return the parts (memory of a load), each marked as memory of the draft model."""
     return tuple(msgspec.structs.replace(part, draft=True) for part in parts)
 
 

@@ -1,9 +1,10 @@
 """Sends the large weights of a load to several RPC workers in parallel, and measures what each link carries.
 
-llama.cpp sends one tensor after another, so that only one link is busy at a time. A worker that caches weights
-(`engine.base.kept_weights`) does not need those that it has. So the large tensors are first sent to a scratch buffer of
-each worker in parallel, and the load then finds them in the caches. ggml's protocol does not say whether a worker
-caches: that is seen from the bytes written to its connection. Only Linux counts these; elsewhere nothing is sent early.
+llama.cpp sends one tensor after another, so only one link is busy at a time. A worker that caches weights
+(`engine.base.kept_weights`) needs no tensor that is in its cache. So the large tensors are first sent in parallel to a
+scratch buffer on each worker, and the load then finds them in the caches. ggml's protocol does not say whether a worker
+caches weights; the bytes written to its connection show it. Only Linux counts these bytes; on other systems nothing is
+sent early.
 """
 
 from __future__ import annotations
@@ -36,31 +37,35 @@ _ACKED_AT = 120
 _QUEUED = 0x5411
 """SIOCOUTQ: the ioctl for the number of bytes written to a socket that the other end has not acknowledged."""
 _HASHED_BYTES = 4096
-"""Most bytes that ggml-rpc writes for a tensor that the worker has already (its hash). A tensor that is sent has 10
-MiB.
+"""Largest number of bytes that ggml-rpc writes for a tensor that the worker already has: only its hash.
+
+A tensor that has to be sent has at least 10 MiB.
 """
 _PROBE_BYTES = (10 << 20) + 4096
-"""Size of a tensor of zeros that is sent to find out if a worker caches. Smaller ones are never cached
-(`HASH_THRESHOLD` of ggml-rpc)."""
+"""Size in bytes of a tensor of zeros that is sent to find out whether a worker caches weights.
+
+Smaller tensors are never cached (`HASH_THRESHOLD` of ggml-rpc).
+"""
 _I8 = 24
 _WEIGHTS = 1
-"""`GGML_BACKEND_BUFFER_USAGE_WEIGHTS`; ggml-rpc asks by hash for weights alone."""
+"""`GGML_BACKEND_BUFFER_USAGE_WEIGHTS`: usage of a buffer for weights. Only for these ggml-rpc sends the hash first."""
 _ROOM_BYTES = 1 << 16
 _POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class _Worker:
-    """An RPC worker of the load. `address`: where to connect. `devices`: ids of its devices."""
+    """An RPC worker of the load. `address`: its host and port. `devices`: ids of its devices."""
 
     address: str
     devices: tuple[str, ...]
 
 
 class Links:
-    """The connections of this process to the RPC workers of a load, from its beginning until `sent` is read.
+    """The connections of this process to the RPC workers of a load; a context manager.
 
-    A context manager. A small buffer on each worker keeps ggml's connection open, so that its counters go on.
+    They are measured until `sent` is called. A small buffer on each worker keeps ggml's connection open, so that its
+    byte counters are not reset.
     """
 
     def __init__(self, engine: Bindings, devices: ResolvedDevices, refs: Sequence[DeviceRef]) -> None:
@@ -93,7 +98,7 @@ class Links:
 
     @property
     def workers(self) -> tuple[_Worker, ...]:
-        """The workers to whose connections the system has counters."""
+        """The workers whose connections have byte counters of the system."""
         return tuple(worker for worker in self._workers if worker.address in self._began)
 
     def written(self) -> dict[str, int]:
@@ -111,7 +116,7 @@ class Links:
         return found
 
     def sent(self) -> tuple[SentWeights, ...]:
-        """End the measurement; return what was sent to each worker, and the seconds in which its link was busy."""
+        """End the measurement; return the bytes sent to each worker, and the seconds in which its link was busy."""
         now = self.written()
         self._end()
         return tuple(
@@ -148,9 +153,9 @@ class Links:
 def send_early(
     engine: Bindings, devices: ResolvedDevices, load: Load, links: Links, stop: StopFlag, reporter: StageReporter
 ) -> None:
-    """Send the spans of `load.early` to their workers in parallel, as far as the workers cache them.
+    """Send the tensors of `load.early` to their workers in parallel, if these workers cache weights.
 
-    Returns when all are sent, or soon after `stop` is requested. Does nothing unless several workers get weights.
+    Returns when all are sent, or soon after a stop was requested. Does nothing unless several workers get weights.
     """
     by_device = {each.device: each.spans for each in load.early}
     found = [(worker, [span for device in worker.devices for span in by_device.get(device, ())])
@@ -171,7 +176,10 @@ def send_early(
 
 
 class _Sender:
-    """Sends spans to one worker. `done_bytes`: size of those that are sent or need not be sent."""
+    """Sends tensors (as spans of the model file) to one worker.
+
+    `done_bytes`: total size of the spans that are sent or need not be sent.
+    """
 
     def __init__(
         self,

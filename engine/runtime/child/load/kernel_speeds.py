@@ -21,13 +21,13 @@ _F32, _F16, _I32 = 0, 1, 26
 _TOKENS = 128
 _EXPERTS, _USED = 8, 2
 _WIDTH, _ROWS = 1024, 128
-"""Columns and rows of a matrix."""
+"""Numbers of columns and rows of a measured matrix."""
 _LARGE_BYTES = 64 << 20
 """Size of a matrix that is read from memory, not from a cache."""
 _KV_HEADS, _QUERIES, _CELLS = 8, 2, 1024
-"""Heads of the KV cache, heads of a token for each of them, and cells.
+"""Number of KV heads, number of query heads for each KV head, and number of cells in the KV cache.
 
-With several heads in a cell each of them reads in steps, which takes up to three times as long on a CPU.
+With several heads in a cell each head is read in steps, which takes up to three times as long on a CPU.
 """
 _HEAD_WIDTHS = (64, 128, 256)
 _SCANS = {"scan": (128, 64, 32), "scan.decays": (16, 1, 1024)}
@@ -36,15 +36,18 @@ _SCANS = {"scan": (128, 64, 32), "scan.decays": (16, 1, 1024)}
 Mamba's scan computes a decay for each element of the state, Mamba 2's and all later ones one for each head.
 """
 _CONVOLVED, _CHANNELS = 4, 512
-"""Tokens that a convolution reads for each channel, with the one that it computes."""
+"""Tokens that a convolution reads for each channel, with the one that it computes; and number of channels."""
 _MEASURED_S = 0.06
 _MAX_PASSES = 40
 _N_TENSORS = 4096
 _GROWTH = (1, 4, 16)
-"""Sizes to try, as multiples of the smallest one: the next one if a pass is shorter than `SHORT_S` seconds."""
+"""Sizes to try, as multiples of the smallest size.
+
+The next size is used if a pass takes less than `SHORT_S` seconds.
+"""
 SHORT_S = 0.002
 _TOO_SHORT_S = 0.00005
-"""Seconds of a pass in which the start of the kernel takes too much of the time. Such a kernel is left out."""
+"""Duration of a pass in seconds below which the start of the kernel takes too much of it. Such a kernel is left out."""
 _REPACKED_BUFFER = b"CPU_REPACK"
 
 Speeds = dict[str, float]
@@ -107,8 +110,8 @@ class _Kernel:
     """One operation on a device, with its tensors. A context manager that frees everything.
 
     `build`: adds the tensors and returns the operation's result.
-    `repacked`: the weights are in the CPU's repacked memory.
-    `is_supported`: False if the device cannot compute it; then nothing is allocated.
+    `repacked`: whether the weights are in the CPU's repacked memory.
+    `is_supported`: False if the device cannot compute the operation; then nothing is allocated.
     """
 
     def __init__(
@@ -182,7 +185,10 @@ class _Kernel:
         return tensor
 
     def _call(self, name: str, *arguments: Any, types: Sequence[Any] = ()) -> int:
-        """Return the result of an operation; `types`: of arguments besides tensors, which come first."""
+        """Add an operation to the graph by calling a ggml function; return the address of the result.
+
+        `types`: ctypes of the arguments after the tensors, which come first.
+        """
         n_tensors = len(arguments) - len(types)
         bound = self._engine.bind(name, ctypes.c_void_p, *(ctypes.c_void_p,) * (1 + n_tensors), *types)
         result: int = bound(self._others, *arguments)
@@ -225,7 +231,10 @@ class _Kernel:
         return self._call("ggml_permute", cache, 0, 2, 1, 3, types=(ctypes.c_int,) * 4)
 
     def scan(self, shape: tuple[int, int, int], *, decays: bool, growth: int) -> int:
-        """Add a scan of `_TOKENS` tokens over a recurrent state; `decays`: each element of the state has its own."""
+        """Add a scan of `_TOKENS` tokens over a recurrent state.
+
+        `decays`: whether each element of the state has its own decay.
+        """
         width, head, n_heads = shape[0], shape[1], shape[2] * growth
         state = self._tensor(_F32, (width, head, n_heads, 1))
         x, dt = self._tensor(_F32, (head, n_heads, _TOKENS, 1)), self._tensor(_F32, (n_heads, _TOKENS, 1))
@@ -234,12 +243,12 @@ class _Kernel:
         return self._call("ggml_ssm_scan", state, x, dt, a, b, c, self._tensor(_I32, (1,)), 1, types=(ctypes.c_int64,))
 
     def convolution(self, growth: int) -> int:
-        """Add a convolution of `_TOKENS` tokens, with those before them in front."""
+        """Add a convolution of `_TOKENS` tokens, which also reads the tokens before them."""
         columns = self._tensor(_F32, (_CONVOLVED - 1 + _TOKENS, _CHANNELS * growth, 1))
         return self._call("ggml_ssm_conv", columns, self._tensor(_F32, (_CONVOLVED, _CHANNELS * growth)))
 
     def quick_s(self) -> float:
-        """Return about the seconds of a pass."""
+        """Return the approximate duration of a pass in seconds."""
         self._pass()
         return min(self._timed(self._pass) for _ in range(2))
 
@@ -261,7 +270,7 @@ class _Kernel:
         self._ask()
 
     def _ask(self) -> None:
-        """Read a few bytes of the result, which also waits for the computation."""
+        """Read a few bytes of the result, which waits until the computation has ended."""
         word = ctypes.create_string_buffer(4)
         self._get(self._result, word, 0, len(word))
 

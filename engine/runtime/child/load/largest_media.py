@@ -1,8 +1,9 @@
-"""Reserves a projector's compute buffers for the largest image, and for a stretch of sound, when it is loaded.
+"""Reserves a projector's compute buffers for the largest image, and for the longest stretch of sound, when it is
+loaded.
 
-mtmd's own warm-up takes a smaller image for most projectors ("avoid OOM on warmup" in clip.cpp), so that a large one
-would run out of memory in the middle of a question. Without that warm-up mtmd reserves for the first input that it
-encodes (`clip_encode`: `is_allocated`). So the largest one is encoded here, and ended at its first graph node.
+For most projectors mtmd's own warm-up uses a smaller image ("avoid OOM on warmup" in clip.cpp), so a large image could
+run out of memory in the middle of a question. Without this warm-up mtmd reserves memory for the first input that it
+encodes (`clip_encode`: `is_allocated`). So the largest input is encoded here, and ended at its first graph node.
 """
 
 from __future__ import annotations
@@ -64,7 +65,6 @@ def reserve_largest(
     """Make mtmd reserve memory for the largest input of each kind. If a device refuses it, the process exits.
 
     mtmd does not check whether `ggml_backend_sched_reserve` succeeded, and would write to buffers that do not exist.
-
     `library`: the binding of mtmd.
     `handle`: a projector that was loaded without its warm-up.
     `marker`: text that marks an image or sound in a prompt.

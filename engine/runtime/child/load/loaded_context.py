@@ -30,7 +30,7 @@ DECODED, NO_SLOT, ABORTED = 0, 1, 2
 FLOAT_BYTES = 4
 NO_VOCABULARY = 0
 SLOWEST_RATE = 1.5e8
-"""Multiplications in a second of a core. Slow ones do ten times as many with quantised weights."""
+"""Lowest number of multiplications per second of a CPU core. Slow cores do ten times as many with quantised weights."""
 POOLING_NONE, POOLING_RANK = 0, 4
 
 
@@ -50,7 +50,7 @@ class LoadedContext:
     embedded_tokens: int = 0
     """Largest number of tokens that were embedded in one batch.
 
-    llama.cpp does not report the size of the output buffer, which grows with them.
+    The output buffer grows with it, and llama.cpp does not report the buffer's size.
     """
     media: Media | None = None
     """Turns images and sounds into embeddings; None if no projector is loaded."""
@@ -65,7 +65,7 @@ class LoadedContext:
     is_mtp: bool = False
     """Whether this is the context of the MTP heads of another context's model."""
     hidden_rows: int = 0
-    """Number of rows of hidden states in the output buffer, which the MTP heads read; 0 without them."""
+    """Number of rows of hidden states in the output buffer, which MTP heads read; 0 if the model has no such heads."""
     limit: NodeLimit | None = None
     """Limit of the time of an operation; None for no limit."""
     _special_tokens: SpecialTokens | None = None
@@ -143,9 +143,9 @@ class LoadedContext:
 
     @property
     def output_rows(self) -> int:
-        """Number of rows of logits that the output buffer holds: one for each sequence, and one for each drafted token.
+        """Number of rows of logits in the output buffer: one for each sequence and one for each drafted token.
 
-        A batch has no more.
+        No batch needs more.
         """
         rows = self.n_sequences * (1 if self.draft is None else self.draft.n_tokens + 1)
         return max(self.n_sequences, min(rows, self.batch_tokens))
@@ -182,10 +182,10 @@ class LoadedContext:
         return status
 
     def limit_operations(self, stop: StopFlag, *, on_devices: bool) -> None:
-        """Limit the time of each operation from now on. `stop`: flag of the context.
+        """Limit the time of each operation from now on. `stop`: flag that stops computations of this context.
 
-        `on_devices`: whether devices other than the CPU compute. Their operations are not counted, so that the limit
-        is that of a whole graph.
+        `on_devices`: whether devices other than the CPU compute. Single operations of such devices cannot be seen, so
+        the limit is that of a whole graph.
         """
         low, model = self.engine.low, self.model
         n_layers, width = max(1, int(low.llama_model_n_layer(model))), int(low.llama_model_n_embd(model))
@@ -239,13 +239,17 @@ class LoadedContext:
 
     @property
     def _encoded_width(self) -> int:
-        """Width of the vector that T5 stores beside the logits (`llama_context::output_reserve`); 0 for others."""
+        """Width of the encoder's vector that T5 models store beside the logits (`llama_context::output_reserve`); 0 for
+        others.
+        """
         low = self.engine.low
         decodes = low.llama_model_has_encoder(self.model) and low.llama_model_has_decoder(self.model)
         return int(low.llama_model_n_embd_out(self.model)) if decodes else 0
 
     def embeddings_bytes(self, tokens: int) -> int:
-        """Return the output buffer's size while `tokens` tokens are embedded: logits and an embedding of each."""
+        """Return the size in bytes of the output buffer while `tokens` tokens are embedded: logits and embedding of
+        each.
+        """
         width = int(self.engine.low.llama_model_n_embd_out(self.model))
         return FLOAT_BYTES * tokens * (self.vocabulary_size + width)
 
@@ -271,7 +275,8 @@ _INT_BYTES = ctypes.sizeof(ctypes.c_int32)
 class Batch:
     """A `llama_batch` for tokens of several sequences, which is filled and decoded many times.
 
-    `size`: most tokens. `hidden_width`: width of the hidden state that each token brings; 0 for tokens without one.
+    `size`: largest number of tokens.
+    `hidden_width`: width of the hidden state that belongs to each token; 0 for tokens without one.
     """
 
     def __init__(self, engine: Bindings, size: int, hidden_width: int = 0) -> None:

@@ -51,8 +51,8 @@ class MediaPrompt:
 
     `text`: the text with a marker for each file; empty if there are no files.
     `add_special`: whether BOS and EOS were added.
-    `tokens`: its tokens, with a run of a negative number for each part.
-    `parts`: the part that each negative number stands for.
+    `tokens`: the tokens; each image or sound part is a run of one negative number.
+    `parts`: the part for which each negative number stands.
     """
 
     text: bytes = b""
@@ -193,8 +193,8 @@ class Media:
     def chunks(self, prompt: MediaPrompt, file: MediaFile | None = None, decoded: bytes = b"") -> Iterator[Any]:
         """Yield the mtmd chunks of a prompt, which are freed afterwards.
 
-        `file`: the only file whose content is given; None for none.
-        `decoded`: its pixels, or its samples at the projector's rate.
+        `file`: the only file whose content is passed to mtmd; None: no file.
+        `decoded`: the pixels of this file, or its samples at the projector's rate.
 
         Raises:
             RequestError: the projector refuses a file, or `decoded` has another size than the file should have.
@@ -287,7 +287,7 @@ def without_numbers(media: Media | None, tokens: Sequence[int]) -> tuple[list[in
 def with_numbers(media: Media | None, tokens: Sequence[int], names: Sequence[str]) -> list[int]:
     """Return tokens of a saved state, with this process's negative tokens for the images and sounds in `names`.
 
-    It reverses `without_numbers`.
+    The reverse of `without_numbers`.
     """
     if media is None or not names:
         return list(tokens)

@@ -64,7 +64,7 @@ _HEADS = "MTP heads"
 
 
 class ModelParameters:
-    """`llama_model_params` with the arrays that it points to. This object must live until the model is loaded.
+    """`llama_model_params` with the arrays to which it points. This object must live until the model is loaded.
 
     `dry`: whether to load without memory (`no_alloc`). `mtp`: whether to load MTP heads.
     """
@@ -110,7 +110,10 @@ class ModelParameters:
         self.struct: Any = struct
 
     def report_progress_to(self, callback: Any) -> None:
-        """Set the C callback `callback(fraction, data) -> bool` for progress. If it returns False, the load ends."""
+        """Set the C callback `callback(fraction, data) -> bool` for progress.
+
+        If the callback returns False, the load ends.
+        """
         self._callback = callback
         self.struct.progress_callback = callback
 
@@ -196,7 +199,7 @@ PLAIN_HOST_BUFFER = "CPU"
 class ModelLoader:
     """Carries out one `Load`, from the request to the loaded context. For the main thread.
 
-    `target`: the loaded model if this load is that of its draft model; else None.
+    `target`: the model for which this load loads the draft model; None: this load is not that of a draft model.
     """
 
     def __init__(
@@ -388,9 +391,9 @@ class ModelLoader:
         self._reporter.name_device(self._devices.id_of_buffer_name(buffer.buffer_type))
 
     def _end_refused(self, device: str, requested_bytes: int) -> None:
-        """Report that a device of a tensor split refused memory, and exit.
+        """Report that a device of a tensor split refused memory, and exit the process.
 
-        If this returned, llama.cpp would abort with an assertion.
+        If the process continued, llama.cpp would abort with an assertion.
         """
         buffer_type = self._engine.buffer_type_name(self._engine.device_buffer_type(self._devices.by_id[device]))
         self._reporter.send_final(
@@ -438,8 +441,8 @@ class ModelLoader:
     def _placed_before_weights(self) -> tuple[Part, ...]:
         """Return the weight buffers that were allocated before the refused one; empty if none was refused.
 
-        llama.cpp logs their sizes only after the last of them. It allocates in the order of the buffer types' names: a
-        dry load gives the sizes, and the order shows which were allocated before.
+        llama.cpp logs their sizes only after the last allocation. It allocates in the order of the buffer types' names.
+        So a dry load gives the sizes, and the order shows which buffers were allocated before.
         """
         # llama_model_loader::ctx_map is a std::map ordered by ggml_backend_buft_comparator, which compares names.
         failed = self._log.facts.failed
@@ -468,7 +471,7 @@ class ModelLoader:
 
 
 def dry_weights(engine: Bindings, devices: ResolvedDevices, load: Load) -> dict[int, breakdown.BufferBytes]:
-    """Return the weights in each buffer type from a dry load (`no_alloc`); empty if that fails."""
+    """Return the bytes of weights in each buffer type, from a dry load (`no_alloc`); empty if the dry load fails."""
     parameters = ModelParameters(engine, load.parameters, devices, load.context, dry=True, mtp=wants_mtp(load))
     model = engine.low.llama_model_load_from_file(load.path.encode(), parameters.struct)
     if not model:

@@ -17,7 +17,7 @@ CONTEXT_TYPE = 1
 
 
 def wants_mtp(load: Load) -> bool:
-    """Return whether the MTP heads of a model are to draft."""
+    """Return whether a load uses the model's MTP heads to draft tokens."""
     return load.draft is not None and load.draft.kind == "mtp"
 
 
@@ -31,12 +31,14 @@ def check_engine(engine: Bindings) -> None:
 
 
 def check_heads(engine: Bindings, model: int, name: str) -> None:
-    """Raise `RequestError` if the model has no MTP heads. `name`: of its file."""
+    """Raise `RequestError` if the model has no MTP heads. `name`: name of the model's file, for the error."""
     if not int(engine.low.llama_model_n_layer_nextn(model)):
         raise failure("argument", f"{name} has no MTP heads. Choose n-gram drafts, a draft model or none.")
 
 
 def keep_hidden(loaded: LoadedContext) -> None:
-    """Make a context return hidden states: the model's those of all tokens, the heads' those of output rows."""
+    """Make a context return hidden states: the model's context those of all tokens, the heads' context those of output
+    rows.
+    """
     loaded.engine.set_nextn(loaded.context, True, loaded.is_mtp)
     loaded.hidden_rows = loaded.n_sequences if loaded.is_mtp else loaded.batch_tokens

@@ -37,7 +37,7 @@ from engine.runtime.protocol.requests import Probe
 def probe(engine: Bindings, log: EngineLog, request: Probe, send_final: Callable[[Message], None]) -> Probed:
     """Load the model without memory, read the planned sizes, and free everything.
 
-    `send_final`: sends the last message of a probe that ends inside of native code.
+    `send_final`: sends the last message of a probe whose process ends inside native code.
 
     Raises:
         RequestError: llama.cpp cannot load the model or make the context.
@@ -90,8 +90,7 @@ def dry_projector(
 
     The projector is loaded for a moment. Its weights are allocated here first, because mtmd aborts if that fails. If
     there is no room for the compute buffers, the process ends with a `Failure`.
-
-    `send_final`: as of `probe`.
+    `send_final`: sends the last message of a probe whose process ends inside native code.
 
     Raises:
         RequestError: the projector does not allow the limits for images in the settings.
@@ -180,7 +179,7 @@ def without_surplus(
 
 
 def _copies_bytes(loaded: LoadedContext) -> int:
-    """Return the bytes of one set of copies of a micro batch's hidden state, for pipeline parallelism."""
+    """Return the bytes of one set of copies of a micro batch's hidden state; pipeline parallelism needs such copies."""
     low = loaded.engine.low
     width, tokens = low.llama_model_n_embd(loaded.model), low.llama_n_ubatch(loaded.context)
     return int(loaded.log.facts.input_copies * FLOAT_BYTES * width * tokens)

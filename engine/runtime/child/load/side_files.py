@@ -84,7 +84,7 @@ def _function(library: Any, name: str, *arguments: Any) -> Any:
 
 AUTO_FLASH_ATTENTION = -1
 _LIMIT = re.compile(r"image_max_pixels \((\d+)\) is less than image_min_pixels \((\d+)\)")
-"""Matches clip.cpp's error message about limits for images that it refuses."""
+"""Pattern of clip.cpp's error message for image limits that the projector refuses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +109,8 @@ class Projector:
     """A loaded projector.
 
     `library`: the binding of mtmd.
-    `marker`: as of `Media`.
-    `kept`: ctypes callback of the projector, which must live as long as it.
+    `marker`: text that marks an image or sound in a prompt.
+    `kept`: ctypes callback of the projector, which must live as long as the projector.
     `limits`: limits for images from the settings, as text (`limits_of`).
     """
 
@@ -142,7 +142,7 @@ class LoadedSideFiles:
 class SideFileLoader:
     """Loads adapters and projector after the model's weights.
 
-    `send_final`: sends the last message if the process ends inside of native code.
+    `send_final`: sends the last message if the process ends inside native code.
     """
 
     def __init__(
@@ -230,7 +230,7 @@ class SideFileLoader:
         raise self._refusal(file.path, "llama.cpp cannot use it as an adapter of this model")
 
     def _end_refused(self, placed: tuple[Part, ...], failed: FailedAllocation) -> None:
-        """Report that a device has no room for the projector's largest image."""
+        """Report that a device has no room for the projector's largest image, and exit the process."""
         self._free.note(failed)
         self._send_final(
             AllocationFailure(
@@ -247,7 +247,7 @@ class SideFileLoader:
     def _make_sure_of_room(self, file: ProjectorFile, placed: tuple[Part, ...]) -> None:
         """Raise `RequestError` if there is no room for a projector's weights.
 
-        Their size is allocated and freed again, because mtmd aborts the process if its own allocation fails.
+        Memory of their size is allocated and freed again, because mtmd aborts the process if its own allocation fails.
         """
         buffer_type = self._engine.device_buffer_type(self._devices.by_id[file.device])
         buffer = self._engine.allocate_buffer(buffer_type, file.weights_bytes)
@@ -302,7 +302,7 @@ def new_marker() -> str:
 
 
 def limits_of(context: ContextSettings) -> str:
-    """Return the limits for images as text, which identifies embeddings; empty if both are the projector's own."""
+    """Return the limits for images as text, a part of embedding keys; empty if the projector's own limits apply."""
     limits = (context.image_min_tokens, context.image_max_tokens)
     return "" if limits == (None, None) else "-".join("" if each is None else str(each) for each in limits)
 

@@ -25,18 +25,23 @@ from engine.runtime.protocol.requests import DeviceRef, MeasureSpeed, MeasureThr
 
 _F16, _F32 = 1, 0
 _Q4_K = 12
-"""Type of the matrix for numbers of threads, since most models have it. Its kernel computes more per byte than F16's.
+"""ggml type of the matrix with which numbers of threads are compared (Q4_K).
+
+Most models have this type. Its kernel computes more per byte than that of F16.
 """
 _COLUMNS = 4096
 _MIN_ROWS = 64
 _SENT_BYTES = 4 << 20
-"""Size of a copy to the device. For 10 MiB or more, RPC clients would first ask the server's cache for the tensor."""
+"""Size in bytes of a copy to the device.
+
+For 10 MiB or more, RPC clients would first ask the server's cache for the tensor.
+"""
 _ROUND_TRIPS = 20
 _MEASURED_S = 0.4
 _MEASURED_TYPE_S = 0.25
 _MAX_PASSES = 50
 _PART_S = 0.008
-"""Time limit in seconds for a pass through the matrix. A longer pass is measured in parts too.
+"""Duration in seconds of a pass through the matrix above which parts of the matrix are measured too.
 
 On a busy machine a short part is less disturbed.
 """
@@ -45,22 +50,29 @@ _SUMS = 256
 _TOKENS = 128
 """Number of columns of the product for prompts, enough for arithmetic to limit the speed instead of memory."""
 _PRODUCT_COLUMNS, _ROWS = 2048, (256, 1024, 4096)
-"""Columns and rows of the matrix of that product: more if a pass takes less than `SHORT_S`."""
+"""Columns of the matrix for the product of prompts, and its numbers of rows: more rows if a pass takes less than
+`SHORT_S`.
+"""
 _THREAD_ROWS = 1024
-"""Rows of the product for prompts with several numbers of threads: small, since one thread computes it too."""
+"""Rows of the matrix for the product of prompts with several numbers of threads; few, because one thread computes it
+too.
+"""
 _MEASURED_PRODUCT_S = 0.15
 _GRAPH_NODES = 512
 
 
 def measure(engine: Bindings, request: MeasureSpeed | MeasureThreads) -> DeviceSpeed | ThreadSpeeds:
-    """Carry out either request. Raises as `measure_speed` and `measure_threads` do."""
+    """Measure a device, or the numbers of threads, depending on the request.
+
+    Raises as `measure_speed` and `measure_threads` do.
+    """
     return measure_threads(engine, request) if isinstance(request, MeasureThreads) else measure_speed(engine, request)
 
 
 def measure_speed(engine: Bindings, request: MeasureSpeed) -> DeviceSpeed:
-    """Measure one device. That takes some seconds, and `size_bytes` of the device's memory meanwhile.
+    """Measure one device. This takes some seconds, and `size_bytes` of the device's memory meanwhile.
 
-    A slow device may need as long for one type as others for all of them. So no type is begun after `enough_s`.
+    On a slow device one type may take as long as all types on a fast one. So no further type is begun after `enough_s`.
 
     Raises:
         RequestError: the device is gone, or has no room for the matrix.
@@ -112,7 +124,10 @@ def measure_threads(engine: Bindings, request: MeasureThreads) -> ThreadSpeeds:
 
 
 def _products_per_second(engine: Bindings, device: int, request: MeasureSpeed, type_number: int) -> float:
-    """Return weights times tokens per second of a product, for a small matrix; on a fast device for larger ones."""
+    """Return the weights times tokens per second of a matrix product.
+
+    On a fast device larger matrices are measured too.
+    """
     for rows in _ROWS:
         with _Graph(
             engine, device, request, type_number=type_number, rows=rows, tokens=_TOKENS, columns=_PRODUCT_COLUMNS
@@ -130,8 +145,9 @@ class _Graph:
 
     `type_number`: ggml type of the matrix.
     `sums`: if not 0, the graph consists of this many additions of the column, without the matrix.
-    `rows`: rows of the matrix; 0 for as many as fit into `size_bytes`.
-    `tokens`, `columns`: number of columns of the tokens, and of the matrix.
+    `rows`: rows of the matrix; 0: as many as fit into `size_bytes`.
+    `tokens`: number of columns that are multiplied with the matrix (tokens of a batch).
+    `columns`: number of columns of the matrix.
     """
 
     def __init__(
@@ -212,7 +228,7 @@ class _Graph:
         return graph
 
     def use_threads(self, engine: Bindings, device: int, n_threads: int) -> None:
-        """Compute with so many threads from now on. `device`: ggml's handle of the CPU."""
+        """Compute with `n_threads` threads from now on. `device`: ggml's handle of the CPU."""
         # Not in ggml's C interface: each CPU backend has a function of its own, which the registry knows by name.
         address = engine.registry_function(engine.device_registry(device), b"ggml_backend_set_n_threads")
         if address:
@@ -267,9 +283,9 @@ class _Graph:
         return max(_best(self._work, measured_s, self._clock) - self._round_trip_s(), 1e-9)
 
     def parts_s(self, measured_s: float) -> float:
-        """Return the seconds of all parts of the matrix one after another in one graph; each is a graph node.
+        """Return the seconds of one graph that multiplies all parts of the matrix, each in its own graph node.
 
-        If there are no parts, those of the whole graph.
+        If the matrix has no parts, return the seconds of the whole graph.
         """
         self._work(self._chain)
         return max(_best(lambda: self._work(self._chain), measured_s, self._clock), 1e-9)
@@ -294,7 +310,10 @@ class _Graph:
 
 
 def _best(work: Callable[[], Any], measured_s: float, clock: Callable[[], float]) -> float:
-    """Return the seconds of the fastest call of `work` on `clock`, out of as many as fit into `measured_s`."""
+    """Return the duration in seconds of the fastest call of `work`, measured with `clock`.
+
+    `measured_s`: seconds in which the calls are repeated.
+    """
     end = time.perf_counter() + measured_s
     best = _seconds(work, clock)
     for _ in range(_MAX_PASSES):

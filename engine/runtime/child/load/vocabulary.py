@@ -30,7 +30,7 @@ _NO_DEVICES = EngineParameters(n_gpu_layers=0, devices=(), tensor_split=(), spli
 
 @dataclass(slots=True)
 class LoadedVocabulary(LoadedContext):
-    """A model of which only the vocabulary is loaded. There is no context, so that its length is 0."""
+    """A model of which only the vocabulary is loaded. There is no context, so the context length is 0."""
 
     @property
     def context_tokens(self) -> int:
@@ -51,7 +51,8 @@ class VocabularyReader:
         self._idle_s = 0.0
 
     def count(self, request: CountVocabulary) -> Counted:
-        """Return the token counts for a request, after loading the vocabulary if its file is another one.
+        """Return the token counts for a request. If the request names another file than the last one, load its
+        vocabulary first.
 
         Raises:
             RequestError: the file has no vocabulary that llama.cpp can read, or the chat template is refused.
@@ -65,7 +66,7 @@ class VocabularyReader:
         return count_tokens(self._loaded, request.count)
 
     def rest(self) -> None:
-        """Start the timer that ends the process if there is no request for `idle_s`. Called after each answer."""
+        """Start the timer that ends this process if no request comes for `idle_s` seconds. Called after each answer."""
         # Not the exit of the interpreter: the main thread waits for the next request.
         self._idle = threading.Timer(self._idle_s, os._exit, (0,))
         self._idle.daemon = True

@@ -29,8 +29,8 @@ MIN_STEP_SECONDS = 0.05
 class StageReporter:
     """Sends the stage of a load when it changes, and again every second while the counters of the process show work.
 
-    It is a context manager: the repetition ends when the block is left. Thread-safe, because native callbacks and the
-    thread of the heartbeat use it.
+    A context manager: the repetition ends when the block is left. Thread-safe, because native callbacks and the thread
+    of the heartbeat call it too.
     """
 
     def __init__(self, send: Callable[[Message], None], *, tick_seconds: float = TICK_SECONDS) -> None:
@@ -65,7 +65,7 @@ class StageReporter:
         self._send(StageProgress(stage=stage, fraction=fraction))
 
     def advance(self, fraction: float) -> None:
-        """Send the done part of the stage, 0 to 1. Small steps in quick succession are not sent."""
+        """Send the completed share of the stage, 0 to 1. Small steps in quick succession are not sent."""
         before = self._latest.fraction or 0.0
         soon = time.monotonic() - self._sent_at < MIN_STEP_SECONDS
         if fraction >= 1.0 or (fraction - before >= MIN_STEP and not soon):
@@ -101,7 +101,7 @@ WARM_UP_GROWTH = 8
 class WarmUp:
     """Computes growing batches, up to a full micro batch over all sequences, before the first answer.
 
-    It ends early if the next batch would make the warm-up longer than `WARM_UP_SECONDS`.
+    The warm-up ends early if the next batch would make it longer than `WARM_UP_SECONDS`.
     """
 
     def __init__(self, loaded: LoadedContext, free: FreeMemory, stop: StopFlag, reporter: StageReporter) -> None:
@@ -143,9 +143,9 @@ class WarmUp:
         loaded.embedded_tokens = tokens
 
     def _reserve_rows(self, rows: int, longest: int) -> None:
-        """Make llama.cpp allocate the output buffer for `rows` rows, by a batch that is aborted at once.
+        """Make llama.cpp allocate the output buffer for `rows` rows, with a batch that is aborted at once.
 
-        `longest`: most tokens of a sequence in that batch.
+        `longest`: largest number of tokens of a sequence in that batch.
         """
         loaded = self._loaded
         batch = loaded.new_batch(rows)
@@ -214,7 +214,7 @@ class WarmUp:
         raise RequestError(failed)
 
     def _end_unmade(self, failed: FailedAllocation) -> None:
-        """Report the buffer that was refused, and exit.
+        """Report the buffer that was refused, and exit the process.
 
         With adapters the first batch allocates the compute buffers anew. If that fails, llama.cpp throws a C++
         exception through llama_decode, which cannot be caught here.

@@ -21,7 +21,7 @@ _TEXT = ctypes.c_char_p
 ABORT_CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
 
 DEVICE_KINDS = {0: "cpu", 1: "gpu", 2: "igpu", 3: "accel"}
-"""Names of ggml_backend_dev_type, without META, which only llama.cpp itself creates."""
+"""Names of the values of ggml_backend_dev_type. META is missing, because only llama.cpp itself creates such devices."""
 CPU_TYPE = 0
 _DEBUG = 1
 ACCELERATOR_TYPE = 3
@@ -77,7 +77,7 @@ def prepare_environment() -> None:
 class Bindings:
     """The loaded libraries of llama.cpp and ggml.
 
-    `low`: the module `llama_cpp.llama_cpp`. Most other attributes are C functions that this module lacks.
+    `low`: the module `llama_cpp.llama_cpp`. Most other attributes are C functions that `low` lacks.
     """
 
     def __init__(self) -> None:
@@ -130,7 +130,7 @@ class Bindings:
         """Log callback for mtmd, without debug lines: those quote the text of conversations."""
 
     def on_abort(self, say: Callable[[str], None]) -> None:
-        """Set the function that is called with the text of a failed assertion. The process aborts when it returns."""
+        """Set the function that gets the text of a failed assertion. The process aborts when this function returns."""
         self.send_abort_text = say
         callback = ABORT_CALLBACK(lambda text: say((text or b"").decode("utf-8", "replace").strip()))
         self._kept.append(callback)
@@ -191,7 +191,7 @@ class Bindings:
     def _rpc_function(self, name: bytes) -> int:
         """Return the address of a function of the RPC backend, from the backend's registry.
 
-        The backend may be a library that ggml has loaded itself, so that its symbols are not found in other ways.
+        ggml may have loaded the backend as a library itself; then its symbols can be found only through the registry.
         """
         registry = self._registry_by_name(b"RPC")
         address = self.registry_function(registry, name) if registry else None
@@ -209,7 +209,7 @@ class Bindings:
         """Return a C function of llama.cpp or ggml, with its types set. `result`, `arguments`: ctypes types.
 
         Raises:
-            ImportError: the libraries were built without it.
+            ImportError: the libraries were built without this function.
         """
         for library in self._libraries:
             try:
@@ -224,7 +224,7 @@ class Bindings:
 
     @property
     def has_nextn(self) -> bool:
-        """Whether this version of llama.cpp has all that drafts by MTP heads need."""
+        """Whether this version of llama.cpp has all functions that drafts by MTP heads need."""
         fields = {field[0] for struct in (self.low.llama_model_params, self.low.llama_context_params)
                   for field in struct._fields_}  # fmt: skip
         return {"load_mtp", "ctx_type"} <= fields and None not in (self.set_nextn, self.nextn, self.nextn_row)
@@ -262,7 +262,9 @@ def _low_level() -> Any:
 
 
 def _libraries(low: Any) -> list[ctypes.CDLL]:
-    """Return the library handles for looking up symbols. On POSIX one finds all; Windows has one for each DLL."""
+    """Return the library handles for looking up symbols: on POSIX a single one finds all, on Windows there is one for
+    each DLL.
+    """
     if sys.platform != "win32":
         return [low._lib]
     folder = Path(low.__file__).parent / "lib"

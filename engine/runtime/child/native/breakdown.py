@@ -42,7 +42,10 @@ class _Node(ctypes.Structure):
 
 
 class _Map(ctypes.Structure):
-    """A `std::map` of libstdc++. `spare`: zeroed bytes after it, for a larger map of another standard library."""
+    """The header of libstdc++'s `std::map`.
+
+    `spare`: zeroed bytes after it, as another standard library may have a larger map.
+    """
 
     _fields_ = [
         ("compare", ctypes.c_size_t),
@@ -75,7 +78,8 @@ def _read(engine: Bindings, function: object, subject: int, values: int) -> dict
 
 
 def read_map(fill: Callable[[int], object], values: int) -> dict[int, tuple[int, ...]] | None:
-    """Return the map that a C++ function returns, with `values` sizes for each key; None if it is no map of libstdc++.
+    """Return the map that a C++ function returns, with `values` sizes for each key; None if it is not a map of
+    libstdc++.
 
     `fill`: calls the function with the address at which it writes the map.
     """
@@ -132,8 +136,7 @@ def measured_parts(
 
     The breakdown does not separate KV cache and recurrent state, and lacks the output buffer. The log has both, rounded
     to 0.01 MiB.
-
-    `output_bytes`: computed size of the output buffer, which is used if the log agrees with it.
+    `output_bytes`: computed size of the output buffer, which is used if it agrees with the log.
     """
     recurrent = facts.logged_bytes("rs")
     attention = facts.logged_bytes("kv")
@@ -159,7 +162,7 @@ def logged_parts(
     """Return the parts of a model and its context from the log so far, rounded to 0.01 MiB.
 
     `weights`: exact bytes of weights by buffer type address; None if unknown.
-    `output_bytes`: as of `measured_parts`.
+    `output_bytes`: computed size of the output buffer, which is used if it agrees with the log.
     """
     names = {use: facts.logged_bytes(use) for use in ("model", "kv", "rs", "compute")}
     if weights is not None:
@@ -180,7 +183,7 @@ def logged_parts(
 
 
 def _split_context(total_bytes: int, has_attention: bool, logged_recurrent: int | None) -> tuple[int, int]:
-    """Return the bytes of KV cache and recurrent state in a buffer type, whose sum is `total_bytes`.
+    """Return the bytes of KV cache and of recurrent state in a buffer type; their sum is `total_bytes`.
 
     The log's rounded size is only used if the buffer type has both.
     """

@@ -20,16 +20,16 @@ from engine.runtime.protocol.messages import DeviceList, DeviceMemoryReading, Gg
 from engine.runtime.protocol.requests import DeviceRef, ListDevices
 
 _I8 = 24
-"""`GGML_TYPE_I8`, with one byte for each element."""
+"""`GGML_TYPE_I8`: a tensor type with one byte for each element."""
 _MOST_BYTES = 1 << 46
 _LEAST_BYTES = 1 << 20
 _ROOM_BYTES = 1 << 16
 
 
 def largest_tensor_bytes(engine: Bindings, device: int) -> int:
-    """Return the size in bytes of the largest tensor that a device supports; 0 for no limit.
+    """Return the size in bytes of the largest tensor that a device supports; 0: no limit.
 
-    A tensor without data and operation is supported unless it is too large, so that bisection finds the limit.
+    A tensor without data and operation is supported unless it is too large, so bisection finds the limit.
     """
     pointer = ctypes.c_void_p
     new_tensor = engine.bind("ggml_new_tensor_1d", pointer, pointer, ctypes.c_int, ctypes.c_int64)
@@ -54,7 +54,7 @@ def largest_tensor_bytes(engine: Bindings, device: int) -> int:
 _F32 = 0
 """`GGML_TYPE_F32`."""
 _MIXES = 24
-"""Values that mix four residual streams of a token: 4 for the input, 4 for the output, and 4 x 4 between them."""
+"""Number of values that mix four residual streams of a token: 4 for the input, 4 for the output, 4 x 4 between them."""
 _SCALES = 3
 _LEAST = 1e-6
 _STEPS = 1
@@ -92,7 +92,7 @@ Seen with llama-cpp-python 0.3.36: Vulkan on llvmpipe loads a split over several
 
 @dataclass(frozen=True, slots=True)
 class ResolvedDevices:
-    """ggml devices by our id.
+    """The ggml devices of a request, by our device id.
 
     `by_id`: addresses of the devices; "CPU" is always among the ids.
     `remote`: ids of RPC devices.
@@ -125,7 +125,9 @@ class ResolvedDevices:
         return name
 
     def id_of_buffer_name(self, name: str) -> str:
-        """Return our id of the device with this buffer type, such as `RPC0[127.0.0.1:50052]`; "CPU" if none has it."""
+        """Return our id of the device that has the buffer type with this name, such as `RPC0[127.0.0.1:50052]`; "CPU"
+        if none has.
+        """
         for device_id, address in self.by_id.items():
             buffer_type = self.engine.device_buffer_type(address)
             if buffer_type and self.engine.buffer_type_name(buffer_type) == name:

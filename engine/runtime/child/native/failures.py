@@ -22,7 +22,7 @@ from engine.runtime.protocol.messages import Failure as FailureMessage
 
 
 class RequestError(Exception):
-    """Ends the current request. `message`: the final message about it to the parent."""
+    """Error that ends the current request. `message`: the final message about the request to the parent."""
 
     def __init__(self, message: Message) -> None:
         super().__init__(str(message))
@@ -84,7 +84,7 @@ class StepLimit:
         _watch.end()
 
     def look(self) -> None:
-        """End the process if the running call exceeds a limit. Called in the watching thread."""
+        """End the process if the running call exceeds a limit. Called in the thread of `_Watch`."""
         begun_s, begun_bytes = self._begun
         seconds = STEP_SECONDS if self._seconds is None else self._seconds
         size_bytes = STEP_BYTES if self._size_bytes is None else self._size_bytes
@@ -139,20 +139,21 @@ class _Watch:
 
 
 _watch = _Watch()
-"""The only watching thread of the process. One is enough, because only the main thread makes such calls."""
+"""The process's only watching thread. One is enough, because only the main thread makes calls that are limited."""
 
 
 NODE_SECONDS = 15.0
-"""Seconds in which any operation of a small graph ends."""
+"""Default limit of `NodeLimit`: seconds in which any operation of a small graph ends."""
 
 
 class NodeLimit:
-    """Ends the process if a computation stays at one operation of the graph. A context manager around each one.
+    """Ends the process if a computation does not get beyond one operation of the graph. A context manager around each
+    computation.
 
-    Work is seen each second (`look_at_nodes`). An operation may take `seconds` of time and as much processor time.
-    Both are needed: on a busy machine time passes without work, and threads that wait for others use the processor.
-    While the process reads files, gets memory or uses the network, its time does not count: the disk may be slow.
-
+    The progress is checked each second (`look_at_nodes`). An operation may take `seconds` of time and as much processor
+    time. Only if it exceeds both, the process ends: on a busy machine time passes without work, and threads that wait
+    for others use the processor. While the process reads files, allocates memory or uses the network, its time does not
+    count, because the disk may be slow.
     `say`: sends the reason before the process ends.
     `name`: name of the model's file.
     `nodes`: returns a number that changes with each operation; None if the system cannot count them.
@@ -179,7 +180,7 @@ class NodeLimit:
         _computing.clear()
 
     def look(self) -> None:
-        """End the process if the running computation exceeds the limit. Called in the thread of the heartbeat."""
+        """End the process if the running computation exceeds the limit. Called in the heartbeat's thread."""
         now, use = (time.monotonic(), time.process_time()), current_use()
         seen = self._calls, self._nodes()
         reads = replace(use, cpu_seconds=self._use.cpu_seconds).shows_work_since(self._use)
@@ -196,10 +197,13 @@ class NodeLimit:
 
 
 _computing: list[NodeLimit] = []
-"""The limit of the computation that runs, if any. The main thread sets it, the thread of the heartbeat reads it."""
+"""The limit of the running computation; empty if none runs.
+
+The main thread sets it; the heartbeat's thread reads it.
+"""
 
 
 def look_at_nodes() -> None:
-    """Check the limit of the running computation; does nothing if none runs."""
+    """Check the limit of the running computation; do nothing if no computation runs."""
     for limit in tuple(_computing):
         limit.look()

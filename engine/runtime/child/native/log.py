@@ -164,12 +164,12 @@ class EngineLog:
         self._level = INFO
 
     def begin(self) -> None:
-        """Clear all facts, before a load or a probe."""
+        """Clear all facts. Called before a load or a probe."""
         self.facts = LogFacts()
         self.on_buffer = self.on_failed = None
 
     def begin_computation(self, on_failed: Callable[[FailedAllocation], None]) -> None:
-        """Clear the failures of earlier batches. `on_failed`: called for each failed allocation of the next one."""
+        """Clear the failures of earlier batches. `on_failed`: called for each failed allocation of the next batch."""
         self.facts.failed.clear()
         self.facts.errors.clear()
         self._card_error = self._refused_bytes = None
@@ -269,17 +269,20 @@ LAYOUT_WORDS = (
     "regex",
     "too many",
 )
-"""Parts of error lines which mean that the layout or a context setting is impossible, and the file is sound."""
+"""Texts in error lines which mean that the layout or a context setting is impossible, while the model file is sound."""
 DEVICE_WORDS = ("failed to initialize", "backend")
 HOST_OUT_OF_MEMORY = "std::bad_alloc"
 DEVICE_OUT_OF_MEMORY = "ErrorOutOfDeviceMemory"
-"""Vulkan's error if it cannot allocate memory for itself. A refused buffer is logged with its size instead."""
+"""Vulkan's error text if it cannot allocate memory for its own use.
+
+A refused buffer is logged with its size instead.
+"""
 
 
 class FreeMemory:
     """Records the free memory of a device at the moment of a failed allocation.
 
-    It is read in the log callback, because llama.cpp frees everything before the failed call returns.
+    The memory is read in the log callback, because llama.cpp frees everything before the failed call returns.
     """
 
     def __init__(self, devices: ResolvedDevices) -> None:
@@ -349,7 +352,10 @@ def decode_failure(status: int, facts: LogFacts) -> Failure:
 
 
 def host_memory_failure(doing: str) -> Failure:
-    """Return the failure for std::bad_alloc, which names neither a size nor a buffer. `doing`: such as "computing"."""
+    """Return the failure for std::bad_alloc, which names neither a size nor a buffer.
+
+    `doing`: the activity, such as "computing".
+    """
     return Failure(
         kind="does_not_fit",
         message=f"The host's memory ran out while {doing}. Use a shorter context or close other programs.",
@@ -359,7 +365,7 @@ def host_memory_failure(doing: str) -> Failure:
 def _device_failure(reason: str, doing: str) -> Failure | None:
     """Return a failure if `reason` names a lack of memory or a lost device; else None.
 
-    `doing`: as of `host_memory_failure`.
+    `doing`: the activity, such as "computing".
     """
     if HOST_OUT_OF_MEMORY in reason:
         return host_memory_failure(doing)

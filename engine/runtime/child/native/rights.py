@@ -1,6 +1,6 @@
-"""Gives up the rights of the child that its first request does not need.
+"""Drops the access rights of the child that its first request does not need.
 
-The rights that stay are a row in the table of `engine.base.confinement`.
+The rights that remain are a row in the table of `engine.base.confinement`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def data_bytes() -> int:
 
 
 def limit_data(limit_bytes: int) -> bool:
-    """Limit private memory with RLIMIT_DATA for the rest of the process; return False if the system cannot."""
+    """Limit the private memory of this process with RLIMIT_DATA, for good; return False if the system cannot."""
     if not sys.platform.startswith("linux"):
         return False
     import resource
@@ -66,7 +66,10 @@ _NO_FILES = FileAccess()
 
 
 def has_rights(request: AnyRequest) -> bool:
-    """Return whether `request` determines the rights of the child. Others need a loaded model, and fail without one."""
+    """Return whether `request` determines the access rights of the child.
+
+    Requests that do not determine them need a loaded model, and fail if there is none.
+    """
     return isinstance(
         request, ListDevices | Probe | CountVocabulary | Load | MeasureSpeed | MeasureThreads | Quantise | Serve
     )
@@ -119,7 +122,7 @@ def _endpoints(devices: Sequence[DeviceRef]) -> list[str]:
 
 
 def _confine(rights: Rights, access: FileAccess | None, endpoints: Sequence[str] = ()) -> None:
-    """Give up all rights but these. Further calls can only give up more. `access`: None for no limit."""
+    """Drop all access rights but these. Later calls can only drop more. `access`: None: files are not limited."""
     if access is not None:
         # `host:port`, checked before they were greeted.
         hosts, _, ports = zip(*(each.rpartition(":") for each in endpoints), strict=True) if endpoints else ((),) * 3
@@ -144,6 +147,6 @@ def _is_address(host: str) -> bool:
 
 @cache
 def _limit_memory(further_bytes: int) -> None:
-    """Limit private memory to the present use plus `further_bytes`; 0 for no limit."""
+    """Limit private memory to the present use plus `further_bytes`; 0: no limit."""
     if further_bytes and (baseline_bytes := data_bytes()):
         limit_data(baseline_bytes + further_bytes)

@@ -1,7 +1,7 @@
-"""The stop flag of the child, which Python and llama.cpp's abort callback read.
+"""The stop flag of the child, which both Python and llama.cpp's abort callback read.
 
-The reading thread sets it when a `Stop` or `Quit` arrives; the main thread computes meanwhile. `DecodeLoop`
-ends the request after that, and the main thread acknowledges the stop.
+The reading thread sets the flag when a `Stop` or `Quit` arrives, while the main thread computes. `DecodeLoop` then ends
+the request, and the main thread acknowledges the stop.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from functools import cache
 from typing import Any
 
 _SEMAPHORE_WORDS = 8
-"""Size of glibc's `sem_t` in words of 32 bits on 64-bit machines. The first one is its value."""
+"""Size of glibc's `sem_t` on 64-bit machines, in words of 32 bits. The first word is the value of the semaphore."""
 _STOPPED = 0x7FFFFFFF
-"""SEM_VALUE_MAX, at which `sem_post` fails."""
+"""SEM_VALUE_MAX: the largest value of a semaphore, at which `sem_post` fails."""
 _MOST_NODES = 1 << 30
 
 
 @cache
 def _counts() -> bool:
-    """Return whether `sem_post` behaves as `StopFlag` needs: as that of glibc (`sysdeps/nptl/internaltypes.h`)."""
+    """Return whether `sem_post` works like that of glibc (`sysdeps/nptl/internaltypes.h`), which `StopFlag` needs."""
     if not sys.platform.startswith("linux") or ctypes.sizeof(ctypes.c_void_p) != 8 or sys.byteorder != "little":
         return False
     post = getattr(ctypes.CDLL(None), "sem_post", None)
@@ -37,17 +37,19 @@ def _counts() -> bool:
 
 
 def _stopped() -> int:
-    """Return the value of the flag that ends a computation."""
+    """Return the value of the flag at which the abort callback ends a computation."""
     return _STOPPED if _counts() else 1
 
 
 class StopFlag:
-    """The stop flag in native memory, which aborts the running load or batch, and the list of stops not handled yet.
+    """The stop flag in native memory, which aborts the running load or batch; also the list of stops that are not
+    handled yet.
 
-    llama.cpp calls its abort callback for each graph node. A Python function there would take the interpreter lock
-    hundreds of times for each token. So the callback is C's `sem_post`, and the flag a semaphore: each node adds one to
-    its value, which shows that a computation goes on, and at the largest value `sem_post` fails, which ends it. Without
-    such semaphores the callback is `strlen`, and the flag a string that is empty or not.
+    llama.cpp calls its abort callback for each graph node. A Python callback would take the interpreter lock (GIL)
+    hundreds of times for each token. So the callback is the C function `sem_post`, and the flag is a semaphore: each
+    node adds one to its value, which shows that a computation makes progress. At the largest value `sem_post` fails,
+    and llama.cpp aborts. On systems without such semaphores the callback is `strlen`, and the flag is a string that is
+    empty or not.
 
     A batch is aborted only if all of its requests are being stopped, because llama.cpp discards a whole micro batch.
     """
@@ -64,7 +66,7 @@ class StopFlag:
 
     @property
     def pending(self) -> bool:
-        """Whether a stop of any request, or `Quit`, was read and is not handled yet."""
+        """Whether a stop of any request, or `Quit`, was read and has not been handled yet."""
         return self._quitting or bool(self._unread)
 
     @property
@@ -85,9 +87,10 @@ class StopFlag:
             return count
 
     def request(self, request: int | None) -> None:
-        """Add a stop to the list when the reading thread has read it. Its `Stop` still waits in the queue.
+        """Add a stop to the list. Called when the reading thread has read a `Stop`, which then still waits in the
+        queue.
 
-        `request`: id of the request to stop; None for everything.
+        `request`: id of the request to stop; None: all requests.
         """
         with self._lock:
             self._unread.append(request)
@@ -95,13 +98,16 @@ class StopFlag:
             self._update()
 
     def acknowledge(self, request: int | None) -> None:
-        """Remove a stop from the list after the main thread has handled it. `request`: as in `request()`."""
+        """Remove a stop from the list after the main thread has handled it.
+
+        `request`: id of the stopped request; None: all requests.
+        """
         with self._lock:
             self._unread.remove(request)
             self._update()
 
     def begin_load(self) -> None:
-        """Clear the stop of earlier loads. Called when a new `Load` was read, to which earlier stops do not apply."""
+        """Clear the stop of earlier loads. Called when a new `Load` was read."""
         with self._lock:
             self._load_stopped = False
             self._update()
@@ -119,7 +125,7 @@ class StopFlag:
             self._update()
 
     def end_computing(self) -> None:
-        """Make the flag apply to the load again, after a batch was computed."""
+        """Make the flag apply to loads again, after a batch was computed."""
         with self._lock:
             self._computing = None
             self._update()

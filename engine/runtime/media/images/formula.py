@@ -1,8 +1,8 @@
 """`python -m engine.runtime.media.images.formula`: the child that draws LaTeX formulas as SVG.
 
-The library (ziamath) is pure Python: in a thread of the window it would delay every frame. Besides, a formula comes
-from the model, and the work doubles with each nested root or fraction, because the library measures the inner part
-again at each level. So a child draws them, with a time limit for each formula.
+The library (ziamath) is pure Python; in a thread of the window it would delay every frame. A formula comes from the
+model, and the time doubles with each nested root or fraction, because the library measures the inner part again at each
+level. So a child process draws formulas, with a time limit for each.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from engine.runtime.process.questions import KeptChild
 
 SECONDS = 4.0
-"""Time limit for one formula, in seconds. Large real ones take one second."""
+"""Time limit for one formula, in seconds. Large formulas in real answers take one second."""
 MAX_DEPTH = 20
-"""Deepest nesting of braces with which a formula is drawn."""
+"""Deepest nesting of braces in a formula; deeper formulas are not drawn."""
 SIZE_PX = 16.0
 MAX_SIDE_PX = 20_000.0
 MAX_SVG_BYTES = 8 << 20
@@ -96,7 +96,7 @@ def main() -> None:
 
 
 def draw_formula(request: DrawFormula) -> DrawnFormula:
-    """Return the drawn formula. Runs in the child; its time is not limited here but by the parent."""
+    """Return the drawn formula. Runs in the child; only the parent limits its time."""
     from ziamath.config import config
     from ziamath.zmath import Latex
 

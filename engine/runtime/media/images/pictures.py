@@ -116,11 +116,11 @@ class DecodeImage(Job, frozen=True, tag="decode_image", kw_only=True):
 
 
 class DecodedImage(Message, frozen=True, tag="decoded_image", kw_only=True):
-    """A decoded image, or a fault.
+    """A decoded image, or the reason why it cannot be read.
 
     `width_px`, `height_px`: size of the image for a model.
     `sent_width_px`, `sent_height_px`: size of the picture in `pixels`, which may be a thumbnail.
-    `pixels`: as of `Picture`.
+    `pixels`: rows from the top, three bytes (RGB) for each pixel.
     `fault`: why the image cannot be read; empty if it can.
     """
 

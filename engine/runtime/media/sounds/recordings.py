@@ -86,7 +86,7 @@ SECONDS = 30.0
 """Time limit of the decoder in seconds, below the stall timeout of the model child (60 s), which waits for it."""
 SAMPLE_BYTES = 2
 SLACK_MS = 100
-"""Tolerance of a length in ms. Resampling rounds the length, so that it differs a little from rate to rate."""
+"""Tolerance of a sound's length in ms. Resampling rounds the length, so it differs a little from rate to rate."""
 _AT_ONCE = 1 << 14
 _ID3_VERSIONS = (b"\2", b"\3", b"\4")
 _SYNC, _LAYER_MASK, _LAYER_III = 0xFF, 0xE6, 0xE2
@@ -162,7 +162,10 @@ def read_sound(data: bytes, rate: int) -> DecodedSound:
 
 
 def _samples(data: bytes, rate: int) -> bytes:
-    """Return the samples as int16. Decoding stops a little after `MAX_LENGTH_MS`: a longer sound is recognised."""
+    """Return the samples as int16.
+
+    Decoding stops shortly after `MAX_LENGTH_MS`, so the caller can tell that a sound is too long.
+    """
     most_bytes = SAMPLE_BYTES * (sample_count(MAX_LENGTH_MS + 1, rate) + rate)
     found = bytearray()
     for piece in _pieces(data, rate):

@@ -9,6 +9,7 @@ import json
 import queue
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 
 from app.cli.output import print_line, say
@@ -84,6 +85,13 @@ class ServeLog:
                 write()
             except (OSError, EngineError):
                 continue  # The reader has gone; the server goes on.
-            if self._dropped and self._lines.empty():
+            if self._lines.empty():
+                self._tell_dropped()
+        # The end may have been queued before the last line was written: the queue was not empty then.
+        self._tell_dropped()
+
+    def _tell_dropped(self) -> None:
+        if self._dropped:
+            with suppress(OSError, EngineError):
                 say(f"layerdeck-cli: {self._dropped} lines were left out, because nobody read them.")
-                self._dropped = 0
+            self._dropped = 0

@@ -28,7 +28,7 @@ def run_demo(options: Namespace) -> int:
 def _write(path: Path, fetched: Path | None) -> str:
     """Write the demo model to `path`, and return a prompt for it.
 
-    `fetched`: the model to copy; None: the made-up one.
+    `fetched`: the installed demo model, which is copied; None: a model with random weights is written.
     """
     if fetched is not None:
         # An interrupted copy leaves no incomplete model at `path`.

@@ -110,7 +110,7 @@ def _count_cores(processors: frozenset[int], devices: Path) -> int:
 def _power_saving(usable: frozenset[int], devices: Path) -> frozenset[int]:
     """Return the logical processors that are efficiency cores.
 
-    On x86 Linux lists them as a separate PMU (`cpu_atom`); on ARM each core has a capacity.
+    On x86, Linux lists them as a separate PMU (`cpu_atom`); on ARM, each core has a capacity.
     """
     listed = parse_list(_text(devices / "cpu_atom/cpus"))
     if listed:

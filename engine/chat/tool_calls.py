@@ -209,7 +209,7 @@ class CallReader:
         self._call, self._named = None, False
 
     def _give(self, arguments: str, calls: list[CallDelta]) -> bool:
-        """Append the next arguments of the current call to `calls`, for a new call after its name.
+        """Append the next arguments of the current call to `calls`; if the call is new, append its name first.
 
         Return False while the call's name is unknown.
         """

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
+from typing import NamedTuple
 
 from engine.base.language import tr
+from engine.base.units import format_bytes
 from engine.devices.device import CPU_ID, Device, Fault, Rig
 from engine.model.architectures.registry import architecture_rules
-from engine.model.gguf.model_file import ModelFile
+from engine.model.gguf.model_file import ModelFile, TensorInfo
 from engine.planning.layout.cache_rules import (
     CUDA_LACKS_WEIGHTS,
     KV_BLOCK_ELEMENTS,
@@ -63,16 +65,33 @@ def fault_violations(layout: Layout, model: ModelFile, rig: Rig, context: Contex
             )
         # A layout for another number of layers is refused by a rule of its own (`layer_count`).
         layers = range(min(len(model.blocks), layout.n_layers))
-        gap = lent_gap(device, model, [n for n in layers if layout.device_of(n) == device.id])
+        own = [n for n in layers if layout.device_of(n) == device.id]
+        gap = lent_gap(device, model, own)
         if gap is not None:
             yield Violation(
                 "engine_fault",
                 tr(
                     "The backend of {id} has no kernel for {operation}, so its worker would crash.",
                     id=device.id,
-                    operation=gap,
+                    operation=gap.operation,
                 ),
-                tr("Move the recurrent layers off {id}.", id=device.id),
+                tr("Move the recurrent layers off {id}.", id=device.id)
+                if gap.is_recurrent
+                else tr("Move the layers with residual streams off {id}.", id=device.id),
+            )
+        tensor = lent_too_large(device, model, own, with_output=device.id == layout.output_device)
+        if tensor is not None:
+            yield Violation(
+                "engine_fault",
+                tr(
+                    "{id} computes with tensors of at most {limit}, and {tensor} has {size}. Its worker would crash "
+                    "or compute wrong results.",
+                    id=device.id,
+                    limit=format_bytes(device.buffers.largest_tensor_bytes or 0),
+                    tensor=tensor.name,
+                    size=format_bytes(tensor.size_bytes),
+                ),
+                tr("Move {tensor} to another device: its layer, or the output layer.", tensor=tensor.name),
             )
     found = flash_fault(layout, rig, context, model)
     if found is not None and context.flash_attn != "off":
@@ -100,36 +119,82 @@ def weight_fault(device: Device, model: ModelFile, *, with_output: bool) -> Faul
     if not device.findings.faults and not lacks:
         return None
     types = {tensor.type_name for block in model.blocks for tensor in block.tensors}
-    if with_output:
-        types |= _output_types(model)
+    # The output matrix often has another type than the layers.
+    if with_output and (matrix := _output_matrix(model)) is not None:
+        types.add(matrix.type_name)
     missing = min(types & lacks, default=None)
     if missing is not None:
         return Fault("weights", tr("its backend has no kernel for them, so its worker would crash."), missing)
     return next((fault for name in sorted(types) if (fault := device.fault("weights", name)) is not None), None)
 
 
-def lent_gap(device: Device, model: ModelFile, layers: Sequence[int]) -> str | None:
-    """Return an operation of recurrent layers for which a lent device has no kernel; None if none is known.
+class LentGap(NamedTuple):
+    """An operation for which a lent device has no kernel.
+
+    `operation`: its name for users, such as "scans with states of 64".
+    `is_recurrent`: whether recurrent layers need it; else layers that mix residual streams do.
+    """
+
+    operation: str
+    is_recurrent: bool
+
+
+def lent_gap(device: Device, model: ModelFile, layers: Sequence[int]) -> LentGap | None:
+    """Return an operation of these layers for which a lent device has no kernel; None if none is known.
 
     `layers`: indices of the layers on the device.
     """
-    return None if device.remote is None else recurrent_gap(model, device.remote.backend, layers)
+    if device.remote is None or not layers:
+        return None
+    # The RPC client does not ask for the kernel of ggml_dsv4_hc_comb, and ggml-vulkan dispatches a pipeline that it has
+    # not made.
+    if not device.buffers.mixes_streams and any(_mixes_streams(model, index) for index in layers):
+        return LentGap(tr("mixing residual streams"), is_recurrent=False)
+    operation = recurrent_gap(model, device.remote.backend, layers)
+    return None if operation is None else LentGap(operation, is_recurrent=True)
+
+
+def _mixes_streams(model: ModelFile, index: int) -> bool:
+    """Return whether a layer mixes its residual streams with each other (`build_hc_sinkhorn`).
+
+    Its matrix then has more columns than those for reading and for writing the streams (`build_hc_pre`).
+    """
+    count = model.hyper_parameter("hyper_connection.count")
+    if not isinstance(count, int) or count < 2:
+        return False
+    tensors = model.blocks[index].tensors
+    return any(t.name.endswith(".hc_attn_fn.weight") and t.shape[-1] > 2 * count for t in tensors)
+
+
+def lent_too_large(device: Device, model: ModelFile, layers: Sequence[int], *, with_output: bool) -> TensorInfo | None:
+    """Return a weight tensor that is larger than a lent device can compute with; None if there is none.
+
+    The scheduler leaves such a tensor of a local card to the CPU. The RPC client asks the worker about no size, and
+    ggml-vulkan binds only the first `maxStorageBufferRange` bytes of the tensor (`ggml_vk_subbuffer`).
+
+    `layers`: indices of the layers on the device.
+    `with_output`: whether the output layer is on the device too.
+    """
+    limit = device.buffers.largest_tensor_bytes
+    if device.remote is None or limit is None:
+        return None
+    tensors = [tensor for index in layers for tensor in model.blocks[index].tensors]
+    if with_output:
+        tensors += [each for each in (_output_matrix(model),) if each is not None]
+    return next((tensor for tensor in tensors if tensor.size_bytes > limit), None)
 
 
 def _is_remote_cuda(device: Device) -> bool:
     return device.remote is not None and device.remote.backend in REMOTE_CUDA
 
 
-def _output_types(model: ModelFile) -> set[str]:
-    """Return the type name of the output layer's matrix, as a set; empty if there is none.
-
-    The matrix often has another type than the layers.
-    """
-    types = {tensor.name: tensor.type_name for tensor in model.global_tensors}
-    found = types.get("output.weight")
+def _output_matrix(model: ModelFile) -> TensorInfo | None:
+    """Return the output layer's matrix, which may be the token embeddings; None if there is none."""
+    tensors = {tensor.name: tensor for tensor in model.global_tensors}
+    found = tensors.get("output.weight")
     if found is None and architecture_rules(model.architecture).ties_output:
-        found = types.get("token_embd.weight")
-    return set() if found is None else {found}
+        found = tensors.get("token_embd.weight")
+    return found
 
 
 def flash_fault(layout: Layout, rig: Rig, context: ContextSettings, model: ModelFile) -> tuple[Device, Fault] | None:

@@ -260,6 +260,7 @@ def backend_traits(device: Device) -> BackendTraits:
         remote = device.remote
         traits = RPC_TRAITS if remote is None else _remote_traits(remote.backend, remote.overhead_bytes or 0)
         # The RPC client asks the worker about no kernel and no host buffer (`ggml_backend_rpc_device_supports_op`).
+        # What the worker's device cannot compute is refused by `lent_gap` and `lent_too_large`.
         told = BufferFacts(
             alignment_bytes=device.buffers.alignment_bytes, largest_buffer_bytes=device.buffers.largest_buffer_bytes
         )

@@ -13,7 +13,7 @@ from engine.planning.fit.strategies.constraints import Constraints
 from engine.planning.layout.engine_parameters import MAX_ENTRIES, tensor_overrides
 from engine.planning.layout.layout import Layout, Override, make_layout, single_device
 from engine.planning.layout.patterns import pattern_finder
-from engine.planning.layout.rules import lent_gap, weight_fault
+from engine.planning.layout.rules import lent_gap, lent_too_large, weight_fault
 from engine.planning.memory.estimate import DeviceMemory
 from engine.planning.memory.model_memory import ModelMemory
 from engine.planning.memory.side_files import SideFiles
@@ -120,7 +120,10 @@ class Workbench:
         if device.kind == "accel" or weight_fault(device, self.memory.model, with_output=with_output) is not None:
             return False
         # Of a hybrid model, a lent card could hold the layers without a recurrence. Strategies do not choose by kind.
-        if lent_gap(device, self.memory.model, range(self.n_layers)) is not None:
+        layers = range(self.n_layers)
+        if lent_gap(device, self.memory.model, layers) is not None:
+            return False
+        if lent_too_large(device, self.memory.model, layers, with_output=with_output) is not None:
             return False
         return self.usable[device.id] > 0 and device.id not in self.constraints.off
 

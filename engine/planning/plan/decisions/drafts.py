@@ -17,7 +17,7 @@ from engine.base.units import format_bytes
 from engine.devices.device import CPU_ID, Device, Rig
 from engine.model.gguf.model_file import ModelFile
 from engine.planning.layout.layout import Layout, Violation, single_device
-from engine.planning.layout.rules import lent_gap, violations, weight_fault
+from engine.planning.layout.rules import lent_gap, lent_too_large, violations, weight_fault
 from engine.planning.memory.drafts import Draft, draft_context, drafts_for
 from engine.planning.memory.estimate import DeviceMemory, MemoryEstimate
 from engine.planning.memory.model_memory import ModelMemory
@@ -200,7 +200,11 @@ def draft_candidates(rig: Rig, model: ModelFile, order: Sequence[str] = ()) -> l
 
 def _can_hold(device: Device, model: ModelFile) -> bool:
     every_layer = range(len(model.blocks))
-    return weight_fault(device, model, with_output=True) is None and lent_gap(device, model, every_layer) is None
+    return (
+        weight_fault(device, model, with_output=True) is None
+        and lent_gap(device, model, every_layer) is None
+        and lent_too_large(device, model, every_layer, with_output=True) is None
+    )
 
 
 def _by_speed(devices: Iterable[Device]) -> list[Device]:

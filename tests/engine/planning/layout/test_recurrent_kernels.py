@@ -1,4 +1,4 @@
-"""Recurrent layers on lent cards: what the backend behind the worker cannot compute is refused before a load."""
+"""Layers and tensors on lent cards: what the worker's device cannot compute is refused before a load."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from engine.base.units import GIB
-from engine.devices.device import Device, RemoteFacts, Rig, make_host
+from engine.devices.device import BufferFacts, Device, RemoteFacts, Rig, make_host
 from engine.model.gguf.model_file import ModelFile
 from engine.planning.fit.strategies.catalogue import STRATEGIES, auto_layout
 from engine.planning.layout.layout import Layout, Run, single_device
@@ -80,10 +80,10 @@ def test_cudas_convolution_needs_whole_blocks_of_channels() -> None:
     assert recurrent_gap(changed, "Vulkan", [0]) is None
 
 
-def lent(backend: str) -> Rig:
+def lent(backend: str, buffers: BufferFacts = BufferFacts()) -> Rig:  # noqa: B008
     card = Device(
         "attic-GPU", "attic: card", "RPC", "gpu", 80 * GIB, 80 * GIB, endpoint="192.0.2.7:50052/GPU",
-        fingerprint="0" * 64, via="127.0.0.1:1", remote=RemoteFacts(backend),
+        fingerprint="0" * 64, via="127.0.0.1:1", remote=RemoteFacts(backend), buffers=buffers,
     )  # fmt: skip
     return Rig((card,), make_host("host", 200 * GIB, 200 * GIB))
 
@@ -107,3 +107,55 @@ def test_automatic_layouts_leave_such_a_card_alone() -> None:
     for name in STRATEGIES:
         assert "attic-GPU" not in auto_layout(name, model, lent("Vulkan"), CONTEXT).layout.devices, name
     assert "attic-GPU" in auto_layout("fewest", model, lent("CUDA"), CONTEXT).layout.devices
+
+
+def faults(model: ModelFile, rig: Rig, layout: Layout) -> list[tuple[str, str]]:
+    found = make_plan(model, rig, Edit(layout, CONTEXT)).violations
+    return [(each.message, each.remedy) for each in found if each.rule == "engine_fault"]
+
+
+@pytest.mark.parametrize(
+    ("name", "mixes", "expected"),
+    [
+        ("deepseek4-moe", True, []),
+        ("deepseek4-moe", False, ["mixing residual streams"]),
+        ("glm5-next-moe", False, ["mixing residual streams"]),
+        # These have residual streams and no matrix between them.
+        ("hy_v4-moe", False, []),
+        ("qwen4exp-moe", False, []),
+    ],
+)
+def test_layers_that_mix_residual_streams_need_a_kernel(name: str, mixes: bool, expected: list[str]) -> None:
+    model, rig = truth_model(name), lent("Vulkan", BufferFacts(mixes_streams=mixes))
+    found = faults(model, rig, single_device(model.n_layers, "attic-GPU"))
+    assert found == [
+        (
+            f"The backend of attic-GPU has no kernel for {each}, so its worker would crash.",
+            "Move the layers with residual streams off attic-GPU.",
+        )
+        for each in expected
+    ]
+    assert faults(model, rig, single_device(model.n_layers, "CPU")) == []
+    used = auto_layout("fewest", model, rig, CONTEXT).layout.devices
+    assert ("attic-GPU" in used) == (not expected)
+
+
+def test_a_tensor_above_the_limit_of_a_lent_card_is_refused() -> None:
+    """Only tensors on the card count, the output matrix among them."""
+    model = truth_model("llama-3.2-1b")
+    sizes = {tensor.name: tensor.size_bytes for tensor in model.tensors}
+    layer = max(size for name, size in sizes.items() if name.startswith("blk."))
+    matrix = sizes.get("output.weight", sizes["token_embd.weight"])
+    assert layer < matrix
+    whole = single_device(model.n_layers, "attic-GPU")
+    without_output = Layout(model.n_layers, (Run("attic-GPU", 0, model.n_layers - 1),), "CPU")
+    fits_layers = lent("Vulkan", BufferFacts(largest_tensor_bytes=layer))
+    assert faults(model, lent("Vulkan", BufferFacts(largest_tensor_bytes=matrix)), whole) == []
+    assert faults(model, fits_layers, without_output) == []
+    ((message, remedy),) = faults(model, fits_layers, whole)
+    assert message.startswith("attic-GPU computes with tensors of at most ")
+    assert message.endswith("Its worker would crash or compute wrong results.")
+    assert "token_embd.weight" in remedy or "output.weight" in remedy
+    ((message, remedy),) = faults(model, lent("Vulkan", BufferFacts(largest_tensor_bytes=layer - 1)), without_output)
+    assert "blk." in message
+    assert "attic-GPU" not in auto_layout("fewest", model, fits_layers, CONTEXT).layout.devices

@@ -156,4 +156,15 @@ def test_the_index_names_every_command_and_dialog() -> None:
     words = {word for code in CODE.findall(text) for word in re.split(r"[\s/:.]+", code)}
     assert len(_menu_commands()) > 50
     assert len(_dialogs()) > 8
-    assert sorted((_menu_commands() | _cli_commands() | _dialogs()) - words) == []
+    assert sorted((_menu_commands() | _dialogs()) - words) == []
+    # Words of paths, such as `app/cli/chat.py`, do not name a command.
+    section = text.partition("\n## Command line\n")[2].partition("\n## ")[0]
+    named = {row.split("|")[1].strip(" `") for row in section.splitlines() if row.startswith("| `")}
+    assert sorted(_cli_commands() - named) == []
+
+
+def test_the_readme_names_every_command() -> None:
+    rows = [row for row in (ROOT / "README.md").read_text(encoding="utf-8").splitlines() if row.startswith("| `")]
+    # Options in a cell may have an escaped bar.
+    named = {code.split()[0] for row in rows for code in CODE.findall(re.split(r"(?<!\\)\|", row)[1])}
+    assert sorted(_cli_commands() - named) == []

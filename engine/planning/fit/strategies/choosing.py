@@ -56,7 +56,7 @@ def all_on_cpu(bench: Workbench) -> str:
         return tr("Every device is switched off, so {layers} stay on the CPU.", layers=layers)
     if len(bench.pinned) == bench.n_layers:
         return tr("Layers are pinned to the CPU: {layers}.", layers=layers)
-    return tr("No device has room for even one layer, so {layers} stay on the CPU.", layers=layers)
+    return tr("No other device can hold even one layer, so {layers} stay on the CPU.", layers=layers)
 
 
 def describe_rest(bench: Workbench, layout: Layout) -> str:

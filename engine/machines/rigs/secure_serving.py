@@ -103,7 +103,7 @@ def choose_lendings(
     `caps`, `margins`: pairs of a device id and bytes. An empty id means the only device.
 
     Raises:
-        ArgumentError: if a device is unknown or has two caps or two margins, if none is left, or if a cap exceeds its memory.
+        ArgumentError: if a device is unknown or has two caps or two margins, if none is left, or if a cap is too large.
     """
     here = {device.id: device for device in devices if device.kind != "accel"}
     for name in (*only, *without):

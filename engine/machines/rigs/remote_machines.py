@@ -145,12 +145,7 @@ def device_of(offered: OfferedDevice, machine: Machine) -> Device:
         endpoint=f"{machine.endpoint}/{offered.name}",
         fingerprint=machine.fingerprint,
         remote=_facts(offered),
-        buffers=BufferFacts(
-            alignment_bytes=offered.alignment_bytes,
-            largest_tensor_bytes=offered.largest_tensor_bytes,
-            largest_buffer_bytes=offered.largest_buffer_bytes,
-            mixes_streams=offered.mixes_streams,
-        ),
+        buffers=_buffers(offered),
         away=away_words(offered),
     )
     return replace(device, margin_bytes=max(offered.margin_bytes, remote_margin_bytes(device)))
@@ -175,7 +170,23 @@ def with_offer(device: Device, offered: OfferedDevice | None) -> Device:
         # A loaded model uses part of the memory now, so the free memory from before its load is kept.
         return replace(device, away=away)
     free_bytes = None if offered.free_bytes is None else min(offered.free_bytes, offered.total_bytes)
-    return replace(device, away="", total_bytes=offered.total_bytes, free_bytes=free_bytes, remote=_facts(offered))
+    return replace(
+        device,
+        away="",
+        total_bytes=offered.total_bytes,
+        free_bytes=free_bytes,
+        remote=_facts(offered),
+        buffers=_buffers(offered),
+    )
+
+
+def _buffers(offered: OfferedDevice) -> BufferFacts:
+    return BufferFacts(
+        alignment_bytes=offered.alignment_bytes,
+        largest_tensor_bytes=offered.largest_tensor_bytes,
+        largest_buffer_bytes=offered.largest_buffer_bytes,
+        mixes_streams=offered.mixes_streams,
+    )
 
 
 def _facts(offered: OfferedDevice) -> RemoteFacts:

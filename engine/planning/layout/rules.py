@@ -30,9 +30,11 @@ from engine.planning.layout.engine_parameters import (
     entry_count,
     leading_cpu_layers,
     split_members,
+    tensor_overrides,
     used_devices,
 )
 from engine.planning.layout.layout import Layout, Violation
+from engine.planning.layout.patterns import pattern_finder
 from engine.planning.layout.recurrent_kernels import recurrent_gap
 from engine.planning.layout.row_mode import row_violations
 from engine.planning.layout.split_modes import (
@@ -79,7 +81,7 @@ def fault_violations(layout: Layout, model: ModelFile, rig: Rig, context: Contex
                 if gap.is_recurrent
                 else tr("Move the layers with residual streams off {id}.", id=device.id),
             )
-        tensor = lent_too_large(device, model, own, with_output=device.id == layout.output_device)
+        tensor = _too_large_on(device, layout, model)
         if tensor is not None:
             yield Violation(
                 "engine_fault",
@@ -182,6 +184,29 @@ def lent_too_large(device: Device, model: ModelFile, layers: Sequence[int], *, w
     if with_output:
         tensors += [each for each in (_output_matrix(model),) if each is not None]
     return next((tensor for tensor in tensors if tensor.size_bytes > limit), None)
+
+
+def _too_large_on(device: Device, layout: Layout, model: ModelFile) -> TensorInfo | None:
+    """Return a weight tensor that the layout places on a lent device and that is too large for it; None if none is."""
+    limit = device.buffers.largest_tensor_bytes
+    # In modes tensor and row each member has a part of each matrix, which may be small enough.
+    if device.remote is None or limit is None or layout.split_mode in ("tensor", "row"):
+        return None
+    moved = [(pattern_finder(each.pattern), each.device) for each in tensor_overrides(layout)]
+    matrix = _output_matrix(model)
+    homes = [
+        (tensor, layout.device_of(index))
+        for index in range(min(len(model.blocks), layout.n_layers))
+        for tensor in model.blocks[index].tensors
+    ]
+    if matrix is not None:
+        homes.append((matrix, layout.output_device))
+    for tensor, home in homes:
+        if tensor.size_bytes > limit:
+            target = next((target for finds, target in moved if finds(tensor.name)), home)
+            if target == device.id:
+                return tensor
+    return None
 
 
 def _is_remote_cuda(device: Device) -> bool:

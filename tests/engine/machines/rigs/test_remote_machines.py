@@ -93,8 +93,11 @@ def test_two_machines_of_one_name_have_devices_of_two_names() -> None:
 
 def test_a_known_device_follows_the_offer() -> None:
     device = replace(device_of(described("CUDA0"), MACHINE), away="away", cap_bytes=5 * MIB)
-    offered = msgspec.structs.replace(described("CUDA0"), total_bytes=32 * MIB, free_bytes=16 * MIB)
+    offered = msgspec.structs.replace(
+        described("CUDA0"), total_bytes=32 * MIB, free_bytes=16 * MIB, largest_tensor_bytes=8 * MIB, mixes_streams=False
+    )
     back = with_offer(device, offered)
+    assert (back.buffers.largest_tensor_bytes, back.buffers.mixes_streams) == (8 * MIB, False)
     assert (back.away, back.total_bytes, back.free_bytes, back.cap_bytes) == ("", 32 * MIB, 16 * MIB, 5 * MIB)
     used = with_offer(back, msgspec.structs.replace(offered, user="garden"))
     assert (used.away, used.available_bytes) == ("used by garden", 0)

@@ -10,7 +10,7 @@ from engine.base.units import GIB
 from engine.devices.device import BufferFacts, Device, RemoteFacts, Rig, make_host
 from engine.model.gguf.model_file import ModelFile
 from engine.planning.fit.strategies.catalogue import STRATEGIES, auto_layout
-from engine.planning.layout.layout import Layout, Run, single_device
+from engine.planning.layout.layout import Layout, Override, Run, single_device
 from engine.planning.layout.recurrent_kernels import recurrent_gap
 from engine.planning.plan.edit import Edit
 from engine.planning.plan.plan import make_plan
@@ -152,10 +152,13 @@ def test_a_tensor_above_the_limit_of_a_lent_card_is_refused() -> None:
     fits_layers = lent("Vulkan", BufferFacts(largest_tensor_bytes=layer))
     assert faults(model, lent("Vulkan", BufferFacts(largest_tensor_bytes=matrix)), whole) == []
     assert faults(model, fits_layers, without_output) == []
+    # An override counts more than the device of the layer.
+    narrow = lent("Vulkan", BufferFacts(largest_tensor_bytes=layer - 1))
+    assert faults(model, narrow, replace(without_output, overrides=(Override("CPU", part="all"),))) == []
     ((message, remedy),) = faults(model, fits_layers, whole)
     assert message.startswith("attic-GPU computes with tensors of at most ")
     assert message.endswith("Its worker would crash or compute wrong results.")
     assert "token_embd.weight" in remedy or "output.weight" in remedy
-    ((message, remedy),) = faults(model, lent("Vulkan", BufferFacts(largest_tensor_bytes=layer - 1)), without_output)
+    ((message, remedy),) = faults(model, narrow, without_output)
     assert "blk." in message
     assert "attic-GPU" not in auto_layout("fewest", model, fits_layers, CONTEXT).layout.devices

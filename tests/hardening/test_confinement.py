@@ -188,7 +188,8 @@ print(json.dumps({
     "slow down the parent": can(lambda: os.setpriority(os.PRIO_PROCESS, parent, usual)),
     "slow down the group": can(lambda: os.setpriority(os.PRIO_PGRP, 0, usual)),
     "slow down the parent's disk": can(lambda: call("ioprio_set", 1, parent, USUAL)),
-    "move the parent": can(lambda: call("sched_setaffinity", parent, 128, ALL)),
+    # seccomp compares numbers: threads above the child's own are its own, until the kernel's process ids begin again.
+    "move the parent": parent < os.getpid() and can(lambda: call("sched_setaffinity", parent, 128, ALL)),
     "bind a thread": in_thread(lambda: os.sched_setaffinity(threading.get_native_id(), os.sched_getaffinity(0))),
     "move an older process": can(lambda: os.sched_setaffinity(1, os.sched_getaffinity(0))),
     "namespace": can(lambda: clone(0x10000000)),

@@ -7,7 +7,6 @@ damaged a sequence, its tokens are computed again.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -16,6 +15,7 @@ from typing import NamedTuple
 from engine.runtime.child.generate.checkpoints import Checkpoint
 from engine.runtime.child.generate.drafting import Drafting, Step
 from engine.runtime.child.generate.mtp_drafter import Computed
+from engine.runtime.child.generate.outbox import Outbox
 from engine.runtime.child.generate.slots import Slot, Slots
 from engine.runtime.child.generate.tasks import SequenceTask, StandaloneTask, Task
 from engine.runtime.child.handlers import begin
@@ -37,6 +37,8 @@ SECONDS_ALONE = 2.0
 A batch of several micro batches keeps several devices busy, and each micro batch reads all weights once. A stop request
 aborts the batch early, and `WorkHeartbeat` sends heartbeats while it is computed.
 """
+LARGEST_REST = 0.25
+"""A rest of a prompt of at most this part of a batch is added to the batch: computed alone it costs more per token."""
 SECONDS_WITH_ANSWERS = 0.15
 """Longest time in seconds of a batch of prompt tokens while answers run, whose next tokens wait for the batch."""
 
@@ -48,12 +50,19 @@ class PromptBudget:
         self._most = most
         self._tokens_per_second: float | None = None
 
-    def tokens(self, *, with_answers: bool) -> int:
-        """Return how many tokens of prompts the next batch may have. `with_answers`: whether answers are running."""
+    def tokens(self, missing: int, *, with_answers: bool) -> int:
+        """Return how many tokens of prompts the next batch may have.
+
+        `missing`: tokens of prompts that must still be computed.
+        `with_answers`: whether answers are running.
+        """
         if self._tokens_per_second is None:
             return min(FIRST_TOKENS, self._most)
         seconds = SECONDS_WITH_ANSWERS if with_answers else SECONDS_ALONE
-        return min(self._most, max(FIRST_TOKENS, int(self._tokens_per_second * seconds)))
+        tokens = max(FIRST_TOKENS, int(self._tokens_per_second * seconds))
+        if not with_answers and missing <= tokens * (1 + LARGEST_REST):
+            tokens = missing
+        return min(self._most, tokens)
 
     def note(self, tokens: int, seconds: float) -> None:
         """Update the measured speed with a computed batch. A batch with few prompt tokens is ignored."""
@@ -102,8 +111,8 @@ class DecodeLoop:
     def __init__(self, loaded: LoadedContext, stop: StopFlag, send: Callable[[Iterable[Message]], None]) -> None:
         self._loaded = loaded
         self._stop = stop
-        self._send = send
-        self._telling = threading.Lock()
+        self._outbox = Outbox(send)
+        self._batch_s = 0.0
         self._slots = Slots(loaded)
         self._free = FreeMemory(loaded.devices)
         self._batch = Batch(loaded.engine, loaded.batch_tokens)
@@ -129,12 +138,12 @@ class DecodeLoop:
                 raise failure("internal", f"A request with the number {request.id} is under way already.")
             begun = begin(self._loaded, self._slots, request)
         except RequestError as end:
-            self._tell(end.message_for(request.id))
+            self._outbox.send(end.message_for(request.id))
             return
         if isinstance(begun, Task):
             self._waiting.append(begun)
         else:
-            self._tell(begun)
+            self._outbox.send(begun)
 
     def stop(self, request: int | None) -> None:
         """Stop the request with this number; None stops all."""
@@ -148,9 +157,7 @@ class DecodeLoop:
         May be called in any thread.
         """
         look_at_nodes()
-        with self._telling:
-            for task in (*self._running, *self._standalone)[:1]:
-                self._send((task.reading,))
+        self._outbox.send_reading(lambda: [task.reading for task in (*self._running, *self._standalone)[:1]])
 
     def lose_memory(self) -> None:
         """Empty all slots, because other code is going to use the context's KV cache."""
@@ -166,11 +173,6 @@ class DecodeLoop:
         self._read_media()
         if self._standalone:
             self._run_standalone()
-
-    def _tell(self, *messages: Message) -> None:
-        """Send messages. The lock ensures that no heartbeat of a request is sent after its final message."""
-        with self._telling:
-            self._send(messages)
 
     def _tasks(self) -> list[Task]:
         return [*self._running, *self._standalone, *self._waiting]
@@ -204,7 +206,7 @@ class DecodeLoop:
     def _end(self, task: Task, final_message: Message) -> None:
         self._leave(task)
         task.free()
-        self._tell(final_message)
+        self._outbox.send(final_message)
 
     def _leave(self, task: Task) -> None:
         """Remove a task from the loop and release its slots. The tokens of the slots stay cached."""
@@ -228,12 +230,16 @@ class DecodeLoop:
         self._loaded.log.begin_computation(self._free.note)
         drafting_since = time.perf_counter()
         shares = self._fill()
+        if not all(share.is_answer for share in shares):
+            # A batch of prompt tokens takes longer than the last one may have taken.
+            self._outbox.send()
         started = time.perf_counter()
         self._stop.begin_computing([share.task.id for share in shares])
         try:
             status = self._loaded.compute(self._batch.struct)
         finally:
             self._stop.end_computing()
+        self._batch_s = time.perf_counter() - drafting_since
         if status == DECODED:
             # A batch of nothing but single tokens says nothing about the speed of prompts.
             if self._batch.count > len(shares):
@@ -291,7 +297,8 @@ class DecodeLoop:
             return missing
         readers = [index for index, count in enumerate(missing) if count > 1]
         answers = len(missing) - len(readers)
-        room = min(self._batch.size - answers, self._prompt_budget.tokens(with_answers=answers > 0))
+        wanted = sum(missing) - answers
+        room = min(self._batch.size - answers, self._prompt_budget.tokens(wanted, with_answers=answers > 0))
         first = self._first_reader = (self._first_reader + 1) % len(readers)
         in_turn = readers[first:] + readers[:first]
         counts = share_evenly(room, [missing[index] for index in in_turn])
@@ -330,9 +337,7 @@ class DecodeLoop:
         for task in ended:
             self._leave(task)
             task.free()
-        # One write to the pipe for all messages of the batch.
-        if answers:
-            self._tell(*answers)
+        self._outbox.send_soon(answers, self._batch_s)
 
     def _sample(self, share: _Share, answers: list[Message]) -> bool:
         """Sample the next token of a task, and one more after each accepted draft token; drop the rejected draft
@@ -410,6 +415,7 @@ class DecodeLoop:
         task = next((task for task in self._running if task.next_part is not None), None)
         if task is None or task.slot is None or task.next_part is None:
             return
+        self._outbox.send()
         slot, part = task.slot, task.next_part
         begin = len(slot.tokens)
         share = _Share(task, slot, begin, begin + part.n_positions, -1, part.n_cells)
@@ -433,6 +439,7 @@ class DecodeLoop:
 
     def _run_standalone(self) -> None:
         # One part of one task between two batches, in turn, so that answers are not held up.
+        self._outbox.send()
         task = self._standalone[0]
         self._standalone.rotate(-1)
         final_message: Message | None
@@ -444,7 +451,7 @@ class DecodeLoop:
         if final_message is not None:
             self._end(task, final_message)
         else:
-            self._tell(task.reading)
+            self._outbox.send(task.reading)
 
 
 def share_evenly(room: int, wants: Sequence[int]) -> list[int]:

@@ -62,7 +62,6 @@ def test_figures_count_tokens_and_time(child: RawChild) -> None:
 def test_each_piece_says_how_much_of_the_context_is_used(child: RawChild) -> None:
     done, _ = generate(child, Generate(prompt="Hello", max_tokens=40, seed=3))
     used = [message.context_used or 0 for message in child.heard if isinstance(message, Piece)]
-    assert len(used) > 2
     assert used == sorted(used)
     assert done.prompt_tokens <= used[0] < used[-1] <= done.context_used
 

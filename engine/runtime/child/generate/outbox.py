@@ -1,0 +1,76 @@
+"""`Outbox`: sends the messages of the decode loop, and joins the pieces of text of fast answers."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+from msgspec.structs import replace
+
+from engine.runtime.protocol.messages import Message, Piece, Reading
+
+PIECE_SECONDS = 1 / 30
+"""Longest time in seconds for which a piece of text is held back, so that text grows at least 30 times a second.
+
+The parent takes about 0.25 ms of processor time for each message. If all cores compute, the next token waits for it:
+at 145 tokens/s on two cores, that took 4 % of the speed.
+"""
+
+
+class Outbox:
+    """Sends messages in their order.
+
+    If tokens come faster than `PIECE_SECONDS`, the pieces of several tokens are joined to one for each request. Any
+    other message is sent at once, after the pieces that are held back.
+
+    `write`: writes messages to the pipe.
+    `clock`: time in seconds.
+    """
+
+    def __init__(
+        self, write: Callable[[Iterable[Message]], None], clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._write = write
+        self._clock = clock
+        self._held: dict[int, Piece] = {}
+        self._written_s = clock()
+        # Ensures that a heartbeat of a request is not sent after the request's final message.
+        self._lock = threading.Lock()
+
+    def send(self, *messages: Message) -> None:
+        """Send the pieces that are held back, and then `messages`."""
+        with self._lock:
+            self._send(messages)
+
+    def send_soon(self, messages: Iterable[Message], batch_s: float) -> None:
+        """Send the messages of a batch; hold them back if they are pieces and the next batch ends soon enough.
+
+        `batch_s`: expected time of the next batch in seconds.
+        """
+        with self._lock:
+            others: list[Message] = []
+            for message in messages:
+                if isinstance(message, Piece) and not others:
+                    held = self._held.get(message.request)
+                    self._held[message.request] = message if held is None else _joined(held, message)
+                else:
+                    others.append(message)
+            if others or self._clock() + batch_s - self._written_s >= PIECE_SECONDS:
+                self._send(others)
+
+    def send_reading(self, readings: Callable[[], Iterable[Reading]]) -> None:
+        """Send what `readings` returns. May be called in any thread; no other message is sent meanwhile."""
+        with self._lock:
+            self._send(readings())
+
+    def _send(self, messages: Iterable[Message]) -> None:
+        together = (*self._held.values(), *messages)
+        self._held.clear()
+        if together:
+            self._write(together)
+            self._written_s = self._clock()
+
+
+def _joined(first: Piece, second: Piece) -> Piece:
+    return replace(second, text=first.text + second.text, choices=first.choices + second.choices)

@@ -31,9 +31,12 @@ MAX_MODELS = 8
 """Largest number of models in one plan. Each model takes a search for a layout, in several orders of planning."""
 DEFAULT_STRATEGY = "fewest"
 _SMALL_PART = 8
-"""Divisor of the largest model's file size; models of at most that size count as small."""
+"""Divisor of the file size of the largest model: models of at most that size count as small."""
 _MUCH_PART = 8
-"""Divisor of a model's layers: leaving out another model is a gain if an eighth of them leaves the CPU."""
+"""Divisor of a model's number of layers.
+
+If so large a part of the layers leaves the CPU when another model is left out, that is a gain.
+"""
 
 
 @dataclass(frozen=True, slots=True)

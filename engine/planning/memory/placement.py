@@ -63,7 +63,7 @@ class Placement:
     `shares`: in split mode tensor, the share of each entry in every layer after the leading ones; else empty.
     `row_shares`: in split mode row, the share of each entry in the rows of every weight; else empty.
     `extra_buffers`: whether the CPU may repack weights.
-    `left_out`: number of CPU layers at the front that the model has, and this placement of its last layers has not.
+    `left_out`: number of the model's CPU layers at the front that this object leaves out; above 0 only for MTP heads.
     `op_offload`: whether devices compute batches of at least `offload_batch` tokens with weights in host memory.
     """
 

@@ -30,9 +30,9 @@ from engine.planning.memory.tensors import (
 )
 
 _REPACKABLE = "CPU, may be repacked"
-"""Place of tensors in host memory for which llama.cpp tries pinned and repacked memory (`make_cpu_buft_list`).
+"""Place of host weights that llama.cpp puts in pinned or repacked memory if possible (`make_cpu_buft_list`).
 
-Tensors of a CPU entry of the device list are always in plain memory.
+Weights of a CPU entry of the device list are always in plain memory.
 """
 _SPLIT = "all members of a tensor split"
 """Place of tensors that are sliced over the devices of split mode tensor."""
@@ -59,10 +59,10 @@ class _Tally:
     """Sums of the bytes of some tensors.
 
     `spans`: (first byte, end) in each file of the tensors that are in host memory and not repacked.
-    `on_device`: bytes by device id, without the CPU.
-    `repacked_bytes`: in host memory, repacked.
-    `plain_bytes`: in plain host memory.
-    `pinned_bytes`: in pinned host memory.
+    `on_device`: bytes on each device except the CPU, by device id.
+    `repacked_bytes`: bytes in host memory that are repacked.
+    `plain_bytes`: bytes in plain host memory.
+    `pinned_bytes`: bytes in pinned host memory.
     `made`: (tensor name, buffer) of tensors that are counted already.
     """
 

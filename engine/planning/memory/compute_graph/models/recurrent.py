@@ -13,7 +13,10 @@ from engine.planning.memory.compute_graph.ggml.graph import Tensor
 from engine.planning.memory.compute_graph.models.transformer import feed_forward
 
 GetStateRows = Callable[[Tensor, Tensor], Tensor]
-"""Function from (states, rows of the batch's sequences) to their states: copies, or a scan that reads the rows."""
+"""Function that takes (states, row indices of the batch's sequences) and returns the states of these sequences.
+
+It either copies the rows, or is a scan that reads them itself.
+"""
 
 
 class RecurrentStates:

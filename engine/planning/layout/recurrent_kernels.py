@@ -1,8 +1,6 @@
-"""Operations of recurrent layers for which a lent device's backend has no kernel.
+"""Operations of recurrent layers for which the backend of a lent device has no kernel, so that the RPC worker aborts.
 
-An RPC worker with such layers aborts.
-
-The scheduler gives operations without a kernel on a local card to the CPU. ggml's RPC client does not ask a worker
+On a local card, the scheduler assigns such an operation to the CPU. ggml's RPC client does not ask the worker
 (`ggml_backend_rpc_device_supports_op`), and the worker aborts. Paired machines report their backend
 (`RemoteFacts.backend`). The sizes follow `ggml_backend_cuda_device_supports_op`, `ggml_backend_vk_device_supports_op`,
 and the kernels themselves if these functions return true for all sizes (wkv.cu, gla.cu, gated_delta_net.cu).

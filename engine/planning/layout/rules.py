@@ -171,8 +171,8 @@ def _mixes_streams(model: ModelFile, index: int) -> bool:
 def lent_too_large(device: Device, model: ModelFile, layers: Sequence[int], *, with_output: bool) -> TensorInfo | None:
     """Return a weight tensor that is larger than a lent device can compute with; None if there is none.
 
-    The scheduler leaves such a tensor of a local card to the CPU. The RPC client asks the worker about no size, and
-    ggml-vulkan binds only the first `maxStorageBufferRange` bytes of the tensor (`ggml_vk_subbuffer`).
+    On a local card, the scheduler assigns such a tensor to the CPU. The RPC client does not ask the worker for its
+    limit, and ggml-vulkan binds only the first `maxStorageBufferRange` bytes of the tensor (`ggml_vk_subbuffer`).
 
     `layers`: indices of the layers on the device.
     `with_output`: whether the output layer is on the device too.
@@ -276,10 +276,10 @@ def violations(layout: Layout, model: ModelFile, rig: Rig, context: ContextSetti
 
 
 def _quantised_streams(layout: Layout, model: ModelFile, rig: Rig, context: ContextSettings) -> Iterator[Violation]:
-    """Yield a violation if a CUDA or HIP device would compute CPU layers with quantised K caches of several sequences.
+    """Yield a violation if op offload makes a CUDA or HIP device compute attention to a quantised K cache of CPU
+    layers.
 
-    This happens by op offload for CPU layers at the front, if each sequence has its own cache and flash attention is
-    off.
+    This happens for CPU layers at the front, if each sequence has its own cache and flash attention is off.
     """
     # Op offload copies K of a CPU layer to the card as a view of several streams, which is not contiguous. mmvq.cu then
     # fails GGML_ASSERT(ggml_is_contiguously_allocated(src0)). With flash attention no such product is computed.

@@ -274,7 +274,10 @@ def _remote_traits(backend: str, overhead_bytes: int) -> BackendTraits:
 
     The scheduler of the client treats it as RPC: any operation, no host buffer, no op offload and no reordering. The
     client asks the worker for the sizes of quantised tensors (`ggml_backend_rpc_buffer_type_get_alloc_size`), so rows
-    are padded as on its device. `overhead_bytes` are no longer free when the worker's memory is read.
+    are padded as on its device.
+
+    `overhead_bytes`: measured memory of loads on the worker's machine beyond llama.cpp's buffers. It is 0 if none was
+    measured, because memory that the worker's process uses is not part of the free memory that the worker reports.
     """
     behind = TRAITS.get(backend)
     if behind is None:

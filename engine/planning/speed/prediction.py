@@ -66,7 +66,9 @@ _TILE = 64
 If the mask leaves anything of a tile, the whole tile is computed.
 """
 _STATE_PASSES = 3
-"""Number of times that recurrent state passes through memory for a batch: read, written, copied to its place."""
+"""Number of times that recurrent state passes through memory for a batch: it is read, written and copied to its
+place.
+"""
 _OUTPUT_OPS = 4
 """Number of small computations in the output layer."""
 _SMALL_SHARE = 0.02

@@ -167,8 +167,8 @@ def rig_beside(
 
     `rig`: devices with the free memory that they report while all of `models` are loaded.
     `models`: all loaded models, including those in `leaving`.
-    `seen_bytes`: bytes that this program's processes hold on a device according to its driver; no more than this is
-    added.
+    `seen_bytes`: bytes that this program's processes hold on a device according to its driver; at most this many bytes
+    of leaving models count as free there.
     """
     gone = {model.key for model in leaving}
     staying = [model for model in models if model.key not in gone]

@@ -111,8 +111,7 @@ def step_back(plan: Plan, history: Sequence[Tried], constraints: Constraints = N
 
 
 def _limits(needs: Needs, rig: Rig, history: Sequence[Tried], tenths: int) -> dict[str, int]:
-    """Return the memory limit in bytes of each device for the next layout, by device id; its estimate must be within
-    them.
+    """Return the largest estimated bytes that the next layout may have on each device, by device id.
 
     `tenths`: back-off on devices that ran out of memory, in tenths of their capacity.
     """

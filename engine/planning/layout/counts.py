@@ -77,8 +77,8 @@ def with_expert_count(layout: Layout, device: str, count: int, with_experts: Seq
     `with_experts`: the layers that have experts.
 
     Raises:
-        LayoutError: `count` is above the number of layers with experts, or too few experts can be removed: experts of the
-            CPU's own layers cannot leave the CPU.
+        LayoutError: `count` is above the number of layers with experts, or too few experts can be removed. Experts of
+            the CPU's own layers cannot leave the CPU.
     """
     held = expert_layers(layout, device, with_experts)
     if not 0 <= count <= len(with_experts):

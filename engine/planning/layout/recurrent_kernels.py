@@ -21,7 +21,7 @@ _CUDA_MAMBA1_STATES = 16
 _MAMBA2_STATES = {"CUDA": (96, 128, 256), "Vulkan": (128, 256)}
 """State sizes of Mamba 2 for which each backend has a kernel."""
 _MAMBA2_HEAD = 16
-"""Number of which the Mamba 2 heads must be a multiple."""
+"""The head size of Mamba 2 must be a multiple of this."""
 _DELTA_HEADS = (16, 32, 64, 128)
 _CUDA_WKV_HEADS = (64, 128)
 _VULKAN_GATED_HEAD = 64

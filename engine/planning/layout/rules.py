@@ -111,7 +111,7 @@ def fault_violations(layout: Layout, model: ModelFile, rig: Rig, context: Contex
 
 
 def weight_fault(device: Device, model: ModelFile, *, with_output: bool) -> Fault | None:
-    """Return the fault because of which layers of `model` cannot be on `device`; None if none is known.
+    """Return a fault of `device` that forbids layers of `model` on it; None if none is known.
 
     `with_output`: whether the output layer would be on the device too.
     """
@@ -159,7 +159,8 @@ def lent_gap(device: Device, model: ModelFile, layers: Sequence[int]) -> LentGap
 def _mixes_streams(model: ModelFile, index: int) -> bool:
     """Return whether a layer mixes its residual streams with each other (`build_hc_sinkhorn`).
 
-    Its matrix then has more columns than those for reading and for writing the streams (`build_hc_pre`).
+    Its weight `hc_attn_fn` then has more than two columns for each stream: one for reading it, one for writing to it
+    (`build_hc_pre`), and those for mixing.
     """
     count = model.hyper_parameter("hyper_connection.count")
     if not isinstance(count, int) or count < 2:

@@ -29,10 +29,7 @@ from engine.planning.settings.context_settings import ContextSettings
 _POOL_STEP = 2 * MIB
 """Bytes by which a pool grows: granularity of virtual memory on NVIDIA's cards."""
 _BLOCKS_BYTES = 4 * _POOL_STEP
-"""Bytes that are added because four kinds of buffers are rounded up: weights, cache, state and compute buffers.
-
-Each may end in a block of `_POOL_STEP` bytes that is almost empty.
-"""
+"""Bytes that are added because the buffers for weights, cache, state and computing end in a partly empty block."""
 _ALIGNMENT = 128
 _CUBLAS_BYTES = 32 * MIB
 """cuBLAS workspace from Hopper on; earlier cards have 4 MiB (`ggml_backend_cuda_context::cublas_handle`)."""

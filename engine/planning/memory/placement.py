@@ -34,9 +34,10 @@ _MAPPED_MODES = ("auto", "mmap", "mmap_mlock")
 class HostBuffers:
     """Host buffer types of a layout.
 
-    `weights`: buffer type for weights that are not in the mapped file.
-    `compute`: buffer type for the CPU's compute buffer. Both types are pinned memory if the device that determines them
-    has pinned memory.
+    `weights`: buffer type for weights that are not in the mapped file. It is pinned memory of the first device that has
+    such memory, else plain memory.
+    `compute`: buffer type for the CPU's compute buffer. It is pinned memory of the first device if that has such
+    memory.
     `kernels`: kernels of the device that determines `weights`. Weights for which it has no kernel are in plain memory.
     """
 

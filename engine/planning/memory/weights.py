@@ -199,9 +199,9 @@ class WeightTables:
         return found
 
     def _layer(self, index: int, home: str, placement: Placement, members: MemberTables | None) -> _Tally:
-        """Return the sums for layer `index` on the place `home`.
+        """Return the sums of layer `index`, whose weights are at the place `home` unless an override moves them.
 
-        Weights that overrides move are counted where they are moved to.
+        Moved weights are counted at the place to which they are moved.
         """
         moved, tensors = self._moved, self._blocks[index]
         key = (index, home, *[moved.get(tensor.name) for tensor in tensors]) if moved else (index, home)
@@ -214,7 +214,7 @@ class WeightTables:
         return found
 
     def _left_to_host(self, placement: Placement, home: str) -> frozenset[str]:
-        """Return the names of the weights for which the device of `home` has no kernel."""
+        """Return the names of the weights for which the device with the place `home` has no kernel."""
         traits = placement.traits.get(placement.entries[0] if home == _SPLIT else home)
         return self._unsupported_by(traits.size_rule.kernels) if traits else frozenset()
 

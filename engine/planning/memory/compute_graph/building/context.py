@@ -96,9 +96,7 @@ class Shared:
         self._values[type(value), of] = value
 
     def find(self, kind: type[Value], of: object = None) -> Value | None:
-        """Return the value that was stored under the class `kind` and the key `of` (see `put`); None if there
-        is none.
-        """
+        """Return the value stored under the class `kind` and the key `of`; None if there is none."""
         found = self._values.get((kind, of))
         assert found is None or isinstance(found, kind)
         return found

@@ -1,13 +1,13 @@
 """Sections of a graph: the nodes of one layer with placeholders for devices, shared by all such layers.
 
-Layers of one kind have the same nodes. So a section is built once, and serves for all layers of its kind that follow a
-layer of the same other kind. A section is one layer, or a few if a layer leaves nodes to the next one (ggml adds a
-tensor to the graph only when it is expanded). Buffer types and pinned backends are placeholders that contain the
-layer's number in the section: see `buft_at` and `pin_at`. Tensors that several sections read have a name (`Key`), which
-depends on the distance of the two sections.
+Layers of one kind have the same nodes. So a section is built once for each pair of kinds (its own, and that of the
+layer before it), and used for all layers with this pair. A section is one layer, or a few if a layer leaves nodes to
+the next one (ggml adds a tensor to the graph only when it is expanded). Buffer types and pinned backends are
+placeholders that contain the layer's number in the section: see `buft_at` and `pin_at`. Tensors that several sections
+read have a name (`Key`), which depends on the distance of the two sections.
 
 Some layers read tensors of layers that are not their neighbours. Their graph is built whole, and `partition_graph` cuts
-it into sections. Such a section serves for one layer only, but on any devices.
+it into sections. Such a section is used for one layer only, but on any devices.
 """
 
 from __future__ import annotations

@@ -61,7 +61,10 @@ def build_hc_mean(ctx: GraphContext, streams: Tensor) -> Tensor:
 
 
 def hc_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
-    """Return the residual streams after a layer; attention and feed-forward each read them and are added to them."""
+    """Return the residual streams after a layer with hyper-connections.
+
+    Attention and feed-forward each read a weighted sum of the streams, and add their result to each stream.
+    """
     return _hc_layer(ctx, previous, pins=False)
 
 

@@ -263,7 +263,7 @@ class Window(msgspec.Struct, frozen=True):
     """Sliding-window attention of an architecture. A list or period in the file takes precedence over `period`."""
 
     period: int = 0
-    """Period of the layers with full attention, which is the last layer of each period; 0: the file must list them."""
+    """Number of layers in a period, the last of which has full attention; 0: the file must list these layers."""
 
     full_first: bool = False
     """Whether full attention is in the first layer of each period instead of the last."""
@@ -452,7 +452,7 @@ class Architecture(msgspec.Struct, frozen=True):
     """
 
     flash_attention: bool = True
-    """Whether the engine supports flash attention for it; if not, it is off, whatever is requested."""
+    """Whether llama.cpp supports flash attention for the architecture; if not, it is off, whatever is requested."""
 
     one_cache_type: bool = False
     """Whether K and V cache must have the same type, as with latent attention."""

@@ -51,6 +51,7 @@ def with_layer_count(layout: Layout, device: str, count: int) -> Layout:
     others = [*([CPU_ID] if CPU_ID in order and device != CPU_ID else []), *near]
     counts[device] = count
     for each in others:
+        # If layers are removed, `missing` is negative, so the first of `others` gets all of them.
         taken = min(missing, counts[each])
         counts[each] -= taken
         missing -= taken

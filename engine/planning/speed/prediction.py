@@ -63,7 +63,7 @@ _LEARNT_UNCERTAINTY = 0.2
 _TILE = 64
 """Tokens and cells of a tile of attention in ggml-cpu.
 
-If the mask leaves anything of a tile, the whole tile is computed.
+If the mask shows at least one cell of a tile to a token, the whole tile is computed.
 """
 _STATE_PASSES = 3
 """Number of times that recurrent state passes through memory for a batch: it is read, written and copied to its

@@ -134,7 +134,9 @@ class _State:
 
 
 def _with_layers(state: _State, device_id: str, start: int) -> tuple[int, _State]:
-    """Return how many layers from `start` on fit on the device with their experts, and the state with them on it."""
+    """Return (number of layers from `start` on that fit on the device with their experts, state with them on
+    the device).
+    """
     bench = state.bench
 
     def goes(count: int) -> bool:

@@ -133,6 +133,7 @@ class _Matcher:
             return place
         tensor = self._tensor(weighted)
         n_used, n_tokens = tensor.ne[1], tensor.ne[2] * tensor.ne[3]
+        # The product is followed by one view for each expert and `n_used` - 1 additions.
         last = weighted + 2 * n_used - 1
         if not 2 <= n_used <= _MOST_SUMMED_EXPERTS or last >= end or n_tokens <= 0:
             return place

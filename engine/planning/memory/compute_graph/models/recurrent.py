@@ -144,7 +144,10 @@ def build_mamba2_layer(ctx: GraphContext, current: Tensor) -> Tensor:
 
 
 def build_plamo2_mamba_layer(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return the output of PLaMo 2's Mamba layer (`build_plamo2_mamba_layer`): gates and x alternate in its input."""
+    """Return the output of PLaMo 2's Mamba layer (`build_plamo2_mamba_layer`).
+
+    In the result of the input projection, gate and input of the scan alternate from head to head.
+    """
     graph, batch, ssm = ctx.graph, ctx.batch, ctx.hparams.ssm
     tokens, sequences = batch.sequence_tokens, batch.n_sequences
     heads, head = ssm.dt_rank, ssm.d_inner // ssm.dt_rank

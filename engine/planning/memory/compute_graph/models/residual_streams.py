@@ -69,9 +69,9 @@ def hc_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
 
 
 def hc_layer_pinned(ctx: GraphContext, previous: Tensor) -> Tensor:
-    """Return the residual streams after a layer, for deepseek4.cpp.
+    """Return the residual streams after a layer with hyper-connections, as deepseek4.cpp computes them.
 
-    They are expanded before the feed-forward part, and pinned to the layer's device.
+    The streams are added to the graph before the feed-forward part, and the result is pinned to the layer's device.
     """
     return _hc_layer(ctx, previous, pins=True)
 

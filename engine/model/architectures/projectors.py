@@ -22,10 +22,10 @@ IMAGE_TOKENS: Mapping[str, tuple[int, int]] = {
     "qwen3vl_merger": (8, 4096),
     "youtuvl": (1, 62500),
 }
-"""Smallest and largest number of an image's tokens by type of projector: arguments of clip.cpp's
-`set_limit_image_tokens`.
+"""Smallest and largest number of image tokens by projector type: arguments of clip.cpp's `set_limit_image_tokens`.
 
-Types with limits from other keys, or without limits, are left out: the engine itself refuses a limit for them.
+A type is missing if its limits are from other keys or if it has none. The settings cannot limit such a type, because
+llama.cpp refuses it.
 """
 OWN_PIXELS = ("hunyuanvl", "kimik25")
-"""Types whose limits in pixels from the file, if it has them, are used instead of those of the settings."""
+"""Projector types that ignore the settings' limits on image tokens if the file has limits in pixels."""

@@ -35,7 +35,7 @@ class Style(msgspec.Struct, frozen=True):
     """Whether embeddings are normalised with weights of a norm tensor."""
 
     positions: int = 1
-    """Number of position numbers of each token; 0: the file says how many."""
+    """Number of position values of each token, as for M-RoPE; 0: read from the file."""
 
     position_table: bool = False
     """Whether a learned position embedding is added to the token's embedding."""
@@ -52,18 +52,23 @@ class Style(msgspec.Struct, frozen=True):
     """Whether the norms of a layer's attention and feed-forward part are applied to the outputs of these parts."""
 
     post_norm: bool = True
-    """Whether the norm after attention is applied to its output, instead of the sum with the residual."""
+    """Whether the norm after attention is applied to attention's output; if not, to the sum of output and residual."""
 
     residual_first: Literal["", "first", "second", "both"] = ""
-    """Sums of a layer whose first operand is the residual. ggml may reuse the buffer of a sum's first operand."""
+    """Sums of a layer that have the residual as first operand: the one after attention (`first`), the one
+    after feed-forward (`second`), or both.
+
+    The order matters because ggml may reuse the buffer of a sum's first operand.
+    """
 
     scaled_sums: bool = False
     """Whether the output of each part of a layer is scaled, whatever the file says."""
 
     parallel: Literal["", "input", "apart"] = ""
-    """Norm that a feed-forward part parallel to attention reads: the layer's `input` norm, or one `apart`.
+    """Input of a feed-forward part that is computed parallel to attention.
 
-    Empty: not parallel.
+    `input`: the output of attention's norm. `apart`: the output of a norm of its own. Empty: feed-forward follows
+    attention.
     """
 
     parallel_sum: Literal[
@@ -86,10 +91,10 @@ class Style(msgspec.Struct, frozen=True):
     """Whether queries are scaled before attention."""
 
     scales_nope_queries: bool = False
-    """Whether queries without RoPE are scaled by their position (`inp_attn_scale`)."""
+    """Whether queries without RoPE are scaled by the token's position (`inp_attn_scale`)."""
 
     shapes_queries: bool = False
-    """Whether queries are reshaped into heads before they are split into parts; if not, one view does both."""
+    """Whether the query tensor is reshaped into heads first and then split into parts; if not, one view does both."""
 
     projections: Literal["full", "scaled", "bare"] = "full"
     """Whether the projections to queries, keys and values use the file's scales and biases (`full`), scales only, or
@@ -105,7 +110,7 @@ class Style(msgspec.Struct, frozen=True):
     # ------------------------------------------------------------------ feed-forward
 
     activations: int = 1
-    """Number of ggml operations of an activation without a gate."""
+    """Number of ggml operations for the activation in a feed-forward part without a gate."""
 
     divided_gate: bool = False
     """Whether the gate of shared experts is an activation divided by its input, instead of the activation alone."""
@@ -127,7 +132,7 @@ class Style(msgspec.Struct, frozen=True):
     """Whether expert weights are normalised to a sum of 1; None: the file says so."""
 
     precise_experts: bool = False
-    """Whether the down projection of experts is computed in F32 (`ggml_mul_mat_set_prec`)."""
+    """Whether the down projection of experts is computed with F32 precision (`ggml_mul_mat_set_prec`)."""
 
     # ------------------------------------------------------------------ output
 
@@ -244,7 +249,7 @@ class GraphRecord(msgspec.Struct, frozen=True):
     """
 
     n_keeping_largest: int = 0
-    """Number of first layers in which only the largest gates are kept."""
+    """Number of leading layers whose feed-forward part keeps only the largest gates (`gaussian_topk` of Gemma 3n)."""
 
     def style_of(self, model: ModelFile) -> Style:
         """Return the style for a model; it may depend on the model's file."""
@@ -258,7 +263,7 @@ class Window(msgspec.Struct, frozen=True):
     """Sliding-window attention of an architecture. A list or period in the file takes precedence over `period`."""
 
     period: int = 0
-    """Period of the layers with full attention, which is the last layer of each period; 0: the file must list them."""
+    """Number of layers in a period, the last of which has full attention; 0: the file must list these layers."""
 
     full_first: bool = False
     """Whether full attention is in the first layer of each period instead of the last."""
@@ -334,14 +339,14 @@ class Indexer(msgspec.Struct, frozen=True):
     """Whether there is an indexer only if the file says how many tokens it keeps."""
 
     pooled: bool = False
-    """Whether the rows of the cache have three vectors if the file pools keys."""
+    """Whether a row of the indexer's cache has three vectors instead of one if the file pools keys."""
 
 
 class TensorSplit(msgspec.Struct, frozen=True):
     """How llama.cpp's split mode `tensor` treats an architecture."""
 
     allowed: bool = True
-    """Whether llama.cpp supports split mode `tensor` here, and knows the tensor names by which it splits the state."""
+    """Whether llama.cpp supports split mode `tensor` for the architecture, and knows the tensors of its state."""
 
     may_lack_heads: bool = False
     """Whether some layers may have no attention; llama.cpp would then divide an empty cache by zero heads."""
@@ -398,7 +403,7 @@ class Architecture(msgspec.Struct, frozen=True):
     """Whether layers have a cache of compressed keys next to their window, by the ratios in the file."""
 
     hashed: bool = False
-    """Whether some layers store the inputs of a token hash between batches."""
+    """Whether the layers in `ple.layers` have a state: the last inputs of a convolution over hashed n-grams."""
 
     looped: bool = False
     """Whether the file says how often all layers run; each pass then has its own KV cache."""
@@ -407,7 +412,7 @@ class Architecture(msgspec.Struct, frozen=True):
     """Whether there is an additional layer with a single head that routes between adapters."""
 
     states_heads: bool = False
-    """Whether the file has the head sizes, and the first layer may have no heads."""
+    """Whether the file always has the head sizes. Then layer 0 may have no attention heads."""
 
     keeps_encoded: bool = False
     """Whether the embeddings are output next to the logits."""
@@ -421,7 +426,10 @@ class Architecture(msgspec.Struct, frozen=True):
     """Whether the token embedding is used as the output matrix if the file has none."""
 
     output_first: bool = False
-    """Whether the output copy of the embedding is created first, so that both exist even within one buffer."""
+    """Whether llama.cpp creates the output matrix before the token embedding if one tensor is used for both.
+
+    The two are then separate copies even in one buffer.
+    """
 
     output_norm_in_embedding: bool = False
     """Whether the output norm is named `token_embd_norm`."""
@@ -444,13 +452,15 @@ class Architecture(msgspec.Struct, frozen=True):
     """
 
     flash_attention: bool = True
-    """Whether the engine supports flash attention for it; if not, it is off, whatever is requested."""
+    """Whether llama.cpp supports flash attention for the architecture; if not, it is off, whatever is requested."""
 
     one_cache_type: bool = False
     """Whether K and V cache must have the same type, as with latent attention."""
 
     one_stream: bool = False
-    """Whether the graph adds a bias for all tokens to the attention of each sequence (`build_pos_bias`)."""
+    """Whether separate KV caches for sequences are unsupported, because one attention bias is for all tokens
+    (`build_pos_bias`).
+    """
 
     also_as_one: bool = False
     """Whether llama.cpp also reserves a graph for a full micro batch of one sequence, with the caches of all sequences.

@@ -19,9 +19,9 @@ MAX_NAME = 200
 SideRole = Literal["projector", "imatrix", "draft"]
 
 _DRAFTS = ("mtp-", "eagle3-", "dflash-", "dspark-")
-"""Parts of file names of draft models.
+"""Parts of the file names of draft models, compared with upper and lower case.
 
-They are in lower case: models with draft layers of their own have MTP in the name.
+"MTP" in capitals is left out: it is in the names of models that have MTP heads and are no draft models.
 """
 _TAG = re.compile(
     r"(?:^|[-._ ])((?:UD[-_])?(?:I?Q\d(?:_[A-Z0-9]+)*|TQ\d_\d|BF16|FP?16|FP?32|MXFP4(?:_[A-Z0-9]+)*|NVFP4))$",

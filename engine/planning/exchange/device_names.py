@@ -81,7 +81,7 @@ class DeviceNames:
         return sorted(found, key=lambda device: device.endpoint_device)
 
     def _count(self, endpoint: str) -> int:
-        """Return the number of devices of an RPC server, as far as the rig contains them; at least 1."""
+        """Return the number of devices of an RPC server: the highest device number in the rig plus 1, at least 1."""
         return max((device.endpoint_device + 1 for device in self._at(endpoint)), default=1)
 
 
@@ -111,10 +111,7 @@ def used_servers(rig: Rig, device_ids: Iterable[str]) -> tuple[str, ...]:
 
 
 def foreign_names(rig: Rig, device_ids: Sequence[str]) -> tuple[str, ...]:
-    """Return the ids of local devices that are not device names of ggml.
-
-    Other programs have another name for these devices.
-    """
+    """Return the ids of local devices that are not device names of ggml; other programs name them otherwise."""
     found = (rig.device(each) for each in dict.fromkeys(device_ids))
     return tuple(
         device.id

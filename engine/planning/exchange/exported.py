@@ -38,7 +38,7 @@ def offloaded_layers(plan: Plan) -> int:
 
 
 def lost_placement(plan: Plan, program: str) -> Iterator[str]:
-    """Yield sentences on what is lost of the layout in `program`, which only has an option for the number of layers."""
+    """Yield sentences on what is lost of the layout in `program`, whose only option is the number of GPU layers."""
     layout, parameters = plan.edit.layout, plan.parameters
     devices = [device for device in parameters.devices if device != CPU_ID]
     remote = [each.id for each in plan.devices_in_use if each.is_rpc]

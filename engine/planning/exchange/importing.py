@@ -163,7 +163,10 @@ class _Arranger:
         return replace(layout, split_mode="none") if alone else layout
 
     def _offloaded(self, has_devices: bool) -> int:
-        """Return the number of layers on devices, counted from the output layer towards the front."""
+        """Return the number of layers on devices, counted from the output layer towards the front.
+
+        All layers are counted if the options do not contain a number; a note says so if `has_devices`.
+        """
         asked = self._load.n_gpu_layers
         if asked is None and has_devices:
             self.notes.append(
@@ -176,7 +179,7 @@ class _Arranger:
         return self._positions if asked is None else min(max(0, asked), self._positions)
 
     def _listed(self) -> list[tuple[str, float]]:
-        """Return (device id, share) for each entry of llama.cpp's device list."""
+        """Return (device id, share of option `-ts`) for each entry of llama.cpp's device list."""
         load = self._load
         ids = self._names.defaults() if load.devices is None else tuple(map(self._device, load.devices))
         shares = dict(enumerate(load.shares))

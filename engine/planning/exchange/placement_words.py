@@ -79,7 +79,10 @@ def placement_words(plan: Plan) -> PlacementWords:
 def _without_cpu(
     parameters: EngineParameters, model: ModelFile
 ) -> tuple[list[tuple[str, float]], list[tuple[str, str]]]:
-    """Return (device id, layer count) of entries without the CPU, and (regex, note) for weights to keep on the CPU."""
+    """Return the layout's device list without the CPU, and the weights that `-ot` must keep on the CPU instead.
+
+    The first list has (device id, layer count) of each entry. The second has (regex, note for the user).
+    """
     listed = list(zip(parameters.devices, parameters.tensor_split, strict=False))
     first = next((device for device, _ in listed if device != CPU_ID), None)
     if first is None:
@@ -102,9 +105,9 @@ def _without_cpu(
 
 
 def _moved(first: int, last: int, output: int, base: str) -> Iterator[tuple[str, str]]:
-    """Yield (regex, note) for layers `first` to `last`, which count for `base` but keep their weights on the CPU.
+    """Yield (regex, note for the user) for the weights of layers `first` to `last`, which `-ot` keeps on the CPU.
 
-    `output`: position of the output layer.
+    In the device list these layers are counted for the device `base`. `output`: position of the output layer.
     """
     blocks = range(first, min(last + 1, output))
     if blocks:
@@ -135,7 +138,7 @@ def _capital(text: str) -> str:
 
 
 def _overrides(plan: Plan) -> Iterator[TensorOverride | tuple[str, ...]]:
-    """Yield the plan's overrides in order, as regex and device id, or as words of another option for the same."""
+    """Yield the plan's overrides in order: regex and device id, or the words of an option with the same effect."""
     names = [tensor.name for tensor in plan.model.tensors]
     for override, found in zip(plan.edit.layout.overrides, plan.parameters.overrides, strict=True):
         option = _experts_option(override, found.pattern, names)
@@ -148,7 +151,8 @@ def _overrides(plan: Plan) -> Iterator[TensorOverride | tuple[str, ...]]:
 
 
 def _experts_option(override: Override, pattern: str, names: list[str]) -> tuple[str, ...]:
-    """Return option `--cpu-moe` or `--n-cpu-moe` if it moves exactly the weights of this override; else nothing.
+    """Return the words of `--cpu-moe` or `--n-cpu-moe` if the option moves the same weights as this override; else
+    nothing.
 
     `pattern`: regex of the override. `names`: names of all tensors.
     """

@@ -85,7 +85,7 @@ def arrange_here(load: ForeignLoad, model: ModelFile, rig: Rig, ids: tuple[str, 
 
 @cache
 def _usual() -> ForeignLoad:
-    """Return the options of a command that changes nothing, to distinguish defaults and notes from typed ones."""
+    """Return the options of a command that changes nothing; options of a typed line are compared with them."""
     return read_command("-ngl 0")
 
 
@@ -102,9 +102,9 @@ def _shares(text: str) -> tuple[float, ...]:
 
 
 def _divided(shares: tuple[float, ...], layout: Layout, model: ModelFile, rig: Rig) -> Layout:
-    """Return the layout divided by shares, in the order of the devices.
+    """Return the layout with its layers divided in proportion to `shares`, in the order of the devices.
 
-    In modes tensor and row each layer is divided.
+    In modes tensor and row, each layer is divided by the shares.
     """
     ids = tuple(device.id for device in rig.devices if device.kind != "accel")
     if len(shares) > len(ids):

@@ -1,7 +1,7 @@
 """Memory that loads took on each device beyond llama.cpp's buffers ("overhead"), saved for later forecasts.
 
-All values are pure, with one small file. A device is identified by its backend and its bus address or endpoint,
-because its id may change.
+`Calibration` is immutable; `read_calibration` and `write_calibration` access its file. A device is identified by its
+backend and its bus address or endpoint, because its id may change.
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ class Calibration:
     ) -> Calibration:
         """Return the calibration with the overhead of one more load.
 
-        RPC workers and the host use `measured`. Other devices need a driver that reports memory. If there is none, or
-        its value is constant (Vulkan without VK_EXT_memory_budget), the device is left out, because llama.cpp's numbers
-        contain no overhead. If less memory is used than forecast, the overhead is 0. Differences above
-        `MAX_OVERHEAD_BYTES` are errors of the forecast and are left out.
+        The used memory is the growth that the driver reports. If it reports none, that of RPC workers and the host is
+        in `measured`; other devices are left out, because llama.cpp's numbers contain no overhead. So are devices whose
+        driver reports a constant (Vulkan without VK_EXT_memory_budget). The overhead is 0 if less memory is used than
+        forecast. Differences above `MAX_OVERHEAD_BYTES` are errors of the forecast and are left out.
 
         `forecast`: rows before the load; `measured`: rows as llama.cpp reported them after it.
         `grown_bytes`: growth of used memory during the load as reported by the driver, by device id.
@@ -116,9 +116,10 @@ NO_CALIBRATION = Calibration({})
 
 
 def computing_need(plan: Plan, device_id: str) -> ComputingNeed | None:
-    """Return the least bytes beyond the buffers that `plan` needs on a device where memory ran out while it computed.
+    """Return the least overhead (bytes beyond the buffers) of `plan` on a device where memory ran out while it
+    computed.
 
-    The overhead must be more than the free memory that the forecast left beside the buffers. None if that is unknown.
+    It is one byte more than the memory that the forecast left beside the buffers. None if that memory is unknown.
     """
     device = plan.rig.device(device_id)
     row = next((row for row in plan.forecast if row.id == device_id), None)

@@ -1,6 +1,7 @@
-"""Models that are loaded at the same time, as values: free memory beside them, models to unload, and keep-alive times.
+"""Models that are loaded at the same time: free memory beside them, models to unload, and keep-alive times.
 
-Times are in seconds of one monotonic clock; the caller passes them in.
+All classes are immutable and all functions pure. Times are in seconds of one monotonic clock; the caller passes them
+in.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ def _fewest(
     also: Sequence[HeldModel],
     is_enough: Callable[[Sequence[HeldModel]], bool],
 ) -> tuple[HeldModel, ...]:
-    """Return the smallest choice of `models` for which `is_enough` is true together with `also`.
+    """Return the smallest choice of `models` for which `is_enough` is true if `also` is unloaded too.
 
     `is_enough` must be true for all `models` together with `also`.
     """
@@ -125,10 +126,9 @@ def _fewest(
 
 
 def eviction_order(model: HeldModel) -> tuple[float, float, str]:
-    """Return the key by which idle models are sorted; the first one is unloaded first.
+    """Return the sort key of an idle model; the model with the smallest key is unloaded first.
 
-    Models with a shorter idle time before they are unloaded come first; among equal ones, the one that is idle the
-    longest.
+    Models with a shorter keep-alive time come first; among equal ones, the one that is idle longest.
     """
     # The name comes last, so that equal models are always unloaded in the same order.
     return (model.keep_alive_s, inf if model.idle_since_s is None else model.idle_since_s, model.name)
@@ -167,8 +167,8 @@ def rig_beside(
 
     `rig`: devices with the free memory that they report while all of `models` are loaded.
     `models`: all loaded models, including those in `leaving`.
-    `seen_bytes`: bytes that this program's processes hold on a device according to its driver; no more than this is
-    added.
+    `seen_bytes`: bytes that this program's processes hold on a device according to its driver; at most this many bytes
+    of leaving models count as free there.
     """
     gone = {model.key for model in leaving}
     staying = [model for model in models if model.key not in gone]

@@ -92,7 +92,7 @@ class Needs:
         return estimate_beside(memory, rig, layout, context, side_files)
 
     def short(self, layout: Layout) -> dict[str, int]:
-        """Return the bytes by which `layout` exceeds the limit, by id of the devices where it does."""
+        """Return the bytes by which `layout` exceeds the limit on each short device, by device id."""
         return shortfalls(self.of(layout), self.limits, self._plan.rig.pool)
 
     def is_short(self, layout: Layout, devices: Collection[str]) -> bool:

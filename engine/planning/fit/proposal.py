@@ -43,7 +43,7 @@ _GIVEN_UP: Mapping[ProposalKind, int] = {
     "context": 4,
     "cache_and_context": 5,
 }
-"""Rank of each kind of proposal by its disadvantage for the user; a smaller rank is better.
+"""Rank of each kind of proposal by what the user loses; the lowest rank is best.
 
 0 and 1: only placement and speed change. 2: another model is unloaded. 3: answers become less exact. 4 and 5: the
 context becomes shorter.
@@ -81,7 +81,7 @@ class Proposal:
 
 
 def by_what_they_keep(proposals: Sequence[Proposal]) -> tuple[Proposal, ...]:
-    """Return proposals without duplicates: smallest disadvantage first, among equal ones the fastest first."""
+    """Return the proposals without duplicates: those with the smallest disadvantage first, then the fastest."""
     ordered = sorted(proposals, key=lambda each: (_GIVEN_UP[each.kind], -round(each.speed, 2)))
     return without_duplicates(ordered)
 

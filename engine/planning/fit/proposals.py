@@ -53,7 +53,7 @@ def propose(
     and disabled devices get nothing. The result is empty if the forecast is incomplete or the layout breaks a rule.
 
     `missing`: bytes by which each device was short in the failed load. Each proposal reduces the device's need by at
-    least as many, whatever was forecast.
+    least this number, even if the forecast has a smaller one.
     `kinds`: kinds of changes to search for.
     `constraints.watch`: can cancel the search for a layout; the other kinds are still searched.
     """

@@ -135,9 +135,10 @@ def _has_experts(layout: Layout, model: ModelFile, layer: int) -> bool:
 
 
 def pushed_to_cpu(layout: Layout, device: str, count: int) -> Layout | None:
-    """Return `layout` with `count` layers fewer on the first run of `device` and as many more CPU layers at the front.
+    """Return `layout` with `count` layers fewer on the first run of `device` and `count` more CPU layers at the front.
 
-    Runs in between move towards the end by `count` layers. None if the run of `device` has fewer layers.
+    The runs in between keep their lengths; their layers are `count` numbers higher. None if the run of `device` has
+    fewer than `count` layers.
     """
     # Only CPU layers at the front can use op offload. So all runs before that of `device` move up by `count` layers.
     runs = layout.runs
@@ -252,9 +253,9 @@ class Relief:
         return None
 
     def _relieves(self, step: _Step, devices: Collection[str], count: int) -> bool:
-        """Return whether `devices` are within their limits after `step` moved `count` layers.
+        """Return whether `devices` are within their limits after `step` moved `count` layers off a device.
 
-        Other devices are ignored.
+        Limits of other devices are not checked. True if `step` returns no layout.
         """
         found = step(count)
         return found is None or not self.needs.is_short(found, devices)
@@ -334,7 +335,8 @@ class Relief:
     def _enough(self, step: _Step, most: int, device: str, short: Collection[str]) -> Layout | None:
         """Return the layout after `step` moved the fewest layers with which `device` is within its limit.
 
-        `step` moves fewer layers if another device would exceed its limit. None if not even one layer can move.
+        If another device would then exceed its limit, as many layers as possible are moved. None if not even one layer
+        can move.
         """
 
         def fits_elsewhere(count: int) -> bool:

@@ -38,7 +38,7 @@ class Room:
 def find_room(rows: Sequence[DeviceRow], others: Sequence[HeldModel], rig_without: Callable[[_Leaving], Rig]) -> Room:
     """Return the models to unload before a load that needs the memory of `rows`.
 
-    If unloading all of them is not enough, the result has all models that hold memory on short devices. The user may
+    If unloading all `others` is not enough, the result has all models that hold memory on short devices. The user may
     then load nevertheless, because a forecast may be wrong.
 
     `others`: loaded models that the load does not replace.

@@ -1,7 +1,7 @@
 """Saved speeds: measurements of devices and links, and measured times of answers and prompts.
 
-All values are pure, with one small file. Devices have the same key as in `calibration`, except that all RPC workers of
-this computer share one key, whatever their port.
+`SpeedBook` is immutable; `read_speed_book` and `write_speed_book` access its file. Devices have the same key as in
+`calibration`, except that all RPC workers of this computer share one key, whatever their port.
 """
 
 from __future__ import annotations

@@ -111,7 +111,10 @@ def step_back(plan: Plan, history: Sequence[Tried], constraints: Constraints = N
 
 
 def _limits(needs: Needs, rig: Rig, history: Sequence[Tried], tenths: int) -> dict[str, int]:
-    """Return the largest estimate in bytes that the next layout may have on each device, by device id."""
+    """Return the largest estimated bytes that the next layout may have on each device, by device id.
+
+    `tenths`: back-off on devices that ran out of memory, in tenths of their capacity.
+    """
     limits = dict(needs.limits)
     for tried in history:
         estimated = needs.of(tried.layout)

@@ -31,9 +31,12 @@ MAX_MODELS = 8
 """Largest number of models in one plan. Each model takes a search for a layout, in several orders of planning."""
 DEFAULT_STRATEGY = "fewest"
 _SMALL_PART = 8
-"""Divisor of the largest model's file size; models of at most that size count as small."""
+"""Divisor of the file size of the largest model: models of at most that size count as small."""
 _MUCH_PART = 8
-"""Divisor of a model's layers: leaving out another model is a gain if an eighth of them leaves the CPU."""
+"""Divisor of a model's number of layers.
+
+If so large a part of the layers leaves the CPU when another model is left out, that is a gain.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,7 @@ class Placed:
 
     @cached_property
     def need_bytes(self) -> Mapping[str, int]:
-        """Bytes that the model needs, by id of the devices where it needs any."""
+        """Bytes that the model needs on each device that it uses, by device id."""
         return {row.id: row.need_bytes for row in self.plan.forecast if row.need_bytes}
 
     @property
@@ -92,7 +95,7 @@ class Gain:
 
 @dataclass(frozen=True, slots=True)
 class GiveWay:
-    """The model that should be left out, and what the other models gain by that."""
+    """The model that should be left out, and what the other models gain if it is."""
 
     name: str
     gains: tuple[Gain, ...]
@@ -247,9 +250,9 @@ class _Planner:
         return max(found, key=lambda each: _score(each, wanted, small))
 
     def give_way(self, wanted: Sequence[Wanted], found: Together) -> GiveWay | None:
-        """Return the model that should be left out because the others gain by it; None if there is none.
+        """Return the model that should be left out because other models gain by that; None if there is none.
 
-        It is the least important model without which all others are wholly on devices, else the one whose absence helps
+        It is the least important model without which all others are wholly on devices; else the one whose absence gains
         most.
         """
         best: tuple[tuple[int, int], GiveWay] | None = None
@@ -317,11 +320,11 @@ class _Planner:
 
 
 def _orders(wanted: Sequence[Wanted], small: frozenset[str], rig: Rig) -> Iterator[tuple[Wanted, ...]]:
-    """Yield the orders in which the models may be planned.
+    """Yield the orders in which the models may be planned. A model gets the memory that earlier ones in the order
+    leave.
 
-    Small models are last, so that they get the memory that is left, or first. A model that is not wholly on devices
-    even if it is alone gets what the others leave, since it would cost the others memory and still be slow. The last
-    order is by size alone.
+    Small models are last in some orders and first in others. A model that is not wholly on devices even if it is alone
+    comes after the others, since it would cost them memory and still be slow. The last order is by size alone.
     """
     too_large = _too_large(wanted, rig)
     main = [each for each in wanted if each.name not in small and each not in too_large]

@@ -1,4 +1,4 @@
-"""Changes of a layout that put a given number of layers, or the experts of a given number of layers, on a device."""
+"""Functions that return a layout with a given number of layers, or of layers' experts, on one device."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def layer_count(layout: Layout, device: str) -> int:
 def with_layer_count(layout: Layout, device: str, count: int) -> Layout:
     """Return the layout with `count` layers on a device; each device then has one run of neighbouring layers.
 
-    If the CPU has layers, added layers come from the CPU. Otherwise they come from the nearest devices in layer order.
-    Layers that leave go to the CPU or to those devices in the same way.
+    Added layers come from the CPU first, then from the devices after this one in layer order, then from those before
+    it. Removed layers all go to the first of these.
 
     Raises:
-        LayoutError: the model has fewer layers, or it is all on the CPU and layers should leave it.
+        LayoutError: the model has fewer layers, or `device` is the CPU and has all layers, so no other device is known.
     """
     if not 0 <= count <= layout.n_layers:
         raise LayoutError(
@@ -51,6 +51,7 @@ def with_layer_count(layout: Layout, device: str, count: int) -> Layout:
     others = [*([CPU_ID] if CPU_ID in order and device != CPU_ID else []), *near]
     counts[device] = count
     for each in others:
+        # If layers are removed, `missing` is negative, so the first of `others` gets all of them.
         taken = min(missing, counts[each])
         counts[each] -= taken
         missing -= taken
@@ -67,15 +68,18 @@ def expert_layers(layout: Layout, device: str, with_experts: Sequence[int]) -> t
 
 
 def with_expert_count(layout: Layout, device: str, count: int, with_experts: Sequence[int]) -> tuple[Layout, ...]:
-    """Return the layouts with the experts of `count` layers on a device: one filled from the front, one from the back.
+    """Return two layouts with the experts of `count` layers on a device: counted from the first and from the last
+    layer.
 
-    Experts of layers that are on the device themselves are added first. Experts that leave a device go to the device of
-    their layer; experts that leave that device too go to the CPU. Experts of the CPU's own layers cannot leave the CPU.
+    If experts are added, those of the device's own layers are first. If experts are removed, those of other devices'
+    layers are first, which return to the device of their layer; those of the device's own layers go to the CPU. Equal
+    layouts are returned once.
 
     `with_experts`: the layers that have experts.
 
     Raises:
-        LayoutError: `count` is above the number of layers with experts, or too few experts can leave the device.
+        LayoutError: `count` is above the number of layers with experts, or too few experts can be removed. Experts of
+            the CPU's own layers cannot leave the CPU.
     """
     held = expert_layers(layout, device, with_experts)
     if not 0 <= count <= len(with_experts):

@@ -1,4 +1,4 @@
-"""Translation of a layout's overrides into the regexes that llama.cpp gets, which list the matching tensors by name.
+"""Translation of a layout's overrides into regexes for llama.cpp that list the matching tensors by name.
 
 llama.cpp compiles each pattern for each tensor and matches by backtracking (`std::regex`). A list of names is quick to
 match, even if the user's pattern is not. Also, the load then moves exactly the tensors that the forecast counted.

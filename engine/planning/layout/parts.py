@@ -115,7 +115,11 @@ def _devices(overrides: Iterable[Override], part: OverridePart, n_layers: int) -
 
 
 def _split(layout: Layout) -> tuple[tuple[Override, ...], tuple[Override, ...]]:
-    """Return the first overrides, as long as they have no tensor in common, and the other overrides."""
+    """Return the layout's overrides as (those at the front whose order does not matter, all others).
+
+    The order does not matter for overrides of `_SEPARATE` parts and of the token embedding: they have no tensor in
+    common.
+    """
     front = tuple(takewhile(lambda each: each.part in _SEPARATE or each.pattern == EMBEDDING_PATTERN, layout.overrides))
     return front, layout.overrides[len(front) :]
 

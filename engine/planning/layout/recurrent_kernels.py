@@ -1,8 +1,6 @@
-"""Operations of recurrent layers for which a lent device's backend has no kernel.
+"""Operations of recurrent layers for which the backend of a lent device has no kernel, so that the RPC worker aborts.
 
-An RPC worker with such layers aborts.
-
-The scheduler gives operations without a kernel on a local card to the CPU. ggml's RPC client does not ask a worker
+On a local card, the scheduler assigns such an operation to the CPU. ggml's RPC client does not ask the worker
 (`ggml_backend_rpc_device_supports_op`), and the worker aborts. Paired machines report their backend
 (`RemoteFacts.backend`). The sizes follow `ggml_backend_cuda_device_supports_op`, `ggml_backend_vk_device_supports_op`,
 and the kernels themselves if these functions return true for all sizes (wkv.cu, gla.cu, gated_delta_net.cu).
@@ -23,7 +21,7 @@ _CUDA_MAMBA1_STATES = 16
 _MAMBA2_STATES = {"CUDA": (96, 128, 256), "Vulkan": (128, 256)}
 """State sizes of Mamba 2 for which each backend has a kernel."""
 _MAMBA2_HEAD = 16
-"""Number of which the Mamba 2 heads must be a multiple."""
+"""The head size of Mamba 2 must be a multiple of this."""
 _DELTA_HEADS = (16, 32, 64, 128)
 _CUDA_WKV_HEADS = (64, 128)
 _VULKAN_GATED_HEAD = 64

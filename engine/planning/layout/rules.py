@@ -111,7 +111,7 @@ def fault_violations(layout: Layout, model: ModelFile, rig: Rig, context: Contex
 
 
 def weight_fault(device: Device, model: ModelFile, *, with_output: bool) -> Fault | None:
-    """Return the fault because of which layers of `model` cannot be on `device`; None if none is known.
+    """Return a fault of `device` that forbids layers of `model` on it; None if none is known.
 
     `with_output`: whether the output layer would be on the device too.
     """
@@ -159,7 +159,8 @@ def lent_gap(device: Device, model: ModelFile, layers: Sequence[int]) -> LentGap
 def _mixes_streams(model: ModelFile, index: int) -> bool:
     """Return whether a layer mixes its residual streams with each other (`build_hc_sinkhorn`).
 
-    Its matrix then has more columns than those for reading and for writing the streams (`build_hc_pre`).
+    Its weight `hc_attn_fn` then has more than two columns for each stream: one for reading it, one for writing to it
+    (`build_hc_pre`), and those for mixing.
     """
     count = model.hyper_parameter("hyper_connection.count")
     if not isinstance(count, int) or count < 2:
@@ -171,8 +172,8 @@ def _mixes_streams(model: ModelFile, index: int) -> bool:
 def lent_too_large(device: Device, model: ModelFile, layers: Sequence[int], *, with_output: bool) -> TensorInfo | None:
     """Return a weight tensor that is larger than a lent device can compute with; None if there is none.
 
-    The scheduler leaves such a tensor of a local card to the CPU. The RPC client asks the worker about no size, and
-    ggml-vulkan binds only the first `maxStorageBufferRange` bytes of the tensor (`ggml_vk_subbuffer`).
+    On a local card, the scheduler assigns such a tensor to the CPU. The RPC client does not ask the worker for its
+    limit, and ggml-vulkan binds only the first `maxStorageBufferRange` bytes of the tensor (`ggml_vk_subbuffer`).
 
     `layers`: indices of the layers on the device.
     `with_output`: whether the output layer is on the device too.
@@ -276,10 +277,10 @@ def violations(layout: Layout, model: ModelFile, rig: Rig, context: ContextSetti
 
 
 def _quantised_streams(layout: Layout, model: ModelFile, rig: Rig, context: ContextSettings) -> Iterator[Violation]:
-    """Yield a violation if a CUDA or HIP device would compute CPU layers with quantised K caches of several sequences.
+    """Yield a violation if op offload makes a CUDA or HIP device compute attention to a quantised K cache of CPU
+    layers.
 
-    This happens by op offload for CPU layers at the front, if each sequence has its own cache and flash attention is
-    off.
+    This happens for CPU layers at the front, if each sequence has its own cache and flash attention is off.
     """
     # Op offload copies K of a CPU layer to the card as a view of several streams, which is not contiguous. mmvq.cu then
     # fails GGML_ASSERT(ggml_is_contiguously_allocated(src0)). With flash attention no such product is computed.

@@ -77,7 +77,7 @@ def is_too_large(tensor: TensorInfo, kernels: Kernels) -> bool:
 
 
 def _scans(architecture: Architecture) -> bool:
-    """Return whether the architecture uses `ssm_a` in Mamba's scan. Delta nets only multiply with it."""
+    """Return whether the architecture uses `ssm_a` in Mamba's scan; delta nets use it in a multiplication only."""
     rule = architecture.recurrence
     return rule is not None and rule.layers != "interval" and rule.state in ("scan", "grouped_scan")
 
@@ -131,9 +131,9 @@ def _has_scan(model: ModelFile, tensor: TensorInfo, kernels: Kernels) -> bool:
 
 
 ROW_PADDING = 512
-"""Number of elements to whose multiple CUDA-like backends pad quantised rows: `MATRIX_ROW_PADDING` in common.cuh.
+"""Multiple to which CUDA-like backends pad the elements of quantised rows: `MATRIX_ROW_PADDING` in common.cuh.
 
-Padded are weights (`row_padding_bytes` in `tensors.py`), KV caches (`CacheTensor.size_bytes` in `kv_cache.py`) and
+It is used for weights (`row_padding_bytes` in `tensors.py`), KV caches (`CacheTensor.size_bytes` in `kv_cache.py`) and
 results (`_cuda_bytes` in `compute_graph/devices.py`). `tests/engine/planning/memory/test_row_padding.py` covers these
 three places, `test_weights.py` and `test_estimate_truth.py` compare with llama.cpp's own numbers. `tests/zoo/simdev.c`
 has its own 512, since it is C.
@@ -274,7 +274,10 @@ def _remote_traits(backend: str, overhead_bytes: int) -> BackendTraits:
 
     The scheduler of the client treats it as RPC: any operation, no host buffer, no op offload and no reordering. The
     client asks the worker for the sizes of quantised tensors (`ggml_backend_rpc_buffer_type_get_alloc_size`), so rows
-    are padded as on its device. `overhead_bytes` are no longer free when the worker's memory is read.
+    are padded as on its device.
+
+    `overhead_bytes`: measured memory of loads on the worker's machine beyond llama.cpp's buffers. It is 0 if none was
+    measured, because memory that the worker's process uses is not part of the free memory that the worker reports.
     """
     behind = TRAITS.get(backend)
     if behind is None:

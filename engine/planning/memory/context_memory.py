@@ -94,7 +94,8 @@ class ContextMemory:
     ) -> tuple[dict[str, int], dict[str, int]]:
         """Return (bytes of the KV cache, bytes of recurrent state), each by device id.
 
-        State is on the device of its layer, is sliced by `members` in split mode tensor, or is all in host memory.
+        The state of a layer is on the layer's device. In split mode tensor it is sliced as in `members`. It is all in
+        host memory if the setting `offload_kqv` is off.
         """
         kv: dict[str, int] = {}
         recurrent: dict[str, int] = {}

@@ -29,7 +29,7 @@ from engine.planning.settings.context_settings import ContextSettings
 _POOL_STEP = 2 * MIB
 """Bytes by which a pool grows: granularity of virtual memory on NVIDIA's cards."""
 _BLOCKS_BYTES = 4 * _POOL_STEP
-"""Bytes by which the last blocks of weights, cache, state and compute buffers together exceed the buffers."""
+"""Bytes that are added because the buffers for weights, cache, state and computing end in a partly empty block."""
 _ALIGNMENT = 128
 _CUBLAS_BYTES = 32 * MIB
 """cuBLAS workspace from Hopper on; earlier cards have 4 MiB (`ggml_backend_cuda_context::cublas_handle`)."""
@@ -201,7 +201,9 @@ class CudaPools:
     # ------------------------------------------------------------------ attention and states
 
     def _soon_and_full(self, layers: Sequence[int], *, flash: bool) -> tuple[int, int]:
-        """Return attention's temporary bytes for the largest layer: (in the warm-up, with a full context)."""
+        """Return the temporary bytes of attention for the layer that needs most, as (in the warm-up, with a
+        full context).
+        """
         if not self._context.offload_kqv:
             return 0, 0
         found = self._attention.get(flash)

@@ -136,7 +136,11 @@ class ModelMemory:
         self._last = None
 
     def for_context(self, context: ContextSettings) -> ContextMemory | None:
-        """Return the tables for these settings; None if the state cannot be computed. The latest tables are cached."""
+        """Return the `ContextMemory` (state and compute buffers) for these settings; None if the state cannot be
+        computed.
+
+        The latest `most_tables` objects are cached.
+        """
         if self._state is None:
             return None
         last = self._last
@@ -316,7 +320,7 @@ class ModelMemory:
         return self._forecast(lambda forecast: forecast.uses_flash_attention(placement), tables.compute)
 
     def _forecast(self, ask: Callable[[ComputeForecast], _Answer], forecast: ComputeForecast) -> _Answer | None:
-        """Return the result of `ask`; None if it takes too long or fails.
+        """Return the result of `ask` for a forecast of compute buffers; None if it takes too long or fails.
 
         Compute buffers are then left to the probe.
         """

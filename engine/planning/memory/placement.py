@@ -34,9 +34,10 @@ _MAPPED_MODES = ("auto", "mmap", "mmap_mlock")
 class HostBuffers:
     """Host buffer types of a layout.
 
-    `weights`: buffer type for weights that are not in the mapped file.
-    `compute`: buffer type for the CPU's compute buffer. Both types are pinned memory if the device that determines them
-    has pinned memory.
+    `weights`: buffer type for weights that are not in the mapped file. It is pinned memory of the first device that has
+    such memory, else plain memory.
+    `compute`: buffer type for the CPU's compute buffer. It is pinned memory of the first device if that has such
+    memory.
     `kernels`: kernels of the device that determines `weights`. Weights for which it has no kernel are in plain memory.
     """
 
@@ -63,7 +64,7 @@ class Placement:
     `shares`: in split mode tensor, the share of each entry in every layer after the leading ones; else empty.
     `row_shares`: in split mode row, the share of each entry in the rows of every weight; else empty.
     `extra_buffers`: whether the CPU may repack weights.
-    `left_out`: number of CPU layers at the front that the model has, and this placement of its last layers has not.
+    `left_out`: number of the model's CPU layers at the front that this object leaves out; above 0 only for MTP heads.
     `op_offload`: whether devices compute batches of at least `offload_batch` tokens with weights in host memory.
     """
 

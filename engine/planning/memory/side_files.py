@@ -188,7 +188,7 @@ def side_file_bytes(side_files: SideFiles, placement: Placement, rig: Rig, proje
 
 
 def with_side_files(estimate: MemoryEstimate, sizes: Mapping[str, int], placement: Placement) -> MemoryEstimate:
-    """Return `estimate` with these bytes added to the weights, by device id.
+    """Return `estimate` with `sizes` (bytes by device id) added to the weights.
 
     A device that held nothing before gets the overhead of a process too.
     """

@@ -25,7 +25,9 @@ from engine.planning.memory.placement import Placement
 from engine.planning.memory.tensors import padded_bytes
 
 _FAST_MULTIPLE = 128
-"""Number of elements of which slices are multiples if every device still gets a slice; kernels are then faster."""
+"""Slices are multiples of this number of elements if each device still gets a slice then; kernels are faster
+with it.
+"""
 
 _Kind = Literal["q", "k", "v", "qkv", "head_norm", "sinks", "out", "gate", "heads", "heads_2", "conv", "ssm_out", "r",
                 "s", "ffn", "ffn_up", "gate_up", "output", "group", "group_heads", "group_q", "group_rank"]  # fmt: skip

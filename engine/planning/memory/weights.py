@@ -30,9 +30,9 @@ from engine.planning.memory.tensors import (
 )
 
 _REPACKABLE = "CPU, may be repacked"
-"""Place of tensors in host memory for which llama.cpp tries pinned and repacked memory (`make_cpu_buft_list`).
+"""Place of host weights that llama.cpp puts in pinned or repacked memory if possible (`make_cpu_buft_list`).
 
-Tensors of a CPU entry of the device list are always in plain memory.
+Weights of a CPU entry of the device list are always in plain memory.
 """
 _SPLIT = "all members of a tensor split"
 """Place of tensors that are sliced over the devices of split mode tensor."""
@@ -59,10 +59,10 @@ class _Tally:
     """Sums of the bytes of some tensors.
 
     `spans`: (first byte, end) in each file of the tensors that are in host memory and not repacked.
-    `on_device`: bytes by device id, without the CPU.
-    `repacked_bytes`: in host memory, repacked.
-    `plain_bytes`: in plain host memory.
-    `pinned_bytes`: in pinned host memory.
+    `on_device`: bytes on each device except the CPU, by device id.
+    `repacked_bytes`: bytes in host memory that are repacked.
+    `plain_bytes`: bytes in plain host memory.
+    `pinned_bytes`: bytes in pinned host memory.
     `made`: (tensor name, buffer) of tensors that are counted already.
     """
 
@@ -199,9 +199,9 @@ class WeightTables:
         return found
 
     def _layer(self, index: int, home: str, placement: Placement, members: MemberTables | None) -> _Tally:
-        """Return the sums for layer `index` on the place `home`.
+        """Return the sums of layer `index`, whose weights are at the place `home` unless an override moves them.
 
-        Weights that overrides move are counted where they are moved to.
+        Moved weights are counted at the place to which they are moved.
         """
         moved, tensors = self._moved, self._blocks[index]
         key = (index, home, *[moved.get(tensor.name) for tensor in tensors]) if moved else (index, home)
@@ -214,7 +214,7 @@ class WeightTables:
         return found
 
     def _left_to_host(self, placement: Placement, home: str) -> frozenset[str]:
-        """Return the names of the weights for which the device of `home` has no kernel."""
+        """Return the names of the weights for which the device with the place `home` has no kernel."""
         traits = placement.traits.get(placement.entries[0] if home == _SPLIT else home)
         return self._unsupported_by(traits.size_rule.kernels) if traits else frozenset()
 

@@ -1,1 +1,1 @@
-"""`Plan`: an edit (layout, settings, side files) of a model on a rig (devices), with all values computed from it."""
+"""`Plan` and its values: the layout and settings of a model on a rig, with forecast, decided settings and advice."""

@@ -122,10 +122,7 @@ def side_file_advice(side_files: SideFiles, layout: Layout, context: ContextSett
 
 
 _LARGE_DRAFT = 2
-"""Divisor of the main model's size.
-
-A draft model above this part is too large to speed up answers, so advice is given.
-"""
+"""Divisor of the main model's size. A draft model larger than the result hardly saves time, so advice is given."""
 
 
 def draft_advice(draft: Draft | None, devices: Sequence[str], model: ModelFile, *, is_slow: bool) -> Iterator[Advice]:

@@ -1,4 +1,4 @@
-"""Comparison of two plans of a model: places of layers and parts, memory of each device, settings, and figures.
+"""Comparison of two plans of a model: devices of layers and parts, memory of each device, settings, and figures.
 
 Window and command line show the same values. The plans may be on different rigs.
 """

@@ -1,4 +1,4 @@
-"""`Plan`: an edit (layout, settings, side files) of a model on a rig (the devices), and everything computed from it.
+"""`Plan`: one model with layout, settings and side files on a rig, and the values computed from these.
 
 Editor, probe, probe cache, load, report and command line use a `Plan`, so all of them use the same settings.
 """
@@ -43,12 +43,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Plan:
-    """An edit (layout, settings, side files) of a model on a rig (the devices).
+    """One model with an edit (layout, settings, side files as the user set them) on a rig (the devices).
 
-    Forecast, decided settings and llama.cpp parameters are computed on first use.
+    A plan is immutable: each step of a drag makes a new one (`with_edit`, `with_layout`, `on`). Its properties, such as
+    memory forecast, decided settings, broken rules and llama.cpp parameters, are computed on first use and cached. A
+    plan belongs to one thread, because of `memory`; for another thread, call `with_own_tables`.
 
-    `memory`: the model, and tables that all plans of the model share, so that each step of a drag is fast. Only one
-    thread may use the tables at a time; for another thread, call `with_own_tables`.
+    `memory`: the model, and tables for its estimates, which all plans of the model share.
+    `rig`: the devices with their free memory.
+    `edit`: layout, settings and side files; settings may be on auto.
     `probed`: memory of each device as llama.cpp reported it for a plan with the same `key`; None if there was no probe.
     The free memory in these rows may be out of date.
     """
@@ -111,10 +114,10 @@ class Plan:
 
     @cached_property
     def learned_rig(self) -> Rig:
-        """The rig with a larger overhead on devices on which a load of this model ran out of memory before.
+        """The rig, with a larger overhead for devices on which this model ran out of memory in an earlier load.
 
-        Only loads count whose context and micro batch were not larger. The overhead is memory beyond llama.cpp's
-        buffers. The result is `rig` itself if there was no such load.
+        The overhead is memory beyond llama.cpp's buffers. Only loads count whose context and micro batch were not
+        larger than those of this plan. The result is `rig` itself if there was no such load.
         """
         devices = tuple(map(self._learned, self.rig.devices))
         return self.rig if all(map(operator.is_, devices, self.rig.devices)) else Rig(devices, self.rig.host)
@@ -129,7 +132,10 @@ class Plan:
         return replace(device, overhead_bytes=least_bytes)
 
     def computing(self, device: Device) -> ComputingNeed:
-        """Return the key under which a device's overhead for this plan is looked up; its `overhead_bytes` is 0."""
+        """Return this plan's properties on `device` in the form of a `ComputingNeed`, to find needs of earlier loads.
+
+        Its `overhead_bytes` is 0.
+        """
         model, context = self.model, self.settings
         return ComputingNeed(
             device=device_key(device),

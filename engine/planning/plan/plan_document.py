@@ -199,7 +199,7 @@ def _planned_file(plan: Plan) -> LayoutFile:
 
 
 def _planned(plan: Plan) -> ContextSettings:
-    """Return the settings as the user left them, but with the context length that was decided.
+    """Return the settings as the user left them, but with the decided context length instead of "auto".
 
     A layout file has one length, and the rows of the forecast are for this length.
     """

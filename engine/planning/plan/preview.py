@@ -165,7 +165,8 @@ class PreviewTables:
         return any(each.name == EMBEDDING for each in model.global_tensors) and not ties_embedding(model)
 
     def answered_speed(self, plan: Plan, speeds: Speeds, answered: Answered) -> SpeedForecast | None:
-        """Return the predicted speed of an answer with another edit (layout, settings) than that of `plan`.
+        """Return the predicted speed of an answer that was given with another edit (layout, settings) than that of
+        `plan`.
 
         None if its devices are no longer there. The last result is cached, because it is the same during a drag.
         """

@@ -75,9 +75,9 @@ class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def buffer_bytes(self) -> int:
-        """Bytes of llama.cpp's buffers, those of a draft model included.
+        """Bytes of llama.cpp's buffers, including those of a draft model.
 
-        They are the row's need less the overhead, and less memory that is allocated while the model answers.
+        This is the row's need less the overhead, and less memory that is allocated while the model answers.
         """
         return self.need_bytes - self.overhead_bytes - self.answering_bytes
 
@@ -164,8 +164,8 @@ def sharing(rows: tuple[DeviceRow, ...], rig: Rig) -> tuple[DeviceRow, ...]:
 def missing_bytes(rows: Iterable[DeviceRow], rig: Rig) -> dict[str, int]:
     """Return the missing bytes of each device that has too little memory, by device id.
 
-    They are need plus margin less available memory.
-    Devices with enough memory, and rows of devices that `rig` lacks, are left out.
+    Missing bytes are need plus margin less available memory. Devices with enough memory, and rows of devices that `rig`
+    lacks, are left out.
     """
     devices, rows = {device.id: device for device in rig.all_devices}, [row for row in rows if row.need_bytes]
     short = {

@@ -1,4 +1,4 @@
-"""Corrections of speed predictions, learnt from measured answers, for each device and for each class of layouts.
+"""Corrections of speed predictions that are learnt from measured answers, for each device and each class of layouts.
 
 An answer has one measured time per token, and a predicted time for each device. The predicted times are scaled, answer
 after answer and in several passes, until their sum is the measured time (multiplicative algebraic reconstruction, as in
@@ -35,7 +35,7 @@ _PASSES = 20
 _STEP = 0.5
 """Exponent that damps each correction in `learnt_factors`, so that a single answer does not decide alone."""
 _COMMON = 0.5
-"""Exponent of the mean correction of other devices, which is used for a device that took part in no answer yet."""
+"""Exponent of the mean factor of the other devices, which is used for a device that took part in no answer yet."""
 
 
 class Answer(msgspec.Struct, frozen=True):

@@ -63,10 +63,12 @@ _LEARNT_UNCERTAINTY = 0.2
 _TILE = 64
 """Tokens and cells of a tile of attention in ggml-cpu.
 
-If the mask leaves anything of a tile, the whole tile is computed.
+If the mask shows at least one cell of a tile to a token, the whole tile is computed.
 """
 _STATE_PASSES = 3
-"""Number of times that recurrent state passes through memory for a batch: read, written, copied to its place."""
+"""Number of times that recurrent state passes through memory for a batch: it is read, written and copied to its
+place.
+"""
 _OUTPUT_OPS = 4
 """Number of small computations in the output layer."""
 _SMALL_SHARE = 0.02

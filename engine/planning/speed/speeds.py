@@ -98,7 +98,7 @@ KNOWN_BANDWIDTHS: Mapping[str, int] = {
     "DGX Spark": 273, "GB10": 273, "Strix Halo": 256, "Radeon 8060S": 256,
     "M3 Ultra": 819, "M3 Max": 400, "M3 Pro": 150, "M3": 100, "M4 Max": 546, "M4 Pro": 273, "M4": 120,
 }  # fmt: skip
-"""Published memory bandwidth in GB/s, by a part of the device's name; the longest matching name counts."""
+"""Published memory bandwidth in GB/s, by a part of the device's name; the longest matching part is used."""
 
 _BY_KIND = {"gpu": 300, "igpu": 60, "accel": 40, "cpu": 40}
 """Usual memory bandwidth in GB/s by kind of device: a guess, shown as "roughly"."""
@@ -212,7 +212,10 @@ These are kernels of their own. A kernel that was not measured has the speed of 
 _HEAD_WIDTHS = (64, 128, 256)
 """Head sizes for which kernels of attention are measured."""
 _MOST_SPREAD = 3.0
-"""log2 of the number of KV heads in the measurements of attention; "alone" is measured with one head."""
+"""log2 of the number of KV heads in the measurements of attention with several heads.
+
+Attention is measured with one KV head too (kernels with suffix ".alone"); other numbers of heads are interpolated.
+"""
 
 
 def repacked(kernel: str) -> str:

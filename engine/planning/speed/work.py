@@ -48,13 +48,13 @@ _MOVED_OPS = 6
 
 
 class StateCost(NamedTuple):
-    """KV cache and recurrent state that one token uses, of a layer or of several layers.
+    """Cost of the KV cache and recurrent state for one token, in one layer or summed over several layers.
 
     `bytes_read`: bytes of the KV cache that a batch reads once.
-    `products`: multiplications of one token with cached keys and values, cells that the mask hides included.
+    `products`: multiplications of one token with cached keys and values, including cells that the mask hides.
     `cells`: cells that one token attends to, counted once for each head; in a sliding window, the cells of the window.
-    `seen`: multiplications of one token with keys and values of these cells.
-    `spread`: sum over these cells of log2 of the number of KV heads.
+    `seen`: multiplications of one token with keys and values of the cells in `cells`.
+    `spread`: sum over the cells in `cells` of log2 of the number of KV heads.
     `recurrent_bytes`: bytes of recurrent state.
     `scanned`, `convolved`: elements of recurrent state and of rolling state, which are computed for each token.
     """
@@ -71,9 +71,9 @@ class StateCost(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StateWork:
-    """KV cache and recurrent state that one token uses in a model.
+    """Cost of the KV cache and recurrent state for one token in each layer of a model, stored as sums.
 
-    `sums`: for each layer, the sum over all layers before it.
+    `sums`: for each layer, the sum over all layers before it; a last entry has the sum over all layers.
     """
 
     sums: Sequence[StateCost]
@@ -176,9 +176,11 @@ class Work:
         return self._ops[last + 1] - self._ops[first]
 
     def experts_read(self, batch_tokens: float) -> float:
-        """Return the share (0 to 1) of the experts unused by one token that the other tokens of its batch use.
+        """Return the share (0 to 1) of a layer's further experts that are read for a batch, because its other tokens
+        use them.
 
-        Routers are trained to use all experts equally, so each token is assumed to choose experts at random.
+        Further experts are those that one token alone does not use. Routers are trained to use all experts equally, so
+        each token is assumed to choose experts at random.
         """
         unused = 1 - self.expert_share
         # Probability that at least one of the other tokens of the batch chooses a given expert.

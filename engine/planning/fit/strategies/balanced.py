@@ -92,7 +92,7 @@ def balanced_layout(bench: Workbench) -> Layout:
 
 
 def _evenness(bench: Workbench, layout: Layout) -> tuple[int, int]:
-    """Return the key by which layouts are compared: smallest free bytes, then negative largest free bytes."""
+    """Return the key by which layouts are compared (larger is better): least free bytes, minus the most free bytes."""
     left = _headroom(bench, layout).values()
     return min(left), -max(left)
 

@@ -20,9 +20,9 @@ from engine.planning.layout.layout import Layout, Override
 
 
 def fill_with_experts(bench: Workbench, ids: Sequence[str]) -> Layout | None:
-    """Return the layout that fills the devices `ids`, in this order of layers, first with dense weights, then experts.
+    """Return the layout that fills the devices `ids` first with dense weights, then with experts.
 
-    None if the model has no experts.
+    The order of `ids` is the order of their layers. None if the model has no experts.
     """
     sparse = frozenset(layer.index for layer in bench.layers if layer.expert_bytes)
     if not sparse or not ids:
@@ -45,7 +45,7 @@ def fill_with_experts(bench: Workbench, ids: Sequence[str]) -> Layout | None:
 
 
 def fill_with_experts_apart(bench: Workbench, ids: Sequence[str]) -> Layout | None:
-    """Return a layout whose last device has only the output layer and single expert matrices.
+    """Return a layout whose last device has only the output layer and single expert matrices of other devices' layers.
 
     None if no matrix would fit on that device.
     """
@@ -134,7 +134,9 @@ class _State:
 
 
 def _with_layers(state: _State, device_id: str, start: int) -> tuple[int, _State]:
-    """Return how many layers from `start` on fit on the device with their experts, and the state with them on it."""
+    """Return (number of layers from `start` on that fit on the device with their experts, state with them on
+    the device).
+    """
     bench = state.bench
 
     def goes(count: int) -> bool:

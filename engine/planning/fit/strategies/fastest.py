@@ -132,7 +132,10 @@ def _fastest(bench: Workbench, deadline_s: float = inf) -> AutoLayout:
 
 
 def _with_output_on_device(bench: Workbench, costs: CostModel, layout: Layout) -> Layout:
-    """Return `layout` with the output layer moved from the CPU to a device, if that fits and is predicted faster."""
+    """Return `layout` with its output layer moved from the CPU to a device, if that fits and is predicted to be faster.
+
+    Otherwise return `layout` unchanged.
+    """
     if layout.output_device != CPU_ID or CPU_ID in (bench.output, bench.pinned.get(layout.n_layers - 1)):
         return layout
     moved = [layout.move_output(device_id) for device_id in layout.devices if device_id != CPU_ID]

@@ -81,11 +81,9 @@ def fill(
 
 
 def _as_pipeline(passes: _Pass, ids: Sequence[str], layout: Layout) -> Layout | None:
-    """Return a filling with no layers on the CPU, with some layers moved between devices.
+    """Return a filling with no layers on the CPU if only the larger buffers of pipeline parallelism prevented one.
 
-    None if there is none that fits.
-
-    It is for the case that only the larger buffers of pipeline parallelism prevent such a filling.
+    Some layers are moved between devices for it. None if no such filling fits.
     """
     # Without layers on the CPU llama.cpp runs the devices as a pipeline, whose buffers are larger. Moving the last
     # layer from the CPU then makes other devices short. These get fewer layers in another pass.
@@ -152,7 +150,11 @@ class _Pass:
         return bench.layout(places, output, self.overrides)
 
     def _most(self, places: list[str], device_id: str, layers: range, output: str | None, *, from_end: bool) -> int:
-        """Put as many of `layers` on the device as fit, by changing `places`, and return their number."""
+        """Put as many of `layers` on the device as fit, and return their number. `places` (device id of each layer) is
+        changed.
+
+        `from_end`: whether the last of `layers` are put there, instead of the first.
+        """
 
         def tried(count: int, front: str | None = None) -> list[str]:
             span = range(layers.stop - count, layers.stop) if from_end else layers[:count]

@@ -126,7 +126,7 @@ class ComputeForecast:
         return grown
 
     def _known(self, placement: Placement, *, asks_flash: bool) -> Found:
-        """Return the forecast for a placement; results are cached.
+        """Return the sizes of the compute buffers for a placement; results are cached.
 
         `asks_flash`: whether flash attention is turned off if its node would not be on the layer's device, as llama.cpp
         does for "auto".
@@ -177,7 +177,7 @@ class ComputeForecast:
         return ("flash_attn", *mixing) if asks_flash else mixing
 
     def _borrows(self, placement: Placement) -> bool:
-        """Return whether devices compute with weights that are in host memory (op offload)."""
+        """Return whether some weights are in host memory and devices compute with copies of them (op offload)."""
         on_host = placement.leading or CPU_ID in placement.entries
         on_host = on_host or any(rule.device == CPU_ID for rule in placement.overrides)
         on_host = on_host or self._leaves_out(placement)
@@ -219,7 +219,10 @@ class ComputeForecast:
         return not hyper.latent and not {*hyper.head_k, *hyper.head_v} <= CUDA_FLASH_HEAD_SIZES
 
     def _ask(self, placement: Placement, batch: Batch, ask: Callable[[LayoutGraph, Placement], Answer]) -> Answer:
-        """Return the result of `ask` for the layout's graph, which is built in sections if possible, else whole."""
+        """Call `ask` with the layout's graph and `placement`, and return its result.
+
+        The graph is built in sections; if a layer reads a tensor of a distant layer, it is built whole.
+        """
         if not self._whole:
             try:
                 return ask(self._layout_graph(placement, batch), placement)
@@ -229,7 +232,7 @@ class ComputeForecast:
         return ask(self._layout_graph(placement, batch), placement)
 
     def _layout_graph(self, placement: Placement, batch: Batch) -> LayoutGraph:
-        """Return the graph of layouts with these settings; graphs are cached."""
+        """Return the `LayoutGraph` for layouts with the settings of `placement`; such objects are cached."""
         pinned = placement.leading + placement.left_out == 0 or batch.n_tokens < _PINNED_BELOW
         key = (batch, placement.pipeline, placement.op_offload, placement.offload_batch, pinned, self._whole)
         found = self._layout_graphs.get(key)

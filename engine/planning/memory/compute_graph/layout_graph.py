@@ -40,7 +40,7 @@ Part = tuple[str, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Scheduling:
-    """Settings of the scheduler in addition to its backends; see `Scheduler`."""
+    """Settings of the scheduler that are not properties of its backends; the fields are as in `Scheduler`."""
 
     pipeline: bool
     op_offload: bool
@@ -49,18 +49,21 @@ class Scheduling:
 
 @dataclass(slots=True)
 class _PlacedSections:
-    """Sections on devices, for all layouts with the same overrides.
+    """Cached sections and segments for all layouts with the same overrides.
 
-    `outer`: number of the variant of the weights in no block.
-    `named`: buffer types to which overrides move weights, for each layer; the last entry is for weights in no block.
-    `alike`: number of each layer's variant, by which sizes of weights matter.
-    `uniform`: sections of units that are on one device, by this device.
-    `mixed`: sections of units that are on several devices.
-    `segments`: segments that were made before.
-    `ends`: section of the output layer.
-    `plain`, `names`: sections in which overrides name devices otherwise, and the names here by those there; None and
-    empty if overrides name devices by their ids.
-    `renamed`: sections with other names, by devices of a segment.
+    A unit is a layer that adds nodes, with the layers before it that add none. A variant is a number for layers with
+    equal graphs (`GraphTables.variants`).
+
+    `outer`: variant of the weights in no block.
+    `named`: buffer types to which overrides move weights of each layer; the last entry is for weights in no block.
+    `alike`: variant of each layer, by the weights whose sizes are compared.
+    `uniform`: sections of all units as if they were on one device, by this device.
+    `mixed`: section of a unit, by number of the unit and devices of its layers.
+    `segments`: segments that were built before.
+    `ends`: section of the output layer, by devices of its layers.
+    `plain`: the object for overrides with device ids, if in this one overrides have other names of devices; else None.
+    `names`: name of a device in this object, by device id; empty if `plain` is None.
+    `renamed`: objects for the same overrides with other names of devices, by devices of a segment.
     """
 
     overrides: tuple[TensorOverride, ...]
@@ -78,7 +81,7 @@ class _PlacedSections:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _SegmentBackends:
-    """The backends of a segment. Compared by identity.
+    """The backends of a segment (layers on one device). It is compared by identity.
 
     `steps`: cache of steps with these backends.
     `bufts`: buffer type of each backend.
@@ -91,7 +94,7 @@ class _SegmentBackends:
 
 
 class LayoutGraph:
-    """Graphs of all layouts for one batch, made of cached segments.
+    """The graphs of all layouts for one batch. They are lists of segments (layers on one device), which are cached.
 
     `pinned`: whether norms are pinned to the backend of their layer's device.
     `whole`: whether graphs must be built whole, because layers read tensors of layers that are not their neighbours.
@@ -217,11 +220,12 @@ class LayoutGraph:
         return range(self._firsts[max(0, start - 2)], last + 1)
 
     def _rig(self, placement: Placement) -> int:
-        """Return a number for the combination of the devices' backend properties and the host's compute buffer."""
+        """Return a number that identifies the backend properties of all devices and the host's compute buffer."""
         return self._rigs.setdefault((tuple(placement.traits.items()), placement.host.compute), len(self._rigs))
 
     def _backends_for(self, placement: Placement, rig: int, devices: tuple[str, ...]) -> _SegmentBackends:
-        """Return the backends of these devices, the CPU last. Their buffer types get names from numbers.
+        """Return the backends of `devices`, the last of which is the CPU. Names of buffer types contain numbers, not
+        device ids.
 
         `rig`: result of `_rig`.
         """
@@ -336,10 +340,13 @@ class LayoutGraph:
         return found
 
     def _renamed(self, known: _PlacedSections, devices: tuple[str, ...], named: frozenset[str]) -> _PlacedSections:
-        """Return the sections in which overrides name devices as the backends of a segment do.
+        """Return the cached sections in which overrides name devices by their position in `devices` instead of their
+        id.
 
-        So steps hold for all devices of the same kinds. `devices`: devices of the segment, `named`: those of its
-        overrides.
+        So cached steps are valid for all devices of the same kinds.
+
+        `devices`: devices of the segment.
+        `named`: ids of the devices that its overrides name.
         """
         used = tuple([device if device in named else "" for device in devices])
         if not any(used):
@@ -354,9 +361,9 @@ class LayoutGraph:
     def _mixed_section(
         self, known: _PlacedSections, backends: _SegmentBackends, unit: int, parts: Sequence[Part]
     ) -> PlacedSection:
-        """Return the section of the graph for a unit (a layer that adds nodes, with those before it that add none).
+        """Return the section of unit `unit`, which is on several devices, or on another device than the unit before.
 
-        It is on several devices, or on another device than the unit before. `unit`: number of the unit.
+        A unit is a layer that adds nodes, with the layers before it that add none.
         """
         start = self._firsts[unit - 1] if unit else 0
         places = tuple(backends.places[device] for device in _devices(parts, start, self._lasts[unit]))
@@ -397,9 +404,9 @@ class LayoutGraph:
         return self._lasts[unit] == self._tables.n_trunk - 1
 
     def _interned(self, name: SectionName | Section, places: tuple[Place, ...]) -> PlacedSection:
-        """Return the section `name` with these devices; equal arguments return the same object.
+        """Return the `PlacedSection` with these arguments; equal arguments return the same object.
 
-        It is compared by identity, which is faster.
+        So it can be compared by identity, which is faster.
         """
         return self._interned_sections.setdefault((name, places), PlacedSection(name, places))
 
@@ -436,7 +443,10 @@ class LayoutGraph:
 
 
 def _name(devices: Sequence[str], device: str) -> str:
-    """Return a name for a device from its first place in a list, which is equal for lists of other devices."""
+    """Return a name for a device that contains its first position in `devices` instead of its id; the CPU keeps its id.
+
+    So the names are equal for lists of other devices.
+    """
     return device if device == CPU_ID else f"#{devices.index(device)}"
 
 

@@ -82,7 +82,10 @@ def place_draft(
 def decide_draft(
     draft: Draft | None, placed: PlacedDraft | None, layout: Layout, estimate: MemoryEstimate
 ) -> Iterator[Decision]:
-    """Yield the decision on the draft; none without a draft. `layout`, `estimate`: of the main model."""
+    """Yield the decision on the draft; nothing is yielded if there is no draft.
+
+    `layout`, `estimate`: of the main model.
+    """
     if draft is None:
         return
     if draft.kind == "mtp":

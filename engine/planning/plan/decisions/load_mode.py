@@ -64,7 +64,7 @@ def load_modes(
 def _reasons_to_read(
     model: ModelFile, rig: Rig, layout: Layout, host: HostFacts, *, has_adapters: bool
 ) -> Iterator[str]:
-    """Yield sentences on why the file should be read instead of mapped, the most important reason first."""
+    """Yield sentences on why the model file should be read instead of mapped, the most important reason first."""
     ids = used_devices(layout)
     used = [device for device in rig.devices if device.id in ids]
     first: Device | None = used[0] if used else None

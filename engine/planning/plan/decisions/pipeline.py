@@ -40,9 +40,10 @@ def decide_pipeline(
 
 
 def _gains(context: ContextSettings) -> bool:
-    """Return whether pipeline parallelism can make prompts faster: several micro batches can be computed at a time.
+    """Return whether pipeline parallelism can make prompts faster: there are several micro batches to compute at a
+    time.
 
-    They come from several sequences, or from a long prompt.
+    These are parts of a long prompt, or prompts of several sequences.
     """
     return context.n_seq_max > 1 or min(context.n_batch, context.n_ctx) > context.n_ubatch
 

@@ -106,7 +106,8 @@ def resolve(
 def _decide_sizes(
     memory: ModelMemory, rig: Rig, asked: ContextSettings, used: ContextSettings, key: str, *, fits: bool
 ) -> Iterator[Decision]:
-    """Yield the decisions on context length and batch sizes; the reason for a measured micro batch says so.
+    """Yield the decisions on context length and batch sizes. If `n_ubatch` was measured, its reason is the measured
+    gain.
 
     `key`: key of the model on its devices (`load_key`), for measured choices.
     """

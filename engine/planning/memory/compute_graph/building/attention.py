@@ -58,9 +58,9 @@ def build_attn_inp_no_cache(ctx: GraphContext) -> AttnInput:
 
 
 def _rotation(cache_type: str, head: int) -> int:
-    """Return the rows of the Hadamard matrix for a KV cache of this type and heads of this many elements.
+    """Return the number of rows of the Hadamard matrix for a KV cache of type `cache_type`; 0 if heads are not rotated.
 
-    0 for none.
+    `head`: elements of a head.
     """
     if cache_type in ("f32", "f16", "bf16") or head == 0 or head % 64:
         return 0
@@ -68,7 +68,7 @@ def _rotation(cache_type: str, head: int) -> int:
 
 
 def hadamard_size(head: int) -> int:
-    """Return the largest power of two, at least 64, that divides a head: the rows of its Hadamard matrix."""
+    """Return the number of rows of a Hadamard matrix: the largest power of two, at least 64, that divides `head`."""
     size = 64
     while head % (size * 2) == 0:
         size *= 2
@@ -76,11 +76,10 @@ def hadamard_size(head: int) -> int:
 
 
 def cache_of(ctx: GraphContext, place: int | None = None, *, k_only: bool = False) -> tuple[Tensor, Tensor | None]:
-    """Return the K and V cache of the layer at `place` in the graph; None for the current layer.
+    """Return the tensors of a layer's K and V cache; they are made on first use.
 
-    They are made on first use.
-
-    `k_only`: whether there is no V cache.
+    `place`: place of the layer in the graph; None for the current layer.
+    `k_only`: whether there is no V cache; its tensor is then None.
     """
     place = ctx.place if place is None else place
     found = ctx.caches.get(place)
@@ -145,7 +144,7 @@ def build_attn(
     out: str | None = "attn_output",
     place: int | None = None,
 ) -> Tensor:
-    """Store keys and values in the cache, and return the attention to all cells, multiplied by the matrix `out`.
+    """Store keys and values in the KV cache, attend to all its cells, and return the result times the matrix `out`.
 
     `sliding`: whether keys are expanded before values, as in llama.cpp's overload for caches with sliding windows
     (`llm_graph_input_attn_kv_iswa`).
@@ -188,7 +187,7 @@ def store(
 def build_attn_mla(
     ctx: GraphContext, inp_attn: AttnInput, q: Tensor, k: Tensor, v: Tensor, *, out: str | None = "attn_output"
 ) -> Tensor:
-    """Return the output of attention to compressed keys as a single head (MLA), with the matrix `out` applied.
+    """Attend to compressed keys as a single head (MLA), and return the result times the matrix `out`.
 
     Mirrors the overload of `build_attn` for `llm_graph_input_attn_k`: values are a view of the keys.
     """
@@ -248,7 +247,7 @@ def cpy_v(ctx: GraphContext, cache: Tensor, v: Tensor, rows: Tensor) -> Tensor:
 
 
 def _merged(ctx: GraphContext, cache: Tensor) -> Tensor:
-    """Return the cache of all streams as one matrix, as a reshape."""
+    """Return a reshape of the cache in which the streams of all sequences are one matrix."""
     if cache.ne[2] == 1:
         return cache
     return ctx.graph.reshape(cache, cache.ne[0], cache.ne[1] * cache.ne[2])

@@ -40,12 +40,12 @@ class GraphInputs:
     `inp_pos`: positions of the tokens.
     `inp_embd`: input embeddings.
     `inp_out_ids`: indices of the tokens with logits.
-    `inp_attn`: attention to the full KV cache.
-    `inp_attn_swa`: attention to the cache of sliding-window layers; None if there are none.
+    `inp_attn`: inputs of attention to the full KV cache.
+    `inp_attn_swa`: inputs of attention to the cache of sliding-window layers; None if there are none.
     `last`: the last layer. Layers that the file does not list are on its device.
-    `inp_indexer`: attention of the indexer; None if there is none.
+    `inp_indexer`: inputs of the indexer's attention; None if there is no indexer.
     `state_rows`: indices of the recurrent states of the sequences in the batch; None for a model with no states.
-    `unused_rows`: indices of the other states; empty in the worst case that is reserved.
+    `unused_rows`: indices of the states of all other sequences; None for a model with no states.
     `q_scale`: scale of queries without RoPE (`inp_attn_scale`).
     `output`: buffer type of the output layer.
     """
@@ -67,17 +67,21 @@ Value = TypeVar("Value")
 
 
 class Shared:
-    """Store of values with tensors that layers share, by class of the value.
+    """Store of tensors that a layer makes and later layers read too, such as masks.
 
-    Each builder module has frozen dataclasses for its values. `of` separates several values of one class. If the graph
-    is built in sections (runs of nodes), only inputs can be shared (`all_inputs`).
+    Tensors are grouped in values: frozen dataclasses, which each builder module defines. A value is looked up by its
+    class, and by the key `of` if there are several values of one class. If the graph is built in sections (runs of
+    nodes), all these tensors must be inputs of the graph (`all_inputs`).
     """
 
     def __init__(self) -> None:
         self._values: dict[tuple[type, object], object] = {}
 
     def once(self, kind: type[Value], make: Callable[[], Value], of: object = None) -> Value:
-        """Return the stored value of class `kind`; if there is none, call `make` and store its result."""
+        """Return the stored value of class `kind`; if there is none, call `make` and store its result.
+
+        `of`: further key of the value; None if there is one value of this class in the graph.
+        """
         found = self.find(kind, of)
         if found is None:
             found = make()
@@ -85,20 +89,23 @@ class Shared:
         return found
 
     def put(self, value: object, of: object = None) -> None:
-        """Store a value for `of`, a tensor or another key; None for the whole graph.
+        """Store a value under its class and the key `of`, replacing an earlier one.
 
-        An earlier value of the same class for the same `of` is replaced.
+        `of`: a tensor or another key; None if there is one value of this class in the graph.
         """
         self._values[type(value), of] = value
 
     def find(self, kind: type[Value], of: object = None) -> Value | None:
-        """Return the value of class `kind` that was stored for `of` (see `put`); None if there is none."""
+        """Return the value stored under the class `kind` and the key `of`; None if there is none."""
         found = self._values.get((kind, of))
         assert found is None or isinstance(found, kind)
         return found
 
     def get(self, kind: type[Value], of: object = None) -> Value:
-        """Return the value of class `kind` that an earlier layer stored; raise `LookupError` if there is none."""
+        """Return the value of class `kind` that an earlier layer stored; raise `LookupError` if there is none.
+
+        `of`: further key of the value, as for `put`.
+        """
         found = self.find(kind, of)
         if found is None:
             raise LookupError(f"no layer made {kind.__name__}")
@@ -106,7 +113,7 @@ class Shared:
 
     @property
     def all_inputs(self) -> bool:
-        """Whether all stored tensors are inputs of the graph. If so, each layer depends on its neighbours only."""
+        """Whether all stored tensors are inputs of the graph, not results of layers."""
         return all(tensor.is_input for tensor in self._tensors())
 
     def _tensors(self) -> Iterator[Tensor]:
@@ -134,18 +141,21 @@ def _tanh(graph: Graph, source: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Sizes of the worst-case batch for which llama.cpp reserves buffers (`llama_context::graph_reserve`).
+    """The batch for which a graph is built: the worst case, for which llama.cpp reserves buffers (`graph_reserve`).
 
-    `n_tokens`, `n_sequences`: tokens and sequences in the batch.
-    `n_outputs`: tokens with logits.
-    `n_cells`, `n_cells_swa`: cells of one stream in the full KV cache and in that of sliding-window layers.
-    `n_streams`: number of sequences with their own cells.
+    `n_tokens`, `n_sequences`: number of tokens and of sequences in the batch.
+    `n_outputs`: number of tokens with logits.
+    `n_cells`: number of cells in one stream of the full KV cache; a stream is the part of one sequence.
+    `n_cells_swa`: the same for the KV cache of sliding-window layers.
+    `n_streams`: number of streams; 1 for a unified KV cache, which all sequences share.
     `n_states`: number of sequences with a recurrent state.
     `type_k`, `type_v`: types of the KV cache.
     `flash`: whether attention is one node (flash attention).
-    `v_trans`: whether the V cache is transposed, as without flash attention.
-    `unfused`: names of other operations that are not computed as one node.
-    `n_positions`: positions in the cache, rounded up to 256; the cache is empty when graphs are reserved.
+    `v_trans`: whether the V cache is transposed, as it is if flash attention is off.
+    `offload_kqv`: whether KV caches and attention are on the devices of their layers, as in the settings.
+    `unfused`: names of other operations that are computed as several nodes instead of one.
+    `n_positions`: number of positions in the KV cache, rounded up to 256. llama.cpp reserves buffers for an empty
+    cache.
     """
 
     n_tokens: int
@@ -230,7 +240,7 @@ class GraphContext:
 
     @property
     def common(self) -> dict[Tensor, tuple[object, ...]]:
-        """Names of leaf tensors that several layers read."""
+        """Name (`Key` in `ggml/sections.py`) of each leaf tensor that several layers read: inputs and RoPE factors."""
         found: dict[Tensor, tuple[object, ...]] = {tensor: ("weight", buft) for buft, tensor in self._factors.items()}
         return found | {tensor: ("in", name) for name, tensor in self._inputs.items()}
 

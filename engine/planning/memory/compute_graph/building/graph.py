@@ -82,7 +82,7 @@ def _first_of(outer: Weights, *names: str) -> str | None:
 def finish(
     ctx: GraphContext, current: Tensor, on_logits: Callable[[GraphContext, Tensor], Tensor] | None = None
 ) -> Graph:
-    """Return the finished graph, with logits, or with embeddings for an embedding model.
+    """Build the operations after the last layer, and return the graph, which ends with logits or embeddings.
 
     `current`: output of the last layer.
     `on_logits`: builder of a step after the logits; None for no such step.
@@ -193,13 +193,13 @@ def build_graph(
     passed: Callable[[Tensor], None] = lambda _: None,
     inside: bool = False,
 ) -> Graph:
-    """Return the graph of `layers` with the embeddings.
+    """Return the graph of `layers`, with the embeddings before them.
 
     `output`: buffer type of the output layer.
     `sliding`: whether the model has sliding windows.
-    `ends`: whether the output matrix is included.
-    `passed`: is called with the input of each layer, and with the output of the last one.
-    `inside`: whether a placeholder node stands for layers before the first of `layers`.
+    `ends`: whether the graph continues to the output matrix after the last layer.
+    `passed`: function that is called with the input of each layer, and with the output of the last one.
+    `inside`: whether the model has layers before `layers`; one placeholder node then stands for them.
     """
     # Made before the embeddings, because models with a table of positions read it there.
     positions = ctx.graph.new_input("i32", ctx.batch.n_tokens * ctx.hparams.n_pos_per_embd)

@@ -50,7 +50,7 @@ from engine.planning.memory.hyper_parameters import HyperParameters, MissingNumb
 from engine.planning.memory.tensors import OverrideHomes
 
 Sizes = Literal["none", "moved", "all"]
-"""The weights whose size matters when layers are compared: none, those that overrides move, or all."""
+"""The weights whose sizes must be equal in layers that count as equal: none, those that overrides move, or all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +125,8 @@ class GraphTables:
         self._model = model
         self.architecture: Architecture = architecture
         self.unsupported_weights: list[frozenset[str]] = [frozenset()]
-        """Full names of the weights for which a device has no kernel, by number of the kernel class.
-
-        None for class 0.
+        """Full names of the weights for which a device has no kernel, by number of the kernel class; empty for
+        class 0.
         """
         self._kernel_classes: dict[Kernels, int] = {ALL_KERNELS: 0}
         self.variants: list[Variant] = []
@@ -189,11 +188,12 @@ class GraphTables:
         """(First, last) layer of each unit: a layer that adds nodes, with the layers before it that add none."""
 
     def alike(self, overrides: tuple[TensorOverride, ...], sizes: Sizes) -> tuple[int, ...]:
-        """Return the number of the variant of each layer (see `variants`).
+        """Return the number of each layer's variant (index in `variants`) under `overrides`.
 
-        Layers have the same variant if they have the same graph, with weights in the same buffer types under
-        `overrides`. A device that computes with weights in host memory allocates copies of them, so the bytes of these
-        weights must be equal too. `sizes`: the weights whose bytes are compared.
+        Layers of one variant have the same graph, and their weights are in the same buffer types. A device that
+        computes with weights in host memory allocates copies of them, so the bytes of these weights must be equal too.
+
+        `sizes`: the weights whose bytes are compared.
         """
         moved = self.moved(overrides)
         found = []
@@ -280,10 +280,10 @@ If devices lack kernels for different weights, each step of a drag over them nee
 
 
 class _WholeGraph:
-    """Sections of the whole graph of one model, for any overrides of weights in blocks.
+    """The sections of one model's graph if it must be built whole, for any overrides of weights in blocks.
 
-    Such overrides change only the buffer types of weights. A section with the same weights in the same places is the
-    same object in all graphs, so its cached steps are found again.
+    Such overrides change only the buffer types of weights. A section with the same weights in the same buffer types is
+    the same object in all graphs, so that the cached results for it are valid.
 
     `sections`: the sections without overrides.
     `names`: full name of each weight in the sections.
@@ -328,7 +328,10 @@ PlacedWeight = tuple[int, int, str]
 
 
 class SectionMaker:
-    """Builds sections of a graph and caches them. A section is the part of the graph that belongs to some layers.
+    """Builds sections of a graph and caches them.
+
+    A section is a run of nodes that belong to one layer or a few. If layers read tensors of distant layers, `parts`
+    builds the whole graph and cuts it; else `section` builds each section alone.
 
     `pinned`: whether norms are pinned to the device of their layer.
     `op_offload`: whether devices compute with weights in host memory.
@@ -352,7 +355,7 @@ class SectionMaker:
         self._whole_graphs: dict[tuple[int, ...], _WholeGraph] = {}
 
     def sizes_matter(self, buft: str, kernel_class: int) -> Sizes:
-        """Return the weights whose size matters if a layer is on a device with this buffer type and kernel class."""
+        """Return the weights whose sizes are compared for layers on a device with this buffer type and kernel class."""
         if not self._op_offload:
             return "none"
         return "all" if kernel_class or buft == HOST else "moved"
@@ -415,9 +418,11 @@ class SectionMaker:
         *,
         is_last: bool,
     ) -> tuple[Section, tuple[PlacedWeight, ...]]:
-        """Return a new section with these variants of layers, the first `n_before` of which it follows.
+        """Build a section; return it and the weights of layers in it.
 
-        Also return the weights of layers in it.
+        `kind`: "layers", or "end" for the section with the output matrix.
+        `variants`: the layers of the section, after the `n_before` layers that it follows.
+        `bufts`: buffer type of each layer's device, and of the output layer's.
         """
         ctx = self._context(select_buft)
         placed = [

@@ -276,7 +276,10 @@ def _positions(model: ModelFile) -> int:
 
 
 def _hashes(model: ModelFile) -> int:
-    """Return how many rows each token looks up in the embedding table of hashed n-grams (`ple_n_heads`)."""
+    """Return the number of rows that each token reads from the embedding table of hashed n-grams; 0 if there is none.
+
+    It is `ple_n_heads` in llama.cpp: `ple.heads_per_ngram` rows for each n-gram length from 2 to `ple.ngram_size`.
+    """
     longest = number(model, "ple.ngram_size", 0, least=0)
     return max(0, longest - 1) * number(model, "ple.heads_per_ngram", 0, least=0)
 

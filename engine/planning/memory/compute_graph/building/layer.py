@@ -66,7 +66,7 @@ def global_weights(model: ModelFile) -> Weights:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A layer at its place in the graph, with the buffer types of its weights.
+    """A layer of the graph, with the buffer types of its weights.
 
     `hparams`, `weights`: its hyper-parameters and weights.
     `buft`: buffer type of its device.
@@ -91,11 +91,13 @@ def buft_of_device(device: str) -> str:
 
 
 def weight_bufts(moved: Mapping[str, str], unsupported: Mapping[str, frozenset[str]]) -> SelectBuft:
-    """Return the function that selects the buffer type of a weight.
+    """Return a function that takes a weight and the buffer type of its layer, and returns the weight's buffer type.
 
-    `moved`: buffer type that overrides move a weight to, by full name of the weight.
-    `unsupported`: full names of the weights for which a device has no kernel, by its buffer type. llama.cpp does not
-    check kernels for overridden weights.
+    It is the type to which an override moves the weight; else `HOST` if the layer's device has no kernel for the
+    weight; else that of the layer. llama.cpp does not check kernels for overridden weights.
+
+    `moved`: buffer type to which overrides move a weight, by full name of the weight.
+    `unsupported`: full names of the weights for which a device has no kernel, by buffer type of the device.
     """
     if not moved and not unsupported:
         return lambda _, buft: buft
@@ -110,10 +112,10 @@ def weight_bufts(moved: Mapping[str, str], unsupported: Mapping[str, frozenset[s
 def variant_weight_bufts(
     variants: Mapping[str, Mapping[str, str]], outer: Mapping[str, str], unsupported: Mapping[str, frozenset[str]]
 ) -> SelectBuft:
-    """Return the function that selects the buffer type of a weight, for layers of known variants.
+    """Return a function as `weight_bufts` does, for layers whose overrides differ by the buffer type of the layer.
 
-    `variants`: buffer type to which overrides move a weight, by its full name, for each buffer type of a layer.
-    `outer`: the same for weights in no block.
+    `variants`: by buffer type of a layer, the buffer type to which overrides move a weight, by full name of the weight.
+    `outer`: buffer type to which overrides move a weight that is in no block, by its full name.
     `unsupported`: as in `weight_bufts`.
     """
 
@@ -125,9 +127,9 @@ def variant_weight_bufts(
 
 
 def in_block_bufts(select: SelectBuft, bufts: Sequence[str]) -> SelectBuft:
-    """Return a function like `select` for layers that use the weights of another block, as in looped models.
+    """Return a function like `select`, for layers that use the weights of another block, as in looped models.
 
-    The function selects by the buffer type of the block's device instead of that of the layer.
+    The new function passes the buffer type of that block's device to `select` instead of that of the layer.
 
     `bufts`: buffer type of each block's device.
     """

@@ -127,11 +127,12 @@ class GallocrState:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """How far one section (a run of nodes) makes the buffers grow, in pairs of buffer type and bytes.
+    """What one section (a run of nodes) adds to the sizes of the compute buffers; each pair is (buffer type, bytes).
 
-    `ends`: highest end of a block that the section allocates in the buffer.
-    `kept`: bytes of inputs and copies that pipeline parallelism keeps for the whole graph; no tensor reuses their
-    memory.
+    The size of a buffer is the largest of its `ends` in all sections, plus the sum of its `kept`.
+
+    `ends`: highest end of a block that the section allocates in the buffer, as offset.
+    `kept`: bytes of inputs and copies that stay allocated for the whole graph, because of pipeline parallelism.
     """
 
     ends: tuple[tuple[str, int], ...] = ()
@@ -140,9 +141,9 @@ class Growth:
 
 @dataclass(frozen=True, slots=True)
 class LiveOut:
-    """What the rest of the graph needs at the end of a section (a run of nodes): tensors that must stay allocated.
+    """The tensors that must stay allocated at the end of a section (a run of nodes), because later sections read them.
 
-    `copies`: inputs of the split that is open there, which later sections read.
+    `copies`: inputs of the split that is not finished at that point; later sections read them.
     `read`: names of the tensors that later sections read.
     `bufts`: buffer types in which later sections allocate.
     """
@@ -153,10 +154,7 @@ class LiveOut:
 
 
 def live_out_before(split_section: SplitSection, live_out: LiveOut, backends: Sequence[Backend]) -> LiveOut:
-    """Return what the graph needs at the start of a section (a run of nodes).
-
-    `live_out`: what the graph needs at the end of the section.
-    """
+    """Return the `LiveOut` at the start of a section (a run of nodes), computed from the one at its end, `live_out`."""
     begins, section = len(split_section.parts) > 1, split_section.section
     passing = [key for key in live_out.read if is_shared(key) or (is_early(key) and key not in split_section.slots)]
     bases = [copy.base_key for copy in live_out.copies if copy.base_key is not None]
@@ -205,7 +203,7 @@ Leaf = tuple[Key | None, bool, str, int]
 
 
 def start(leafs: Iterable[Leaf], n_copies: int) -> tuple[GallocrState, Growth]:
-    """Return the buffers after the leaf tensors of the whole graph were allocated, and their growth.
+    """Allocate the leaf tensors of the whole graph; return the state of the buffers after that, and their growth.
 
     `n_copies`: copies of each input for pipeline parallelism; 1 without it.
     """
@@ -218,7 +216,7 @@ def start(leafs: Iterable[Leaf], n_copies: int) -> tuple[GallocrState, Growth]:
 def start_in(
     leafs: Iterable[Leaf], n_copies: int, buffers: dict[str, DynTallocr], kept: Counter[str]
 ) -> list[TensorAlloc]:
-    """Allocate the leaf tensors of the whole graph in `buffers`, and return those that have a name.
+    """Allocate the leaf tensors of the whole graph in `buffers`; return those that sections refer to by a name.
 
     With pipeline parallelism inputs are not allocated; the bytes of their copies are added to `kept`.
     """
@@ -248,7 +246,9 @@ def _growth(buffers: dict[str, DynTallocr], kept: dict[str, int]) -> Growth:
 
 
 def joined(growths: Sequence[Growth]) -> Growth:
-    """Return the growth of several sections together: the highest ends, and the sums of the kept bytes."""
+    """Return the growth of several sections together: for each buffer the highest end, and the sum of the kept
+    bytes.
+    """
     ends: dict[str, int] = {}
     kept: Counter[str] = Counter()
     for growth in growths:
@@ -260,9 +260,7 @@ def joined(growths: Sequence[Growth]) -> Growth:
 
 
 class Gallocr:
-    """Allocates the nodes of a graph one section after another (`ggml_gallocr`).
-
-    A section is a run of nodes, mostly a layer.
+    """Allocates the nodes of a graph one section (a run of nodes, mostly a layer) after another (`ggml_gallocr`).
 
     `n_copies`: copies of each input for pipeline parallelism (`GGML_SCHED_MAX_COPIES`), else 1.
     """
@@ -272,9 +270,10 @@ class Gallocr:
         self._n_copies = n_copies
 
     def fill(self, split_section: SplitSection, live_out: LiveOut, before: GallocrState) -> tuple[GallocrState, Growth]:
-        """Return the state of the buffers after a section, and how far the section makes them grow.
+        """Allocate a section (a run of nodes); return the state of the buffers after it, and how far it makes them
+        grow.
 
-        `live_out`: what the graph needs after the section. `before`: state of the buffers before it.
+        `live_out`: tensors that must stay allocated after the section. `before`: state of the buffers before it.
         """
         buffers = {buft: DynTallocr(offsets, sizes) for buft, offsets, sizes in before.buffers}
         step = _SectionAlloc(self._backends, self._n_copies, split_section, live_out, before.held, buffers)
@@ -290,7 +289,8 @@ class Gallocr:
     ) -> Sequence[TensorAlloc]:
         """Allocate the tensors of a section in `buffers`, and return those that later sections read.
 
-        `live_out`: what the graph needs after the section. `held`: tensors in `buffers` that were allocated before it.
+        `live_out`: tensors that must stay allocated after the section.
+        `held`: tensors in `buffers` that earlier sections allocated.
         """
         step = _SectionAlloc(self._backends, self._n_copies, split_section, live_out, held, buffers)
         step.run(split_section)
@@ -345,7 +345,7 @@ class _SectionAlloc:
                     use_counts[slot] += 1
 
     def _slot(self, key: Key) -> int:
-        """Return the slot (index) of the tensor with the name `key`; a name that is new gets a new slot."""
+        """Return the slot (index) of the tensor with the name `key`; an unknown name gets a new slot."""
         found = self._slots.get(key)
         if found is None:
             if self._slots is self._split_section.slots:
@@ -360,7 +360,7 @@ class _SectionAlloc:
         return found
 
     def run(self, split_section: SplitSection) -> None:
-        """Allocate the copies and nodes of the section in order; it is divided into parts of splits."""
+        """Allocate the copies and nodes of the section in order, one part of a split after another."""
         last = split_section.parts[-1]
         for part in split_section.parts:
             if part.is_new:
@@ -481,8 +481,8 @@ class ChunkedTallocr(DynTallocr):
     def alloc(self, size: int) -> int:
         """Allocate a block of `size` bytes and return its offset (`ggml_dyn_tallocr_alloc`).
 
-        The first possible place is used: a gap between blocks in the last chunk that has one of the size; the end of
-        the chunk that has to grow least; a new chunk.
+        The last chunk with a gap of this size between its blocks is used. If there is none, it is the chunk whose end
+        fits best, or else a new chunk.
         """
         number = self._chunk_with_gap(size)
         if number is None:
@@ -515,9 +515,10 @@ class ChunkedTallocr(DynTallocr):
         return next((each for each in numbers if any(free >= size for free in self.chunks[each].sizes[:-1])), None)
 
     def _chunk_with_end(self, size: int) -> int | None:
-        """Return the number of the chunk whose end fits best; None if no chunk has `size` bytes left at its end.
+        """Return the number of the chunk at whose end the block fits best; None if no chunk has `size` bytes left
+        there.
 
-        Mirrors `reuse_factor` in `ggml_dyn_tallocr_alloc`.
+        Best is a chunk that need not grow, then the one that grows least (`reuse_factor` in `ggml_dyn_tallocr_alloc`).
         """
         found: int | None = None
         best = -_CHUNK_STRIDE

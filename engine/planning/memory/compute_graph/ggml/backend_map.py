@@ -1,7 +1,8 @@
-"""Translation of scheduler and allocator states between segments, which are runs of layers on one device.
+"""Translation of scheduler and allocator states from one segment of the graph to the next.
 
-Each segment has a short list of backends: those that its nodes can use. So a backend has another index in the next
-segment, and its buffer type has another name. A state that passes from one segment to the next is renamed here.
+A segment is a run of layers on one device, with its own short list of backends: those that its nodes can use. So a
+backend has another index in the next segment, and its buffer type has another name. A state that passes from one
+segment to the next is renamed here.
 """
 
 from __future__ import annotations
@@ -17,10 +18,9 @@ from engine.planning.memory.compute_graph.ggml.sections import DistantReadError,
 Places = tuple[tuple[Key, int], ...]
 """(Name of a tensor, index of its backend) for each tensor whose backend the next section of the graph has to know."""
 State = Places | LiveOut | GallocrState
-"""A state between two sections (runs of nodes) of the graph.
+"""State of scheduler or allocator between two sections (runs of nodes) of the graph.
 
-It has the backends of tensors (scheduler), the tensors that later sections read, or the free blocks of buffers
-(gallocr).
+It is either the backends of tensors, the tensors that later sections read, or the free blocks of buffers.
 """
 _MOST_MAPS = 4096
 
@@ -120,8 +120,8 @@ def backend_map(
 ) -> BackendMap:
     """Return the translation of backends from one segment (layers on one device) to another one.
 
-    `names`, `to_names`: names that the buffer types have inside each segment. `bufts`, `to`: the real buffer types of
-    its backends, in the same order.
+    `names`, `to_names`: names of the buffer types inside the first and inside the other segment.
+    `bufts`, `to`: real buffer types of the backends of the first and of the other segment, in the order of the names.
     """
     numbers = tuple(to.index(buft) if buft in to else -1 for buft in bufts)
     return BackendMap(

@@ -23,9 +23,9 @@ _OTHER_EXPERT_COUNTS = (288, 576)
 _NORM_OF_WEIGHTS = ("reshape", "sum_rows", "clamp", "div", "reshape")
 
 _Kept = dict[int, dict[int, int]]
-"""Tensors that stay allocated until a node is computed: by place of the node, the slot of each tensor by its number.
+"""Tensors that must stay allocated until a node is computed: {index of the node: {number of a tensor: its slot}}.
 
-The order of the tensors is that in which ggml adds the dependencies.
+The tensors are in the order in which ggml adds the dependencies.
 """
 
 
@@ -81,15 +81,18 @@ class _Matcher:
         self._slots = [row[3] for part in split_section.parts for row in part.node_allocs]
 
     def _number(self, place: int) -> int:
-        """Return the tensor number of a node."""
+        """Return the tensor number of the node with index `place`."""
         return self._nodes[place].number
 
     def _tensor(self, place: int) -> Tensor:
-        """Return the tensor of a node."""
+        """Return the tensor of the node with index `place`."""
         return self._of[self._nodes[place].number]
 
     def _sources(self, place: int) -> tuple[int, ...]:
-        """Return the tensor number of each source of a node; a copy from another backend has a negative number."""
+        """Return the tensor number of each source of the node with index `place`.
+
+        A source that is a copy from another backend has a negative number.
+        """
         node, slots = self._nodes[place], self._slots[place]
         return tuple(
             [
@@ -99,7 +102,11 @@ class _Matcher:
         )
 
     def match(self, start: int, end: int, kept: _Kept) -> None:
-        """Add to `kept` the tensors of fused patterns in the nodes `start` to `end` - 1, which are of one split."""
+        """Search the nodes `start` to `end` - 1 for fused patterns, and add the tensors that CUDA keeps allocated to
+        `kept`.
+
+        These nodes must be of one split.
+        """
         place = start
         while place < end:
             if self._ops[place] == "mul":
@@ -111,9 +118,9 @@ class _Matcher:
     # ------------------------------------------------------------------ weighted sum
 
     def _keep_sum(self, place: int, end: int, kept: _Kept) -> int:
-        """If a weighted sum of experts begins at `place`, add its operands to `kept`; return its last place.
+        """If a weighted sum of experts begins at the node `place`, add its operands to `kept`.
 
-        Return `place` if none begins there.
+        Return the index of the sum's last node; `place` if no sum begins there.
         """
         first, parts = self._number(place), self._split_mul(place)
         weighted, operands = place, parts
@@ -126,6 +133,7 @@ class _Matcher:
             return place
         tensor = self._tensor(weighted)
         n_used, n_tokens = tensor.ne[1], tensor.ne[2] * tensor.ne[3]
+        # The product is followed by one view for each expert and `n_used` - 1 additions.
         last = weighted + 2 * n_used - 1
         if not 2 <= n_used <= _MOST_SUMMED_EXPERTS or last >= end or n_tokens <= 0:
             return place
@@ -155,7 +163,9 @@ class _Matcher:
         return None
 
     def _is_sum(self, weighted: int, last: int) -> bool:
-        """Return whether the nodes from `weighted` + 1 to `last` are a view of each expert's result, and their sum."""
+        """Return whether the nodes from `weighted` + 1 to `last` are a view of each expert's result and the sum
+        of these views.
+        """
         product, total = self._tensor(weighted), self._tensor(last)
         n_used, shape = product.ne[1], (product.ne[0], product.ne[2] * product.ne[3], 1, 1)
         views: list[int] = []
@@ -181,9 +191,10 @@ class _Matcher:
     # ------------------------------------------------------------------ choice of experts
 
     def _keep_choice(self, place: int, end: int, kept: _Kept) -> int:
-        """If a selection of experts begins at `place`, add its tensors to `kept`; return its last place.
+        """If a selection of experts begins at the node `place`, add its tensors to `kept`: until the node after the
+        selection.
 
-        They stay allocated until the node after the selection. Return `place` if none begins there.
+        Return the index of the selection's last node; `place` if no selection begins there.
         """
         ops = self._choice(place, end)
         if ops is None:
@@ -261,7 +272,7 @@ class _Matcher:
         until.setdefault(self._sources(place)[source], self._slots[place][source])
 
     def _can_fuse(self, places: range, outputs: set[int]) -> bool:
-        """Return whether no node outside reads the results of `places`, except those of `outputs`
+        """Return whether only nodes in `places` read the results of these nodes, except for those in `outputs`
         (`ggml_can_fuse_subgraph`).
         """
         inside = Counter(source for place in places for source in self._sources(place))

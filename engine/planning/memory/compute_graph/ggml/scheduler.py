@@ -202,7 +202,7 @@ def offload_batch(node: Tensor) -> int:
 
 
 class Scheduler:
-    """Runs the five passes of `ggml_backend_sched_split_graph` on one section of the graph after another.
+    """Runs the five passes of `ggml_backend_sched_split_graph`, each on one section of the graph at a time.
 
     A section is a run of consecutive nodes, mostly a layer. The last backend is the CPU.
 
@@ -503,9 +503,9 @@ class Scheduler:
         )
 
     def _names(self, section: Section) -> tuple[dict[Key, int], tuple[tuple[int, Key], ...]]:
-        """Return the slots of tensors by name, and (slot, name there) of those that the next section may read.
+        """Return the slots (indices in the section) of tensors by name, and the tensors that the next section may read.
 
-        A slot is the index of a tensor in the section.
+        The latter are pairs of slot and name in the next section.
         """
         found = self._named.get(section.form)
         if found is None:
@@ -547,10 +547,10 @@ class Scheduler:
 
 
 def _expand(rows: Sequence[tuple[Bound, list[int]]], skip: int, *, backwards: bool = False) -> None:
-    """Run one sweep of pass 2: give unassigned nodes the backend of the node before, or after it if `backwards`.
+    """Run one sweep of pass 2: each unassigned node gets the backend of the node before it (after it if `backwards`).
 
     `rows`: neighbouring sections with the backend index of each tensor, which is changed.
-    `skip`: index of the backend that is not expanded; -1 for none.
+    `skip`: index of the backend that is not passed on; -1 for none.
     """
     current = -1
     for bound, backends in rows:

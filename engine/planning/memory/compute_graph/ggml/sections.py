@@ -1,13 +1,13 @@
 """Sections of a graph: the nodes of one layer with placeholders for devices, shared by all such layers.
 
-Layers of one kind have the same nodes. So a section is built once, and serves for all layers of its kind that follow a
-layer of the same other kind. A section is one layer, or a few if a layer leaves nodes to the next one (ggml adds a
-tensor to the graph only when it is expanded). Buffer types and pinned backends are placeholders that contain the
-layer's number in the section: see `buft_at` and `pin_at`. Tensors that several sections read have a name (`Key`), which
-depends on the distance of the two sections.
+Layers of one kind have the same nodes. So a section is built once for each pair of kinds (its own, and that of the
+layer before it), and used for all layers with this pair. A section is one layer, or a few if a layer leaves nodes to
+the next one (ggml adds a tensor to the graph only when it is expanded). Buffer types and pinned backends are
+placeholders that contain the layer's number in the section: see `buft_at` and `pin_at`. Tensors that several sections
+read have a name (`Key`), which depends on the distance of the two sections.
 
 Some layers read tensors of layers that are not their neighbours. Their graph is built whole, and `partition_graph` cuts
-it into sections. Such a section serves for one layer only, but on any devices.
+it into sections. Such a section is used for one layer only, but on any devices.
 """
 
 from __future__ import annotations
@@ -185,7 +185,10 @@ class Section:
 
     @property
     def form(self) -> Section:
-        """Return the section that has the same nodes and is the same object for all buffer types of the weights."""
+        """Return the section without overrides of weights; all copies made by `with_bufts` have the same one.
+
+        It is a cache key for results that do not depend on the buffer types of weights.
+        """
         return self.plain or self
 
     def with_bufts(self, bufts: Iterable[tuple[int, str]]) -> Section:
@@ -223,7 +226,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class LayerStart:
-    """Records the state of a graph that is being built, at the start of a layer.
+    """State of a graph that is being built, at the start of a layer.
 
     `n_nodes`, `n_leafs`, `n_inputs`: number of tensors in the graph so far.
     `waiting`: nodes that exist but are not yet expanded into the graph; they become part of the layer.
@@ -238,7 +241,7 @@ class LayerStart:
 
     @property
     def handed(self) -> frozenset[Tensor]:
-        """Tensors of the previous layer that this layer can read: the sources of the waiting nodes."""
+        """Tensors of the previous layer that this layer can read: the sources of the nodes in `waiting`."""
         read = [source for node in self.waiting for source in node.src]
         return frozenset((*read, *(source.view_src for source in read if source.view_src is not None)))
 
@@ -281,7 +284,9 @@ class LayerRecorder:
         return self._cut(self.found[place].n_nodes, end, place, shared, layers)
 
     def _cut(self, start: int, end: int, place: int, shared: Mapping[Tensor, Key], layers: Collection[int]) -> Section:
-        """Return the nodes `start` to `end` - 1 as the section of the layer that begins at record number `place`."""
+        """Return the nodes `start` to `end` - 1 as a section. `place`: index in `found` of the layer with which
+        it begins.
+        """
         graph = self.graph
         keys: dict[Tensor, Key] = {tensor: ("in", number) for number, tensor in enumerate(graph.inputs)}
         keys |= shared
@@ -428,7 +433,9 @@ def _shape(made: Sequence[Tensor]) -> Shape:
 
 
 def _made(graph: Graph, before: LayerStart | None, mark: LayerStart) -> list[Tensor]:
-    """Return the nodes that a layer makes between two records. Nodes that wait to be expanded at its end come last."""
+    """Return the nodes that a layer makes between its start and the next one; nodes not yet expanded at its end
+    come last.
+    """
     waited = set(before.waiting) if before else set()
     start = before.n_nodes if before else 0
     nodes = [*graph.nodes[start : mark.n_nodes], *mark.waiting]

@@ -1,16 +1,19 @@
-"""Runs scheduler and allocator over the graph of a layout, and caches every step, so that similar layouts are fast.
+"""Computes the sizes of compute buffers by running scheduler and allocator over the graph of a layout, without data.
 
-A section is a run of consecutive nodes of the graph, mostly those of one layer (`sections.py`). The passes are: assign
-backends, divide by splits, reorder nodes (Vulkan) or add allocation dependencies (CUDA), collect backwards which
-tensors later sections read, and allocate. A step is one pass over one section; it depends on the section and on a small
-state. Layers repeat, and the state is the same again after a layer or two. So most steps of a new layout are cached.
+`Simulation` runs these passes: assign backends, divide by splits, reorder nodes (Vulkan) or add allocation dependencies
+(CUDA), collect backwards which tensors later sections read, and allocate. A section is a run of consecutive nodes,
+mostly those of one layer (`sections.py`).
+
+`StepCache` caches the results, so that similar layouts are fast. A step is one pass over one section. Its result
+depends on the section and on a small state. Layers repeat, and the state is the same again after a layer or two, so
+most steps of a new layout are cached.
 
 A segment is a list of neighbouring sections on the same devices, mostly the layers of one device. It has a short list
-of backends: those that its nodes can use. So a step between the second and the third device of a layout also serves
+of backends: those that its nodes can use. So steps between the second and the third device of a layout are also valid
 between other devices of the same kinds. Results for whole segments are cached too.
 
-A cached state of the buffers has their free blocks and the tensors in them. The highest end of a buffer is not part of
-it (`Growth`), because no later step depends on it.
+The cached state of the buffers consists of their free blocks and the tensors in them. The highest end of a buffer is
+kept apart (`Growth`), because no later step depends on it.
 """
 
 from __future__ import annotations
@@ -58,8 +61,9 @@ SectionName = tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...], bool
 """Name of a section (a run of nodes): the arguments with which `SectionMaker.section` builds it."""
 
 _numbers = count()
-"""Numbers for segments and caches, as parts of cache keys. Objects as keys would be reference cycles, which are freed
-late.
+"""Source of numbers for segments and caches, which cache keys contain.
+
+The objects themselves as keys would be reference cycles, which are freed late.
 """
 
 NO_BACKENDS: Places = ()
@@ -105,9 +109,9 @@ def _in_order(lasting: Mapping[int, frozenset[Key]]) -> tuple[tuple[int, frozens
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlacedSection:
-    """A section (a run of nodes), or its name, with the device of each layer that it refers to.
+    """A section (a run of nodes), or its name, together with the device of each layer that it refers to.
 
-    Compared by identity, because comparing the contents takes longer.
+    It is compared by identity, because comparing the contents takes longer.
     """
 
     section: SectionName | Section
@@ -120,9 +124,10 @@ class Segment:
 
     Segments are compared by identity.
 
-    `steps`: cached results for these backends.
+    `steps`: cache of the steps with the segment's backends.
     `bufts`: buffer type of each backend.
-    `placed_sections`: the sections, with the neighbours of the segment first and last; None at an end of the graph.
+    `placed_sections`: the section before the segment, its own sections, and the section after it; None at an end of the
+    graph.
     """
 
     steps: StepCache
@@ -172,7 +177,7 @@ class StepCache:
         return len(self._fills) + len(self._filled_segments)
 
     def number(self, state: State) -> int:
-        """Return the number of `state` in this cache, by which steps are looked up; equal states share one."""
+        """Return the number that stands for `state` in the keys of this cache; equal states have the same number."""
         # A state is hashed once here. All caches use its number, which is much faster to hash and compare.
         found = self._numbers.setdefault(state, len(self._states))
         if found == len(self._states):
@@ -192,7 +197,7 @@ class StepCache:
         return found
 
     def bound(self, placed: PlacedSection) -> Bound:
-        """Return a section of the graph on its devices, after pass 1 of the scheduler. Results are cached."""
+        """Run pass 1 of the scheduler on a section of the graph, and return the result; results are cached."""
         found = self._bounds.get(placed)
         if found is None:
             section = placed.section if isinstance(placed.section, Section) else self._section_of(placed.section)
@@ -203,7 +208,7 @@ class StepCache:
     # ------------------------------------------------------------------ one segment
 
     def assign(self, segment: Segment, state: int) -> tuple[tuple[Assigned, ...], int]:
-        """Run passes 2 to 4 of the scheduler on the sections of a segment, or take the cached result.
+        """Run passes 2 to 4 of the scheduler on the sections of a segment; results are cached.
 
         Return the sections with their backends, and the number of the state after them.
 
@@ -247,7 +252,7 @@ class StepCache:
     def split_graph(
         self, assigned: tuple[Assigned, ...], before: SplitState
     ) -> tuple[tuple[SplitSection, ...], SplitState]:
-        """Run pass 5 of the scheduler; return the sections divided by splits, and the split open after them."""
+        """Run pass 5 of the scheduler; return the sections divided by splits, and the state after them."""
         found = self._split_segments.get((assigned, before))
         if found is None:
             found = self._split_segments[assigned, before] = self._split_all(assigned, before)
@@ -518,7 +523,8 @@ class Simulation:
         split_sections: Sequence[tuple[SplitSection, ...]],
         live_outs: Sequence[tuple[int, ...]],
     ) -> dict[str, Size]:
-        """Return `sizes`, with several chunks (backend buffers) where one would be larger than `largest` allows.
+        """Return `sizes` with several chunks (backend buffers) for each buffer that would be larger than `largest`
+        allows.
 
         The layout is allocated again without the cache, whose steps are for buffers without a limit.
         """
@@ -543,7 +549,8 @@ class Simulation:
         }
 
     def moved(self) -> frozenset[str]:
-        """Return the names of fused operations that the scheduler has not put on the device of their layer everywhere.
+        """Return the names of fused operations of which the scheduler put a node on another device than that of its
+        layer.
 
         Raises:
             DistantReadError: a layer reads a tensor of a layer that is not its neighbour.

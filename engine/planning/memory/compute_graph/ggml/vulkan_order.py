@@ -30,9 +30,8 @@ from engine.planning.memory.compute_graph.ggml.scheduler import (
 from engine.planning.memory.compute_graph.ggml.sections import EARLY, Key, is_early
 
 _NUM_TO_CHECK = 20
-"""Number of nodes that are searched for nodes to run together with the first unscheduled node (`NUM_TO_CHECK`).
-
-They are counted from that node on.
+"""Number of nodes, counted from the first unscheduled one, that are searched for nodes to run together with it
+(`NUM_TO_CHECK`).
 """
 _PULL_REACH = 15
 """Number of nodes after a node that are searched for a node to fuse with it."""
@@ -110,11 +109,12 @@ class Order:
 def reorder(
     nodes: Sequence[SeenNode], *, end: int | None = None, used: Set[int] = frozenset(), goes_on: bool = False
 ) -> Order:
-    """Return the new order of a split's nodes up to the point where all nodes before `end` are computed.
+    """Return the order in which Vulkan computes a split's nodes, up to the point where all nodes before `end` are
+    computed.
 
     It also contains the nodes after `end` that are moved forward.
 
-    `end`: None for all nodes.
+    `end`: index of a node; None for all nodes.
     `used`: places of nodes that are computed already.
     `goes_on`: whether the split has nodes before these, which are all computed.
     """
@@ -491,9 +491,10 @@ class _Ordering:
         )
 
     def _number(self, distance: int, number: int) -> int:
-        """Return a number for a tensor that is the same in all sections of the split that read or compute it.
+        """Return a number that identifies a tensor in all sections of the split, also in those that refer to it by a
+        name.
 
-        `distance`: number of sections from this one to the tensor's. `number`: index of the tensor in its section.
+        `distance`: number of sections from this one to the one in which the tensor has the index `number`.
         """
         while distance:
             name = self._split_sections[distance].section.names[number]
@@ -531,7 +532,11 @@ class _Ordering:
         return found
 
     def _moved(self, distance: int, place: int) -> NodeAlloc:
-        """Return a node of the section at `distance` as the allocator sees it, with slots of this section."""
+        """Return a node of a later section as the allocator sees it, with the slots that its tensors have in this
+        section.
+
+        `distance`: number of sections from this one to the later one. `place`: index of the node there.
+        """
         slot, size, reusable, sources = node_allocs = self._node_alloc_at(distance, place)
         if not distance:
             return node_allocs

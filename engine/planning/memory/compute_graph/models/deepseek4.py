@@ -99,9 +99,10 @@ def rotation_matrix(ctx: GraphContext, kind: Kind | Literal["window"]) -> Tensor
 
 
 def compress(ctx: GraphContext, kind: Kind, current: Tensor, cache: Tensor) -> None:
-    """Write the compressed keys of complete blocks to the cache, and the tokens of incomplete blocks to the state.
+    """Return the number of rows of a layer's state: for each stream the compression ratio, or twice that if blocks
+    overlap.
 
-    Mirrors `build_overlap_compressed_kv_from_state` and `build_hca_compressed_kv_from_state`.
+    Blocks overlap with the lower ratio.
     """
     graph, batch, stem = ctx.graph, ctx.batch, "indexer_compressor" if kind == "lid" else "attn_compressor"
     given = compression(ctx, kind)

@@ -185,7 +185,9 @@ def build_kda_layer(ctx: GraphContext, current: Tensor) -> Tensor:
 
 
 def build_kda_layer_expanded(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return the output of KDA, with its input expanded before the state is read (glm5-next.cpp, bailingmoe3.cpp)."""
+    """Return the output of KDA. Its input is added to the graph before the state is read (glm5-next.cpp,
+    bailingmoe3.cpp).
+    """
     return build_kda_layer(ctx, ctx.graph.build_forward_expand(current))
 
 

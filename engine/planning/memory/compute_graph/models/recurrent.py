@@ -13,7 +13,10 @@ from engine.planning.memory.compute_graph.ggml.graph import Tensor
 from engine.planning.memory.compute_graph.models.transformer import feed_forward
 
 GetStateRows = Callable[[Tensor, Tensor], Tensor]
-"""Function from (states, rows of the batch's sequences) to their states: copies, or a scan that reads the rows."""
+"""Function that takes (states, row indices of the batch's sequences) and returns the states of these sequences.
+
+It either copies the rows, or is a scan that reads them itself.
+"""
 
 
 class RecurrentStates:
@@ -141,7 +144,10 @@ def build_mamba2_layer(ctx: GraphContext, current: Tensor) -> Tensor:
 
 
 def build_plamo2_mamba_layer(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return the output of PLaMo 2's Mamba layer (`build_plamo2_mamba_layer`): gates and x alternate in its input."""
+    """Return the output of PLaMo 2's Mamba layer (`build_plamo2_mamba_layer`).
+
+    In the result of the input projection, gate and input of the scan alternate from head to head.
+    """
     graph, batch, ssm = ctx.graph, ctx.batch, ctx.hparams.ssm
     tokens, sequences = batch.sequence_tokens, batch.n_sequences
     heads, head = ssm.dt_rank, ssm.d_inner // ssm.dt_rank

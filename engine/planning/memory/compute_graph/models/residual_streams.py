@@ -61,14 +61,17 @@ def build_hc_mean(ctx: GraphContext, streams: Tensor) -> Tensor:
 
 
 def hc_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
-    """Return the residual streams after a layer; attention and feed-forward each read them and are added to them."""
+    """Return the residual streams after a layer with hyper-connections.
+
+    Attention and feed-forward each read a weighted sum of the streams, and add their result to each stream.
+    """
     return _hc_layer(ctx, previous, pins=False)
 
 
 def hc_layer_pinned(ctx: GraphContext, previous: Tensor) -> Tensor:
-    """Return the residual streams after a layer, for deepseek4.cpp.
+    """Return the residual streams after a layer with hyper-connections, as deepseek4.cpp computes them.
 
-    They are expanded before the feed-forward part, and pinned to the layer's device.
+    The streams are added to the graph before the feed-forward part, and the result is pinned to the layer's device.
     """
     return _hc_layer(ctx, previous, pins=True)
 

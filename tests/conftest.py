@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 from collections.abc import Generator, Iterator
@@ -83,6 +84,13 @@ def _beside_the_set_up(item: pytest.Item) -> str:
         return "bundle"
     engine = item.get_closest_marker("engine")
     return str(engine.args[0]) if engine else ""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """Keep the half million objects that collected tests are out of garbage collections and searches for QThreads."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

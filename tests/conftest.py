@@ -88,7 +88,7 @@ def _beside_the_set_up(item: pytest.Item) -> str:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
-    """Keep the half million objects that collected tests are out of garbage collections and searches for QThreads."""
+    """Keep the half million objects that collected tests are out of garbage collections."""
     gc.collect()
     gc.freeze()
 
@@ -140,7 +140,7 @@ def session_leaves_nothing(home_of_tests: None) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def test_leaves_nothing() -> Iterator[None]:
-    """Fail a test that leaves a process, a thread or a QThread running."""
+    """Fail a test that leaves a process or a thread running."""
     watch = Watch()
     yield
     _fail_on(watch.leftovers(), "Left behind by this test")

@@ -18,10 +18,8 @@ EXHAUSTIVE = "exhaustive"
 SHARE = 6
 """One in so many cases is looked at in the everyday run."""
 LONG_FOLDERS = (
-    "tests/app/chats/",
     "tests/app/cli/",
-    "tests/app/models/",
-    "tests/app/window/",
+    "tests/app/window/test_auto_layout_menu.py",
     "tests/e2e/",
     "tests/engine/chat/test_damage.py",
     "tests/engine/chat/test_killed_writer.py",

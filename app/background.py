@@ -143,12 +143,15 @@ class Background(QObject):
 class Latest:
     """Runs requests that replace each other: a new request cancels the previous one and drops its results.
 
+    `cancel` drops the result of the running request as well. `stop` and `close` do not: work may return what it has.
+
     All methods are called in the GUI thread, and all results are delivered there. So no lock is needed.
     """
 
     def __init__(self, background: Background) -> None:
         self._background = background
         self._token: CancelToken | None = None
+        self._ended = threading.Event()
 
     @property
     def is_running(self) -> bool:
@@ -172,6 +175,14 @@ class Latest:
         """
         self.cancel()
         token = self._token = CancelToken()
+        ended = self._ended = threading.Event()
+
+        def call() -> _T:
+            try:
+                return work(Task(token, tell))
+            finally:
+                # The child processes of the work have ended by now, so `close` can go on.
+                ended.set()
 
         def tell(progress: _Progress) -> None:
             def deliver() -> None:
@@ -190,75 +201,23 @@ class Latest:
                 self._token = None
                 on_error(error)
 
-        self._background.run(what, lambda: work(Task(token, tell)), done, failed, quiet=quiet)
+        self._background.run(what, call, done, failed, quiet=quiet)
 
     def cancel(self) -> None:
         """Cancel the request that runs, if there is one. Its result is dropped."""
-        token, self._token = self._token, None
-        if token is not None:
-            token.cancel()
+        self.stop()
+        self._token = None
 
-
-class Single:
-    """Runs long work in the background, one call at a time, with progress. Cancelled work may still have a result.
-
-    All methods are called in the GUI thread, and all results are delivered there.
-    """
-
-    def __init__(self, background: Background, end_s: float) -> None:
-        """Make a runner. `end_s`: seconds that `close` waits for the work, which may have child processes, to end."""
-        self._background, self._end_s = background, end_s
-        self._token: CancelToken | None = None
-        self._ended = threading.Event()
-
-    @property
-    def is_running(self) -> bool:
-        return self._token is not None
-
-    def run(
-        self,
-        what: str,
-        work: Callable[[Task[_Progress]], _T],
-        on_result: Callable[[_T], None],
-        on_error: _OnError,
-        on_progress: Callable[[_Progress], None],
-    ) -> None:
-        """Run `work`, then `on_result` or `on_error`. Do nothing if other work runs.
-
-        `what` is as in `Background.run`.
-        """
-        if self._token is not None:
-            return
-        token = self._token = CancelToken()
-        self._ended.clear()
-
-        def call() -> _T:
-            try:
-                return work(Task(token, lambda progress: self._background.deliver(lambda: on_progress(progress))))
-            finally:
-                # The children of the work have ended by now, so `close` can go on.
-                self._ended.set()
-
-        def done(result: _T) -> None:
-            self._token = None
-            on_result(result)
-
-        def failed(error: EngineError) -> None:
-            self._token = None
-            on_error(error)
-
-        self._background.run(what, call, done, failed)
-
-    def cancel(self) -> None:
-        """Cancel the running work, if there is any."""
+    def stop(self) -> None:
+        """Cancel the request that runs, if there is one. Its result, error and progress are still delivered."""
         if self._token is not None:
             self._token.cancel()
 
-    def close(self) -> None:
-        """Cancel the running work, and wait a bounded time for its end."""
+    def close(self, wait_s: float) -> None:
+        """Stop the request that runs, and wait at most `wait_s` seconds for its end."""
         if self._token is not None:
             self._token.cancel()
-            self._ended.wait(self._end_s)
+            self._ended.wait(wait_s)
 
 
 class Worker:

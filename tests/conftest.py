@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 from collections.abc import Generator, Iterator
@@ -85,6 +86,13 @@ def _beside_the_set_up(item: pytest.Item) -> str:
     return str(engine.args[0]) if engine else ""
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """Keep the half million objects that collected tests are out of garbage collections."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Make captured text sendable: tests write halves of characters, which the process that reports cannot be told."""
@@ -132,7 +140,7 @@ def session_leaves_nothing(home_of_tests: None) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def test_leaves_nothing() -> Iterator[None]:
-    """Fail a test that leaves a process, a thread or a QThread running."""
+    """Fail a test that leaves a process or a thread running."""
     watch = Watch()
     yield
     _fail_on(watch.leftovers(), "Left behind by this test")

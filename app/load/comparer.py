@@ -8,7 +8,7 @@ from pathlib import Path
 
 from PySide6.QtCore import QObject, Signal
 
-from app.background import Background, Single, Task
+from app.background import Background, Task
 from app.models.open_models import OpenModels
 from app.models.speeds import SpeedRepository
 from app.notices import Notices
@@ -60,7 +60,7 @@ class LayoutComparer(QObject):
         self._speeds = speeds
         self._background = background
         self._notices = notices
-        self._comparing = Single(background, _END_S)
+        self._comparing = background.latest()
 
     @property
     def is_running(self) -> bool:
@@ -103,7 +103,7 @@ class LayoutComparer(QObject):
 
     def cancel(self) -> None:
         """Cancel the running comparison; `finished` is emitted with the results until then."""
-        self._comparing.cancel()
+        self._comparing.stop()
 
     def read_layout(self, path: Path, model: ModelFile, add: Callable[[str, Edit], None]) -> None:
         """Read the layout file `path` and its draft in the background, then call `add` with its name and edit.
@@ -137,7 +137,7 @@ class LayoutComparer(QObject):
 
     def close(self) -> None:
         """Cancel the running comparison, and wait a bounded time for the exit of its child."""
-        self._comparing.close()
+        self._comparing.close(_END_S)
 
 
 def _check(candidate: Candidate) -> None:

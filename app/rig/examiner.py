@@ -8,7 +8,7 @@ from pathlib import Path
 
 from PySide6.QtCore import QObject, Signal
 
-from app.background import Background, Single, Task
+from app.background import Background, Task
 from app.demo import find_demo
 from app.notices import Notices
 from app.packs import pack_installer
@@ -62,7 +62,7 @@ class Examiner(QObject):
         self._held = held
         self._background = background
         self._notices = notices
-        self._examining = Single(background, _END_S)
+        self._examining = background.latest()
 
     @property
     def is_running(self) -> bool:
@@ -107,7 +107,7 @@ class Examiner(QObject):
 
     def cancel(self) -> None:
         """Cancel the running examination; its report has the results until then."""
-        self._examining.cancel()
+        self._examining.stop()
 
     def save(self, path: Path, report: Report) -> None:
         """Write the report of an examination to the file `path` in the background."""
@@ -124,4 +124,4 @@ class Examiner(QObject):
 
     def close(self) -> None:
         """Cancel the running examination, and wait a bounded time for its child processes."""
-        self._examining.close()
+        self._examining.close(_END_S)

@@ -29,6 +29,14 @@ def forecasts_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forecaster, "PREVIEW_SECONDS", DEADLINE_S)
 
 
+@pytest.fixture(autouse=True)
+def no_style_for_others(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Take the window's stylesheet away: what other tests measure would be wider with it."""
+    yield
+    if "qapp" in request.fixturenames:
+        request.getfixturevalue("qapp").setStyleSheet("")
+
+
 @pytest.fixture
 def open_window(qtbot: QtBot, qapp: QApplication, tmp_path: Path) -> Iterator[WindowOpener]:
     """Open windows that keep their settings in the test's folder; they are closed with the test."""

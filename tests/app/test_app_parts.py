@@ -9,7 +9,7 @@ import pytest
 from PySide6.QtWidgets import QApplication, QWidget
 from pytestqt.qtbot import QtBot
 
-from app.background import Background, Single, Task, Worker
+from app.background import Background, Task, Worker
 from app.bug_report import BugDialog, describe_bug, scrub
 from app.notices import Notice
 from app.settings import MAX_RECENT, Settings
@@ -174,8 +174,8 @@ def test_of_requests_that_replace_each_other_only_the_last_one_is_delivered(qtbo
     background.close()
 
 
-def test_single_work_tells_its_progress_and_a_cancel_keeps_the_result(qtbot: QtBot) -> None:
-    single, told = Single(Background(), DEADLINE_S), list[object]()
+def test_a_request_that_is_stopped_still_tells_what_it_has(qtbot: QtBot) -> None:
+    latest, told = Background().latest(), list[object]()
 
     def work(task: Task[int]) -> str:
         task.tell(1)
@@ -183,28 +183,24 @@ def test_single_work_tells_its_progress_and_a_cancel_keeps_the_result(qtbot: QtB
             pass
         return "half"
 
-    def start(what: str) -> None:
-        single.run(what, work, lambda result: told.append((what, result)), told.append, told.append)
-
-    start("first")
-    start("second, while the first one runs")
+    latest.run("work", work, told.append, told.append, told.append)
     qtbot.waitUntil(lambda: told == [1])
-    assert single.is_running
-    single.cancel()
-    qtbot.waitUntil(lambda: told == [1, ("first", "half")])
-    assert not single.is_running
+    assert latest.is_running
+    latest.stop()
+    qtbot.waitUntil(lambda: told == [1, "half"])
+    assert not latest.is_running
 
 
-def test_the_end_waits_for_single_work(qtbot: QtBot) -> None:
-    single, ended = Single(Background(), DEADLINE_S), list[bool]()
+def test_the_end_waits_for_a_request_that_runs(qtbot: QtBot) -> None:
+    latest, ended = Background().latest(), list[bool]()
 
     def work(task: Task[int]) -> None:
         while not task.token.cancelled:
             pass
         ended.append(True)
 
-    single.run("work", work, lambda _result: None, lambda _error: None, lambda _progress: None)
-    single.close()
+    latest.run("work", work, lambda _result: None, lambda _error: None)
+    latest.close(DEADLINE_S)
     assert ended == [True]
 
 

@@ -32,21 +32,7 @@ def window(desktop: Desktop, tmp_path: Path) -> Iterator[Window]:
         yield opened
 
 
-def test_a_layout_made_by_mouse_is_loaded_and_answers(window: Window) -> None:
-    spread_layers(window)
-    load(window)
-    assert window.ask("text", "load_report.badge_text") == "LOADED"
-    assert window.ask("text", "desk.is_edited") == "False"
-    assert window.ask("engine_layout") == SPREAD
-    ask_model(window, "hello")
-    window.wait_for("an answer", lambda: len(window.ask("text", "chat.messages")) > 60)
-    window.click("chat.stop_button")
-    window.wait_for("the stop", lambda: window.ask("state") == "READY")
-    assert "tokens/s" in window.ask("last_note")
-    assert window.ask("bugs") == []
-
-
-def test_a_context_too_large_for_a_worker_names_it_and_the_next_load_works(window: Window) -> None:
+def test_a_layout_made_by_mouse_that_does_not_fit_names_the_worker_and_then_loads_and_answers(window: Window) -> None:
     spread_layers(window)
     set_context(window, 131072)
     window.click(LOAD_BUTTON)
@@ -60,10 +46,20 @@ def test_a_context_too_large_for_a_worker_names_it_and_the_next_load_works(windo
     window.desktop.key("ctrl+z")
     window.wait_for("undo", lambda: window.ask("text", "desk.document.edit.context.n_ctx") == "8192")
     load(window)
+    assert window.ask("text", "load_report.badge_text") == "LOADED"
+    assert window.ask("text", "desk.is_edited") == "False"
+    assert window.ask("engine_layout") == SPREAD
+    ask_model(window, "hello")
+    window.wait_for("an answer", lambda: len(window.ask("text", "chat.messages")) > 60)
+    window.click("chat.stop_button")
+    window.wait_for("the stop", lambda: window.ask("state") == "READY")
+    assert "tokens/s" in window.ask("last_note")
     assert window.ask("bugs") == []
 
 
-def test_a_child_killed_in_an_answer_costs_the_answer_only(window: Window) -> None:
+def test_a_killed_child_costs_the_answer_only_and_comes_back_once_where_that_is_wanted(
+    window: Window,
+) -> None:
     load(window)
     ask_model(window, "tell me")
     window.wait_for("an answer", lambda: len(window.ask("text", "chat.messages")) > 60)
@@ -86,11 +82,7 @@ def test_a_child_killed_in_an_answer_costs_the_answer_only(window: Window) -> No
     window.wait_for("its words", lambda: len(window.ask("last_answer")) > 20)  # Longer than the question.
     window.click("chat.stop_button")
     window.wait_for("its speed", lambda: "tokens/s" in window.ask("last_note"))
-    assert window.ask("bugs") == []
 
-
-def test_a_lost_model_comes_back_by_itself_once_where_that_is_wanted(window: Window) -> None:
-    load(window)
     window.ask("trigger", "reload_lost")
     (first,) = engines(window)
     first.kill()
@@ -99,6 +91,7 @@ def test_a_lost_model_comes_back_by_itself_once_where_that_is_wanted(window: Win
     second.kill()
     window.wait_for("the offer", lambda: bool(window.ask("visible", "chat.lost_banner.button")))
     assert window.ask("state") == "STOPPED"
+    assert window.ask("bugs") == []
 
 
 def test_quitting_while_an_answer_is_written_leaves_no_process(window: Window) -> None:
@@ -113,7 +106,6 @@ def test_quitting_while_an_answer_is_written_leaves_no_process(window: Window) -
 
 
 def test_quitting_while_loading_leaves_no_process(window: Window) -> None:
-    spread_layers(window)
     window.click(LOAD_BUTTON)
     window.wait_for("the child", lambda: bool(engines(window)))
     children = children_of(window)
@@ -122,19 +114,7 @@ def test_quitting_while_loading_leaves_no_process(window: Window) -> None:
     wait_until_gone(children)
 
 
-def test_the_keyboard_does_what_the_mouse_does(window: Window) -> None:
-    mouse = window.desktop
-    mouse.click(*window.ask("layer", "15@RPC2"))
-    mouse.key("shift+Left", "shift+Left")
-    mouse.key("ctrl+Up")
-    window.wait_for("the move", lambda: window.ask("layout") == [["RPC2", 0, 12], ["RPC1", 13, 15]])
-    mouse.key("ctrl+z")
-    window.wait_for("undo", lambda: window.ask("layout") == [["RPC2", 0, 15]])
-    mouse.key("ctrl+shift+z")
-    window.wait_for("redo", lambda: window.ask("layout") == [["RPC2", 0, 12], ["RPC1", 13, 15]])
-
-
-def test_escape_gives_a_drag_up(window: Window) -> None:
+def test_a_drag_is_given_up_keys_move_layers_and_a_bad_file_says_why(window: Window, tmp_path: Path) -> None:
     mouse = window.desktop
     start, target = window.ask("layer", "3@RPC2"), window.ask("layer", "3@RPC0")
     mouse.mouse("mousemove", "--sync", *start, "mousedown", 1, "mousemove", "--sync", *target)
@@ -144,8 +124,15 @@ def test_escape_gives_a_drag_up(window: Window) -> None:
     mouse.mouse("mouseup", 1)
     assert window.ask("layout") == [["RPC2", 0, 15]]
 
+    mouse.click(*window.ask("layer", "15@RPC2"))
+    mouse.key("shift+Left", "shift+Left")
+    mouse.key("ctrl+Up")
+    window.wait_for("the move", lambda: window.ask("layout") == [["RPC2", 0, 12], ["RPC1", 13, 15]])
+    mouse.key("ctrl+z")
+    window.wait_for("undo", lambda: window.ask("layout") == [["RPC2", 0, 15]])
+    mouse.key("ctrl+shift+z")
+    window.wait_for("redo", lambda: window.ask("layout") == [["RPC2", 0, 12], ["RPC1", 13, 15]])
 
-def test_a_dropped_path_opens_and_a_bad_file_says_why(window: Window, tmp_path: Path) -> None:
     bad = tmp_path / "broken.gguf"
     bad.write_bytes(b"GGUF\x03\x00\x00\x00")
     window.ask("drop", str(bad))

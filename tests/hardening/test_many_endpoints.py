@@ -67,7 +67,7 @@ def test_many_silent_workers_are_greeted_once_to_measure_the_others(monkeypatch:
         return greet_all(endpoints, timeout_s=0.5, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(speeds, "greet_all", counted)
-    monkeypatch.setattr(speeds, "_TYPES", {"Q4_K": 12})  # each type takes half a second of each device
+    monkeypatch.setattr(speeds, "_ENOUGH_S", 0.0)  # each type of weights takes half a second of each device
     with silent_endpoints(COUNT) as endpoints:
         measured = measure_speeds(Rig(workers(endpoints), HOST))
     assert greeted == [COUNT]

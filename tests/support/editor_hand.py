@@ -1,4 +1,4 @@
-"""A pointer over a layout editor."""
+"""A pointer over a layout editor, and its keyboard."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NONE = Qt.KeyboardModifier.NoModifier
 
 
 class Hand:
-    """A pointer over one editor, and everything that the editor has said."""
+    """A pointer over one editor and its keyboard, and everything that the editor has said."""
 
     def __init__(self, editor: LayoutEditor) -> None:
         self.editor = editor
@@ -60,6 +60,10 @@ class Hand:
     def click(self, point: QPoint, modifiers: Qt.KeyboardModifier = NONE) -> None:
         self.press(point, modifiers)
         self.release(point)
+
+    def type(self, *keys: Qt.Key, held: Qt.KeyboardModifier = NONE) -> None:
+        for key in keys:
+            QTest.keyClick(self.editor.view, key, held)
 
     def at(self, x: float, y: float) -> QPoint:
         return self.editor.view.mapFromScene(QPointF(x, y))

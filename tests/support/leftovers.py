@@ -1,9 +1,11 @@
-"""What a test leaves behind: child processes, threads and QThreads, noted before and looked for after it."""
+"""What a test leaves behind: child processes and threads, noted before and looked for after it.
+
+QThreads are not looked for: nothing here makes one. The search for them by `gc.get_objects` broke other threads:
+CPython cannot finish a tuple to which there is a reference already (SystemError in tupleobject.c).
+"""
 
 from __future__ import annotations
 
-import gc
-import os
 import sys
 import threading
 import time
@@ -12,13 +14,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, ClassVar
 from weakref import WeakKeyDictionary
 
 import psutil
-
-if TYPE_CHECKING:
-    from PySide6.QtCore import QThread
 
 GRACE_S = 60.0
 """What is ending when the test ends is given this long: a busy machine takes seconds to end a child."""
@@ -46,34 +44,14 @@ def record_thread_starts() -> Iterator[None]:
 class Watch:
     """Notes what runs when it is made; `leftovers` names what was added since and is still there."""
 
-    _last_look: ClassVar[tuple[frozenset[int], frozenset[int]]] = (frozenset(), frozenset())
-    """The native threads and the ids of the QThreads that ran when all objects were looked through last."""
-
     def __init__(self) -> None:
         self._children = set(_children())
         self._threads = set(threading.enumerate())
-        self._native_threads = _native_threads()
-        self._qthreads = self._known_qthreads()
-
-    def _known_qthreads(self) -> frozenset[int]:
-        """Return the ids of the QThreads that run, by the last look where no thread has begun or ended that may be one.
-
-        Qt gives each a name of its own. Others are called as the process is: pytest starts one with each test.
-        """
-        native = self._native_threads
-        named = frozenset(number for number, name in native.items() if name != native.get(os.getpid()))
-        if not native or named != Watch._last_look[0]:
-            Watch._last_look = named, frozenset(map(id, _running_qthreads()))
-        return Watch._last_look[1]
 
     def leftovers(self, grace_s: float = GRACE_S) -> list[str]:
         """Return a line for each leftover, none if all is gone within the grace. Leftover processes are killed."""
         deadline_s = time.monotonic() + grace_s
-        return [
-            *self._leftover_children(deadline_s),
-            *self._leftover_threads(deadline_s),
-            *self._leftover_qthreads(deadline_s),
-        ]
+        return [*self._leftover_children(deadline_s), *self._leftover_threads(deadline_s)]
 
     def _leftover_children(self, deadline_s: float) -> list[str]:
         added = [child for child in _children() if not self._is_known(child)]
@@ -101,17 +79,6 @@ class Watch:
             if thread.is_alive()
         ]
 
-    def _leftover_qthreads(self, deadline_s: float) -> list[str]:
-        native = _native_threads()
-        if native and native.keys() <= self._native_threads.keys():
-            return []  # looking through all objects takes long; nothing can run without a native thread
-        added = [thread for thread in _running_qthreads() if id(thread) not in self._qthreads]
-        return [
-            f'QThread {type(thread).__name__} "{thread.objectName()}"'
-            for thread in added
-            if not thread.wait(round(_remaining(deadline_s) * 1000))
-        ]
-
 
 def _children() -> list[psutil.Process]:
     if _has_no_children():
@@ -133,27 +100,6 @@ def _has_no_children() -> bool:
         return not any((task / "children").read_bytes() for task in _TASKS.iterdir())
     except OSError:
         return False
-
-
-def _native_threads() -> dict[int, bytes]:
-    """Return the names of the native threads, none where the system does not tell."""
-    try:
-        return {int(task.name): (task / "comm").read_bytes() for task in _TASKS.iterdir()}
-    except OSError:
-        return {}
-
-
-def _running_qthreads() -> list[QThread]:
-    """Return the QThreads that Python knows and that run, the current one left out."""
-    if "PySide6.QtCore" not in sys.modules:
-        return []
-    from PySide6.QtCore import QThread
-    from shiboken6 import isValid
-
-    # By type(), not isinstance: proxies answer for what they stand for.
-    threads = [thing for thing in gc.get_objects() if issubclass(type(thing), QThread) and isValid(thing)]
-    current = QThread.currentThread()
-    return [thread for thread in threads if thread is not current and thread.isRunning()]
 
 
 def _remaining(deadline_s: float) -> float:

@@ -15,24 +15,28 @@ import pytest
 T = TypeVar("T")
 
 EXHAUSTIVE = "exhaustive"
-SHARE = 4
+SHARE = 6
 """One in so many cases is looked at in the everyday run."""
 LONG_FOLDERS = (
     "tests/app/cli/",
+    "tests/app/window/test_auto_layout_menu.py",
     "tests/e2e/",
-    "tests/engine/machines/doctor/",
+    "tests/engine/chat/test_damage.py",
+    "tests/engine/chat/test_killed_writer.py",
+    "tests/engine/machines/",
     "tests/engine/library/downloads/",
+    "tests/engine/planning/exchange/test_python_script.py",
     "tests/engine/planning/fit/",
     "tests/engine/planning/layout/test_refused.py",
     "tests/engine/planning/memory/",
-    "tests/engine/machines/rigs/",
-    "tests/engine/runtime/session/",
     "tests/engine/runtime/child/",
+    "tests/engine/runtime/media/",
+    "tests/engine/runtime/session/",
     "tests/hardening/",
     "tests/zoo/",
 )
 """Where a case takes a process, a load or the forecasts of a whole model."""
-MOST_CASES = 4
+MOST_CASES = 2
 """A test with more cases than this, in those folders, is run with some of them."""
 BUNDLE_VARIABLE = "LAYERDECK_TESTED_BUNDLE"
 """Names the folder of a bundle, whose command line is then the one that tests start as a process of its own."""
@@ -56,7 +60,7 @@ def examples(count: int) -> int:
     return count if _Run.does_all else max(count // SHARE, min(count, 10))
 
 
-def some(cases: Sequence[T], least: int = 3) -> list[T]:
+def some(cases: Sequence[T], least: int = MOST_CASES) -> list[T]:
     """Return all cases in the long run, else one in `SHARE`, spread evenly; `least` where there are so many."""
     if _Run.does_all:
         return list(cases)

@@ -6,9 +6,6 @@ import subprocess
 import sys
 import threading
 
-from PySide6.QtCore import QThread
-from PySide6.QtWidgets import QApplication
-
 from tests.support.leftovers import Watch
 
 WAIT_FOR_INPUT = [sys.executable, "-c", "input()"]
@@ -49,14 +46,3 @@ def test_running_thread_is_named_with_its_origin() -> None:
     assert len(lines) == 1
     assert "left over" in lines[0]
     assert "test_leftovers.py:" in lines[0]
-
-
-def test_running_qthread_is_named(qapp: QApplication) -> None:
-    watch = Watch()
-    thread = QThread()
-    thread.setObjectName("engine")
-    thread.start()
-    lines = watch.leftovers(grace_s=0)
-    thread.quit()
-    assert thread.wait(5000)
-    assert lines == ['QThread QThread "engine"']

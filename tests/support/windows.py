@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -12,7 +13,7 @@ from PySide6.QtCore import QCoreApplication, QEvent
 from pytestqt.qtbot import QtBot
 
 if TYPE_CHECKING:
-    from PySide6.QtWidgets import QApplication
+    from PySide6.QtWidgets import QApplication, QWidget
 
     from app.wiring import WindowParts
 
@@ -33,22 +34,30 @@ class WindowOpener:
         window = make_window(Settings(self._folder / "settings.ini"), Theme(self._qapp, theme))
         # pytest-qt has called `deleteLater`. The window is deleted now, while Python still holds its parts: the garbage
         # collector would take them apart while Qt still delivers events to them.
-        self._stack.callback(QCoreApplication.sendPostedEvents, window.main, QEvent.Type.DeferredDelete)
+        self._stack.callback(_delete, window.main)
         self._stack.callback(window.main.close)
         self._qtbot.addWidget(window.main)
         window.main.show()
         return window
 
 
+def _delete(widget: QWidget) -> None:
+    """Delete a widget for which `deleteLater` was called. The garbage collector must not see it half deleted."""
+    gc.disable()
+    try:
+        QCoreApplication.sendPostedEvents(widget, QEvent.Type.DeferredDelete)
+    finally:
+        gc.enable()
+
+
 @contextmanager
 def window_opener(qtbot: QtBot, qapp: QApplication, folder: Path) -> Iterator[WindowOpener]:
-    """Provide what opens windows; afterwards all of them are closed, and the application has no style any more.
+    """Provide what opens windows; afterwards all of them are closed.
 
     They have data of their own: equal models of two tests would share notes, layouts and conversations.
     """
     with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_DATA_HOME", str(folder / "xdg_data_home"))
-        stack.callback(qapp.setStyleSheet, "")
         yield WindowOpener(stack, qtbot, qapp, folder)
 
 

@@ -208,8 +208,9 @@ def test_load_says_why_to_people(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_speeds_are_measured_on_request_and_kept(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Each type takes half a second of each device.
+    # Each type takes half a second of each device, and more with a large matrix.
     monkeypatch.setattr("engine.machines.rigs.speeds._TYPES", {"Q4_K": 12})
+    monkeypatch.setattr("engine.machines.rigs.speeds.MAX_BYTES", 8 * MIB)
     with LabRig([64 * MIB]) as lab:
         answer = run_here(capsys, "devices", "--rpc", str(lab.rig.devices[0].endpoint), "--measure")
     assert answer.code == 0

@@ -12,6 +12,7 @@ from pytestqt.qtbot import QtBot
 
 from app.paths import speeds_path
 from app.wiring import WindowParts
+from engine.base.units import MIB
 from engine.devices.device import CPU_ID
 from engine.devices.rig_file import encode_rig
 from engine.model.gguf.model_file import ModelFile
@@ -204,8 +205,9 @@ def test_answers_teach_how_fast_layouts_are(open_window: OpenWindow, qtbot: QtBo
 def test_speeds_are_measured_from_the_menu(
     open_window: OpenWindow, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Each type takes half a second of each device.
-    monkeypatch.setattr("engine.machines.rigs.speeds._TYPES", {"Q4_K": 12})
+    # No types of weights, and a small matrix: each takes half a second of each device.
+    monkeypatch.setattr("engine.machines.rigs.speeds._ENOUGH_S", 0.0)
+    monkeypatch.setattr("engine.machines.rigs.speeds.MAX_BYTES", 8 * MIB)
     window = open_window()
     with qtbot.waitSignal(window.desk.notices.given) as told:
         window.actions["measure_speeds"].trigger()

@@ -250,7 +250,7 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> list[Listed]:
         (ListFilter(capabilities=frozenset({"tools"})), "Bob"),
         (ListFilter(only_favourites=True), "Cy"),
         (ListFilter(tag="code"), "Cy"),
-        (ListFilter(text="q8_0 LLAMA b"), "Bob"),
+        (ListFilter(text="q8_0 LLAMA bob-q"), "Bob"),
         (ListFilter(text="fine"), "Cy"),
         (ListFilter(max_bytes=0), ""),
     ],

@@ -19,6 +19,7 @@ def make_hand(qtbot: QtBot) -> MakeHand:
         with qtbot.waitExposed(editor):
             editor.show()
         editor.set_preview(preview)
+        editor.setFocus()
         return Hand(editor)
 
     return make

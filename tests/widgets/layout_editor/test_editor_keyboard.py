@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
@@ -12,7 +10,7 @@ from pytestqt.qtbot import QtBot
 
 from engine.devices.device import CPU_ID
 from engine.planning.layout.moves import BoundaryMove, OutputMove, RangeMove
-from engine.planning.plan.preview import Preview
+from tests.support.editor_hand import MakeHand
 from tests.support.previews import dense_preview, make_layout, with_layout
 from widgets.layout_editor.editor import LayoutEditor
 from widgets.layout_editor.keyboard import (
@@ -79,56 +77,24 @@ SHIFT = Qt.KeyboardModifier.ShiftModifier
 NONE = Qt.KeyboardModifier.NoModifier
 
 
-class Typist:
-    """Presses keys in one editor and keeps what it says."""
-
-    def __init__(self, editor: LayoutEditor) -> None:
-        self.editor = editor
-        self.said: list[object] = []
-        editor.moved.connect(self.said.append)
-        editor.move_finished.connect(lambda: self.said.append("finished"))
-
-    def type(self, *keys: Qt.Key, held: Qt.KeyboardModifier = NONE) -> None:
-        for key in keys:
-            QTest.keyClick(self.editor.view, key, held)
-
-
-MakeTypist = Callable[[Preview], Typist]
-
-
-@pytest.fixture
-def make_typist(qtbot: QtBot) -> MakeTypist:
-    def make(preview: Preview) -> Typist:
-        editor = LayoutEditor()
-        qtbot.addWidget(editor)
-        editor.resize(900, 500)
-        with qtbot.waitExposed(editor):
-            editor.show()
-        editor.set_preview(preview)
-        editor.setFocus()
-        return Typist(editor)
-
-    return make
-
-
 @pytest.mark.parametrize("held", [CTRL, ALT])
-def test_a_boundary_moves_by_a_layer(make_typist: MakeTypist, held: Qt.KeyboardModifier) -> None:
-    typist = make_typist(dense_preview())
-    typist.type(Key.Key_Tab)
-    typist.type(Key.Key_Right, held=held)
-    assert typist.said == [BoundaryMove(0, 17), "finished"]
-    typist.said.clear()
-    typist.type(Key.Key_Tab)
-    typist.type(Key.Key_Left, held=held)
-    assert typist.said == [BoundaryMove(1, 25), "finished"]
+def test_a_boundary_moves_by_a_layer(make_hand: MakeHand, held: Qt.KeyboardModifier) -> None:
+    hand = make_hand(dense_preview())
+    hand.type(Key.Key_Tab)
+    hand.type(Key.Key_Right, held=held)
+    assert hand.said == [BoundaryMove(0, 17), "finished"]
+    hand.said.clear()
+    hand.type(Key.Key_Tab)
+    hand.type(Key.Key_Left, held=held)
+    assert hand.said == [BoundaryMove(1, 25), "finished"]
 
 
-def test_the_focus_is_said_to_screen_readers(make_typist: MakeTypist) -> None:
-    typist = make_typist(dense_preview())
+def test_the_focus_is_said_to_screen_readers(make_hand: MakeHand) -> None:
+    hand = make_hand(dense_preview())
     names = []
     for keys in ((Key.Key_Tab,), (Key.Key_Left,), (Key.Key_End, Key.Key_Tab), (Key.Key_Escape,)):
-        typist.type(*keys)
-        names.append(typist.editor.view.accessibleName())
+        hand.type(*keys)
+        names.append(hand.editor.view.accessibleName())
     assert names == [
         "Layout editor, boundary CUDA0 0–15 | CUDA1 16–25",
         "Layout editor, layer 15 on CUDA0",
@@ -137,46 +103,46 @@ def test_the_focus_is_said_to_screen_readers(make_typist: MakeTypist) -> None:
     ]
 
 
-def test_a_boundary_with_one_layer_left_stays(make_typist: MakeTypist) -> None:
-    typist = make_typist(with_layout(dense_preview(), make_layout(32, [("CUDA0", 1), ("CUDA1", 31)])))
-    typist.type(Key.Key_Tab)
-    typist.type(Key.Key_Left, held=CTRL)
-    assert typist.said == []
+def test_a_boundary_with_one_layer_left_stays(make_hand: MakeHand) -> None:
+    hand = make_hand(with_layout(dense_preview(), make_layout(32, [("CUDA0", 1), ("CUDA1", 31)])))
+    hand.type(Key.Key_Tab)
+    hand.type(Key.Key_Left, held=CTRL)
+    assert hand.said == []
 
 
-def test_selected_layers_move_to_the_next_lane(make_typist: MakeTypist) -> None:
-    typist = make_typist(dense_preview())
-    typist.type(Key.Key_Home)
-    typist.type(Key.Key_Right)
-    typist.type(Key.Key_Right, Key.Key_Right, held=SHIFT)
-    assert typist.editor.selection == Selection((1, 3))
-    typist.type(Key.Key_Down, held=CTRL)
-    assert typist.said == [RangeMove(1, 3, "CUDA1"), "finished"]
-    assert typist.editor.selection == Selection((1, 3))
-    typist.said.clear()
-    typist.type(Key.Key_Up, held=CTRL)
-    assert typist.said == [], "there is no lane above the first"
+def test_selected_layers_move_to_the_next_lane(make_hand: MakeHand) -> None:
+    hand = make_hand(dense_preview())
+    hand.type(Key.Key_Home)
+    hand.type(Key.Key_Right)
+    hand.type(Key.Key_Right, Key.Key_Right, held=SHIFT)
+    assert hand.editor.selection == Selection((1, 3))
+    hand.type(Key.Key_Down, held=CTRL)
+    assert hand.said == [RangeMove(1, 3, "CUDA1"), "finished"]
+    assert hand.editor.selection == Selection((1, 3))
+    hand.said.clear()
+    hand.type(Key.Key_Up, held=CTRL)
+    assert hand.said == [], "there is no lane above the first"
 
 
-def test_the_output_moves_to_the_next_lane_past_missing_devices(make_typist: MakeTypist) -> None:
+def test_the_output_moves_to_the_next_lane_past_missing_devices(make_hand: MakeHand) -> None:
     preview = dense_preview()
-    typist = make_typist(preview)
-    typist.type(Key.Key_Tab, Key.Key_Tab, Key.Key_Tab)
-    typist.type(Key.Key_Up, held=CTRL)
-    assert typist.said == [OutputMove("CUDA1"), "finished"]
-    typist.said.clear()
-    typist.editor.set_preview(with_layout(preview, make_layout(32, [("CUDA0", 16), (CPU_ID, 6), ("GONE", 10)])))
-    typist.type(Key.Key_Up, held=CTRL)
-    assert typist.said == [OutputMove(CPU_ID), "finished"]
+    hand = make_hand(preview)
+    hand.type(Key.Key_Tab, Key.Key_Tab, Key.Key_Tab)
+    hand.type(Key.Key_Up, held=CTRL)
+    assert hand.said == [OutputMove("CUDA1"), "finished"]
+    hand.said.clear()
+    hand.editor.set_preview(with_layout(preview, make_layout(32, [("CUDA0", 16), (CPU_ID, 6), ("GONE", 10)])))
+    hand.type(Key.Key_Up, held=CTRL)
+    assert hand.said == [OutputMove(CPU_ID), "finished"]
 
 
-def test_space_selects_the_run_and_escape_clears(make_typist: MakeTypist) -> None:
-    typist = make_typist(dense_preview())
-    typist.type(Key.Key_End, Key.Key_Space)
-    assert typist.editor.selection == Selection((26, 31))
-    typist.type(Key.Key_Escape)
-    assert typist.editor.selection == Selection(None)
-    assert typist.said == []
+def test_space_selects_the_run_and_escape_clears(make_hand: MakeHand) -> None:
+    hand = make_hand(dense_preview())
+    hand.type(Key.Key_End, Key.Key_Space)
+    assert hand.editor.selection == Selection((26, 31))
+    hand.type(Key.Key_Escape)
+    assert hand.editor.selection == Selection(None)
+    assert hand.said == []
 
 
 def test_tab_leaves_the_editor_past_its_last_stop(qtbot: QtBot) -> None:

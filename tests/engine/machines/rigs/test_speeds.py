@@ -28,7 +28,8 @@ SMALL = make_host("host", 16 * GIB, 256 * MIB)
 
 @pytest.fixture(autouse=True)
 def few_types(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measure few types of weights every day: each takes half a second of each device."""
+    """Measure few types of weights with a small matrix every day: each takes half a second of each device."""
+    monkeypatch.setattr(speeds, "MAX_BYTES", 8 * MIB)
     monkeypatch.setattr(speeds, "_TYPES", dict(some(list(speeds._TYPES.items()), least=1)))
 
 
@@ -81,7 +82,8 @@ def test_types_are_left_out_where_the_time_for_them_is_over() -> None:
     assert speed.by_type == speed.products == {}
 
 
-def test_a_device_that_is_gone_is_told_beside_the_others() -> None:
+def test_a_device_that_is_gone_is_told_beside_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speeds, "_ENOUGH_S", 0.0)
     missing = Device("CUDA7", "missing", "CUDA", "gpu", 8 * GIB)
     accelerator = Device("BLAS", "library", "BLAS", "accel", 0)
     measured = measure_speeds(Rig((missing, accelerator), SMALL))
@@ -91,7 +93,8 @@ def test_a_device_that_is_gone_is_told_beside_the_others() -> None:
     assert "not there any more" in problem
 
 
-def test_a_busy_worker_is_not_waited_for() -> None:
+def test_a_busy_worker_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speeds, "_ENOUGH_S", 0.0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         endpoint = f"127.0.0.1:{silent.getsockname()[1]}"
         worker = Device("RPC0", "attic", "RPC", "gpu", GIB, endpoint=endpoint)

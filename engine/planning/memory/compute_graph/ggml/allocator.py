@@ -17,8 +17,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from engine.planning.memory.compute_graph.ggml.scheduler import Backend, Copy, NodeAlloc, SplitSection
+from engine.planning.memory.compute_graph.ggml.scheduler import Backend
 from engine.planning.memory.compute_graph.ggml.sections import EARLY, DistantReadError, Key, is_early, is_shared
+from engine.planning.memory.compute_graph.ggml.splits import Copy, NodeAlloc, SplitSection
 
 _ENDLESS = 1 << 62
 """Bytes of the free block at the end of an empty buffer; more than any graph needs."""

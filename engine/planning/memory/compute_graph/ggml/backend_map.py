@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from engine.planning.memory.compute_graph.ggml.allocator import GallocrState, LiveOut, TensorAlloc
-from engine.planning.memory.compute_graph.ggml.scheduler import Copy
 from engine.planning.memory.compute_graph.ggml.sections import DistantReadError, Key, stands_for_place
+from engine.planning.memory.compute_graph.ggml.splits import Copy
 
 Places = tuple[tuple[Key, int], ...]
 """(Name of a tensor, index of its backend) for each tensor whose backend the next section of the graph has to know."""
@@ -127,3 +127,33 @@ def backend_map(
     return BackendMap(
         numbers, {name: to_names[number] for name, number in zip(names, numbers, strict=True) if number >= 0}
     )
+
+
+@dataclass(frozen=True, slots=True)
+class SplitState:
+    """The scheduler's state in pass 5 between two sections: the open split, and the copies made so far.
+
+    `backend`: index of the open split's backend; -1 if no split is open.
+    `has_inputs`: whether the split has inputs (copies).
+    `passing`: names of copies of layers' tensors, which only neighbouring sections read.
+    `lasting`: (backend index, names of its copies of inputs and shared weights), sorted.
+    """
+
+    backend: int = -1
+    has_inputs: bool = False
+    passing: frozenset[Key] = frozenset()
+    lasting: tuple[tuple[int, frozenset[Key]], ...] = ()
+
+    def mapped(self, backend_map: BackendMap) -> SplitState:
+        """Return the state with the next segment's backend indices; backends that it lacks are left out."""
+        lasting = {
+            index: backend_map.keys(keys) for old, keys in self.lasting if (index := backend_map.backend(old)) >= 0
+        }
+        return SplitState(
+            backend_map.backend(self.backend), self.has_inputs, backend_map.keys(self.passing), in_order(lasting)
+        )
+
+
+def in_order(lasting: Mapping[int, frozenset[Key]]) -> tuple[tuple[int, frozenset[Key]], ...]:
+    """Return the copies of each backend, sorted, without backends that have none."""
+    return tuple(sorted((index, keys) for index, keys in lasting.items() if keys))

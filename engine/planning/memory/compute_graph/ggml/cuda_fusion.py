@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from engine.planning.memory.compute_graph.ggml.graph import Tensor, is_contiguous
-from engine.planning.memory.compute_graph.ggml.scheduler import Backend, NodeAlloc, SplitSection, make_split_section
+from engine.planning.memory.compute_graph.ggml.scheduler import Backend
+from engine.planning.memory.compute_graph.ggml.splits import NodeAlloc, SplitSection, make_split_section
 
 _MOST_SUMMED_EXPERTS = 15
 """Largest number of experts in a fused weighted sum (`MOE_WEIGHTED_REDUCTION_MAX_EXPERTS`)."""

@@ -9,12 +9,11 @@ nodes in one section are a `SplitPart`. Tensors are referred to by their index i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 
 from engine.planning.memory.compute_graph.ggml.graph import INPLACE_OPS, Tensor
 from engine.planning.memory.compute_graph.ggml.sections import (
-    EARLY,
     ON_CPU,
     Key,
     Node,
@@ -22,6 +21,13 @@ from engine.planning.memory.compute_graph.ggml.sections import (
     are_same_layout,
     buft_at,
     pin_at,
+)
+from engine.planning.memory.compute_graph.ggml.splits import (
+    Copy,
+    NodeAlloc,
+    SplitPart,
+    SplitSection,
+    make_split_section,
 )
 
 SCHED_MAX_COPIES = 4
@@ -111,66 +117,6 @@ class Assigned:
     bound: Bound
     backends: list[int]
     involved: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Copy:
-    """A copy of a tensor in the memory of another backend: an input of a split (`tensor_id_copy`).
-
-    `key`: name of the copy, by which other sections of the graph refer to it.
-    `base_key`: name of the copied tensor or of its `view_src`; None if no other section reads it.
-    `backend`: index of the backend that reads the copy.
-    """
-
-    key: Key
-    base_key: Key | None
-    backend: int
-    size_bytes: int
-
-
-NodeAlloc = tuple[int, int, tuple[int, ...], tuple[int, ...]]
-"""A node as the allocator sees it: (slot, bytes, slots of parents whose memory it may reuse, slots of its sources).
-
-A slot is the index of a tensor in the section, as that of a `hash_node` in ggml-alloc. The first one is -1 if the node
-needs no memory of its own.
-"""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SplitPart:
-    """The nodes of one split of the scheduler that are in one section (a run of nodes, mostly a layer).
-
-    `is_new`: whether the split begins here; False if it began in an earlier section.
-    `copies`: (copy, slot of the original, slot of the copy) for each input of the split that is first read here.
-    """
-
-    backend: int
-    is_new: bool
-    copies: list[tuple[Copy, int, int]] = field(default_factory=list)
-    node_allocs: list[NodeAlloc] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SplitSection:
-    """A section (a run of nodes, mostly a layer) after pass 5 of the scheduler, divided by the splits.
-
-    Each tensor has a slot, like the index of a `hash_node` in ggml-alloc: its index in the section. Copies have the
-    slots after all tensors.
-
-    `use_counts`: uses of each slot (`n_children` and `n_views` of ggml-alloc), and one more for an output.
-    `slots`: slot by name, for tensors that other sections read or compute.
-    `passed`: (slot, name in the next section) of tensors that the next section may read.
-    `names_before`: names, in the section before, of the tensors that nodes and copies read.
-    `early`: slots of tensors that an earlier section computes (see `vulkan_order`).
-    """
-
-    section: Section
-    parts: tuple[SplitPart, ...]
-    use_counts: tuple[int, ...]
-    slots: dict[Key, int]
-    passed: tuple[tuple[int, Key], ...]
-    names_before: frozenset[Key]
-    early: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -570,32 +516,6 @@ def _passed(section: Section, slots: Iterable[tuple[Key, int]]) -> tuple[tuple[i
     """Return (slot here, name in the next section) of each tensor that the next section may read."""
     behind = ((slot, section.name_after(name)) for name, slot in slots)
     return tuple([(slot, name) for slot, name in behind if name is not None])
-
-
-def make_split_section(
-    section: Section,
-    parts: tuple[SplitPart, ...],
-    use_counts: Sequence[int],
-    slots: dict[Key, int],
-    passed: tuple[tuple[int, Key], ...],
-    early: tuple[int, ...] = (),
-) -> SplitSection:
-    """Return a `SplitSection` of these parts. Its `names_before` are computed from the uses of the tensors."""
-    copied = [(base, copy) for part in parts[1:] for copy, base, _ in part.copies]
-    read = {name for name, slot in slots.items() if use_counts[slot]}
-    read.update(copy.base_key for _, copy in copied if copy.base_key is not None)
-    bases = {base for base, _ in copied}
-    read.update((0, EARLY, slot) for slot in early if use_counts[slot] or slot in bases)
-    before = (section.name_before(key) for key in read if section.is_known_before(key))
-    return SplitSection(
-        section=section,
-        parts=parts,
-        use_counts=tuple(use_counts),
-        slots=slots,
-        passed=passed,
-        names_before=frozenset([name for name in before if name is not None]),
-        early=early,
-    )
 
 
 def _reusable(section: Section, node: Node, slots: Sequence[int]) -> tuple[int, ...]:

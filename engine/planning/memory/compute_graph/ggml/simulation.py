@@ -38,17 +38,18 @@ from engine.planning.memory.compute_graph.ggml.allocator import (
     start,
     start_in,
 )
-from engine.planning.memory.compute_graph.ggml.backend_map import BackendMap, Places, State, backend_map
-from engine.planning.memory.compute_graph.ggml.cuda_fusion import keep_fused
-from engine.planning.memory.compute_graph.ggml.scheduler import (
-    Assigned,
-    Bound,
-    OpenSplit,
-    Place,
-    Scheduler,
-    SplitSection,
+from engine.planning.memory.compute_graph.ggml.backend_map import (
+    BackendMap,
+    Places,
+    SplitState,
+    State,
+    backend_map,
+    in_order,
 )
+from engine.planning.memory.compute_graph.ggml.cuda_fusion import keep_fused
+from engine.planning.memory.compute_graph.ggml.scheduler import Assigned, Bound, OpenSplit, Place, Scheduler
 from engine.planning.memory.compute_graph.ggml.sections import DistantReadError, Key, Section, is_shared
+from engine.planning.memory.compute_graph.ggml.splits import SplitSection
 from engine.planning.memory.compute_graph.ggml.vulkan_order import (
     FollowingSection,
     NodePlace,
@@ -76,35 +77,6 @@ SplitStep = tuple[SplitSection, int, bool, frozenset[Key], tuple[frozenset[Key],
 It has: the section divided by splits, the backend index of the open split, whether that split has inputs, names of the
 copies of layers' tensors, and for each backend the names of its copies of inputs and shared weights.
 """
-
-
-@dataclass(frozen=True, slots=True)
-class SplitState:
-    """The scheduler's state in pass 5 between two sections: the open split, and the copies made so far.
-
-    `backend`: index of the open split's backend; -1 if no split is open.
-    `has_inputs`: whether the split has inputs (copies).
-    `passing`: names of copies of layers' tensors, which only neighbouring sections read.
-    `lasting`: (backend index, names of its copies of inputs and shared weights), sorted.
-    """
-
-    backend: int = -1
-    has_inputs: bool = False
-    passing: frozenset[Key] = _NO_COPIES
-    lasting: tuple[tuple[int, frozenset[Key]], ...] = ()
-
-    def mapped(self, backend_map: BackendMap) -> SplitState:
-        """Return the state with the next segment's backend indices; backends that it lacks are left out."""
-        lasting = {
-            index: backend_map.keys(keys) for old, keys in self.lasting if (index := backend_map.backend(old)) >= 0
-        }
-        return SplitState(
-            backend_map.backend(self.backend), self.has_inputs, backend_map.keys(self.passing), _in_order(lasting)
-        )
-
-
-def _in_order(lasting: Mapping[int, frozenset[Key]]) -> tuple[tuple[int, frozenset[Key]], ...]:
-    return tuple(sorted((index, keys) for index, keys in lasting.items() if keys))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -281,7 +253,7 @@ class StepCache:
                 _, backend, has_inputs, passing, _ = found
                 lasting.update(zip(involved, copies, strict=True))
             split_sections.append(split_section)
-        return tuple(split_sections), SplitState(backend, has_inputs, passing, _in_order(lasting))
+        return tuple(split_sections), SplitState(backend, has_inputs, passing, in_order(lasting))
 
     def _split_graph(self, assigned: Assigned, before: OpenSplit) -> SplitStep:
         check_limits()

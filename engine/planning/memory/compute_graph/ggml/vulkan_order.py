@@ -20,14 +20,9 @@ from typing import NamedTuple
 
 from engine.planning.memory.compute_graph.ggml.backend_map import BackendMap
 from engine.planning.memory.compute_graph.ggml.graph import VIEW_OPS, Tensor, is_contiguous
-from engine.planning.memory.compute_graph.ggml.scheduler import (
-    Backend,
-    NodeAlloc,
-    SplitPart,
-    SplitSection,
-    make_split_section,
-)
+from engine.planning.memory.compute_graph.ggml.scheduler import Backend
 from engine.planning.memory.compute_graph.ggml.sections import EARLY, Key, is_early
+from engine.planning.memory.compute_graph.ggml.splits import NodeAlloc, SplitPart, SplitSection, make_split_section
 
 _NUM_TO_CHECK = 20
 """Number of nodes, counted from the first unscheduled one, that are searched for nodes to run together with it

@@ -70,7 +70,7 @@ def read_nodes(
     usable = usable_processors() if usable is None else usable
     online = parse_list(_text(folder / "online")) or _listed(folder)
     allowed = _allowed(status)
-    return tuple(_node(number, folder / f"node{number}", usable, allowed) for number in sorted(online))
+    return tuple([_node(number, folder / f"node{number}", usable, allowed) for number in sorted(online)])
 
 
 def _listed(folder: Path) -> frozenset[int]:

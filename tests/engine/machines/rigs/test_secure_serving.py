@@ -67,14 +67,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ModelFile:
     return read_model(write_tiny_llama(path, n_layers=N_LAYERS, n_ctx_train=1 << 16))
 
 
-def answer_on(model: ModelFile, rig: Rig, layout: Layout = LAYOUT) -> list[str]:
+def answer_on(model: ModelFile, rig: Rig, layout: Layout = LAYOUT) -> str:
     with SessionLog() as log:
         log.session.load(order_of(model, rig, layout, CONTEXT))
         (loaded,) = log.wait_for_endings(1)
         assert isinstance(loaded, Loaded), loaded
         log.session.ask(Generate(prompt="tell me", max_tokens=24, temperature=0.0, seed=1))
         assert isinstance(log.wait_for_endings(2)[1], Done)
-        return [event.text for event in log.events if isinstance(event, Token)]
+        # How the text is divided into events depends on the time that tokens take.
+        return "".join(event.text for event in log.events if isinstance(event, Token))
 
 
 def test_the_answer_through_the_tunnel_is_that_of_plain_rpc(rig: Rig, model: ModelFile) -> None:
@@ -125,6 +126,8 @@ def test_a_worker_that_a_borrower_has_ended_is_lent_again_but_not_for_ever(
 ) -> None:
     monkeypatch.setattr(secure_serving, "MAX_QUICK_ENDS", 2)
     monkeypatch.setattr(secure_serving, "RESTART_AFTER_S", 10 * DEADLINE_S)
+    # A kill that meets the session of a greeting would count against the borrower, not as a quick end.
+    monkeypatch.setattr(secure_serving, "_blame", lambda *_: False)
     before = set(psutil.Process().children())
     with Served(tmp_path / "attic") as served, reached(served, tmp_path / "laptop") as rig:
         endpoint = f"{served.endpoint}/CPU"

@@ -29,7 +29,7 @@ MAX_NAME_CHARACTERS = 200
 class Preset(msgspec.Struct, frozen=True, kw_only=True):
     """A named system prompt with sampling settings, by the names of `SamplingSettings`.
 
-    Settings that are not in it come from the model or the conversation.
+    Settings that the preset does not contain come from the model or the conversation.
     """
 
     name: str

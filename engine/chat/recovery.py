@@ -27,12 +27,13 @@ _PARTS = ("-journal", "-wal", "-shm", "")
 
 
 def damage_record(path: Path) -> Path:
-    """Return the path of the file that exists while a database is known to be damaged."""
+    """Return the path of the file that marks a database as damaged. The file exists until the database is recovered."""
     return path.with_name(f"{path.name}.damaged")
 
 
 def damage_met(path: Path, error: Exception) -> ChatError | None:
-    """Return the error to show if an exception means a damaged database, and record the damage for the next start.
+    """Record damage for the next start, and return the error to show, if an exception means that the database is
+    damaged.
 
     None: the exception does not mean damage.
     """
@@ -59,9 +60,11 @@ def finish_recovery(path: Path) -> None:
 
 
 def recover(path: Path, reason: str) -> str:
-    """Rename a damaged database, put the newest undamaged copy in its place, and return the sentence for people.
+    """Rename a damaged database, put the newest undamaged copy in its place, and return a sentence for people.
 
-    The sentence is empty if another process has already recovered it. This process must not have the database open.
+    If another process has the database open, nothing is changed and the sentence says so. The sentence is empty if
+    another
+    process has already recovered the database. This process must not have the database open.
 
     Raises:
         OSError, sqlite3.Error: the disk has no room, or a permission is missing; nothing has changed.
@@ -87,7 +90,8 @@ def recover(path: Path, reason: str) -> str:
 class _Recovered:
     """The result of a recovery.
 
-    `copied_at`: local time of the copy; empty: there was no copy. `added`: rows added to it.
+    `copied_at`: local time of the copy; empty: there was no copy.
+    `added`: counts of the messages that were added to the copy or to a new database, and of the lost ones.
     """
 
     copied_at: str
@@ -96,7 +100,7 @@ class _Recovered:
     def sentence(self, reason: str, aside: str) -> str:
         """Return sentences for people about the recovery and the lost messages.
 
-        `reason`: why, as in "is damaged". `aside`: new name of the damaged file.
+        `reason`: why the database was recovered, such as "is damaged". `aside`: new name of the damaged file.
         """
         return f"{self._opened(reason, aside)} {self._lost()}"
 

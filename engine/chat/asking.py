@@ -34,10 +34,9 @@ def messages_by_id(system: str, shown: Sequence[Message], tools: ToolUse = NO_TO
     """Return the messages of the prompt, as the chat template gets them, by message id.
 
     The system prompt comes first, with the key `SYSTEM`. Messages contain the text of their attachments. They name
-    images
-    and sounds, whose bytes `with_files` adds. Tool calls and results are in the form that `tools` needs. Thoughts are
-    left
-    out. Questions without an answer are left out too, because templates expect alternating questions and answers.
+    images and sounds, whose bytes `with_files` adds. Tool calls and results are in the form that `tools` needs.
+    Thoughts are left out. Questions without an answer are left out too, because templates expect alternating questions
+    and answers.
     """
     found = {SYSTEM: ChatMessage("system", system)} if system.strip() else {}
     # Results in the order of their calls: some templates write no ids, so that only the order tells them apart.

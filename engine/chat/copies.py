@@ -193,8 +193,7 @@ class BackgroundCopies:
         """Make the last copy, after the database was closed.
 
         `is_current`: whether the newest copy was current before closing. The caller must pass it, because closing moves
-        the
-        write-ahead log into the database file and changes the file's time.
+        the write-ahead log into the database file and changes the file's time.
         """
         if is_current:
             self._copies.confirm()

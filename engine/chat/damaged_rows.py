@@ -96,8 +96,7 @@ def _readable_rows(source: sqlite3.Connection, table: str) -> Iterator[Row]:
     """Yield the rows of a table by row id, except those on unreadable pages.
 
     A damaged page ends the scan from the first row. Then a second scan runs backwards from the last row. The rows
-    between
-    the ends of the two scans are read one by one.
+    between the ends of the two scans are read one by one.
     """
     rows: dict[int, Row] = {}
     if not _scan(source, table, "ASC", rows):

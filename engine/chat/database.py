@@ -100,8 +100,7 @@ def is_alive(writer: str) -> bool:
     """Return whether the process with this id (see `our_name`) still runs.
 
     A confined child cannot see other processes, so this returns True for them. A later process that can see them
-    completes
-    their unfinished messages.
+    completes their unfinished messages.
     """
     pid, _, start = writer.partition(":")
     try:

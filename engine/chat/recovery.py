@@ -63,8 +63,7 @@ def recover(path: Path, reason: str) -> str:
     """Rename a damaged database, put the newest undamaged copy in its place, and return a sentence for people.
 
     If another process has the database open, nothing is changed and the sentence says so. The sentence is empty if
-    another
-    process has already recovered the database. This process must not have the database open.
+    another process has already recovered the database. This process must not have the database open.
 
     Raises:
         OSError, sqlite3.Error: the disk has no room, or a permission is missing; nothing has changed.

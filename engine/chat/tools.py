@@ -320,8 +320,7 @@ def check_finite(schema: Document, place: str) -> None:
     """Refuse a schema that always requires itself, because no finite value matches it.
 
     Example: a list with at least one item, where each item is again such a list. A schema that may contain itself but
-    need
-    not, such as a tree, is accepted.
+    need not, such as a tree, is accepted.
 
     Raises:
         DefinitionError: the schema requires itself, or a reference has no target.

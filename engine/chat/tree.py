@@ -161,8 +161,7 @@ def edited_result(tree: MessageTree, message: str, content: str, *, created_ms: 
     """Return the tree with a new version of a tool result, which has other content and is shown.
 
     Results of parallel calls that follow `message` on the shown path are copied below the new version. So each call
-    keeps
-    its result.
+    keeps its result.
     """
     path = tree.path
     place = next((place for place, each in enumerate(path) if each.id == message), len(path))

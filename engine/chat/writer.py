@@ -53,8 +53,7 @@ class Writer:
     """The thread that has the only connection for writing to the database.
 
     The future of a job is done when the job is on disk; after an error it holds this error. A job that fails because
-    the
-    disk is full is repeated later, before all jobs that were queued after it.
+    the disk is full is repeated later, before all jobs that were queued after it.
     """
 
     def __init__(self, connection: sqlite3.Connection, path: Path) -> None:

@@ -76,8 +76,7 @@ class BufferFacts:
     `largest_tensor_bytes`: largest tensor that the device can compute with; None: any size.
     `largest_buffer_bytes`: largest buffer that the device allocates; None: not reported.
     `mixes_streams`: whether the backend has a kernel for mixing residual streams (DeepSeek 4, GLM 5). On Vulkan the
-    kernel
-    needs subgroups of 16.
+    kernel needs subgroups of 16.
     """
 
     alignment_bytes: int | None = None
@@ -316,8 +315,7 @@ def routes_of(devices: Iterable[Device]) -> dict[str, str]:
     """Return the address to connect to for each endpoint of a paired machine.
 
     The address is that of the tunnel; it is empty if the tunnel does not exist now. Endpoints that are not in the
-    result
-    are connected to directly.
+    result are connected to directly.
     """
     # An empty address says that there is no tunnel: such a machine is never asked in the clear.
     return {

@@ -328,9 +328,7 @@ class _Talk:
         return GreetingStatus.OK, "answers"
 
     def begin(self, addresses: _Addresses, selector: selectors.BaseSelector) -> None:
-        """Connect to the endpoint if its address is resolved, else do nothing. The caller repeats the call until
-        then.
-        """
+        """Connect to the endpoint if its address is resolved. Else do nothing; the caller tries again later."""
         if self._socket is not None:
             return
         known, address = addresses.get(self._host)

@@ -240,7 +240,9 @@ def _is_signed(manifest: Manifest) -> bool:
 
 
 def _signed_bytes(manifest: Manifest) -> bytes:
-    """Return the bytes that are signed: the manifest as JSON with sorted keys, without its signature."""
+    """Return the bytes that are signed: a fixed prefix, then the manifest without its signature as JSON in a fixed
+    order.
+    """
     return _CONTEXT + msgspec.json.encode(manifest, order="deterministic")
 
 

@@ -37,8 +37,7 @@ class FileState(msgspec.Struct, frozen=True):
 
     At a child's start states are compared and not hashes, for which up to 4 GiB would have to be read. A program that
     changes a file can reset the modification time, but not ctime. If it replaces the file, the inode changes. Windows
-    has
-    no ctime; there only the inode and the other values are compared.
+    has no ctime; there only the inode and the other values are compared.
     """
 
     name: str

@@ -78,8 +78,9 @@ def _host_processes(least_bytes: int) -> Iterable[MemoryHolder]:
 
 
 def _name(pid: int) -> str:
-    """Return the name of a process's program. If it cannot be read (another user's process), return a text with
-    the id.
+    """Return the name of a process's program.
+
+    If the name cannot be read (another user's process), return a text with the process id.
     """
     with suppress(psutil.Error, OSError):
         return str(psutil.Process(pid).name())

@@ -28,7 +28,7 @@ _COUNT = re.compile(
 def parse_size(text: str) -> int:
     """Return the number of bytes in a text such as `"512MiB"`, `"120MB"`, `"120M"`, `"1.5 GiB"` or `"4096"`.
 
-    All units are binary.
+    All units are powers of 1024, also `MB` and `M`.
 
     Raises:
         ValueError: with a sentence that names the text and the accepted form.

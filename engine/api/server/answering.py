@@ -57,7 +57,7 @@ async def send_answers(
     """Send several requests to the model at once, and send the answers to the client, streamed or whole.
 
     `asked`, `readers`, `counting`: one entry for each answer.
-    `counting`: requests that count the tokens of the prompts; sent only if a prompt is too long, for the error.
+    `counting`: requests that count the tokens of the prompts; see `failure_of`.
     `per_prompt`: number of consecutive answers to the same prompt.
 
     Raises:

@@ -194,7 +194,7 @@ class ApiServer:
 class _Protocol(H11Protocol):
     """uvicorn's HTTP/1 protocol of one connection, with time limits for clients that have no key or read too slowly.
 
-    `is_trusted`: whether the guard has admitted a request of this connection to a path that needs a key.
+    `is_trusted`: whether the guard has admitted a request of this connection to a path that is not public.
     """
 
     def connection_made(self, transport: Any) -> None:

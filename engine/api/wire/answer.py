@@ -160,7 +160,7 @@ class AnswerWriter(Protocol):
         """Return the JSON document of all answers, for a request without streaming."""
 
     def begin(self, index: int, prompt: Reading | None) -> bytes:
-        """Return the first events of an answer. `prompt`: number of processed prompt tokens; None: unknown."""
+        """Return the first events of an answer. `prompt`: progress of computing the prompt; None: unknown."""
 
     def part(self, index: int, part: Part) -> bytes: ...
 

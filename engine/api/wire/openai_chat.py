@@ -102,7 +102,8 @@ class JsonSchema(msgspec.Struct):
 class ResponseFormat(msgspec.Struct):
     """The required form of the answer. `type`: `text`, `json_object` or `json_schema`.
 
-    `schema`: the JSON schema in llama.cpp's place for it; OpenAI's place is `json_schema`.
+    `json_schema`: the JSON schema as OpenAI's clients send it. `schema`: the JSON schema as llama.cpp's clients send
+    it.
     """
 
     type: str

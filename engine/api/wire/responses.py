@@ -125,7 +125,7 @@ def _namespaced(tools: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str, dic
 def _qualified(namespace: object, name: object) -> object:
     """Return the qualified name by which the model knows a function, made from namespace and name.
 
-    If one of them is not a valid name, it is returned unchanged, and `check_tool` refuses it.
+    If the namespace or the name is not a text, `name` is returned unchanged; `check_tool` refuses a wrong name.
     """
     return f"{namespace}__{name}" if isinstance(namespace, str) and namespace and isinstance(name, str) else name
 

@@ -1,10 +1,10 @@
 """The access rights of each kind of child process after its first request, and the rules that enforce them.
 
 `TABLE` has a `Rights` row for each kind of child, from which all rules are made. Linux enforces them: Landlock
-(`engine.base.landlock`) for files, TCP ports, signals and programs, and seccomp (`engine.base.seccomp`) for what
-Landlock cannot refuse. On macOS and Windows children have all rights of the user: the interface of macOS' sandbox is
-deprecated and its profiles are not documented, and Windows' AppContainer must be set up by the parent. On every system
-children get no secrets from our environment variables (`engine.runtime.process.system`).
+(`engine.base.landlock`) for files, TCP ports, signals and programs, and seccomp (`engine.base.seccomp`) for system
+calls that Landlock cannot refuse. On macOS and Windows children have all rights of the user: the interface of macOS'
+sandbox is deprecated and its profiles are not documented, and Windows' AppContainer must be set up by the parent. On
+every system children get no secrets from our environment variables (`engine.runtime.process.system`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Errors of SQLite and what they mean (damage, a temporary fault, no permission), and moving a damaged file away."""
+"""Classifies SQLite's errors (damage, a temporary fault, no permission), and moves a damaged file away."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def connect_read_only(path: Path) -> sqlite3.Connection:
     """Return a read-only connection to a database whose folder cannot be written.
 
     Raises:
-        sqlite3.Error: if the database does not exist or cannot be read.
+        sqlite3.Error: the database does not exist or cannot be read.
     """
     address = f"file:{quote(str(path.absolute()))}?mode=ro"
     try:

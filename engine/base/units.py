@@ -1,4 +1,4 @@
-"""Parsing of sizes and counts as people write them (`24GiB`, `120M`, `8k`), and formatting of bytes."""
+"""Parsing of sizes and counts as people write them (`24GiB`, `120M`, `8k`), and formatting of sizes."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
 """State machine of one answer, from its question to the complete message; it does no input or output itself.
 
 A driver (window, command line, API server) creates an `AnswerRun` for each answer; several may run at once. The driver
-calls one method of the run for each event. The method returns effects: commands that the driver executes in their
-order, such as restoring the KV state, counting tokens, asking a person, reading files, sending the request to the
-model, writing to the database, finishing. An event that comes too late returns no effects. Each answer has exactly one
-`Finish`.
+calls one method of the run for each event. The method returns effects: commands that the driver executes in order, such
+as restoring the KV state, counting tokens, asking a person, reading files, sending the request to the model, writing to
+the database, finishing. An event that comes too late returns no effects. Each answer has exactly one `Finish`.
 """
 
 from __future__ import annotations
@@ -575,7 +574,7 @@ def layout_words(layout: Layout) -> str:
 
 
 def loss_words(ending: RequestEnding) -> str:
-    """Return a sentence on why a model request ended without an answer; empty if it ended with one."""
+    """Return a sentence on why a model request ended without an answer; empty if the model answered."""
     match ending:
         case Cancelled():
             return tr("Stopped before the model answered.")

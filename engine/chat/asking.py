@@ -99,7 +99,7 @@ def with_files(messages: Iterable[ChatMessage], files: Mapping[str, bytes]) -> t
     `files`: bytes by SHA-256.
 
     Raises:
-        ChatError: a file is missing, or all together are too large for one request.
+        ChatError: a file is missing, or the files together are too large for one request.
     """
     filled = tuple(
         msgspec.structs.replace(message, media=tuple(_with_bytes(file, files) for file in message.media))
@@ -155,9 +155,9 @@ def answer_request(
 def choices_in_prompt(pieces: Sequence[str], shown: Sequence[Message]) -> Mapping[int, TokenChoice]:
     """Return the recorded token choices of earlier answers for the tokens of a prompt, by index in `pieces`.
 
-    `pieces`: text of each token of the prompt. `shown`: the messages from which the prompt was made. The prompt is
-    tokenised anew, so an answer in it may have other tokens than when it was generated. A choice is used only if a
-    token begins at the same character and has the same text.
+    `pieces`: text of each token of the prompt. `shown`: the messages from which the prompt was made. An answer in a
+    prompt may be divided into other tokens than when it was generated, because the prompt is tokenised as a whole. A
+    choice is used only if a token begins at the same character and has the same text.
     """
     text = "".join(pieces)
     begins = zip(pieces, accumulate(map(len, pieces), initial=0), strict=False)

@@ -76,7 +76,7 @@ class _Strings:
         self._is_open = self._is_escaped = False
 
     def has(self, character: str) -> bool:
-        """Return whether the next character belongs to a string or is one of its quotes."""
+        """Return whether the next character is inside a string or is a quote that begins or ends a string."""
         if not self._is_open:
             self._is_open = character == '"'
             return self._is_open
@@ -410,7 +410,7 @@ def is_llama(template: str) -> bool:
 
 
 def is_harmony(template: str) -> bool:
-    """Return whether a template is that of gpt-oss, whose calls are messages to `functions.NAME`."""
+    """Return whether a chat template is in gpt-oss's format (harmony), where calls are messages to `functions.NAME`."""
     return HARMONY in template and "to=functions." in template
 
 

@@ -2,8 +2,8 @@
 
 Whole turns are left out, the oldest first. The system prompt, pinned turns and the last question stay. The stored
 conversation does not change. More turns are left out than necessary, so that the next prompts begin with the same
-tokens, which are still in the KV cache. The decision is stored with the answer as a `Cut` and holds for later answers.
-In a longer context it is made anew.
+tokens, which are still in the KV cache. The decision is stored with the answer as a `Cut`, and applies to later answers
+too. If the context becomes longer, a new decision is made.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ A prompt with at most this share in characters is taken to fit, so its tokens ar
 
 @dataclass(frozen=True, slots=True)
 class ContextUse:
-    """Tokens of the prompt by part, and of the context.
+    """Numbers of tokens: the parts of the prompt, the reserve for the answer, and the context.
 
     `history`: messages, and the text that the chat template adds.
     `attachments`: texts of attached files.
@@ -194,8 +194,8 @@ def choose(
     """Decide which messages of a path the prompt contains.
 
     `tokens`: tokens by message id, from `tokens_of`.
-    `room`: most tokens of the messages, without the answer's reserve.
-    `policy`: what to do if they do not fit: drop turns, ask a person, or stop.
+    `room`: largest number of tokens for the messages; the answer's reserve is already subtracted.
+    `policy`: action if the messages do not fit: drop turns, ask a person, or stop.
     `already`: ids of messages that earlier decisions left out.
     """
     # Turns that were left out before stay out; they are not counted again.

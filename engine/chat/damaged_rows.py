@@ -76,7 +76,7 @@ def add_readable_rows(damaged: Path, connection: sqlite3.Connection) -> AddedRow
 
 
 def _sound_rows(source: sqlite3.Connection, target: sqlite3.Connection, table: str) -> tuple[Row, ...]:
-    """Return the readable rows of a table whose columns are those of the current or an earlier version.
+    """Return the readable rows of a table that have all columns of the first version and no unknown column.
 
     Rows with zero bytes in a text are left out, because they come from a page of zeros.
     `target`: the undamaged database, from which the columns are read.

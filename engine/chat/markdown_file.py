@@ -171,7 +171,7 @@ def _comment(values: Mapping[str, Any]) -> str:
 
 
 def _key_for(texts: Iterable[str]) -> str:
-    """Return a key that is in none of the texts; the same texts have the same key."""
+    """Return a key that occurs in none of the texts. Equal texts always get the same key."""
     whole = "\n".join(texts)
     # A digest and not a random key: the same conversation gives the same file.
     digest = hashlib.sha256(whole.encode("utf-8", "replace"))

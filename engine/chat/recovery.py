@@ -1,8 +1,8 @@
-"""Recovery of a damaged conversation database: it is renamed, and the newest undamaged copy takes its place.
+"""Recovery of a damaged conversation database: the damaged file is renamed, and the newest undamaged copy replaces it.
 
 Rows that SQL can still read from the damaged file are added to the copy, so at most text written after the copy is
-lost. Damage may be found during a conversation, while a window and a command line use the database. Then it is recorded
-in a file beside the database, and the next start recovers the database when no other process has it open.
+lost. Damage may be found during a conversation, while a window and a command line use the database. Then a file next to
+the database records the damage. The next start recovers the database when no other process has it open.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ class SavedKvStates:
         return self.folder / f"{_safe(conversation)}-{key.name}{SUFFIX}"
 
     def find(self, conversation: str, key: KvStateKey) -> Path | None:
-        """Return the path of a conversation's state, and mark it as used now; None if there is no state."""
+        """Return the path of a conversation's state, and record that it was used now; None if there is no state."""
         # The time of change is the time of use, by which the quota removes files.
         path = self.place(conversation, key)
         try:
@@ -125,9 +125,9 @@ class SavedKvStates:
         return path
 
     def keep(self, path: Path) -> tuple[Path, ...]:
-        """Mark a new file as used now, then remove the least recently used files beyond the quota.
+        """Record that a new file was used now, then remove the least recently used files beyond the quota.
 
-        Return the removed files; the new file is one of them if it alone exceeds the quota.
+        Return the removed files. The new file is among them if it alone exceeds the quota.
         """
         with suppress(OSError):
             os.utime(path)

@@ -1,4 +1,4 @@
-"""Full-text search in titles and messages with a trigram index, which also finds code and scripts without spaces."""
+"""Full-text search in titles and messages. The trigram index also finds parts of words, as in code."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ class RemoteFacts:
     """Facts that a paired machine reports about a device that it lends.
 
     Values are checked for plausible ranges, but not verified.
-    `backend`: backend that computes behind the RPC server; empty: unknown.
+    `backend`: backend with which the RPC server computes; empty: unknown.
     `overhead_bytes`: memory that loads on that machine took beyond the engine's buffers; None: never measured.
     `read_bytes_per_second`, `op_s`: measured speeds, as in `KeptDevice`; None: not measured.
     `by_type`, `products`: measured speeds as pairs of type and speed; empty: not measured.
@@ -153,7 +153,7 @@ class ComputingNeed(msgspec.Struct, frozen=True):
     def covers(self, asked: ComputingNeed) -> bool:
         """Return whether this measured need also applies to `asked`.
 
-        It applies if both are alike (`is_like`), and `n_ctx` and `n_ubatch` of `asked` are not smaller.
+        It applies if the two needs are alike (`is_like`), and `n_ctx` and `n_ubatch` of `asked` are not smaller.
         """
         return self.is_like(asked) and asked.n_ctx >= self.n_ctx and asked.n_ubatch >= self.n_ubatch
 

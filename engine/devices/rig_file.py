@@ -1,4 +1,4 @@
-"""The rig file: a JSON description of devices and host for planning, which need not be those of this machine."""
+"""The rig file: a JSON description of devices and host for planning. They need not be the devices of this machine."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class RequestEntry:
     `began_s`: time of the request in seconds since 1970.
     `client`: IP address of the client.
     `model`: id of the model; empty until it is known.
-    `status`: HTTP status; 0 while the request is under way, 499 if the client closed the connection.
+    `status`: HTTP status; 0 until the request has ended, 499 if the client closed the connection.
     `first_token_s`, `duration_s`: seconds from the request to its first token and to its end; None: not known yet.
     `code`: error code; empty if there was no error.
     """

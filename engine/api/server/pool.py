@@ -1,9 +1,9 @@
 """The pool of models that a server loads for requests, one load at a time, in the order of the requests.
 
 The pool runs in the server's event loop, and sessions report to it there. Slow work (plans, device discovery, the end
-of a child process) runs in threads. A model that is answering is never unloaded: a load that needs its memory waits
-until these answers have ended. Later requests for the model that must be unloaded wait until the load has ended, so
-that two models that do not fit together are used alternately.
+of a child process) runs in threads. A model that is answering is never unloaded. If a load needs its memory, the load
+waits until these answers have ended, and later requests for the answering model wait for the load. So two models that
+do not fit together are used alternately.
 """
 
 from __future__ import annotations

@@ -87,8 +87,8 @@ def check_alias(name: str) -> str:
 
 
 def with_preferences(entries: Sequence[ModelEntry], preferences: Preferences) -> tuple[ModelEntry, ...]:
-    """Return `entries` with the user's names and idle times. Files outside the library that have one become further
-    entries.
+    """Return `entries` with the user's names and idle times. Files outside the library get an entry if a preference
+    names them.
 
     A preference for a model or file that does not exist now has no effect. It stays in the file for later.
     """

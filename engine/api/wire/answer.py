@@ -73,7 +73,7 @@ class PlainReader:
         return Part(content=token.text, choices=token.choices)
 
     def end(self) -> Part:
-        """Return an empty part, as this reader holds no text back."""
+        """Return an empty part, because this reader never holds text back."""
         return Part()
 
 

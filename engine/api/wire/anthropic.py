@@ -171,9 +171,7 @@ def _images(message: MessageIn) -> int:
 
 
 def _messages(message: MessageIn, number: int) -> list[ChatMessage]:
-    """Return the messages for the chat template that one message becomes: each tool result is a message of the role
-    `tool`.
-    """
+    """Return a message as messages for the chat template, where each tool result is a message of the role `tool`."""
     place = f"messages[{number}]"
     if message.role not in ("user", "assistant", "system"):
         raise invalid(f"{place}.role is {message.role[:40]}; use user or assistant.", f"{place}.role")

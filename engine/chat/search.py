@@ -1,4 +1,6 @@
-"""Full-text search in titles and messages. The trigram index also finds parts of words, as in code."""
+"""Full-text search in titles and messages. The trigram index also finds parts of words, as in code, and text in
+languages that are written without spaces.
+"""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ ROOM_AFTER = 0.75
 COUNT_FROM = 0.5
 """Share of the context size.
 
-A prompt with at most this share in characters is taken to fit, so its tokens are not counted.
+A prompt is assumed to fit, and its tokens are not counted, if it has at most this share of `n_ctx` as characters.
 """
 
 

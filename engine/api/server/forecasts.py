@@ -24,7 +24,7 @@ from engine.planning.layout.layout_file import encode_layout
 from engine.planning.plan.report import DeviceRow
 
 FRESH_S = 300.0
-"""Seconds for which a plan is reused. The memory of the models loaded beside it is read at each call."""
+"""Seconds for which a plan is reused. The memory of loaded models is read at each call."""
 LIST_SECONDS = 2.0
 """Longest time in seconds that a model list waits for missing plans; they are then completed in the background."""
 

@@ -38,7 +38,7 @@ _CLOSING = frozenset({401, 403, 408, 413, 415, 431})
 """Error statuses after which the connection is closed: the client is not allowed, or its body was not read."""
 MAX_HEADERS = 100
 MAX_BODIES = 4
-"""All request bodies in memory together may take the bytes of this many bodies of the largest size."""
+"""Limit for all request bodies in memory together, as a number of bodies of the largest size."""
 BODY_SECONDS = 30.0
 """Longest pause in seconds between two parts of a body."""
 

@@ -16,7 +16,7 @@ AlertKind = Literal["low", "falling", "spilled", "paging"]
 
 FLOOR_BYTES = 128 * MIB
 FLOOR_SHARE = 0.02
-"""Share of a device's total memory; free memory below it, or below `FLOOR_BYTES` if that is smaller, is low."""
+"""Share of a device's total memory. Free memory is low below the smaller of this share and `FLOOR_BYTES`."""
 WINDOW_S = 20.0
 FALL_SOON_S = 45.0
 """Memory counts as falling if it would be used up within this many seconds at the pace of the last `WINDOW_S`."""

@@ -1,1 +1,1 @@
-"""The HTTP API for other programs: `wire` translates JSON to engine requests and back, `server` handles HTTP."""
+"""The HTTP API for other programs: `wire` translates between JSON and engine requests, `server` handles HTTP."""

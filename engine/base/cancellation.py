@@ -1,4 +1,4 @@
-"""A cancellation token, with which one thread ends the wait or the work of another."""
+"""A cancellation token, with which one thread ends the wait or the work of another thread."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ class CancelToken:
 
     @contextmanager
     def waking(self, callback: Callable[[], None]) -> Iterator[None]:
-        """Call `callback` when the token is cancelled, until the context ends; at once if it is already cancelled.
+        """Call `callback` when the token is cancelled while the context is open. If it is already cancelled, call it at
+        once.
 
         The callback may still run shortly after the context has ended, so it must be harmless then.
         """

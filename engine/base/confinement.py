@@ -1,10 +1,10 @@
 """The access rights of each kind of child process after its first request, and the rules that enforce them.
 
 `TABLE` has a `Rights` row for each kind of child, from which all rules are made. Linux enforces them: Landlock
-(`engine.base.landlock`) for files, TCP ports, signals and programs, and seccomp (`engine.base.seccomp`) for what
-Landlock cannot refuse. On macOS and Windows children have all rights of the user: the interface of macOS' sandbox is
-deprecated and its profiles are not documented, and Windows' AppContainer must be set up by the parent. On every system
-children get no secrets from our environment variables (`engine.runtime.process.system`).
+(`engine.base.landlock`) for files, TCP ports, signals and programs, and seccomp (`engine.base.seccomp`) for system
+calls that Landlock cannot refuse. On macOS and Windows children have all rights of the user: the interface of macOS'
+sandbox is deprecated and its profiles are not documented, and Windows' AppContainer must be set up by the parent. On
+every system children get no secrets from our environment variables (`engine.runtime.process.system`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Rights:
     """The access rights of one kind of child process. Each child may also read its own code and the system's libraries.
 
     `reads`, `writes`: descriptions of the files that the child reads and writes, whose paths are in its request. Empty:
-    none.
+    no files.
     `uses_drivers`: whether the child reads facts about hardware, and writes to devices and to the caches of drivers.
     `connects`: TCP ports to which the child may connect: "" (none), "endpoints" (those in its request), or "any".
     `listens`: whether the child accepts TCP connections.
@@ -48,7 +48,7 @@ class Rights:
     `starts_renderer`: whether the child starts our template renderer, whose rights are not wider than its own.
     `binds_threads`: whether llama.cpp binds its threads to processors, by the ids of the threads.
     `memory_bytes`: private memory or address space that the child may add after its start; 0: no fixed limit.
-    `memory`: description of what limits the child's memory instead.
+    `memory`: if there is no fixed limit, a description of what limits the child's memory.
 
     No child may signal processes other than itself and its children, trace them, read or write their memory, or change
     their priority, processors or limits. No child gets secrets of the environment.
@@ -109,7 +109,7 @@ TABLE = (
 
 
 def cells(rights: Rights) -> dict[str, str]:
-    """Return one kind's row in the table of rights that `doctor` prints, as texts by the name of the column."""
+    """Return the rights of one kind of child as texts by column name, for the table that `doctor` prints."""
     drivers = "drivers" if rights.uses_drivers else ""
     tcp = [f"to {rights.connects}" if rights.connects else "", "listens" if rights.listens else ""]
     size = rights.memory_bytes
@@ -134,7 +134,9 @@ def _joined(*words: str) -> str:
 
 
 def missing_protections() -> tuple[str, ...]:
-    """Return a sentence for each protection of `TABLE` that this system does not enforce; empty if it enforces all."""
+    """Return a sentence for each protection of `TABLE` that this system does not enforce; empty if it enforces all of
+    them.
+    """
     if not sys.platform.startswith("linux"):
         system = {"darwin": "macOS", "win32": "Windows"}.get(sys.platform, sys.platform)
         return (f"Children are not confined on {system}: they reach all that you can, apart from your secrets.",)
@@ -180,10 +182,11 @@ def confine(
     *,
     resolves_names: bool = False,
 ) -> bool:
-    """Restrict this process to the rights of its kind; return whether the system enforces all of them.
+    """Restrict this process to the rights of its kind; return whether the system enforces all of these rights.
 
-    This cannot be undone, and also binds later threads and children. Call it while the process has a single thread:
-    before version 8 Landlock does not bind other existing threads. Open files and connections stay usable.
+    The restriction cannot be undone, and also binds later threads and children. Call this while the process has a
+    single thread: before version 8 Landlock does not bind other existing threads. Open files and connections stay
+    usable.
     `readable`, `writable`: files and folders of the request.
     `ports`: TCP ports of the endpoints that the process connects to.
     `resolves_names`: whether some endpoints are host names instead of IP addresses.
@@ -214,9 +217,9 @@ def confine(
 
 
 def early_threads() -> tuple[str, ...]:
-    """Return the names of this process's other threads that Landlock does not bind; call it right after `confine`.
+    """Return the names of this process's other threads that Landlock does not bind. Call it right after `confine`.
 
-    Libraries and drivers start them while they are opened. Seccomp binds them.
+    Libraries and drivers start such threads while they are loaded. Seccomp binds them.
     """
     if not landlock_version() or landlock_version() >= THREADS_SINCE:
         return ()
@@ -247,7 +250,8 @@ _pinned: list[int] = []
 def _pin(paths: Iterable[Path]) -> None:
     """Keep these paths of /proc open for the lifetime of the process.
 
-    Landlock rules refer to inodes, and the kernel recreates those of /proc when it needs memory.
+    Landlock rules refer to inodes. Without open files the kernel may drop inodes of /proc and create others later, to
+    which the rules do not apply.
     """
     for path in paths:
         if path.parts[1:2] == ("proc",):
@@ -271,7 +275,8 @@ _LINKER = re.compile(r"/ld(?:-[\w.-]+)?\.so[\w.]*$")
 def _has_nvidia() -> bool:
     """Return whether NVIDIA's driver is installed.
 
-    The driver creates Unix sockets to share memory, and for a shared CUDA context (MPS).
+    The rights depend on it, because the driver creates Unix sockets to share memory, and for a shared CUDA context
+    (MPS).
     """
     return any(Path(path).exists() for path in ("/dev/nvidiactl", "/dev/dxg"))
 

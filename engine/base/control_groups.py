@@ -15,7 +15,7 @@ OWN = Path("/proc/self/cgroup")
 class ControlGroup:
     """One control group.
 
-    `version`: 1 or 2, which decides the names of its files. `folder`: its folder in /sys/fs/cgroup.
+    `version`: 1 or 2; the names of the control files depend on it. `folder`: folder of the group in /sys/fs/cgroup.
     """
 
     version: int
@@ -32,10 +32,10 @@ class ControlGroup:
 
 
 def control_groups(controller: str, root: Path = ROOT, own: Path = OWN) -> Iterator[ControlGroup]:
-    """Yield the control groups that may limit `controller` ("memory", "cpu"), from that of this process up to the root.
+    """Yield the control groups that may limit `controller` ("memory", "cpu"), from this process's group up to the root.
 
-    Inside a container the listed path may be that of the host. Then only the visible root group is used.
-    `root`: folder of the control groups. `own`: file that lists those of this process.
+    Inside a container the listed path may be the host's. Then only the visible root group is used.
+    `root`: folder of the control groups. `own`: file that lists the groups of this process.
     """
     for line in _text(own).splitlines():
         hierarchy, _, rest = line.partition(":")

@@ -1,7 +1,7 @@
-"""Finds a lost device, and a card without free memory, in the engine's log; makes the error for a lost device.
+"""Recognises a lost device, and a card without free memory, in the engine's log; words the error about a lost device.
 
-Vulkan throws an exception: a load fails with a reason, and a computation ends the process. CUDA always aborts the
-process.
+A lost device has other effects with each backend. Vulkan throws an exception: a load fails with a reason, and a
+computation ends the process. CUDA always aborts the process.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def tells_of_loss(text: str) -> bool:
 
 
 def loss_sentences(text: str, when: str) -> str:
-    """Return the sentences for people about a lost device: its name, if the log has it, and the remedy.
+    """Return sentences for people about a lost device, with its name (if the log has it) and the remedy.
 
     `text`: the engine's log. `when`: the operation, such as "while reading m.gguf".
     """

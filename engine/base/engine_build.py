@@ -1,4 +1,4 @@
-"""The version of the installed engine (llama-cpp-python), and a digest that distinguishes its builds."""
+"""The version of the installed engine (llama-cpp-python), and a digest that differs between builds of one version."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ def engine_version() -> str:
 
 @cache
 def engine_build() -> str:
-    """Return the engine's version with a digest of its library files, which differs between builds with other flags."""
+    """Return the engine's version with a digest of its library files. Builds with different flags have different
+    digests.
+    """
     from importlib import metadata
 
     # RECORD holds a hash of each installed file, so the libraries need not be read.

@@ -86,7 +86,7 @@ class ChatError(EngineError):
 
 
 class LibraryError(EngineError):
-    """A part of the model library cannot be read, saved or removed. The message names it and the remedy."""
+    """A part of the model library cannot be read, saved or removed. The message names the part and the remedy."""
 
 
 class PackError(EngineError):
@@ -142,8 +142,8 @@ class BusyError(UnreachableError):
 class WorkerCrashedError(EngineError):
     """A child process ended without a final message.
 
-    `signal`: number of the signal that ended it; None: no signal.
-    `exit_code`: its exit code; None: it has none.
+    `signal`: number of the signal that ended the process; None: no signal.
+    `exit_code`: exit code of the process; None: there is none.
     `stderr_tail`: the last lines of its standard error.
     """
 

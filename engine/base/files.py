@@ -1,7 +1,7 @@
 """Reading and writing files: writes are atomic, reads are limited in size and time.
 
-All our files are written through `replacing`: after a full disk, a crash or a kill the old file is still whole. The
-module also has file locks, and the folders of the Hugging Face cache, which other programs share.
+All our files are written through `replacing`: after a full disk, a crash or a kill the old file is still complete. The
+module also has file locks, and the folders of the Hugging Face cache, which other programs use too.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _READ_BYTES = 1 << 16
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield the path of a temporary file next to `path` that replaces it on exit; after an error it is removed.
+    """Yield the path of a temporary file next to `path`, which replaces `path` on exit.
 
-    If `path` is a link, its target is replaced and the link stays.
+    After an error the temporary file is removed. If `path` is a link, its target is replaced and the link stays.
 
     Raises:
-        OSError: if it cannot be written, or if `path` exists and is not a regular file.
-        ValueError: if `path` is not a valid path.
+        OSError: the file cannot be written, or `path` exists and is not a regular file.
+        ValueError: `path` is not a valid path.
     """
     # The temporary file is next to the target: a rename is atomic only within one file system.
     target = _resolved(path)
@@ -69,13 +69,13 @@ def _resolved(path: Path) -> Path:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write `data` atomically: a reader finds the old file or the new one. Raises as `replacing` does."""
+    """Write `data` to a file atomically: a reader finds the old content or the new one. Raises as `replacing` does."""
     with replacing(path) as unfinished:
         unfinished.write_bytes(data)
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Write a file that only the user can read, unless it exists already. Raises `OSError`."""
+    """Write a file that only the user can read. If the file exists already, do nothing. Raises `OSError`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # In the same folder, because a hard link cannot cross file systems.
     unfinished = path.with_name(f".{secrets.token_hex(8)}.tmp")
@@ -101,13 +101,13 @@ def write_private(path: Path, data: bytes) -> None:
 
 
 def read_at_most(path: Path, max_bytes: int, *, timeout_s: float = READ_TIMEOUT_S) -> bytes:
-    """Return the first `max_bytes` of a file, or all of a shorter one.
+    """Return the first `max_bytes` of a file, or the whole file if it is shorter.
 
     `timeout_s`: time limit for a file that is not regular, such as a pipe.
 
     Raises:
-        OSError: if it cannot be read; `TimeoutError` if a pipe or device has no end within the time.
-        ValueError: if the path is not valid.
+        OSError: the file cannot be read; `TimeoutError` if a pipe or device does not end within the time limit.
+        ValueError: the path is not valid.
     """
     # Without O_NONBLOCK opening a pipe that nobody writes to would wait for ever.
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
@@ -132,7 +132,7 @@ def read_at_most(path: Path, max_bytes: int, *, timeout_s: float = READ_TIMEOUT_
 
 
 def _is_readable(file: FileIO, timeout_s: float) -> bool:
-    """Wait until data or the end of the file can be read, at most `timeout_s`; return whether it can."""
+    """Wait at most `timeout_s` for data or the end of the file; return whether one of them has come."""
     if sys.platform == "win32":
         return bool(select.select([file], [], [], timeout_s)[0])
     # Not `select`: it takes no descriptors from 1024 on.
@@ -145,8 +145,8 @@ def open_regular(path: Path) -> FileIO:
     """Open a regular file that is not empty, for reading. Opening never blocks.
 
     Raises:
-        OSError: if it cannot be opened, is not regular, or is empty (files of `/proc` report a size of 0).
-        ValueError: if the path is not valid.
+        OSError: the file cannot be opened, is not regular, or is empty (files of `/proc` report a size of 0).
+        ValueError: the path is not valid.
     """
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     # Asked of the descriptor: the path may lead to another file by now.
@@ -193,7 +193,7 @@ def lock_file(descriptor: int, *, wait: bool) -> bool:
 def hugging_face_home(environment: Mapping[str, str], home: Path | None = None) -> Path:
     """Return the folder of the Hugging Face tools (`HF_HOME`).
 
-    `home`: the user's home folder; None: that of the system. The environment variables are those of `constants.py` in
+    `home`: the user's home folder; None: the system's answer. The environment variables are those of `constants.py` in
     huggingface_hub.
     """
     named = _named_folder(environment, "HF_HOME", home)
@@ -223,7 +223,7 @@ def require_hugging_face_cache(environment: Mapping[str, str]) -> Path:
     """Return the Hugging Face cache, for a caller that writes to it.
 
     Raises:
-        ArgumentError: if the environment variable of the folder begins with `~` and an unknown user.
+        ArgumentError: the environment variable of the folder begins with `~` and an unknown user.
     """
     for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"):
         if not (text := environment.get(name, "")):

@@ -1,4 +1,4 @@
-"""Strict reading of the JSON files that people edit. Every error is one sentence with the place in the document."""
+"""Strict reading of the JSON files that people edit. Every error is one sentence with the path of the faulty key."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Kept = TypeVar("Kept", bound=msgspec.Struct)
 
 
 class Fail(Protocol):
-    """Constructor of the error for one kind of document, such as `LayoutError`."""
+    """Constructor of the error that a kind of document raises, such as `LayoutError`."""
 
     def __call__(self, reason: str, *, place: str = "", source: str = "") -> EngineError: ...
 
@@ -40,7 +40,7 @@ class JsonObject:
 
     `place`: path of the object in the document; empty: the root.
     `source`: name of the file in errors.
-    `fail`: constructor of the errors.
+    `fail`: constructor of the error.
     """
 
     def __init__(self, value: dict[str, object], place: str, source: str, fail: Fail) -> None:
@@ -58,11 +58,11 @@ class JsonObject:
         return f"{self._place}.{key}" if self._place else key
 
     def refuse(self, reason: str, key: str | None = None) -> NoReturn:
-        """Raise the document's error with the place of `key`; None: the place of this object."""
+        """Raise the document's error with the path of `key` in the document; None: the path of this object."""
         raise self._fail(reason, place=self._place if key is None else self.place_of(key), source=self._source)
 
     def allow(self, *keys: str) -> None:
-        """Check that the object has no keys but `keys`; raise the document's error for the first other key."""
+        """Raise the document's error if the object has a key that is not in `keys`."""
         for key in self._value:
             if key not in keys:
                 self.refuse(
@@ -176,7 +176,7 @@ class JsonObject:
 
 
 def parse_document(data: bytes | str, *, what: str, source: str, version: int, fail: Fail) -> JsonObject:
-    """Return the root object of a JSON document with a version.
+    """Return the root object of a JSON document that has the version `version`.
 
     Raises the document's error (`fail`) for more than `MAX_FILE_BYTES`, text that is not UTF-8 or not JSON, duplicate
     keys, NaN, deep nesting, or another version.
@@ -236,7 +236,10 @@ def parse_document(data: bytes | str, *, what: str, source: str, version: int, f
 
 
 def read_file(path: Path, *, what: str, fail: Fail) -> bytes:
-    """Return the first `MAX_FILE_BYTES` + 1 bytes of a file; `parse_document` refuses a longer one. Raises `fail`."""
+    """Return the content of a file, cut after `MAX_FILE_BYTES` + 1 bytes. Raises `fail`.
+
+    The additional byte lets `parse_document` notice and refuse a file that is too long.
+    """
     try:
         return read_at_most(path, MAX_FILE_BYTES + 1)
     except (OSError, ValueError) as error:
@@ -259,7 +262,10 @@ def write_file(path: Path, data: bytes, *, what: str, fail: Fail) -> None:
 
 
 def read_kept(path: Path, kind: type[Kept], max_bytes: int) -> Kept | None:
-    """Return the document that `write_kept` wrote; None if the file is missing, damaged, or longer than `max_bytes`."""
+    """Return the document that `write_kept` wrote to a file.
+
+    None: the file is missing, damaged, or longer than `max_bytes`.
+    """
     try:
         # No time for a pipe or device in the place of our own file: nobody waits for a user here.
         data = read_at_most(path, max_bytes + 1, timeout_s=0.0)
@@ -269,7 +275,7 @@ def read_kept(path: Path, kind: type[Kept], max_bytes: int) -> Kept | None:
 
 
 def write_kept(path: Path, document: msgspec.Struct, *, what: str, fail: Fail) -> None:
-    """Write `document` as JSON that only our program reads, with `read_kept`; create missing folders. Raises `fail`."""
+    """Write a document that only `read_kept` reads, as JSON; create missing folders. Raises `fail`."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -3,7 +3,7 @@
 llama.cpp's RPC server writes one file for each tensor of more than 10 MiB, named after a hash of its bytes. It never
 checks the hash again when it reads a file. So this module records which files are complete: a file is complete if its
 size was equal in two scans, it was synced to disk, and the disk was not full meanwhile. The list of complete files is
-stored in the folder. All others are removed before the worker starts. If the folder exceeds its quota, the least
+stored in the folder. All other files are removed before the worker starts. If the folder exceeds its quota, the least
 recently used files are removed.
 """
 
@@ -36,7 +36,9 @@ _MAX_LIST_BYTES = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class KeptFile:
-    """A cached tensor's file. `used_s`: time of its last write or, if the file system records it, of its last read."""
+    """The file of a cached tensor. `used_s`: time of the last write or, if the file system records it, of the last
+    read.
+    """
 
     path: Path
     size_bytes: int
@@ -44,9 +46,9 @@ class KeptFile:
 
 
 def kept_files(folder: Path) -> tuple[KeptFile, ...]:
-    """Return the cached tensors in `folder` and its subfolders (one for each worker); empty if it does not exist.
+    """Return the files of cached tensors in `folder` and its subfolders (one for each worker).
 
-    Other files in these folders are ignored.
+    Empty if the folder does not exist. Other files in these folders are ignored.
     """
     return tuple(_files(folder)) + tuple(file for each in _folders(folder) for file in _files(each))
 
@@ -84,11 +86,12 @@ class WeightKeeper:
     _seen: dict[str, int] = field(default_factory=dict)
 
     def begin(self) -> None:
-        """Remove the files that are not recorded as complete: the worker's end or a full disk interrupted their
-        writing.
+        """Remove the files that are not recorded as complete. Call it before the worker starts.
+
+        The end of the previous worker or a full disk may have interrupted the writing of these files.
 
         Raises:
-            EngineError: if the folder cannot be used.
+            EngineError: the folder cannot be used.
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -122,7 +125,10 @@ class WeightKeeper:
             self._write_list()
 
     def _trim(self) -> bool:
-        """Remove the least recently used files until quota and free space are kept; return whether any was removed."""
+        """Remove the least recently used files until the folder is within its quota and the disk has enough free space.
+
+        Return whether any file was removed.
+        """
         files = sorted(_files(self.folder), key=lambda file: file.used_s)
         too_many_bytes = sum(file.size_bytes for file in files) - self.quota_bytes
         too_many_bytes = max(too_many_bytes, self.reserve_bytes - _free_bytes(self.folder))

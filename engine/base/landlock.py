@@ -1,7 +1,7 @@
 """Landlock, with which a Linux process limits its own access to files, TCP ports, signals and abstract Unix sockets.
 
-The kernel has it since version 5.13. The constants are those of `linux/landlock.h` and `linux/prctl.h`, since the
-standard library has no binding for them. `engine.base.seccomp` refuses what Landlock cannot.
+Linux has Landlock since version 5.13. The constants are those of `linux/landlock.h` and `linux/prctl.h`, since the
+standard library has no binding for them. `engine.base.seccomp` refuses system calls that Landlock cannot refuse.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def landlock_version() -> int:
 
 
 def drop_privileges() -> bool:
-    """Prevent this thread, and those that it starts, from gaining privileges, as by a set-uid program.
+    """Prevent this thread, and the threads that it starts, from gaining privileges, for example by a set-uid program.
 
     Return whether the call succeeds. The kernel requires this (PR_SET_NO_NEW_PRIVS) before an unprivileged process uses
     Landlock or seccomp on itself.
@@ -95,10 +95,10 @@ def drop_privileges() -> bool:
 
 
 def restrict(reach: Reach) -> bool:
-    """Restrict the calling thread, and those that it starts, to `reach`; return whether the system can do that.
+    """Restrict the calling thread, and the threads that it starts, to `reach`; return whether the system can do that.
 
-    Call `drop_privileges` first. From Landlock version 8 on this restricts all threads of the process. Open files can
-    still be used.
+    Call `drop_privileges` first. From Landlock version 8 on, all threads of the process are restricted. Files that are
+    already open can still be used.
     """
     version = landlock_version()
     if not version:

@@ -1,8 +1,8 @@
 """The language of texts for people: English, unless the process of the window has chosen another language.
 
-The code has a text in English, as `tr("{count} of {whole} files", count=3, whole=9)`. Variable parts are named fields,
-because other languages need another order; f-strings cannot be looked up. `tr_count` is for texts that depend on a
-number. A catalogue translates English texts; a text that it lacks stays English.
+The code contains texts in English, as in `tr("{count} of {whole} files", count=3, whole=9)`. Variable parts are named
+fields, because other languages need another order, and because a formatted text is not in the catalogue. `tr_count` is
+for texts that depend on a number. A catalogue translates English texts; a text that it lacks stays English.
 
 The language is chosen once, before modules with tables of texts are imported. The command line and all children choose
 none, so that their output, logs and reports are English.
@@ -32,7 +32,7 @@ class Language(NamedTuple):
     `forms`: all plural forms by the English singular.
     `form_of`: returns the index of the plural form for a number.
 
-    It is not a dataclass: importing `dataclasses` is slow, and the help of the command line formats sizes.
+    This is a `NamedTuple`, because importing `dataclasses` is slow: the help of the command line needs this module.
     """
 
     name: str = ENGLISH
@@ -51,7 +51,7 @@ def use_language(language: Language) -> None:
 
 
 def language_name() -> str:
-    """Return the code of the language in use, as in `de`."""
+    """Return the code of the language in use, such as `de`."""
     return _language.name
 
 
@@ -62,9 +62,9 @@ def tr(text: str, /, **fields: object) -> str:
 
 
 def tr_count(one: str, several: str, count: int, /, **fields: object) -> str:
-    """Return the text for `count` objects in the right plural form; `one` and `several` are the English forms.
+    """Return the text for `count` objects in the right plural form, with `{count}` replaced by the number.
 
-    `{count}` in the text becomes the number.
+    `one`, `several`: the English forms.
     """
     forms = _language.forms.get(one)
     if forms is None:
@@ -76,10 +76,10 @@ def tr_count(one: str, several: str, count: int, /, **fields: object) -> str:
 
 
 def read_language(document: str) -> Language:
-    """Return the language of a gettext catalogue. A translation with a field that the English text lacks is left out.
+    """Return the language of a gettext catalogue. A translation with a field that its English text lacks is left out.
 
     Raises:
-        ValueError: if the document is not a catalogue.
+        ValueError: the document is not a catalogue.
     """
     import gettext
 

@@ -1,7 +1,7 @@
-"""NUMA nodes of this machine: which processors and how much memory each has, and how a process is bound to one.
+"""NUMA nodes of this machine: the processors and memory of each node, and binding of a process to a node.
 
-A processor reads memory of its own node faster than that of another. Linux describes the nodes in
-`/sys/devices/system/node` (`Documentation/admin-guide/mm/numaperf.rst`). On other systems there are none here.
+A processor reads memory of its own node faster than memory of another node. Linux describes the nodes in
+`/sys/devices/system/node` (`Documentation/admin-guide/mm/numaperf.rst`). On other systems this module finds no nodes.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class NumaNode:
     `number`: the kernel's number of the node.
     `processors`: the node's logical processors that this process may use; empty for a node with memory only.
     `total_bytes`: memory that this process may use; 0 for a node with processors only.
-    `free_bytes`: free memory and page cache when it was read; None: not reported.
-    `distances`: relative cost of the node's accesses to each online node, in the order of the nodes; 10 is its own
-    memory.
+    `free_bytes`: free memory and page cache at the time of reading; None: not reported.
+    `distances`: relative cost of accesses from this node to each online node, in the order of the nodes. The distance
+    to the node itself is 10.
     """
 
     number: int
@@ -56,16 +56,16 @@ class NumaNode:
 
     @property
     def can_serve(self) -> bool:
-        """Whether a worker can be bound to the node, which needs both processors and memory."""
+        """Whether a worker can be bound to the node. A worker needs both processors and memory."""
         return bool(self.processors) and self.total_bytes > 0
 
 
 def read_nodes(
     usable: frozenset[int] | None = None, folder: Path = NODES, status: Path = STATUS
 ) -> tuple[NumaNode, ...]:
-    """Return the online NUMA nodes in the order of their numbers; empty if the system describes none.
+    """Return the online NUMA nodes in the order of their numbers; empty if the system describes no nodes.
 
-    `usable`: logical processors to count, which are always online; None: those of this process.
+    `usable`: logical processors that this process may use; None: query the system.
     """
     usable = usable_processors() if usable is None else usable
     online = parse_list(_text(folder / "online")) or _listed(folder)
@@ -110,7 +110,7 @@ def serving_nodes(nodes: Sequence[NumaNode]) -> tuple[NumaNode, ...]:
 
 
 def left_nodes_sentence(nodes: Sequence[NumaNode]) -> str:
-    """Return a sentence on the nodes that get no worker because there are too many; empty if there are none."""
+    """Return a sentence on the nodes beyond `MAX_NODES`, which get no worker; empty if there are no such nodes."""
     left = [node.number for node in nodes if node.can_serve][MAX_NODES:]
     if not left:
         return ""
@@ -155,11 +155,11 @@ def node_words(node: NumaNode) -> str:
 def bind_to_node(node: NumaNode) -> bool:
     """Bind this thread, and the threads that it starts, to a node's processors and memory.
 
-    Return whether the memory is bound. A container may refuse that (Docker does, without CAP_SYS_NICE). Then memory
-    still comes from the node of the processor that first writes to it, as long as the node has some.
+    Return whether the memory is bound. A container may refuse to bind memory (Docker does, without CAP_SYS_NICE). Then
+    a page of memory still comes from the node of the processor that first writes to it, if the node has free memory.
 
     Raises:
-        OSError: if the processors cannot be used.
+        OSError: the thread cannot be bound to the processors.
     """
     os.sched_setaffinity(0, node.processors)
     set_policy, _ = _CALLS.get(platform.machine(), (0, 0))

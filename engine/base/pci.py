@@ -1,4 +1,4 @@
-"""PCI ids as numbers, since libraries write the same id with different widths."""
+"""PCI addresses as numbers, because libraries write the same address with different widths."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PCI_ID = re.compile(
 
 @dataclass(frozen=True, slots=True, order=True)
 class PciId:
-    """The address of a card on the PCI bus. Addresses are ordered as by CUDA_DEVICE_ORDER=PCI_BUS_ID."""
+    """The address of a card on the PCI bus. Addresses sort in the order of CUDA_DEVICE_ORDER=PCI_BUS_ID."""
 
     domain: int
     bus: int
@@ -21,7 +21,7 @@ class PciId:
 
 @dataclass(frozen=True, slots=True)
 class PciName:
-    """A card, or one of the virtual devices into which ggml divides a card (`0000:01:00.0-v1`).
+    """The name of a card, or of a virtual device into which ggml divides a card (`0000:01:00.0-v1`).
 
     `part`: number of the virtual device; None: the whole card.
     """
@@ -31,7 +31,7 @@ class PciName:
 
 
 def parse_pci_name(text: str) -> PciName | None:
-    """Return the numbers in a text such as `0000:01:00.0` or `0000:01:00.0-v1`; None if it is not a PCI address."""
+    """Return the parts of a text such as `0000:01:00.0` or `0000:01:00.0-v1`; None if it is not a PCI address."""
     match = _PCI_ID.fullmatch(text.strip())
     if match is None:
         return None

@@ -20,10 +20,10 @@ _FULL_SPEED_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Processor:
-    """The physical cores that this process may run on; two hardware threads of one core count once.
+    """The physical cores that this process may run on. Two hardware threads of one core count once.
 
-    `cores`: number of these cores.
-    `performance_cores`: number of them that are not efficiency cores.
+    `cores`: number of cores.
+    `performance_cores`: number of cores that are not efficiency cores.
     `quota_cores`: CPU limit of a control group in whole cores, rounded up; None: no limit.
     """
 
@@ -33,13 +33,13 @@ class Processor:
 
     @property
     def threads(self) -> int:
-        """The fastest number of threads: one for each performance core, at most the quota."""
+        """The number of threads that computes fastest: one for each performance core, limited by the quota."""
         return max(1, min(self.performance_cores, self.quota_cores or self.performance_cores))
 
 
 @cache
 def own_processor() -> Processor:
-    """Return the CPU cores that this process may use. They are read once."""
+    """Return the CPU cores that this process may use. The result of the first call is cached."""
     if sys.platform == "darwin":
         return _from_sysctl()
     return read_processor(usable_processors())
@@ -58,7 +58,7 @@ def usable_processors() -> frozenset[int]:
 
 
 def core_places(usable: frozenset[int] | None = None, devices: Path = DEVICES) -> tuple[tuple[int, ...], ...]:
-    """Return the logical processors of each physical core, without efficiency cores, sorted.
+    """Return the logical processors of each physical core that is not an efficiency core, sorted.
 
     Empty if the system does not report which processors share a core.
     `usable`: logical processors of this process; None: query the system.
@@ -78,7 +78,7 @@ def read_processor(
 ) -> Processor:
     """Return the cores to which the `usable` logical processors belong.
 
-    Processors without information count as cores of their own, and as equally fast.
+    If the system does not describe a processor, it counts as a core of its own and not as an efficiency core.
     """
     saving = usable & _power_saving(usable, devices)
     return Processor(
@@ -125,7 +125,7 @@ def _power_saving(usable: frozenset[int], devices: Path) -> frozenset[int]:
 
 
 def parse_list(text: str) -> frozenset[int]:
-    """Return the numbers of a list such as `0-7,16`; empty if it is not one."""
+    """Return the numbers in a list such as `0-7,16`; empty if the text is not such a list."""
     found: set[int] = set()
     for part in filter(None, text.split(",")):
         first, _, last = part.partition("-")

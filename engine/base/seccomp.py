@@ -1,8 +1,9 @@
 """seccomp, with which a Linux process refuses system calls of its own, in all of its threads.
 
-It refuses what Landlock cannot: UDP, Unix sockets with a path, protocols other than TCP, listening without `bind`,
-starting programs on a kernel without Landlock, signals to the parent before Landlock's version 6, and scheduling of
-other processes. It also binds threads that exist already, such as those of drivers; Landlock does so from version 8 on.
+The filter refuses calls that Landlock cannot refuse: UDP, Unix sockets with a path, protocols other than TCP, listening
+without `bind`, starting programs on a kernel without Landlock, signals to the parent before Landlock's version 6, and
+scheduling of other processes. It also binds threads that exist already, such as those of drivers. Landlock does so from
+version 8 on.
 
 The filter is a program of some 160 instructions (classic BPF, `linux/filter.h`). libseccomp could generate it, but its
 binding (pyseccomp) needs a system library that not every desktop has, in a process that must start fast. The numbers of
@@ -30,10 +31,11 @@ class Calls:
     """The system calls that a process may still use.
 
     `pid`, `parent`: process ids of the process and of its parent.
-    `tcp`, `udp`, `unix`: whether it may open sockets of this kind.
+    `tcp`, `udp`, `unix`: whether the process may open sockets of this kind.
     `listens`: whether it accepts connections.
     `programs`: whether it starts programs; then it may also signal processes other than its parent.
-    `binds_threads`: whether native code binds its own threads to processors, by their ids, which a filter cannot know.
+    `binds_threads`: whether native code binds threads of the process to processors. A filter cannot know the ids of
+    later threads, so the call is allowed for all ids above `pid`.
     """
 
     pid: int
@@ -47,9 +49,9 @@ class Calls:
 
 
 class _Machine(NamedTuple):
-    """The system calls of a CPU architecture.
+    """The system call numbers of a CPU architecture.
 
-    `architecture`: AUDIT_ARCH_* of `linux/audit.h`. `numbers`: numbers by name.
+    `architecture`: AUDIT_ARCH_* of `linux/audit.h`. `numbers`: numbers by name of the call.
     """
 
     architecture: int
@@ -154,7 +156,7 @@ def _argument(index: int, *values: int, mask: int = _ALL_BITS) -> _Test:
 
 
 def seccomp_filter(calls: Calls, machine: str = "") -> bytes:
-    """Return the BPF program (`linux/filter.h`) that refuses all calls but `calls`; empty for an unknown machine."""
+    """Return the BPF program (`linux/filter.h`) that refuses all calls except `calls`; empty for an unknown machine."""
     known = _MACHINES.get(machine or platform.machine())
     if known is None:
         return b""
@@ -241,7 +243,9 @@ _UNIX, _NETLINK = 1, 16
 
 
 def _when(action: int, *tests: _Test) -> list[_Instruction]:
-    """Return instructions that end the filter with `action` if all tests hold; otherwise it continues after them."""
+    """Return instructions that end the filter with `action` if all tests hold. If one fails, the filter continues after
+    them.
+    """
     body: list[_Instruction] = [(_RETURN, 0, 0, action)]
     for test in reversed(tests):
         masks = [(_AND, 0, 0, test.mask)] if test.mask != _ALL_BITS else []
@@ -255,14 +259,14 @@ def _when(action: int, *tests: _Test) -> list[_Instruction]:
 
 
 class _Program(ctypes.Structure):
-    """`struct sock_fprog` of `linux/filter.h`: the filter as seccomp takes it."""
+    """`struct sock_fprog` of `linux/filter.h`: the filter in the form that the seccomp call takes."""
 
     _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_void_p))
 
 
 @cache
 def can_refuse_calls() -> bool:
-    """Return whether this system has seccomp filters, and the system calls of this machine are known."""
+    """Return whether this system supports seccomp filters, and this module has the machine's system call numbers."""
     if not sys.platform.startswith("linux") or platform.machine() not in _MACHINES:
         return False
     # GET_ACTION_AVAIL (2) fails if the kernel was built without filters.
@@ -271,7 +275,7 @@ def can_refuse_calls() -> bool:
 
 
 def refuse_other_calls(calls: Calls) -> bool:
-    """Refuse all system calls but `calls`, in all threads of this process; return whether the system can do that.
+    """Refuse all system calls except `calls`, in all threads of this process; return whether the system can do that.
 
     Call `drop_privileges` of `engine.base.landlock` first. A refused call fails with EACCES.
     """
@@ -293,7 +297,7 @@ def own_calls(
     programs: bool = False,
     binds_threads: bool = False,
 ) -> Calls:
-    """Return the `Calls` of this process: its process ids, and the arguments."""
+    """Return the `Calls` of this process: the arguments, with the process ids filled in."""
     return Calls(os.getpid(), os.getppid(), tcp, udp, unix, listens, programs, binds_threads)
 
 

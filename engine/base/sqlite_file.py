@@ -1,4 +1,4 @@
-"""Damaged SQLite files: which exceptions mean damage, and how a file is moved away."""
+"""Classifies SQLite's errors (damage, a temporary fault, no permission), and moves a damaged file away."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ _PRIMARY = 0xFF
 
 
 def is_damage(error: Exception) -> bool:
-    """Return whether an error means a damaged file, and not a locked database or a full disk."""
+    """Return whether an error means that the file is damaged. A locked database or a full disk is no damage."""
     return not isinstance(error, _NO_DAMAGE) or any(words in str(error) for words in _DAMAGE)
 
 
 def passes(error: Exception) -> bool:
-    """Return whether an error is temporary, caused by the disk or another program, so that the statement may succeed
-    later.
+    """Return whether an error is temporary, so that the statement may succeed later.
+
+    Such errors are caused by the disk or by another program.
     """
     code = getattr(error, "sqlite_errorcode", None)
     return isinstance(error, sqlite3.Error) and code is not None and (code & _PRIMARY) in _PASSING
@@ -48,7 +49,7 @@ def connect_read_only(path: Path) -> sqlite3.Connection:
     """Return a read-only connection to a database whose folder cannot be written.
 
     Raises:
-        sqlite3.Error: if the database does not exist or cannot be read.
+        sqlite3.Error: the database does not exist or cannot be read.
     """
     address = f"file:{quote(str(path.absolute()))}?mode=ro"
     try:

@@ -1,6 +1,6 @@
 """Makes text from outside safe to show: it cannot control the terminal, reorder the text around it, or be too long.
 
-Text from files, command lines, devices, peers and path names passes through here before it is shown.
+Text from files, command lines, devices, peers and path names is passed to this module before it is shown.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ _KEPT_BYTE = re.compile("[\udc80-\udcff]")
 
 
 def escape(text: str, *, keep_lines: bool = False) -> str:
-    """Return `text` with control characters as escapes, such as `\\x1b`. `keep_lines`: newlines and tabs stay."""
+    r"""Return `text` with control characters as escapes, such as `\x1b`.
+
+    `keep_lines`: whether newlines and tabs stay as they are.
+    """
     if text.isascii() and text.isprintable():
         return text
     text = _STEERING.sub(_escaped, _decoded(text))
@@ -52,9 +55,11 @@ def capitalised(text: str) -> str:
 
 
 def escape_json(document: str) -> str:
-    """Return JSON text with control characters as escapes, so that any terminal can show it. The values are the same.
+    r"""Return JSON text with control characters as escapes, so that any terminal can show it. The JSON values do not
+    change.
 
-    JSON has no valid escape for a lone surrogate, so its value becomes the text of an escape, such as `\\\\udc80`.
+    The exception is a lone surrogate, for which JSON has no valid escape: it becomes the text of an escape, such as
+    `\\udc80`.
     """
     return _STEERING.sub(_json_escaped, _decoded(document))
 

@@ -1,4 +1,4 @@
-"""Parsing of sizes and counts as people write them (`24GiB`, `120M`, `8k`), and formatting of bytes."""
+"""Parsing of sizes and counts as people write them (`24GiB`, `120M`, `8k`), and formatting of sizes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _COUNT = re.compile(
 def parse_size(text: str) -> int:
     """Return the number of bytes in a text such as `"512MiB"`, `"120MB"`, `"120M"`, `"1.5 GiB"` or `"4096"`.
 
-    All units are binary.
+    All units are powers of 1024, also `MB` and `M`.
 
     Raises:
         ValueError: with a sentence that names the text and the accepted form.

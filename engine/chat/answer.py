@@ -1,10 +1,9 @@
 """State machine of one answer, from its question to the complete message; it does no input or output itself.
 
 A driver (window, command line, API server) creates an `AnswerRun` for each answer; several may run at once. The driver
-calls one method of the run for each event. The method returns effects: commands that the driver executes in their
-order, such as restoring the KV state, counting tokens, asking a person, reading files, sending the request to the
-model, writing to the database, finishing. An event that comes too late returns no effects. Each answer has exactly one
-`Finish`.
+calls one method of the run for each event. The method returns effects: commands that the driver executes in order, such
+as restoring the KV state, counting tokens, asking a person, reading files, sending the request to the model, writing to
+the database, finishing. An event that comes too late returns no effects. Each answer has exactly one `Finish`.
 """
 
 from __future__ import annotations
@@ -186,12 +185,12 @@ class _Step(Enum):
 
 
 class AnswerRun:
-    """One answer while it is written: its methods take events and return effects (see the module). For one thread.
+    """Writes one answer: its methods take events and return effects for the driver (see the module). Not thread-safe.
 
-    `chat`: the id of the conversation.
-    `tree`: its messages with the new answer. Store them before `begin`.
+    `chat`: id of the conversation.
+    `tree`: messages of the conversation, including the new answer. The driver stores this tree before it calls `begin`.
     `message`: the answer with the text that is on disk; complete after the end.
-    `begun`: text that the model continues; `message` already has it.
+    `begun`: beginning of the answer, from which the model continues; `message` already contains this text.
     """
 
     def __init__(
@@ -244,7 +243,7 @@ class AnswerRun:
 
     @property
     def question(self) -> Message | None:
-        """The user's message to which this message is the answer; None if there is none."""
+        """The user's message that this run answers; None if the answer is the first message."""
         return self.path[-1] if self.path else None
 
     @property
@@ -289,7 +288,7 @@ class AnswerRun:
         return self._take_count(counted)
 
     def answer_overflow(self, leave_out: bool) -> Effects:
-        """Continue with a person's choice.
+        """Continue with a person's answer to `AskOverflow`.
 
         `leave_out`: whether to drop the oldest turns; if false, the answer fails.
         """
@@ -514,7 +513,7 @@ class AnswerRun:
             self._thought_s = self._clock()
 
     def _timings(self, draft: DraftStatistics | None = None, **counted: float | None) -> Timings:
-        """Return token counts and times of the answer, added to those of the part that it continues.
+        """Return token counts and times of the answer. If it continues an earlier part, the earlier part's are added.
 
         `counted`: token counts of the model's report. Times are measured by this run.
         """
@@ -538,7 +537,7 @@ def new_question(text: str, parent: str | None, attachments: Sequence[Attachment
 
 
 def new_answer(chat: str, tree: MessageTree, options: AnswerOptions) -> AnswerRun:
-    """Return the run of a new answer to the leaf of `tree`. If the leaf has answers, this becomes another version."""
+    """Return a run that answers the leaf of `tree`. If the leaf has answers already, the new one is another version."""
     message = Message(
         id=new_id(),
         role="assistant",
@@ -562,7 +561,10 @@ def continued_answer(chat: str, tree: MessageTree, message: Message, options: An
 
 
 def layout_words(layout: Layout) -> str:
-    """Return a layout as the text that is stored with an answer: "CUDA0 0–30, CPU 31–39", or the shares of a split."""
+    """Return the text of a layout that is stored with an answer.
+
+    Example: "CUDA0 0–30, CPU 31–39". For a tensor or row split, the text lists the shares of the devices.
+    """
     if layout.split_mode in ("tensor", "row"):
         return share_words(layout)
     return ", ".join(
@@ -572,7 +574,7 @@ def layout_words(layout: Layout) -> str:
 
 
 def loss_words(ending: RequestEnding) -> str:
-    """Return a sentence on why a model request ended without an answer; empty if it ended with one."""
+    """Return a sentence on why a model request ended without an answer; empty if the model answered."""
     match ending:
         case Cancelled():
             return tr("Stopped before the model answered.")

@@ -33,9 +33,10 @@ def chat_messages(system: str, shown: Sequence[Message], tools: ToolUse = NO_TOO
 def messages_by_id(system: str, shown: Sequence[Message], tools: ToolUse = NO_TOOLS) -> Mapping[str, ChatMessage]:
     """Return the messages of the prompt, as the chat template gets them, by message id.
 
-    The system prompt comes first, with the key `SYSTEM`. Messages contain the text of their attachments, and images and
-    sounds without bytes, which `with_files` adds. Tool calls and results are in the form that `tools` needs. Thoughts
-    are left out. So are questions without an answer, because templates expect alternating questions and answers.
+    The system prompt comes first, with the key `SYSTEM`. Messages contain the text of their attachments. They name
+    images and sounds, whose bytes `with_files` adds. Tool calls and results are in the form that `tools` needs.
+    Thoughts are left out. Questions without an answer are left out too, because templates expect alternating questions
+    and answers.
     """
     found = {SYSTEM: ChatMessage("system", system)} if system.strip() else {}
     # Results in the order of their calls: some templates write no ids, so that only the order tells them apart.
@@ -88,7 +89,7 @@ def media_file(attachment: Attachment) -> MediaFile | None:
 
 
 def names_of_media(messages: Iterable[ChatMessage]) -> tuple[str, ...]:
-    """Return the SHA-256 of each image and sound, whose bytes `with_files` needs."""
+    """Return the SHA-256 of each image and sound in the messages."""
     return tuple(dict.fromkeys(file.sha256 for message in messages for file in message.media))
 
 
@@ -98,7 +99,7 @@ def with_files(messages: Iterable[ChatMessage], files: Mapping[str, bytes]) -> t
     `files`: bytes by SHA-256.
 
     Raises:
-        ChatError: a file is missing, or all together are too large for one request.
+        ChatError: a file is missing, or the files together are too large for one request.
     """
     filled = tuple(
         msgspec.structs.replace(message, media=tuple(_with_bytes(file, files) for file in message.media))
@@ -154,9 +155,9 @@ def answer_request(
 def choices_in_prompt(pieces: Sequence[str], shown: Sequence[Message]) -> Mapping[int, TokenChoice]:
     """Return the recorded token choices of earlier answers for the tokens of a prompt, by index in `pieces`.
 
-    `pieces`: text of each token of the prompt. `shown`: the messages from which the prompt was made. The prompt is
-    tokenised anew, so an answer in it may have other tokens than when it was generated. A choice is used only if a
-    token begins at the same character and has the same text.
+    `pieces`: text of each token of the prompt. `shown`: the messages from which the prompt was made. An answer in a
+    prompt may be divided into other tokens than when it was generated, because the prompt is tokenised as a whole. A
+    choice is used only if a token begins at the same character and has the same text.
     """
     text = "".join(pieces)
     begins = zip(pieces, accumulate(map(len, pieces), initial=0), strict=False)
@@ -184,9 +185,8 @@ def choices_in_prompt(pieces: Sequence[str], shown: Sequence[Message]) -> Mappin
 
 
 def _choices_of_content(message: Message) -> tuple[TokenChoice, ...]:
-    """Return the token choices of an answer's text.
-
-    Those of its thought are left out, because no prompt contains it.
+    """Return the token choices of an answer's text. Those of its thought are left out, because prompts contain no
+    thought.
     """
     if not message.reasoning:
         return message.choices

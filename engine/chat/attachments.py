@@ -33,7 +33,10 @@ _MOST_BYTES: Mapping[AttachmentKind, int] = {
 
 
 class ReadFile(NamedTuple):
-    """An attachment with the bytes of its file. `thumbnail`: a small picture of an image; None for other files."""
+    """An attachment with the bytes of its file.
+
+    `thumbnail`: small version of an image; None for other files.
+    """
 
     attachment: Attachment
     data: bytes

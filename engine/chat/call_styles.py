@@ -35,9 +35,9 @@ _MAX_HEAD = 400
 
 
 class CallParser(ABC):
-    """Base class of the parsers for tool calls; there is one subclass for each way to write a call.
+    """Base class of the parsers for tool calls. Each subclass parses one form of call.
 
-    `CallReader` creates a parser for each call, and passes the model's text to `add` as it comes.
+    `CallReader` creates a parser for each call, and passes each piece of the model's text to `add`.
     `name`: name of the function; set before the first piece of arguments is returned.
     """
 
@@ -47,7 +47,8 @@ class CallParser(ABC):
         """All text of the call so far. It becomes content of the answer if it turns out not to be a call."""
 
     def add(self, text: str) -> tuple[str, str | None]:
-        """Parse the next piece of text. Return the arguments that it adds, and the text after the end of the call.
+        """Parse the next piece of text. Return the arguments that this piece contains, and the text after the end of
+        the call.
 
         The second value is None while the call has not ended.
         """
@@ -59,10 +60,12 @@ class CallParser(ABC):
 
     @abstractmethod
     def read(self, text: str) -> tuple[str, str | None]:
-        """Parse the next piece of text; implements `add`, with the same result."""
+        """Parse the next piece of text. Called by `add`, and has its arguments and results; `add` only records the
+        text.
+        """
 
     def end(self) -> str:
-        """Return the arguments that are still held back. Called when the model's text has ended within this call."""
+        """Return the arguments that are still held back. Called when the model's text ends before this call does."""
         return ""
 
 
@@ -73,7 +76,7 @@ class _Strings:
         self._is_open = self._is_escaped = False
 
     def has(self, character: str) -> bool:
-        """Return whether the next character belongs to a string or is one of its quotes."""
+        """Return whether the next character is inside a string or is a quote that begins or ends a string."""
         if not self._is_open:
             self._is_open = character == '"'
             return self._is_open
@@ -126,7 +129,8 @@ class JsonCall(CallParser):
     def _add(self, character: str, given: list[str]) -> None:
         """Add a character to the current key or value of the JSON object.
 
-        If the value is the object of arguments, the character is also appended to `given` at once.
+        A character of the call's arguments (an object) is also appended to `given`, the arguments that `read` returns
+        next.
         """
         self._token.append(character)
         if self._is_value and self._key in ("arguments", "parameters") and self._token[0] == "{":
@@ -148,7 +152,7 @@ class JsonCall(CallParser):
 
 
 class _Closed(CallParser):
-    """Parser of a call that is complete at its end mark.
+    """Parser that collects the text of a call up to its end mark, and then parses the text as a whole.
 
     `parse`: returns name and arguments for the text before the mark.
     """
@@ -174,7 +178,7 @@ class _Closed(CallParser):
 
 
 class _Arguments(CallParser):
-    """Parser of a call whose function name is known, so that the text is only its arguments, a JSON object."""
+    """Parser of the arguments of a call, a JSON object. The function name is already known."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -220,7 +224,8 @@ class Headed(CallParser):
 
 
 class _Choice(CallParser):
-    """Parser that recognises the form of a call from its first characters, and then uses the parser for this form.
+    """Parser that recognises the form of a call from its first characters, and passes the text to the parser for this
+    form.
 
     `choose`: returns the parser for the text so far; None: more text is needed.
     """
@@ -400,12 +405,12 @@ def begin_marks_of(template: str) -> tuple[str, ...]:
 
 
 def is_llama(template: str) -> bool:
-    """Return whether a template writes calls as bare JSON, as that of Llama 3 does."""
+    """Return whether a chat template writes calls as bare JSON, without marks, as Llama 3's template does."""
     return "<|start_header_id|>" in template and '"parameters"' in template
 
 
 def is_harmony(template: str) -> bool:
-    """Return whether a template is that of gpt-oss, whose calls are messages to `functions.NAME`."""
+    """Return whether a chat template is in gpt-oss's format (harmony), where calls are messages to `functions.NAME`."""
     return HARMONY in template and "to=functions." in template
 
 
@@ -424,7 +429,7 @@ def types_of(tools: Sequence[Mapping[str, Any]]) -> Types:
 
 
 def _text(token: str) -> str:
-    """Return the text of a JSON string in a call; the token itself if it is not a JSON string."""
+    """Return the value of a JSON string in a call; `token` unchanged if it is not a JSON string."""
     try:
         value = json.loads(token, strict=False)
     except (ValueError, RecursionError):

@@ -2,8 +2,8 @@
 
 Whole turns are left out, the oldest first. The system prompt, pinned turns and the last question stay. The stored
 conversation does not change. More turns are left out than necessary, so that the next prompts begin with the same
-tokens, which are still in the KV cache. The decision is stored with the answer as a `Cut` and holds for later answers.
-In a longer context it is made anew.
+tokens, which are still in the KV cache. The decision is stored with the answer as a `Cut`, and applies to later answers
+too. If the context becomes longer, a new decision is made.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ ROOM_AFTER = 0.75
 COUNT_FROM = 0.5
 """Share of the context size.
 
-A prompt with at most this share in characters is taken to fit, so its tokens are not counted.
+A prompt is assumed to fit, and its tokens are not counted, if it has at most this share of `n_ctx` as characters.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class ContextUse:
-    """Tokens of the prompt by part, and of the context.
+    """Numbers of tokens: the parts of the prompt, the reserve for the answer, and the context.
 
     `history`: messages, and the text that the chat template adds.
     `attachments`: texts of attached files.
@@ -60,9 +60,9 @@ class ContextUse:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """A decision on which messages the prompt contains, as message ids in the order of the path.
+    """The decision on which messages the prompt contains. Messages are given by id, in the order of the path.
 
-    `decision`: `fits` (maybe because turns are left out), `ask` (ask a person), or `full` (the prompt cannot be sent).
+    `decision`: `fits` (perhaps after turns were left out), `ask` (ask a person), or `full` (the prompt cannot be sent).
     `shown`, `left_out`: messages in the prompt, and messages left out of it.
     `newly`: messages that this decision leaves out and earlier decisions did not.
     `over_tokens`: number of tokens beyond the available room; 0 if the prompt fits.
@@ -166,8 +166,8 @@ def use_of(used: int, system: int, attachments: int, reserve: int, n_ctx: int) -
     """Return the tokens of the prompt by part.
 
     `used`: tokens of the whole prompt as the chat template writes it.
-    `system`, `attachments`: tokens of the system prompt and of the attached texts alone, without messages left out.
-    `reserve`: tokens for the answer; limited to what the prompt leaves free.
+    `system`, `attachments`: tokens of the system prompt, and of the attached texts of the messages in the prompt.
+    `reserve`: tokens for the answer; limited to the tokens that the prompt leaves free.
     """
     system = min(system, used)
     attachments = min(attachments, used - system)
@@ -194,8 +194,8 @@ def choose(
     """Decide which messages of a path the prompt contains.
 
     `tokens`: tokens by message id, from `tokens_of`.
-    `room`: most tokens of the messages, without the answer's reserve.
-    `policy`: what to do if they do not fit: drop turns, ask a person, or stop.
+    `room`: largest number of tokens for the messages; the answer's reserve is already subtracted.
+    `policy`: action if the messages do not fit: drop turns, ask a person, or stop.
     `already`: ids of messages that earlier decisions left out.
     """
     # Turns that were left out before stay out; they are not counted again.
@@ -250,16 +250,17 @@ def _fit(
 def cut_of_path(path: Sequence[Message], n_ctx: int | None) -> Cut | None:
     """Return the cut (turns left out of the prompt) of a path's last answer.
 
-    None: there is no such cut, or it does not apply to a context of `n_ctx` tokens (None: size unknown).
+    None: there is no such cut, or it does not apply to this context. `n_ctx`: size of the context in tokens; None:
+    unknown.
     """
     last = next((message for message in reversed(path) if message.role == "assistant"), None)
     return None if last is None or not _holds(last.cut, n_ctx) else last.cut
 
 
 def cut_of_answer(tree: MessageTree, answer: str, n_ctx: int | None) -> Cut | None:
-    """Return the cut (turns left out of the prompt) with which an answer begins.
+    """Return the cut (turns left out of the prompt) for the prompt of an answer.
 
-    This is its own cut, else that of its newest version with a cut, else that of the answer before it.
+    This is the answer's own cut, else the cut of its newest version that has one, else the cut of the answer before it.
     """
     return next(
         (message.cut for message in _versions(tree, answer) if _holds(message.cut, n_ctx)),
@@ -276,7 +277,7 @@ def left_out_of(path: Sequence[Message], cut: Cut | None) -> frozenset[str]:
 def cut_that_leaves_out(path: Sequence[Message], left_out: Collection[str], n_ctx: int) -> Cut | None:
     """Return the cut (a stored decision) that leaves these messages out of the prompt; None if `left_out` is empty.
 
-    The last turn must not be among them.
+    `left_out` must not contain messages of the last turn.
     """
     # A cut names the first message after those that are left out.
     places = [place for place, message in enumerate(path) if message.id in left_out]

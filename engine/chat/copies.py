@@ -1,8 +1,8 @@
 """Copies of the conversation database, made in the background while it is in use.
 
 If the database has changed, it is copied with SQLite's backup API: at most every ten minutes, and when the database is
-closed. A copy gets its final name only after `PRAGMA quick_check` has passed. The last three copies and the last one of
-each of the last three days are kept, in the folder `chats-copies` beside `chats.sqlite3`.
+closed. A copy gets its final name only after `PRAGMA quick_check` has passed. The last three copies and the last copy
+of each of the last three days are kept. They are in the folder `chats-copies`, next to `chats.sqlite3`.
 """
 
 from __future__ import annotations
@@ -107,7 +107,10 @@ class DatabaseCopies:
             raise DamageFound(fault)
 
     def confirm(self) -> None:
-        """Mark the newest copy as current. Closing the database has changed the time of its file, but no row."""
+        """Give the newest copy the database's current time, so that `is_current` is true again.
+
+        Called after a close that changed the time of the database file, but no row.
+        """
         for newest in self.paths()[:1]:
             with suppress(OSError):
                 stamp = self._stamp()
@@ -160,14 +163,13 @@ class DatabaseCopies:
 
 
 class DamageFound(Exception):
-    """Error: the database is damaged. The message is SQLite's."""
+    """Error: the database is damaged. The message is SQLite's own."""
 
 
 class BackgroundCopies:
     """The thread that copies a database in the background while it is open.
 
-    `report`: called in that thread with an error of `DatabaseCopies.make`, but only once for the same sentence in a
-    row.
+    `report`: called in that thread with each error of `DatabaseCopies.make`, except repetitions of the same sentence.
     """
 
     def __init__(self, copies: DatabaseCopies, report: Callable[[ChatError | DamageFound], None]) -> None:
@@ -190,8 +192,8 @@ class BackgroundCopies:
     def make_last(self, *, is_current: bool) -> None:
         """Make the last copy, after the database was closed.
 
-        `is_current`: whether the newest copy was current before closing. It cannot be checked any more, because closing
-        moves the write-ahead log into the database file and so changes its time.
+        `is_current`: whether the newest copy was current before closing. The caller must pass it, because closing moves
+        the write-ahead log into the database file and changes the file's time.
         """
         if is_current:
             self._copies.confirm()
@@ -199,7 +201,7 @@ class BackgroundCopies:
             self.make_if_changed()
 
     def make_if_changed(self) -> None:
-        """Make a copy now, unless the newest one is current."""
+        """Make a copy now, unless the newest copy is current."""
         if self._copies.is_current():
             return
         try:
@@ -222,7 +224,7 @@ _TIME_FORMAT = "%Y%m%d-%H%M%S"
 
 
 def kept_of(newest_first: Sequence[Path]) -> set[Path]:
-    """Return the copies to keep: the last `KEPT_LAST`, and the last one of each of the last `KEPT_DAYS` days.
+    """Return the copies to keep: the last `KEPT_LAST` copies, and the last copy of each of the last `KEPT_DAYS` days.
 
     Days without copies do not count.
     """

@@ -30,7 +30,7 @@ Row = Mapping[str, Value]
 
 @dataclass(frozen=True, slots=True)
 class AddedRows:
-    """The messages that a recovery added from the damaged database.
+    """Counts of the messages that a recovery added from the damaged database to the copy, and of those that are lost.
 
     `n_messages`: number of messages that the copy did not have, or had in an earlier state.
     `n_lost`: number of messages in the damaged file's index that neither file contains; None: the index cannot be read.
@@ -76,10 +76,10 @@ def add_readable_rows(damaged: Path, connection: sqlite3.Connection) -> AddedRow
 
 
 def _sound_rows(source: sqlite3.Connection, target: sqlite3.Connection, table: str) -> tuple[Row, ...]:
-    """Return the readable rows of a table that have valid columns.
+    """Return the readable rows of a table that have all columns of the first version and no unknown column.
 
     Rows with zero bytes in a text are left out, because they come from a page of zeros.
-    `target`: the undamaged database, which has the columns.
+    `target`: the undamaged database, from which the columns are read.
     """
     columns = target.execute(f"PRAGMA table_info ({table})").fetchall()
     known = {name for _, name, *_ in columns} | {"rowid"}
@@ -95,8 +95,8 @@ def _sound_rows(source: sqlite3.Connection, target: sqlite3.Connection, table: s
 def _readable_rows(source: sqlite3.Connection, table: str) -> Iterator[Row]:
     """Yield the rows of a table by row id, except those on unreadable pages.
 
-    A damaged page ends a scan. Then a second scan begins at the last row, and the rows between both are read one by
-    one.
+    A damaged page ends the scan from the first row. Then a second scan runs backwards from the last row. The rows
+    between the ends of the two scans are read one by one.
     """
     rows: dict[int, Row] = {}
     if not _scan(source, table, "ASC", rows):
@@ -142,8 +142,9 @@ def _can_read(read: Callable[[str], object], document: Value) -> bool:
 
 
 def _or_empty(row: Row, column: str, read: Callable[[str], object], empty: str = "") -> Row:
-    """Return a row; if `read` cannot parse the JSON in `column`, the column becomes `empty`, so that the row is not
-    lost.
+    """Return a row. If `read` cannot parse the JSON in `column`, return it with `empty` in this column instead.
+
+    Without this, the whole row would be lost.
     """
     return row if column not in row or _can_read(read, row[column]) else {**row, column: empty}
 
@@ -154,7 +155,7 @@ def _or_empty(row: Row, column: str, read: Callable[[str], object], empty: str =
 def _put(connection: sqlite3.Connection, table: str, row: Row, *, replaces: bool = False) -> int:
     """Insert a row under a new row number; return the number of changed rows.
 
-    `replaces`: update a row with the same id.
+    `replaces`: whether to update an existing row with the same id; if false, that row stays.
     """
     names = [name for name in row if name not in ("rowid", "number")]
     updates = ", ".join(f"{name} = excluded.{name}" for name in names if name != "id")
@@ -167,7 +168,7 @@ def _put(connection: sqlite3.Connection, table: str, row: Row, *, replaces: bool
 
 
 def _add_message(connection: sqlite3.Connection, row: Row) -> int:
-    """Add a message, or update an existing one to its later state; return the number of changed rows.
+    """Add a message, or update an existing message to its later state; return the number of changed rows.
 
     A stored message only grows, because an edit makes a new message. So a text that does not begin with the copy's text
     is damaged, and the copy's text is kept.
@@ -190,7 +191,9 @@ def _add_message(connection: sqlite3.Connection, row: Row) -> int:
 
 
 def _add_pieces(connection: sqlite3.Connection, pieces: tuple[Row, ...]) -> None:
-    """Replace the copy's pieces (text of unfinished messages), unless the damaged file has fewer of them."""
+    """Replace the copy's pieces (text of an unfinished message), unless the damaged file has fewer pieces of this
+    message.
+    """
     by_message: dict[Value, list[Row]] = {}
     for piece in pieces:
         by_message.setdefault(piece["message"], []).append(piece)
@@ -204,7 +207,7 @@ def _add_pieces(connection: sqlite3.Connection, pieces: tuple[Row, ...]) -> None
 
 
 def _add_files(source: sqlite3.Connection, connection: sqlite3.Connection) -> None:
-    """Add the files of attachments that the copy does not have, one at a time: they are large."""
+    """Add the files of attachments that the copy does not have. Files are large, so they are copied one at a time."""
     with suppress(*FAULTS):
         for (sha256,) in source.execute("SELECT sha256 FROM file ORDER BY sha256").fetchall():
             if connection.execute("SELECT 1 FROM file WHERE sha256 = ?", (sha256,)).fetchone() is None:
@@ -220,7 +223,7 @@ def _add_file(source: sqlite3.Connection, connection: sqlite3.Connection, sha256
 
 
 def _begin_lost_conversations(connection: sqlite3.Connection) -> None:
-    """Create a conversation for messages whose conversation is lost; its title is its first question."""
+    """Create a conversation for messages whose conversation is lost. Its title is the first question among them."""
     connection.execute(
         "INSERT INTO conversation (id, title, folder, pinned, system, preset, settings, template, draft, created_ms,"
         " updated_ms) SELECT conversation, coalesce((SELECT substr(trim(replace(content, char(10), ' ')), 1, ?)"

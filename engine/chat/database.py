@@ -1,4 +1,4 @@
-"""Opens the conversation database. A damaged one is recovered, and one of a newer version is renamed."""
+"""Opens the conversation database. A damaged database is recovered, and a database of a newer version is renamed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ when a damaged page is read."""
 def open_database(path: Path) -> tuple[sqlite3.Connection, str]:
     """Return the connection for writing, and a sentence for people if the old database was recovered or renamed.
 
-    The sentence is empty if neither was necessary.
+    The sentence is empty if the old database was neither recovered nor renamed.
 
     Raises:
         ChatError: no database can be opened or created at `path`.
@@ -59,7 +59,7 @@ def open_database(path: Path) -> tuple[sqlite3.Connection, str]:
 
 
 def open_read_only(path: Path) -> sqlite3.Connection:
-    """Return a read-only connection to a conversation database that cannot be written.
+    """Return a read-only connection to a conversation database. Used if the database cannot be written.
 
     Raises:
         ChatError: the database cannot be read, or has another version.
@@ -99,8 +99,8 @@ def name_of(pid: int) -> str:
 def is_alive(writer: str) -> bool:
     """Return whether the process with this id (see `our_name`) still runs.
 
-    A confined child cannot see other processes, and gets True for them. Their unfinished messages are then completed by
-    a later process that can see them.
+    A confined child cannot see other processes, so this returns True for them. A later process that can see them
+    completes their unfinished messages.
     """
     pid, _, start = writer.partition(":")
     try:
@@ -183,7 +183,9 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def _newer(path: Path) -> str:
-    """Return a reason if an existing database has a newer schema version; empty if not, or if it cannot be read."""
+    """Return the reason for refusing a database with a newer schema version; else, or if it cannot be read, an empty
+    text.
+    """
     try:
         with _looking(path) as connection:
             version = version_of(connection)
@@ -218,14 +220,19 @@ def _damage(path: Path) -> str:
 
 @contextmanager
 def _looking(path: Path) -> Iterator[sqlite3.Connection]:
-    """Provide a connection for looking into a database; to an empty one in memory if the file is missing or empty."""
+    """Provide a connection for checks of a database. If the file is missing or empty, the database is an empty one in
+    memory.
+    """
     place = path if path.exists() and path.stat().st_size else ":memory:"
     with closing(sqlite3.connect(place, timeout=BUSY_SECONDS, isolation_level=None)) as connection:
         yield connection
 
 
 def _keep_aside(path: Path, reason: str) -> str:
-    """Rename a database and its journal files; return a sentence for people. `reason`: why, such as "is damaged"."""
+    """Rename a database and its journal files; return a sentence about it for people.
+
+    `reason`: why it was renamed, such as "is damaged".
+    """
     aside = put_aside(path)
     return tr(
         "The database of conversations {reason}. It was kept as {name}, and a new one was created.",

@@ -1,4 +1,4 @@
-"""Exports conversations: a web page of the shown branch, Layerdeck's JSON with all branches, and OpenAI's messages."""
+"""Exports conversations: the shown branch as a web page, all branches as Layerdeck's JSON, or OpenAI's messages."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _STYLE = (
 
 
 def as_html(conversation: Conversation, messages: Sequence[Message], files: Mapping[str, bytes] | None = None) -> str:
-    """Return messages as one HTML page without external resources and scripts; all text in it is escaped.
+    """Return messages as one HTML page. It has no external resources and no scripts, and all text is escaped.
 
     `files`: bytes of attachments by SHA-256. The page contains the images among them.
     """
@@ -122,7 +122,7 @@ def copied_text(message: Message) -> str:
 
 
 def call_block(call: ToolCall) -> str:
-    """Return a tool call as a Markdown code block with its name."""
+    """Return a tool call as a Markdown code block, below a line with the function's name."""
     return f"Call of {one_line(call.name)}\n{fenced(pretty_arguments(call), 'json')}"
 
 

@@ -208,7 +208,11 @@ def _role(role: object) -> Role:
 
 
 def _tools(text: str) -> str:
-    """Return the tool definitions of an imported conversation; refuse a text of more than `MAX_CHARACTERS`."""
+    """Return the tool definitions of an imported conversation.
+
+    Raises:
+        ValueError: the text has more than `MAX_CHARACTERS` characters.
+    """
     if len(text) > MAX_CHARACTERS:
         _refuse(tr("its tools have more than {most} characters", most=MAX_CHARACTERS))
     return text
@@ -260,7 +264,9 @@ def _files(encoded: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
 
 
 def _check_media(messages: Sequence[Message], files: Mapping[str, bytes]) -> None:
-    """Refuse images and sounds with an unknown header or an impossible size. They are decoded only when needed."""
+    """Refuse images and sounds with an unknown header or an impossible size. Images and sounds are decoded only when
+    needed.
+    """
     for message in messages:
         for each in message.attachments:
             data = files.get(each.sha256)

@@ -1,7 +1,7 @@
 """Exports conversations for llama.cpp's web UI: JSON lines, one for each conversation and each message.
 
-The format is that of tools/ui in llama.cpp (conversation-transfer.service.ts, database.d.ts). Each tree begins with a
-message of type `root`; the system prompt is a message below it.
+The format is defined in tools/ui of llama.cpp (conversation-transfer.service.ts, database.d.ts). Each tree begins with
+a message of type `root`; the system prompt is a message below it.
 """
 
 from __future__ import annotations

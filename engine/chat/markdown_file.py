@@ -1,7 +1,7 @@
-"""Writes a conversation as a Markdown file, and reads it back: the messages of the shown branch.
+"""Writes the messages of a conversation's shown branch as a Markdown file, and reads such a file.
 
-People and other programs read the file as plain Markdown. Below each heading an HTML comment, which Markdown viewers
-hide, has the fields of the message that its text does not show. All these comments begin with one key that occurs
+People and other programs read the file as plain Markdown. The fields of a message that its text does not show are in an
+HTML comment below the message's heading, which Markdown viewers hide. All these comments begin with one key that occurs
 nowhere else in the file. So text that looks like our headings or comments stays text, and people may edit the text of a
 message by hand. Only the probabilities of tokens (`Message.choices`) are not written.
 """
@@ -73,7 +73,7 @@ def read_markdown(text: str) -> MarkdownConversation:
     """Return the conversation that `as_markdown` wrote.
 
     Raises:
-        ValueError: the file was changed so that it cannot be read; with the reason.
+        ValueError: the file was changed so that it cannot be read; the message has the reason.
     """
     text = _with_line_feeds(text)
     first = _FIRST.search(text)
@@ -171,7 +171,7 @@ def _comment(values: Mapping[str, Any]) -> str:
 
 
 def _key_for(texts: Iterable[str]) -> str:
-    """Return a key that is in none of the texts; the same texts have the same key."""
+    """Return a key that occurs in none of the texts. Equal texts always get the same key."""
     whole = "\n".join(texts)
     # A digest and not a random key: the same conversation gives the same file.
     digest = hashlib.sha256(whole.encode("utf-8", "replace"))
@@ -228,7 +228,8 @@ def _count(value: object) -> int:
 def _take_attached(lines: list[str], count: int, sha256: object, files: dict[str, bytes]) -> str:
     """Remove the block of an attachment from the beginning of `lines`, and return its text.
 
-    `count`: number of lines of the text. `sha256`: checksum of the attachment. Its bytes are added to `files`.
+    The bytes of an image or a sound are decoded from its data URL and added to `files`.
+    `count`: number of lines of the text. `sha256`: expected checksum of the bytes.
     """
     if not lines or not re.match(r"!\[|\[?Attached: ", lines[0]):
         return ""  # removed by hand

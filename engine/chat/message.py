@@ -56,7 +56,7 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def prompt_tokens_per_second(self) -> float | None:
-        """Prompt tokens per second, without those from the cache; None: unknown."""
+        """Processed prompt tokens per second, without the tokens that were in the KV cache; None: unknown."""
         return _speed(self.prompt_tokens - self.cached_tokens, self.prompt_seconds)
 
     @property
@@ -104,9 +104,9 @@ class Attachment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cut(msgspec.Struct, frozen=True):
-    """The turns that a full context leaves out of the prompt: all before the message `first`, except pinned ones.
+    """The turns that a full context left out of a prompt: all before the message `first`, except pinned ones.
 
-    `n_ctx`: size in tokens of that context.
+    `n_ctx`: size of that context in tokens.
     """
 
     first: str

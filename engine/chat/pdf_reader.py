@@ -24,7 +24,7 @@ class ReadPdf(Job, frozen=True, tag="read_pdf", kw_only=True):
 
 
 class PdfText(Message, frozen=True, tag="pdf_text", kw_only=True):
-    """The text of a PDF file, with empty lines between pages. `fault`: why there is none; empty if there is a text."""
+    """The text of a PDF file, with empty lines between pages. `fault`: why there is no text; empty if there is one."""
 
     text: str = ""
     fault: str = ""
@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def pdf_text(data: bytes) -> PdfText:
-    """Return the text of a PDF file. Its time and memory are limited only by the limits of the process."""
+    """Return the text of a PDF file. Only the limits of the process bound its time and memory."""
     import pypdf
 
     try:

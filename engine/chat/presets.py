@@ -29,7 +29,7 @@ MAX_NAME_CHARACTERS = 200
 class Preset(msgspec.Struct, frozen=True, kw_only=True):
     """A named system prompt with sampling settings, by the names of `SamplingSettings`.
 
-    Settings that are not in it come from the model or the conversation.
+    Settings that the preset does not contain come from the model or the conversation.
     """
 
     name: str
@@ -41,7 +41,7 @@ def read_presets(path: Path) -> tuple[Preset, ...]:
     """Return the presets of a file; none if the file does not exist.
 
     Raises:
-        ChatError: the file cannot be read; the sentence names the place of the fault.
+        ChatError: the file cannot be read; the sentence names the faulty key.
     """
     # No preset was saved yet.
     if not path.exists():
@@ -78,14 +78,14 @@ def write_presets(path: Path, presets: Iterable[Preset]) -> None:
 
 
 def system_prompt(conversation: Conversation, preset: Preset | None) -> str:
-    """Return the system prompt of a conversation: its own, else that of its preset."""
+    """Return the system prompt of a conversation: its own prompt, else the prompt of its preset."""
     return conversation.system or ("" if preset is None else preset.system)
 
 
 def chat_sampling(model: ModelFile | None, preset: Preset | None, settings: Mapping[str, object]) -> Sampling:
     """Return the sampling settings of a conversation with the source of each value.
 
-    `settings`: the conversation's own settings, which come before those of the preset and of the model.
+    `settings`: the conversation's own settings. They override the settings of the preset and of the model.
     """
     of_model = {} if model is None else model_sampling(model.metadata)
     of_preset = {} if preset is None else preset.settings
@@ -93,7 +93,9 @@ def chat_sampling(model: ModelFile | None, preset: Preset | None, settings: Mapp
 
 
 def chat_template(model: ModelFile | None, own: str = "") -> str:
-    """Return the chat template in use: the conversation's `own`, else the model's; empty if neither has one."""
+    """Return the chat template in use: the conversation's own template (`own`), else the model's; empty without
+    either.
+    """
     found = own or ("" if model is None else model.metadata.get(TEMPLATE_KEY))
     return found if isinstance(found, str) else ""
 

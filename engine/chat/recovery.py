@@ -1,8 +1,8 @@
-"""Recovery of a damaged conversation database: it is renamed, and the newest undamaged copy takes its place.
+"""Recovery of a damaged conversation database: the damaged file is renamed, and the newest undamaged copy replaces it.
 
 Rows that SQL can still read from the damaged file are added to the copy, so at most text written after the copy is
-lost. Damage may be found during a conversation, while a window and a command line use the database. Then it is recorded
-in a file beside the database, and the next start recovers the database when no other process has it open.
+lost. Damage may be found during a conversation, while a window and a command line use the database. Then a file next to
+the database records the damage. The next start recovers the database when no other process has it open.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ _PARTS = ("-journal", "-wal", "-shm", "")
 
 
 def damage_record(path: Path) -> Path:
-    """Return the path of the file that exists while a database is known to be damaged."""
+    """Return the path of the file that marks a database as damaged. The file exists until the database is recovered."""
     return path.with_name(f"{path.name}.damaged")
 
 
 def damage_met(path: Path, error: Exception) -> ChatError | None:
-    """Return the error to show if an exception means a damaged database, and record the damage for the next start.
+    """Record damage for the next start, and return the error to show, if an exception means that the database is
+    damaged.
 
     None: the exception does not mean damage.
     """
@@ -59,9 +60,10 @@ def finish_recovery(path: Path) -> None:
 
 
 def recover(path: Path, reason: str) -> str:
-    """Rename a damaged database, put the newest undamaged copy in its place, and return the sentence for people.
+    """Rename a damaged database, put the newest undamaged copy in its place, and return a sentence for people.
 
-    The sentence is empty if another process has already recovered it. This process must not have the database open.
+    If another process has the database open, nothing is changed and the sentence says so. The sentence is empty if
+    another process has already recovered the database. This process must not have the database open.
 
     Raises:
         OSError, sqlite3.Error: the disk has no room, or a permission is missing; nothing has changed.
@@ -87,7 +89,8 @@ def recover(path: Path, reason: str) -> str:
 class _Recovered:
     """The result of a recovery.
 
-    `copied_at`: local time of the copy; empty: there was no copy. `added`: rows added to it.
+    `copied_at`: local time of the copy; empty: there was no copy.
+    `added`: counts of the messages that were added to the copy or to a new database, and of the lost ones.
     """
 
     copied_at: str
@@ -96,7 +99,7 @@ class _Recovered:
     def sentence(self, reason: str, aside: str) -> str:
         """Return sentences for people about the recovery and the lost messages.
 
-        `reason`: why, as in "is damaged". `aside`: new name of the damaged file.
+        `reason`: why the database was recovered, such as "is damaged". `aside`: new name of the damaged file.
         """
         return f"{self._opened(reason, aside)} {self._lost()}"
 

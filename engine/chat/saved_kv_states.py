@@ -35,7 +35,7 @@ UNFINISHED_S = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class KvStateKey:
-    """The model of a KV state, and the form of its KV cache; a state can be restored only with the same key.
+    """The properties of model and KV cache that must be equal for a saved state to be restored.
 
     `model`: identity of the model (`model_identity`).
     `streams`: number of separate sequences in the KV cache.
@@ -58,7 +58,7 @@ class KvStateKey:
 
 
 def model_identity(model: ModelFile) -> str:
-    """Return a digest of a model's header and size, which does not depend on where the file is."""
+    """Return a digest of a model's header and size. It does not depend on the path of the file."""
     digest = hashlib.sha256()
     # The header and the size identify a model. Hashing the weights would mean to read the whole file.
     for key in sorted(model.metadata):
@@ -89,7 +89,9 @@ class SavedKvStates:
         self.quota_bytes = quota_bytes
 
     def make_folder(self) -> Path:
-        """Create the folder and return it. A confined child may write only to folders that exist when its session
+        """Create the folder and return its path.
+
+        Call it before the child starts, because a confined child may write only to folders that exist when its session
         starts.
 
         Raises:
@@ -113,7 +115,7 @@ class SavedKvStates:
         return self.folder / f"{_safe(conversation)}-{key.name}{SUFFIX}"
 
     def find(self, conversation: str, key: KvStateKey) -> Path | None:
-        """Return the path of a conversation's state, and mark it as used now; None if there is no state."""
+        """Return the path of a conversation's state, and record that it was used now; None if there is no state."""
         # The time of change is the time of use, by which the quota removes files.
         path = self.place(conversation, key)
         try:
@@ -123,9 +125,9 @@ class SavedKvStates:
         return path
 
     def keep(self, path: Path) -> tuple[Path, ...]:
-        """Mark a new file as used now, then remove the least recently used files beyond the quota.
+        """Record that a new file was used now, then remove the least recently used files beyond the quota.
 
-        Return the removed files; the new file is one of them if it alone exceeds the quota.
+        Return the removed files. The new file is among them if it alone exceeds the quota.
         """
         with suppress(OSError):
             os.utime(path)
@@ -141,7 +143,7 @@ class SavedKvStates:
         return tuple(gone)
 
     def set_quota(self, quota_bytes: int) -> tuple[Path, ...]:
-        """Set the quota in bytes, and return the files that were removed for it."""
+        """Set the quota in bytes. Remove the least recently used files beyond it, and return their paths."""
         self.quota_bytes = quota_bytes
         # `keep` needs a path to touch. The folder itself is no state.
         return self.keep(self.folder)
@@ -194,7 +196,10 @@ class SavedKvStates:
 
 
 def _safe(conversation: str) -> str:
-    """Return a conversation id as a part of a file name. Our own ids are unchanged, others become a digest."""
+    """Return a conversation id in a form that is valid in a file name.
+
+    Ids that Layerdeck makes are unchanged; other ids become a digest.
+    """
     if conversation.isalnum() and conversation.isascii() and len(conversation) <= 64:
         return conversation
     return hashlib.sha256(conversation.encode("utf-8", "replace")).hexdigest()[:20]

@@ -1,8 +1,8 @@
 """The tables of the conversation database, its upgrade from earlier versions, and the conversion of values to rows.
 
 The version is SQLite's `user_version`. Each script in `SCRIPTS` upgrades to the next version, and is never changed
-after its release. Text of an answer that is being written is added as rows of `piece`, so that a long answer is not
-written again with each piece. The full-text index gets a message when its text is complete.
+after its release. While an answer is written, its text is added as rows of the table `piece`, so that a long answer is
+not written again with each piece. A message is added to the full-text index when its text is complete.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def text(value: str) -> str:
 
 
 def conversation_value(field: str, value: object) -> object:
-    """Return the value of a conversation's field as it is stored in its column."""
+    """Return the value of a conversation's field in the form in which the field's column stores it."""
     if field in ("settings", "results"):
         return _document(value)
     return text(value) if isinstance(value, str) else value
@@ -57,7 +57,7 @@ def read_conversation(row: Sequence[Any]) -> Conversation:
 def message_values(message: Message, conversation: str, writer: str) -> dict[str, object]:
     """Return the column values of a message.
 
-    `writer`: id of the process that writes it, stored while it is `writing`.
+    `writer`: id of the process that writes the message; stored only while the message is in state `writing`.
     """
     details = {name: getattr(message, name) for name in DETAILS if name not in _SELDOM or getattr(message, name)}
     return {
@@ -81,7 +81,7 @@ def read_message(
 ) -> Message:
     """Return a message from its database row and the pieces added to it.
 
-    `is_alive`: whether the process that writes it still runs. If not, a message in state `writing` is `interrupted`.
+    `is_alive`: whether the process that writes the message still runs. If not, state `writing` becomes `interrupted`.
     """
     ident, role, content, parent, reasoning, state, pinned, created_ms, details, calls, _writer = row
     return Message(
@@ -112,12 +112,12 @@ def calls_of(document: str) -> tuple[ToolCall, ...]:
 
 
 def joined_calls(document: str, pieces: Iterable[str]) -> tuple[ToolCall, ...]:
-    """Return the calls of a message, joined from its own column and the columns of its later pieces."""
+    """Return the calls of a message, joined from the message's column `calls` and the `calls` columns of its pieces."""
     return calls_with(calls_of(document), (delta for piece in pieces for delta in deltas_of(piece)))
 
 
 def calls_value(calls: Sequence[ToolCall]) -> str:
-    """Return the calls of a message as the value of their column."""
+    """Return the calls of a message as the value of the column `calls`."""
     return _document(calls) if calls else ""
 
 
@@ -134,7 +134,7 @@ def read_attachment(row: sqlite3.Row | Sequence[Any]) -> Attachment:
 def _document(value: object) -> str:
     """Return a value as JSON.
 
-    It uses `json`, because msgspec refuses lone surrogates, which imported files may contain.
+    Uses `json` and not msgspec, which refuses lone surrogates. Imported files may contain them.
     """
     return text(json.dumps(msgspec.to_builtins(value), ensure_ascii=False))
 

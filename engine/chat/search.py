@@ -1,4 +1,6 @@
-"""Full-text search in titles and messages with a trigram index, which also finds code and scripts without spaces."""
+"""Full-text search in titles and messages. The trigram index also finds parts of words, as in code, and text in
+languages that are written without spaces.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,7 @@ def search(connection: sqlite3.Connection, text: str, limit: int) -> tuple[Hit, 
 
 
 def _text_with(wanted: str, content: str, calls: str) -> str:
-    """Return the text of a message that contains the match: its content, or else its tool calls."""
+    """Return the part of a message that contains the match: its content, or else its tool calls."""
     if not calls or wanted.lower() in content.lower():
         return content
     return " ".join(f"{call.name} {call.arguments}" for call in calls_of(calls))

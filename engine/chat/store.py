@@ -2,8 +2,8 @@
 
 Reading blocks on the disk. Writing does not block: it returns a `Future`, which is done when the change is on disk and
 survives even a killed process. If the change cannot be stored, the future holds a `ChatError`. Callbacks of futures run
-in the writing thread. Changes are written in the order of the calls. A change for which the disk has no room stays in
-memory: reading includes it, and it is written when there is room.
+in the writing thread. Changes are written in the order of the calls. If the disk is full, a change stays in memory,
+where reading finds it, and is written when there is room.
 
 An answer is stored in three steps: `apply` a tree with a message in state `writing`; `append` its text piece by piece,
 and show each piece when its future is done; `finish` with the complete message. After a crash the message has all
@@ -50,7 +50,8 @@ class ChatStore:
         makes_copies: bool = True,
         only_reads: bool = False,
     ) -> None:
-        """Open the database, or create it. A damaged one is recovered, and one of a newer version is renamed.
+        """Open the database, or create it. A damaged database is recovered, and a database of a newer version is
+        renamed.
 
         `report`: called in another thread with errors of the background copies.
         `makes_copies`: whether to copy the database in the background.
@@ -117,7 +118,7 @@ class ChatStore:
     def conversations(self, *, deleted: bool = False) -> tuple[Conversation, ...]:
         """Return all conversations, pinned ones first, then by their last change, newest first.
 
-        `deleted`: return only the deleted ones; else only the others.
+        `deleted`: whether to return the deleted conversations; if false, the ones that are not deleted.
         """
         with self._reading() as connection:
             found = connection.execute(
@@ -206,7 +207,7 @@ class ChatStore:
     def append(
         self, message: str, content: str = "", reasoning: str = "", calls: Sequence[CallDelta] = ()
     ) -> Future[None]:
-        """Store more text and tool calls of a message in state `writing`. Show them when the future is done."""
+        """Store more text and tool calls of a message in state `writing`. Show the text when the future is done."""
         return self._writer.do(
             lambda connection: _execute(
                 connection,
@@ -325,7 +326,7 @@ class ChatStore:
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
-        """Provide a connection for reading, which also sees changes that wait until the disk has room.
+        """Provide a connection for reading. Reads include changes that wait in memory because the disk is full.
 
         Raises:
             ChatError: the database cannot be read.

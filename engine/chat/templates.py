@@ -1,4 +1,4 @@
-"""Common chat templates, for models whose file has none or a wrong one."""
+"""Common chat templates for models whose file has no chat template or a wrong one."""
 
 from __future__ import annotations
 

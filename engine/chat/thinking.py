@@ -1,4 +1,4 @@
-"""Splits the streamed text of a model into thought and answer, in the same way for any division into pieces.
+"""Splits the streamed text of a model into thought and answer. How the text is divided into pieces makes no difference.
 
 A model thinks at the beginning of its text, between the two tags of its family. A tag later in an answer is plain text.
 The text must contain the tags. Some of them are control tokens, which the request must name in `Generate.marks`.
@@ -54,7 +54,10 @@ class Delta(NamedTuple):
 
 
 class Splitter:
-    """Splits one streamed answer into thought and answer. `marks`: tags of its thought; None: it has no thought."""
+    """Splits one streamed answer into thought and answer.
+
+    `marks`: tags around the thought; None: there is no thought.
+    """
 
     def __init__(self) -> None:
         self._state: Literal["begin", "thinking", "after", "answer"] = "begin"
@@ -73,9 +76,9 @@ class Splitter:
         return self.marks is not None and not self.is_thinking
 
     def add(self, text: str) -> Delta:
-        """Add a piece of the model's text; return what it adds to thought and answer.
+        """Add a piece of the model's text; return the text that becomes part of thought and answer.
 
-        If the piece ends with what may be the beginning of a tag, this part is held back until more text comes.
+        If the end of the piece may be the beginning of a tag, this end is held back until more text comes.
         """
         self._held += text
         reasoning: list[str] = []

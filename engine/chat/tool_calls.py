@@ -1,4 +1,4 @@
-"""Finds tool calls in the streamed text of a model, in the same way for any division into pieces."""
+"""Finds tool calls in the streamed text of a model. How the text is divided into pieces makes no difference."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from engine.runtime.protocol.requests import ToolCall
 
 @dataclass(frozen=True, slots=True)
 class CallDelta:
-    """A piece of the call with number `index`. Only the first piece of a call has `id` and `name`."""
+    """A piece of the tool call with number `index`. Only the first piece of a call has `id` and `name`."""
 
     index: int
     arguments: str = ""
@@ -47,7 +47,9 @@ class Found(NamedTuple):
 
 
 def calls_with(calls: Sequence[ToolCall], deltas: Iterable[CallDelta]) -> tuple[ToolCall, ...]:
-    """Return calls extended by `deltas`: a piece with a name begins a new call, others extend the last one."""
+    """Return `calls` extended by `deltas`. A delta with a name begins a new call; any other delta extends the last
+    call.
+    """
     found = list(calls)
     for delta in deltas:
         if delta.name:
@@ -59,13 +61,13 @@ def calls_with(calls: Sequence[ToolCall], deltas: Iterable[CallDelta]) -> tuple[
 
 
 class CallReader:
-    """Separates the tool calls from the text of one streamed answer, without its thought."""
+    """Separates the tool calls from the content of one streamed answer. The text that it reads contains no thought."""
 
     def __init__(self, template: str, types: Types | None = None, *, forced: bool = False) -> None:
         """Create a reader for a model's chat template.
 
         `types`: JSON types of the tools' parameters (`types_of`).
-        `forced`: whether a grammar makes the text a single call as JSON.
+        `forced`: whether a grammar forces the model to write a single call as JSON.
         """
         self._types = types or {}
         self._marks = begin_marks_of(template)
@@ -89,7 +91,7 @@ class CallReader:
         return self._index > 0
 
     def add(self, text: str) -> Found:
-        """Add a piece of text, and return the content and the pieces of calls that it adds."""
+        """Add a piece of text. Return the content and the pieces of calls that are now certain."""
         content: list[str] = []
         calls: list[CallDelta] = []
         self._held += text
@@ -161,20 +163,25 @@ class CallReader:
         return self._after_calls(content)
 
     def _after_calls(self, content: str) -> str:
-        """Return a piece of content; if it is the first one after a call, with a gap (`GAP`) before it."""
+        """Return a piece of content. The first piece after a call begins with `GAP` if the answer has content before
+        the call.
+        """
         if not content or not self._is_between:
             return content
         self._is_between = False
         return f"{GAP if self._has_content else ''}{content}"
 
     def _continues_list(self, held: str) -> bool:
-        """Return whether `held` begins another call of the same list: Mistral and Llama write several calls without new
-        marks.
+        """Return whether `held` begins another call of the same list.
+
+        Mistral and Llama write several calls without a mark before each.
         """
         return held.startswith("{") and (self._is_bare or MISTRAL in self._marks or PYTHON_TAG in self._marks)
 
     def _read_harmony(self) -> str:
-        """Read gpt-oss's messages from the held text: begin a call, or return text without the marks around it."""
+        """Read a message of gpt-oss's format from the held text: begin a call, or return the message's text without
+        marks.
+        """
         held = self._held.lstrip() if not self._has_content or self._is_between else self._held
         if held.startswith("<|end|>"):
             self._held = held[len("<|end|>") :]
@@ -209,7 +216,7 @@ class CallReader:
         self._call, self._named = None, False
 
     def _give(self, arguments: str, calls: list[CallDelta]) -> bool:
-        """Append the next arguments of the current call to `calls`; if the call is new, append its name first.
+        """Append the next arguments of the current call to `calls`, after its id and name if the call is new.
 
         Return False while the call's name is unknown.
         """

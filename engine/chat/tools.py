@@ -1,4 +1,4 @@
-"""Tools that a model may call: checks of their definitions, and the chat template's messages with calls and results.
+"""Tools that a model may call: checks of their definitions, and messages with calls and results for the chat template.
 
 A definition is OpenAI's: `{"type": "function", "function": {"name": ..., "description": ..., "parameters": ...}}`.
 """
@@ -66,26 +66,27 @@ class ToolUse:
 
     @property
     def definitions(self) -> str:
-        """The tools as JSON for the chat template; empty if there are none, or the template cannot write them."""
+        """The tools as JSON for the chat template; empty if there are no tools, or the template cannot write them."""
         return json.dumps(self.tools, ensure_ascii=False) if self.tools and self.knows_tools else ""
 
     @property
     def writes_hermes(self) -> bool:
-        """Whether the model writes calls in the form of Hermes' models (`<tool_call>` with a JSON object)."""
+        """Whether the model writes calls in the form of the Hermes models (`<tool_call>` with a JSON object)."""
         template = self.template
         return not self.knows_tools or (HERMES in template and not is_harmony(template) and not is_llama(template))
 
     def reader(self, *, forced: bool = False) -> CallReader:
         """Return a reader that finds the calls in an answer.
 
-        `forced`: whether a grammar makes the answer one call as JSON.
+        `forced`: whether a grammar forces the model to write a single call as JSON.
         """
         return CallReader(self.template if self.knows_tools else "", types_of(self.tools), forced=forced)
 
     def messages(self, messages: Sequence[ChatMessage]) -> tuple[ChatMessage, ...]:
-        """Return messages in the form that the chat template can write.
+        """Return messages in a form that the chat template can write.
 
-        If it cannot write tools, they are described in the system prompt, which may become a new first message.
+        If the template cannot write tools, the system prompt describes them. It becomes a new first message if there is
+        none.
         """
         has_calls = any(each.calls or each.call_id for each in messages)
         if not self.knows_tools and (self.tools or has_calls):
@@ -95,7 +96,7 @@ class ToolUse:
         return tuple(messages)
 
     def _described(self, messages: Sequence[ChatMessage]) -> tuple[ChatMessage, ...]:
-        """Return the messages with tools in the system prompt, and calls and results as text."""
+        """Return the messages with the tools described in the system prompt, and with calls and results as text."""
         texts = [_as_text(each) for each in messages]
         if not self.tools:
             return tuple(texts)
@@ -132,7 +133,7 @@ def _as_text(message: ChatMessage) -> ChatMessage:
 
 
 def _with_short_ids(message: ChatMessage) -> ChatMessage:
-    """Return a message whose call ids have nine letters and digits: Mistral's templates refuse others."""
+    """Return a message with call ids of nine letters and digits, because Mistral's templates refuse other ids."""
     calls = tuple(ToolCall(_short(call.id), call.name, call.arguments) for call in message.calls)
     return msgspec.structs.replace(message, calls=calls, call_id=message.call_id and _short(message.call_id))
 
@@ -160,7 +161,7 @@ def pretty_arguments(call: ToolCall) -> str:
 
 
 def in_order_of_calls(path: Sequence[Message]) -> tuple[Message, ...]:
-    """Return the messages of a path with the tool results after each answer in the order of its calls."""
+    """Return the messages of a path, with the tool results after each answer sorted by the order of its calls."""
     places: dict[str, tuple[int, int]] = {}
     order: dict[str, int] = {}
     first = 0
@@ -189,9 +190,10 @@ def missing_results(path: Sequence[Message]) -> tuple[ToolCall, ...]:
 
 
 def with_results(tree: MessageTree, texts: Mapping[str, str] = NO_TEXTS) -> MessageTree:
-    """Return the tree with a result message for each call of the last answer without one, as chat templates expect.
+    """Return the tree with a result message added for each call of the last answer that has no result.
 
-    `texts`: results by call id; a call that has no text there gets `NO_RESULT`.
+    Chat templates expect a result for each call.
+    `texts`: results by call id; a call that is not in `texts` gets `NO_RESULT`.
     """
     for call in missing_results(tree.path):
         tree = add(tree, result_message(call, texts.get(call.id) or NO_RESULT, tree.leaf))
@@ -251,7 +253,9 @@ def read_tools(text: str) -> tuple[Document, ...]:
 
 
 def check_tool(tool: object, place: str) -> Document:
-    """Return the definition of a function, reduced to the known keys. `place`: its place in the document, for errors.
+    """Return the definition of a function, reduced to the known keys.
+
+    `place`: path of the definition in the document, for errors.
 
     Raises:
         DefinitionError: the value is not a valid definition.
@@ -293,9 +297,9 @@ def check_depth(value: object, place: str) -> None:
 
 
 class SchemaBudget:
-    """A budget of schema values that may be visited or written.
+    """Limits how many values of a JSON schema may be visited or written.
 
-    References may overlap, so a small schema can expand hugely.
+    The limit is needed because references may overlap, so a small schema can expand hugely.
     """
 
     def __init__(self) -> None:
@@ -313,10 +317,10 @@ class SchemaBudget:
 
 
 def check_finite(schema: Document, place: str) -> None:
-    """Refuse a schema that always requires itself, such as a list of at least one such list: no finite value matches
-    it.
+    """Refuse a schema that always requires itself, because no finite value matches it.
 
-    A schema that may contain itself but need not, such as a tree, is accepted.
+    Example: a list with at least one item, where each item is again such a list. A schema that may contain itself but
+    need not, such as a tree, is accepted.
 
     Raises:
         DefinitionError: the schema requires itself, or a reference has no target.
@@ -357,7 +361,10 @@ def check_finite(schema: Document, place: str) -> None:
 
 
 def _needs(schema: object, budget: SchemaBudget) -> Iterator[str]:
-    """Yield the references (`$ref`) in a schema whose targets every matching value must contain."""
+    """Yield the references (`$ref`) that every value must follow to match the schema.
+
+    References in optional parts are left out, such as those in properties that are not required.
+    """
     pending = [schema]
     while pending:
         value = pending.pop()

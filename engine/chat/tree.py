@@ -1,7 +1,7 @@
 """The messages of a conversation as an immutable tree, and functions that return a changed tree.
 
-The chat shows the path from a root to `leaf`. Children of one message are its versions: editing and regenerating add
-one. Only `without_turn` and `without_leaf` remove messages.
+The chat shows the path from a root to `leaf`. Children of one message are its versions: editing and regenerating add a
+version. Only `without_turn` and `without_leaf` remove messages.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class MessageTree:
         return self.path_to(self.leaf)
 
     def path_to(self, message: str | None) -> tuple[Message, ...]:
-        """Return the messages from the root to `message`, both included; none if it is None."""
+        """Return the messages from the root to `message`, both included; an empty path if `message` is None."""
         path: list[Message] = []
         while message is not None:
             path.append(self.messages[message])
@@ -50,7 +50,7 @@ class MessageTree:
         return tuple(reversed(path))
 
     def versions(self, message: str) -> tuple[str, ...]:
-        """Return the ids of all messages with the same parent as `message`, itself included, in the order of adding."""
+        """Return the ids of `message` and of all other messages with the same parent, in the order of adding."""
         return self.children[self.messages[message].parent]
 
     def newest_leaf(self, message: str) -> str:
@@ -88,7 +88,7 @@ def tree_of(messages: Iterable[Message], leaf: str | None) -> MessageTree:
 
 
 def mended_tree(messages: Iterable[Message], leaf: str | None) -> MessageTree:
-    """Return a tree even if messages are missing: two programs may have changed one conversation at the same time.
+    """Return a tree even if messages are missing, which happens if two programs change a conversation at the same time.
 
     A message whose parent is missing becomes a root. If the leaf is missing, the newest branch is shown.
     """
@@ -123,9 +123,9 @@ def select(tree: MessageTree, message: str) -> MessageTree:
 
 
 def step_version(tree: MessageTree, message: str, step: int) -> MessageTree:
-    """Return the tree with another version of a message shown: `step` versions later, or earlier if negative.
+    """Return the tree with another version of a message shown.
 
-    Beyond the first or the last version, that version is shown.
+    `step`: number of versions to go forward, or back if negative; limited at the first and the last version.
     """
     versions = tree.versions(message)
     # No wrapping around: the arrows are disabled at both ends.
@@ -139,7 +139,7 @@ def add(tree: MessageTree, message: Message) -> MessageTree:
 
 
 def edited(tree: MessageTree, message: str, content: str, *, created_ms: int) -> MessageTree:
-    """Return the tree with a new, shown version of a message that has other content.
+    """Return the tree with a new version of a message, which has other content and is shown.
 
     Messages that follow the old version stay below it.
     """
@@ -158,9 +158,10 @@ def edited(tree: MessageTree, message: str, content: str, *, created_ms: int) ->
 
 
 def edited_result(tree: MessageTree, message: str, content: str, *, created_ms: int) -> MessageTree:
-    """Return the tree with a new, shown version of a tool result that has other content.
+    """Return the tree with a new version of a tool result, which has other content and is shown.
 
-    Results of parallel calls that follow it on the shown path are copied below it, so that each call keeps its result.
+    Results of parallel calls that follow `message` on the shown path are copied below the new version. So each call
+    keeps its result.
     """
     path = tree.path
     place = next((place for place, each in enumerate(path) if each.id == message), len(path))
@@ -198,15 +199,18 @@ def branched(tree: MessageTree, message: str) -> MessageTree:
 
 
 def renamed_cut(cut: Cut | None, ids: Mapping[str, str]) -> Cut | None:
-    """Return the cut (turns left out of the prompt) of a copied message, with the copy's message id.
+    """Return the cut (turns left out of the prompt) of a copied message, with the new id of the message at which it
+    ends.
 
-    `ids`: new ids by old ids. None: the message at which the cut ends was not copied.
+    `ids`: new ids by old ids. Returns None if the message at which the cut ends was not copied.
     """
     return None if cut is None or cut.first not in ids else Cut(ids[cut.first], cut.n_ctx)
 
 
 def turn_of(tree: MessageTree, message: str) -> str:
-    """Return the id of the question of a message's turn; the message's own id if no question comes before it."""
+    """Return the id of the question of a message's turn. Without a question before the message, return the message's
+    id.
+    """
     for earlier in reversed(tree.path_to(message)):
         if earlier.role == "user":
             return earlier.id
@@ -247,7 +251,7 @@ class TreeChange:
     """The difference of two trees of a conversation.
 
     `gone`: ids of removed messages.
-    `put`: new and changed messages, in their order.
+    `put`: new and changed messages, parents before children.
     `leaf`: id of the new leaf; None: the new tree is empty.
     """
 
@@ -264,7 +268,11 @@ def difference(before: MessageTree, after: MessageTree) -> TreeChange:
 
 
 def tree_with(tree: MessageTree, messages: Mapping[str, Message], leaf: str | None) -> MessageTree:
-    """Return a tree of these messages. Raises ValueError if a parent is not among them."""
+    """Return a tree of `messages`.
+
+    Raises:
+        ValueError: a parent is not among the messages.
+    """
     for message in messages.values():
         if message.parent is not None and message.parent not in messages:
             raise ValueError(tr("the message {id} follows a message that is missing", id=message.id[:40]))
@@ -285,7 +293,7 @@ def _without(tree: MessageTree, gone: set[str]) -> MessageTree:
 def _cut_after(tree: MessageTree, message: Message, gone: set[str]) -> Cut | None:
     """Return the cut (turns left out of the prompt) of a message after the messages `gone` were removed.
 
-    If the message at which the cut ends is among them, the cut ends at the next remaining message of the path.
+    If the message at which the cut ends was removed, the cut ends at the next remaining message of the path.
     """
     cut = message.cut
     if cut is None or cut.first not in gone:
@@ -304,8 +312,9 @@ def _nearest(tree: MessageTree, message: str | None, gone: set[str]) -> str | No
 def _leaf_after(tree: MessageTree, left: MessageTree, gone: set[str]) -> str | None:
     """Return the id of the shown leaf after the messages `gone` were removed from `tree`.
 
-    This is the old leaf if it remains, else the leaf of the nearest version of the removed message, else the last
-    message of the branch before it. `left`: the tree of the remaining messages.
+    The result is the old leaf if it remains. Else it is the newest leaf below the nearest version of the first removed
+    message of the shown path. If there is no other version, it is the newest leaf below the nearest remaining ancestor.
+    `left`: the tree of the remaining messages.
     """
     if tree.leaf is None or tree.leaf not in gone:
         return tree.leaf

@@ -1,7 +1,7 @@
 """The thread that writes to the conversation database. Jobs that arrive together share one transaction, in their order.
 
-If the disk is full, a job waits in memory. Its future fails at once, and the job is run before all later ones when
-there is room again. So no stored message refers to one that was never stored.
+If the disk is full, a job waits in memory and its future fails at once. When there is room again, the waiting jobs run
+before all later jobs. So no stored message refers to a message that was never stored.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _QueuedJob(NamedTuple):
     """A job in the queue.
 
     `job`: the function to run; None: only wait for all earlier jobs.
-    `done`: the future that the caller has.
+    `done`: the future that was returned to the caller.
     `comes_again`: whether a later job writes the same data again.
     """
 
@@ -53,7 +53,7 @@ class Writer:
     """The thread that has the only connection for writing to the database.
 
     The future of a job is done when the job is on disk; after an error it holds this error. A job that fails because
-    the disk is full is repeated later, before all jobs that came after it.
+    the disk is full is repeated later, before all jobs that were queued after it.
     """
 
     def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
@@ -71,7 +71,8 @@ class Writer:
         self._thread.start()
 
     def do(self, job: Job, *, comes_again: bool = False) -> Future[None]:
-        """Queue a job to be run in a transaction. If another job of the transaction fails, the job is run again alone.
+        """Queue a job for the next transaction. If a job of this transaction fails, each of its jobs is run again
+        alone.
 
         `comes_again`: whether a later job writes the same data again.
         """
@@ -88,8 +89,9 @@ class Writer:
 
     @contextmanager
     def with_all(self) -> Iterator[sqlite3.Connection]:
-        """Provide the connection for reading, in a transaction with all waiting jobs, which is
-        rolled back afterwards.
+        """Provide the connection for reading, in a transaction that contains all waiting jobs.
+
+        The transaction is rolled back afterwards.
         """
         with self._lock:
             self._connection.execute("BEGIN")

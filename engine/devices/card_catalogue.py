@@ -1,4 +1,4 @@
-"""A catalogue of cards by name, to add cards to a plan that are not in this machine ("what if I had another card?").
+"""A catalogue of cards by name, for plans with cards that are not in this computer ("what if I had another card?").
 
 Memory sizes are those that the manufacturers publish. `engine/planning/speed/speeds.py` has the bandwidths by the same
 names, and assumes the usual link to the host. The catalogue also has computers with unified memory; such a computer
@@ -22,9 +22,10 @@ MAX_ADDED = 16
 
 @dataclass(frozen=True, slots=True)
 class KnownCard:
-    """A card of the catalogue. `backend`: ggml backend that is used most with cards of its maker.
+    """A card of the catalogue, or a computer with unified memory.
 
-    `unified`: whether it is a whole computer, whose memory the device shares with the host.
+    `backend`: ggml backend that is used most with cards of its maker.
+    `unified`: whether the entry is a whole computer, whose device shares memory with the host.
     """
 
     name: str
@@ -85,7 +86,7 @@ def find_card(name: str) -> KnownCard:
     """Return the card with this name. Case, spaces, the maker's name, and RTX, RX or Arc are ignored.
 
     Raises:
-        ArgumentError: no card or several cards match; with similar names.
+        ArgumentError: no card or several cards match; the message names possible cards.
     """
     wanted = _key(name)
     exact = [card for card in CARDS if wanted in (_key(card.name), _SERIES.sub("", _key(card.name)))]
@@ -105,11 +106,12 @@ def find_card(name: str) -> KnownCard:
 
 
 def with_cards(rig: Rig, asked: Sequence[str]) -> Rig:
-    """Return `rig` with cards that the machine does not have, placed before the accelerators that belong to the CPU.
+    """Return `rig` with cards of the catalogue added before devices of kind `accel` (accelerators that belong to the
+    CPU).
 
-    A computer with unified memory takes the place of the whole rig.
+    A computer with unified memory replaces the whole rig.
 
-    `asked`: names in the catalogue; "2 x RTX 3090" adds two.
+    `asked`: names in the catalogue; "2 x RTX 3090" adds two cards.
 
     Raises:
         ArgumentError: a name is unknown, there are too many cards, or a whole computer is named together with others.
@@ -142,7 +144,7 @@ def _absent(card: KnownCard, rig: Rig) -> Device:
 
 
 def _computer(card: KnownCard) -> Rig:
-    """Return the rig of a computer of the catalogue: one device that shares all memory with the host."""
+    """Return the rig of a computer with unified memory: one device that shares memory with the host."""
     name, is_metal = tr("{card} (not present)", card=card.name), card.backend == "Metal"
     device = Device(
         f"{card.backend}0",

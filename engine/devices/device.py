@@ -1,4 +1,4 @@
-"""Devices, the host and rigs as plain values; a device is a place for layers of a model."""
+"""Devices, the host and rigs as plain values. A device is hardware to which layers of a model can be assigned."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ FEATURES: tuple[Feature, ...] = get_args(Feature)
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A feature that the engine's self-check found broken on a device, so that it is not used there.
+    """A feature that is not used on a device, because the engine's self-check found the feature broken there.
 
     `reason`: a sentence for people.
     `of`: affected type of the KV cache (flash attention) or of the weights; empty: all types.
@@ -70,13 +70,13 @@ class Findings:
 class BufferFacts:
     """Limits that ggml reports for a device's buffers and kernels.
 
-    `alignment_bytes`: alignment of tensors in the device's buffers; None if not reported, then the backend's usual one
-    counts.
+    `alignment_bytes`: alignment of tensors in the device's buffers; None: not reported, so the usual alignment of the
+    backend is assumed.
     `host_alignment_bytes`: the same for host memory that the device reads directly.
-    `largest_tensor_bytes`: largest tensor that the device can compute with; None for any size.
-    `largest_buffer_bytes`: largest buffer that the device allocates; None if not reported.
-    `mixes_streams`: whether there is a kernel for mixing residual streams (DeepSeek 4, GLM 5); on Vulkan it needs
-    subgroups of 16.
+    `largest_tensor_bytes`: largest tensor that the device can compute with; None: any size.
+    `largest_buffer_bytes`: largest buffer that the device allocates; None: not reported.
+    `mixes_streams`: whether the backend has a kernel for mixing residual streams (DeepSeek 4, GLM 5). On Vulkan the
+    kernel needs subgroups of 16.
     """
 
     alignment_bytes: int | None = None
@@ -88,9 +88,10 @@ class BufferFacts:
 
 @dataclass(frozen=True, slots=True)
 class RemoteFacts:
-    """What a paired machine reports about a device that it lends; checked for plausible ranges, but not verified.
+    """Facts that a paired machine reports about a device that it lends.
 
-    `backend`: backend that computes behind the RPC server; empty: unknown.
+    Values are checked for plausible ranges, but not verified.
+    `backend`: backend with which the RPC server computes; empty: unknown.
     `overhead_bytes`: memory that loads on that machine took beyond the engine's buffers; None: never measured.
     `read_bytes_per_second`, `op_s`: measured speeds, as in `KeptDevice`; None: not measured.
     `by_type`, `products`: measured speeds as pairs of type and speed; empty: not measured.
@@ -106,9 +107,9 @@ class RemoteFacts:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """Memory that one of our loaded models holds on a device.
+    """Memory that one loaded model of this program holds on a device.
 
-    `model`: its display name, which need not be unique. `key`: identity of its file.
+    `model`: the model's display name, which need not be unique. `key`: identity of the model file.
     """
 
     model: str
@@ -126,13 +127,13 @@ def device_key(device: Device) -> str:
 
 
 class ComputingNeed(msgspec.Struct, frozen=True):
-    """The memory that a model was found to need on a device beyond its buffers.
+    """The measured memory that a model needs on a device beyond its buffers.
 
     It is recorded after the model ran out of memory while computing. The engine's pools and workspaces depend on the
     computation, not on how many layers the device has.
     `device`, `model`: keys of the device and the model.
     `n_ctx`, `n_ubatch`: settings of the load; for smaller values the need is unknown.
-    `flash_attention`: whether it was on or automatic.
+    `flash_attention`: whether flash attention was on or automatic.
     `types`: types of the K and V cache.
     `overhead_bytes`: least bytes needed beyond weights, state and buffers.
     """
@@ -152,7 +153,7 @@ class ComputingNeed(msgspec.Struct, frozen=True):
     def covers(self, asked: ComputingNeed) -> bool:
         """Return whether this measured need also applies to `asked`.
 
-        It applies if both are alike (`is_like`), and `n_ctx` and `n_ubatch` of `asked` are not smaller.
+        It applies if the two needs are alike (`is_like`), and `n_ctx` and `n_ubatch` of `asked` are not smaller.
         """
         return self.is_like(asked) and asked.n_ctx >= self.n_ctx and asked.n_ubatch >= self.n_ubatch
 
@@ -162,12 +163,13 @@ class ComputingNeed(msgspec.Struct, frozen=True):
 
 
 class MeasuredChoice(msgspec.Struct, frozen=True):
-    """The value of a setting that a measurement on this computer preferred.
+    """The value of a setting that was fastest in a measurement on this computer.
 
     `setting`: key of the layout file's `context`, or `BOUND_THREADS`.
-    `value`: the preferred value; it is `base` if nothing else was faster.
+    `value`: the preferred value; equal to `base` if no other value was faster.
     `base`: value that is used without a measurement.
-    `ratio`: how many times as fast `value` is as `base`; `low`, `high`: its confidence interval (95 %).
+    `ratio`: how many times as fast `value` is as `base`.
+    `low`, `high`: 95 % confidence interval of `ratio`.
     `machine`: key of the computer and its engine (`machine_key`).
     `load`: key of the model and the devices (`load_key`); empty if the choice holds for all loads.
     """
@@ -184,7 +186,7 @@ class MeasuredChoice(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One place for layers: a card, an RPC device, or the host.
+    """Hardware to which layers can be assigned: a card, an RPC device, or the host.
 
     `free_bytes`: free memory at the last reading; None: unknown, so planning uses the total.
     `pci_bus_id`: PCI address of a card; None: unknown or not a card.
@@ -192,18 +194,18 @@ class Device:
     `cap_bytes`: upper limit for planning; None: no limit.
     `margin_bytes`: memory that planning leaves free.
     `overhead_bytes`: measured memory of a load beyond the engine's buffers; None: never measured.
-    `holdings`: memory of our other models that stay loaded; it is not part of `free_bytes`.
-    `fingerprint`: SHA-256 of the paired machine's certificate; this endpoint is reached only through a tunnel. None:
-    not paired.
+    `holdings`: memory of other models of this program that stay loaded; not part of `free_bytes`.
+    `fingerprint`: SHA-256 of the paired machine's certificate. With it, the endpoint is reached only through a tunnel.
+    None: not paired.
     `via`: local address (host:port) of that tunnel; None: there is no tunnel.
     `is_stopped`: whether the process of a lab worker has ended by itself; it must be started again before use.
-    `away`: why a device of a paired machine cannot be used now, in a few words; empty: it can.
-    `remote`: what a paired machine reports about its device behind the RPC server; None: nothing.
+    `away`: why a device of a paired machine cannot be used now, in a few words; empty: the device can be used.
+    `remote`: facts that a paired machine reports about its device behind the RPC server; None: no facts.
     `computing`: needs beyond the forecast that were measured for models on this device.
     `nodes`: NUMA nodes of the host's processor; empty: only one, or unknown.
-    `unified`: whether its memory is the host's, as on Apple silicon; see `Rig.pool`.
+    `unified`: whether the device uses the host's memory, as on Apple silicon; see `Rig.pool`.
     `swap_bytes`: free swap space of the host; None: unknown, or not the host.
-    `choices`: settings that were measured on this computer; only the host has any.
+    `choices`: settings that were measured on this computer; empty for all devices but the host.
     """
 
     id: str
@@ -234,7 +236,7 @@ class Device:
     choices: tuple[MeasuredChoice, ...] = ()
 
     def fault(self, feature: Feature, of: str = "") -> Fault | None:
-        """Return the fault because of which a feature is not used on this device; None: the feature is used.
+        """Return the fault that forbids a feature on this device; None: the feature may be used.
 
         `of`: type of the KV cache or of the weights. Case is ignored: files write "Q4_0", caches "q4_0".
         """
@@ -246,7 +248,8 @@ class Device:
 
     @property
     def available_bytes(self) -> int:
-        """Memory for planning in bytes: the free memory, or the total if that is unknown, at most the cap.
+        """Memory in bytes that planning may use: the free memory, or the total if free memory is unknown, limited by
+        the cap.
 
         It is 0 if the device has stopped or is away.
         """
@@ -266,11 +269,11 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPool:
-    """The host's memory on a computer whose devices use it too, so that one byte counts once for all of them.
+    """Memory that the host shares with other devices (unified memory). Memory used by one of them is used for all.
 
     `ids`: ids of the host and of the devices with unified memory.
     `available_bytes`: memory that is available to all of them together.
-    `limit_bytes`: `available_bytes` less the largest margin of these devices; negative if less is available.
+    `limit_bytes`: `available_bytes` less the largest margin of these devices; negative if the margin is larger.
     """
 
     ids: frozenset[str]
@@ -280,7 +283,7 @@ class MemoryPool:
 
 @dataclass(frozen=True, slots=True)
 class Rig:
-    """All devices of a computer or a plan. `devices` excludes the host; `all_devices` has it at the end."""
+    """All devices of a computer or a plan. `devices` excludes the host; in `all_devices` the host is last."""
 
     devices: tuple[Device, ...]
     host: Device
@@ -309,9 +312,10 @@ class Rig:
 
 
 def routes_of(devices: Iterable[Device]) -> dict[str, str]:
-    """Return the address to connect to for each endpoint of a paired machine; empty if its tunnel does not exist now.
+    """Return the address to connect to for each endpoint of a paired machine.
 
-    Endpoints that are not in the result are connected to directly.
+    The address is that of the tunnel; it is empty if the tunnel does not exist now. Endpoints that are not in the
+    result are connected to directly.
     """
     # An empty address says that there is no tunnel: such a machine is never asked in the clear.
     return {
@@ -344,7 +348,10 @@ def make_host(
 
 
 def node_lines(device: Device) -> tuple[str, ...]:
-    """Return a line on each NUMA node of the host with its distances to the others; empty if there is one or none."""
+    """Return a line on each NUMA node of the host, with the distances to the other nodes.
+
+    Empty if the host has fewer than two nodes.
+    """
     nodes = device.nodes
     lines = []
     for node in nodes:
@@ -358,7 +365,7 @@ def node_lines(device: Device) -> tuple[str, ...]:
 
 
 def find_id_fault(device_id: str) -> str | None:
-    """Return a sentence that says why this cannot be a device id, None if it can."""
+    """Return a sentence on why a text cannot be a device id; None if it can."""
     if _ID.fullmatch(device_id):
         return None
     return tr(
@@ -368,7 +375,10 @@ def find_id_fault(device_id: str) -> str | None:
 
 
 def with_free_ids(devices: Iterable[Device], taken: Iterable[str]) -> tuple[Device, ...]:
-    """Return `devices` with a new id for each whose id is in `taken`, as layouts refer to devices by id."""
+    """Return `devices`, where each device whose id is in `taken` has a new id.
+
+    Layouts refer to devices by id, so ids must be unique.
+    """
     known = set(taken)
     added = []
     for device in devices:
@@ -416,7 +426,10 @@ def machine_name(device: Device) -> str:
 
 
 def remote_margin_bytes(device: Device) -> int:
-    """Return the default margin of an RPC device in bytes; 0 for one on this machine, where the user sets caps."""
+    """Return the default margin of an RPC device in bytes.
+
+    The margin is 0 for a worker on this machine, because the user sets caps for local workers.
+    """
     if device.endpoint is None or is_on_this_machine(device):
         return 0
     return min(REMOTE_MARGIN_BYTES, device.total_bytes // _REMOTE_PART)

@@ -63,9 +63,9 @@ class GreetingStatus(StrEnum):
     `ABSURD`: an RPC server that reports impossible numbers.
     `SILENT`: an RPC server that did not answer a request after the first one.
     `REFUSED`: the connection was refused, or could not be made.
-    `TIMED_OUT`: no connection in time.
+    `TIMED_OUT`: no connection in time, or no answer in time through a tunnel.
     `UNRESOLVED`: the host name has no IPv4 address.
-    `UNTRUSTED`: the tunnel found another certificate than the paired one, or this machine is not known there.
+    `UNTRUSTED`: the tunnel found another certificate than the paired one, or the other machine does not know this one.
     """
 
     OK = "ok"
@@ -112,7 +112,7 @@ def parse_endpoint(text: str) -> tuple[str, int]:
 
 
 def parse_lent_endpoint(text: str) -> tuple[str, str]:
-    """Return endpoint and device name of `"host:port"` or `"host:port/NAME"`; the name is empty if there is none.
+    """Return endpoint and device name of `"host:port"` or `"host:port/NAME"`; the name is empty in the first form.
 
     The second form names one of the devices that a paired machine lends through one port.
 
@@ -143,9 +143,9 @@ def greet_all(
 ) -> dict[str, Greeting]:
     """Perform the handshake with all endpoints in parallel, within `timeout_s` in total; return results by endpoint.
 
-    `routes`: address to connect to for endpoints behind our tunnels (`routes_of`); empty: there is no tunnel now.
+    `routes`: address to connect to for endpoints behind our tunnels (`routes_of`); an empty address: no tunnel now.
     `cancel`: when it is set, endpoints that have not answered count as timed out.
-    If the system has no socket left for an endpoint, that is its result.
+    An endpoint for which the system has no socket left gets the status `REFUSED`.
 
     Raises:
         ValueError: for a text that is not an endpoint.
@@ -192,7 +192,7 @@ def _talk_to(
 
 
 class _Wake:
-    """Lets other threads end a `select` by calling this object. Calls after its end have no effect."""
+    """Callable that ends a `select` of another thread. A call after the `with` block has no effect."""
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
         self._sender, self._receiver = socket.socketpair()
@@ -232,7 +232,7 @@ class _Addresses:
                     raise OSError(errno.EAGAIN, str(error)) from None
 
     def get(self, host: str) -> tuple[bool, str | None]:
-        """Return whether the lookup of a host has ended, and its address; None: it has no address."""
+        """Return whether the lookup of a host has ended, and the host's address; None: no address."""
         return host in self._found, self._found.get(host)
 
     def _look_up(self, host: str, wake: _Wake) -> None:
@@ -283,7 +283,10 @@ class _Talk:
         self._socket.close()
 
     def _ask(self) -> _Questions:
-        """Yield the requests that the engine will send, in its order, for every device of the server."""
+        """Yield the requests of the handshake, in the order in which the engine's client sends them, for every device.
+
+        The caller sends back the answer to each. Returns the status, and words about the server.
+        """
         # The order of ggml-rpc.cpp's client: HELLO, DEVICE_COUNT, then alignment, maximum size and memory of each
         # device.
         hello = yield _request(_HELLO, bytes(_CONN_CAPS_BYTES)), 4 + _CONN_CAPS_BYTES
@@ -325,7 +328,7 @@ class _Talk:
         return GreetingStatus.OK, "answers"
 
     def begin(self, addresses: _Addresses, selector: selectors.BaseSelector) -> None:
-        """Connect to the endpoint if its address is already resolved. Call it again until it is."""
+        """Connect to the endpoint if its address is resolved. Else do nothing; the caller tries again later."""
         if self._socket is not None:
             return
         known, address = addresses.get(self._host)
@@ -528,7 +531,10 @@ def _absurd(claim: str, wanted: str) -> _Verdict:
 
 
 def own_addresses() -> tuple[str, ...]:
-    """Return the IPv4 addresses of this machine's network interfaces, loopback addresses last; at least 127.0.0.1."""
+    """Return the IPv4 addresses of this machine's network interfaces, loopback addresses last.
+
+    The result contains at least 127.0.0.1.
+    """
     # Only lending and pairing need it.
     import ifaddr
 

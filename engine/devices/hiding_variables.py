@@ -1,7 +1,7 @@
 """Environment variables that hide devices from the engine.
 
-Drivers and ggml read them silently: a card that such a variable hides is simply missing. They act on children, which
-inherit them.
+Drivers and ggml read these variables and report nothing: a hidden card is simply missing. The engine runs in child
+processes, which inherit the environment.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _MAX_VALUE = 60
 class HidingVariable:
     """An environment variable that can hide devices.
 
-    `backends`: ggml backends whose devices it hides.
+    `backends`: ggml backends whose devices the variable hides.
     `empty_hides`: whether an empty value hides all devices; if not, an empty value has no effect.
-    `is_path`: whether its value is a list of paths, which is not shown.
+    `is_path`: whether the value is a list of paths, which is not shown.
     """
 
     name: str
@@ -84,7 +84,7 @@ class Hiding:
 
 
 def find_hiding(environment: Mapping[str, str] | None = None) -> tuple[Hiding, ...]:
-    """Return the variables in an environment that can hide devices. `environment`: None means that of this process."""
+    """Return the variables in an environment that can hide devices. `environment`: None: that of this process."""
     environment = os.environ if environment is None else environment
     found = []
     for variable in HIDING_VARIABLES:

@@ -1,4 +1,4 @@
-"""Memory that this process may use: that of the machine, or less if a control group limits it."""
+"""Memory of the host that this process may use: all of it, or less if a control group limits it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def read_free_swap(cgroup_root: Path = ROOT, own_cgroup: Path = OWN) -> int:
 
 
 def _limits(group: ControlGroup) -> tuple[int, int] | None:
-    """Return the limit and the used bytes of a control group, without reclaimable cache; None if it has no limit."""
+    """Return the limit of a control group and its used bytes without reclaimable cache; None if there is no limit."""
     limit_name, usage_name, cache_line = _FILES[group.version]
     limit_bytes, usage_bytes = group.number(limit_name), group.number(usage_name)
     if limit_bytes is None or usage_bytes is None or limit_bytes >= _UNLIMITED_BYTES:

@@ -1,4 +1,4 @@
-"""The rig file: devices and host to plan for, which need not be those of this machine."""
+"""The rig file: a JSON description of devices and host for planning. They need not be the devices of this machine."""
 
 from __future__ import annotations
 
@@ -48,13 +48,15 @@ def parse_rig(data: bytes | str, *, source: str = "") -> Rig:
     """Return the rig in the text of a rig file.
 
     Raises:
-        RigError: one sentence with the place of the fault; it begins with `source`, the file's name.
+        RigError: one sentence with the key of the fault; it begins with `source`, the file's name.
     """
     return rig_of(parse_document(data, what="rig", source=source, version=VERSION, fail=RigError))
 
 
 def rig_of(root: JsonObject) -> Rig:
-    """Return the rig in a JSON object with the keys of a rig file. An error is raised as `root` raises its errors."""
+    """Return the rig in a JSON object with the keys of a rig file. Faults are raised as the errors that `root`
+    raises.
+    """
     root.allow("version", "devices", "host")
     items = root.nested_list("devices")
     if len(items) > MAX_DEVICES:
@@ -92,9 +94,9 @@ def rig_document(rig: Rig) -> dict[str, object]:
 
 
 def without_addresses(rig: Rig) -> Rig:
-    """Return `rig` for a file that goes to other people: no addresses of other computers, and no fingerprints.
+    """Return a copy of `rig` for a file that goes to other people: no addresses of other computers, no fingerprints.
 
-    Devices keep their ids and order. Remote ones get endpoints of the domain `.invalid` (RFC 2606), one for each
+    Devices keep their ids and order. Remote devices get endpoints in the domain `.invalid` (RFC 2606), one for each
     computer.
     """
     counts: dict[str, int] = {}
@@ -117,7 +119,8 @@ def encode_rig(rig: Rig) -> bytes:
 
 
 def rig_changes(made: Rig, now: Rig, used: Iterable[str]) -> tuple[str, ...]:
-    """Return the differences of rig `now` from rig `made`, for which a layout was made; one text for each device.
+    """Return the differences between the rig `made`, for which a layout was made, and the rig `now`: a text for each
+    device.
 
     `used`: ids of the devices that are compared. Free memory and small differences of total memory are ignored.
     """

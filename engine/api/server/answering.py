@@ -1,4 +1,6 @@
-"""Writes the answers to chat requests, as one JSON document or as a stream of events, in the form of any API."""
+"""Sends the answers to chat requests as one JSON document or as a stream of events, in the JSON form of the API
+used.
+"""
 
 from __future__ import annotations
 
@@ -52,10 +54,10 @@ async def send_answers(
     streams: bool,
     per_prompt: int = 1,
 ) -> None:
-    """Send several requests to the model at once, and write the answers to the client, streamed or whole.
+    """Send several requests to the model at once, and send the answers to the client, streamed or whole.
 
     `asked`, `readers`, `counting`: one entry for each answer.
-    `counting`: requests that count the tokens of the prompts, for errors.
+    `counting`: requests that count the tokens of the prompts; see `failure_of`.
     `per_prompt`: number of consecutive answers to the same prompt.
 
     Raises:
@@ -72,7 +74,7 @@ async def send_answers(
 
 
 class _Answers:
-    """The answers to one HTTP request while the model writes them."""
+    """The answers to one HTTP request, which grow while the model writes them."""
 
     def __init__(
         self,
@@ -128,7 +130,7 @@ class _Answers:
         return b"".join(written)
 
     def _part(self, index: int, event: RequestEvent) -> Part:
-        """Return the part that an event adds to answer `index`; record the event in the journal."""
+        """Return the text and tool calls that an event adds to answer `index`; record the event in the journal."""
         if isinstance(event, Token):
             self._exchange.record.note_first_token()
             self._exchange.record.note_answered(event.text)
@@ -143,7 +145,11 @@ class _Answers:
         return Part()
 
     async def _check(self, index: int, event: RequestEvent) -> None:
-        """Raise `ApiError` if the event ends its request with anything but `Done`."""
+        """Check an event of answer `index`.
+
+        Raises:
+            ApiError: the event ends the answer, and is not `Done`.
+        """
         if isinstance(event, RequestEnding) and not isinstance(event, Done):
             self.close()
             raise await failure_of(self._model, self._counting[index], event)

@@ -64,7 +64,9 @@ class Api:
         self.on_start: Callable[[], None] = lambda: None
 
     def application(self) -> App:
-        """Return the ASGI application: the routes behind the `Guard`, which checks names, origins, keys and sizes."""
+        """Return the ASGI application: the routes inside a `Guard`, which checks host names, origins, keys and
+        sizes.
+        """
         routes = [
             self._route("/health", "GET", self._health),
             self._route("/metrics", "GET", self._metrics),
@@ -97,7 +99,7 @@ class Api:
         return Guard(app, self._access, self._note_refused)
 
     def _note_refused(self, scope: Scope, error: ApiError) -> None:
-        """Add a request that the guard refuses to the journal, where users then find clients that lack an API key."""
+        """Record a request that the guard refused in the journal, so that users can find clients without an API key."""
         client = scope.get("client")
         # Cut, because a stranger may send long ones.
         self.journal.begin(client[0] if client else "", scope["path"][:_MAX_PATH]).end(error.status, error.code or "")
@@ -225,7 +227,7 @@ class Api:
 
     @staticmethod
     async def _text(model: LoadedModel, prompt: str | tuple[int, ...]) -> str:
-        """Return a prompt as text. Some clients send tokens; the model detokenises them."""
+        """Return a prompt as text. Some clients send tokens; then the model detokenises them."""
         if isinstance(prompt, str):
             return prompt
         answer = await ask(model, Detokenise(tokens=prompt))

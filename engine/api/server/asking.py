@@ -1,7 +1,4 @@
-"""Sends requests to a loaded model from the event loop.
-
-The session's thread reports events, and the loop reads them.
-"""
+"""Sends requests to a loaded model from the event loop, and passes the events of the session's thread to the loop."""
 
 from __future__ import annotations
 
@@ -25,21 +22,21 @@ stopped.
 
 
 class TooSlowError(Exception):
-    """The client reads the answer too slowly, or not at all."""
+    """Error: the client reads the answer too slowly, or not at all."""
 
 
 class Requests:
     """The model requests of one HTTP request, all sent to the session at once.
 
     The session's thread queues their events. The event loop reads them with `next` as pairs (index of the request,
-    event). Many events may come between two iterations of the loop: only the first of them wakes it.
+    event). If several events come between two iterations of the loop, only the first of them wakes it.
     """
 
     def __init__(self, model: LoadedModel, requests: Sequence[AnyModelRequest]) -> None:
         """Send all requests to the session.
 
         Raises:
-            ApiError: the model was lost a moment ago.
+            ApiError: the model is no longer loaded.
         """
         self._session = model.session
         self._loop = asyncio.get_running_loop()
@@ -60,7 +57,7 @@ class Requests:
             raise ApiError(503, error.summary(), code="model_lost") from None
 
     def _put(self, place: int, event: RequestEvent) -> None:
-        """Queue an event of request number `place`. Called in the session's thread."""
+        """Queue an event of the request with index `place`. Called in the session's thread."""
         if isinstance(event, Token):
             self._put_characters += len(event.text)
             if self._put_characters - self._taken_characters > MAX_UNREAD_CHARACTERS:
@@ -78,14 +75,14 @@ class Requests:
 
     @property
     def is_over(self) -> bool:
-        """Whether every request has ended, and every event was read."""
+        """Whether every request has ended and every event has been read."""
         return not self._open and not self._events
 
     async def next(self) -> list[tuple[int, RequestEvent]]:
-        """Return the events since the last call; wait for one if there is none.
+        """Return the events since the last call; wait for an event if there is none.
 
         Raises:
-            TooSlowError: more than `MAX_UNREAD_CHARACTERS` were left unread.
+            TooSlowError: more than `MAX_UNREAD_CHARACTERS` of text were left unread.
         """
         while not self._events:
             # Cleared before the last look: an event that comes from now on wakes the loop again.
@@ -139,7 +136,7 @@ async def failure_of(model: LoadedModel, counting: CountTokens | Tokenise, endin
     """Return the error for an answer that failed.
 
     If the prompt is too long, the error states the number of its tokens and the context size.
-    `counting`: the request that counts these tokens; it is sent only after such a failure.
+    `counting`: the request that counts these tokens; sent only if the failure may be due to a prompt that is too long.
     """
     assert not isinstance(ending, Done | Answered)
     if isinstance(ending, Failed) and ending.kind == "argument":

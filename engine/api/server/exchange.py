@@ -1,4 +1,4 @@
-"""One HTTP request and its answer, as the handlers of the endpoints use them."""
+"""One HTTP request and its answer, and the ASGI application that runs a handler for each request."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ GONE = 499
 
 
 class Exchange:
-    """One HTTP request with its answer: the argument of each endpoint's handler. For the event loop.
+    """One HTTP request with its answer: the argument of each endpoint's handler. For the event loop only.
 
     A handler answers with one `respond`, or with `begin_stream`, several `send` and `end_stream`.
     `body`: the whole body of the request.
@@ -65,7 +65,8 @@ class Exchange:
         self.record.end(status)
 
     def keep_open(self, on_fail: Callable[[ApiError], bytes]) -> None:
-        """Send a comment whenever nothing was sent for `PING_S` seconds. The first comment begins the stream.
+        """From now on send a comment whenever nothing was sent for `PING_S` seconds. The first comment begins the
+        stream.
 
         `on_fail`: returns the last bytes of the stream if it fails.
         """
@@ -91,7 +92,7 @@ class Exchange:
             await self.send(PING)
 
     async def begin_stream(self) -> None:
-        """Begin a stream of server-sent events, unless a comment of `keep_open` has begun it."""
+        """Begin a stream of server-sent events, unless a comment of `keep_open` has already begun it."""
         # A comment may be under way: two tasks must not send at the same time.
         if self._ping is not None:
             await self._ping
@@ -134,7 +135,7 @@ class Exchange:
     async def send(self, data: bytes) -> None:
         """Send a part of the stream.
 
-        Wait while the client reads nothing, until `_watch_client` closes the connection.
+        If the client reads nothing, this waits until the client reads again or `_watch_client` closes the connection.
         """
         if data:
             self._sent_s = self._sending_since_s = self._loop.time()
@@ -175,7 +176,7 @@ class Exchange:
 
 
 class GoneError(Exception):
-    """The client has closed the connection, or reads nothing."""
+    """Error: the client has closed the connection, or reads nothing."""
 
 
 Handler = Callable[[Exchange], Awaitable[None]]
@@ -184,7 +185,7 @@ Handler = Callable[[Exchange], Awaitable[None]]
 class Endpoint:
     """An ASGI application that runs one handler for each request.
 
-    It reads the body, cancels the handler if the client disconnects, and answers exceptions with errors.
+    It reads the body, cancels the handler if the client disconnects, and turns exceptions into error answers.
     """
 
     def __init__(self, journal: Journal, handler: Handler) -> None:
@@ -261,7 +262,7 @@ async def _until_gone(receive: Receive) -> None:
 
 
 def break_off(scope: Scope) -> None:
-    """Abort the connection and discard unsent data, so that a client that still reads sees an incomplete answer."""
+    """Abort the connection and discard unsent data, so that the client notices that the answer is incomplete."""
     transport: asyncio.Transport | None = scope.get("layerdeck.transport")
     if transport is not None:
         transport.abort()

@@ -1,4 +1,7 @@
-"""Memory forecasts of models that are not loaded, and whether they fit. Only model lists use them, never loads."""
+"""Forecasts for models that are not loaded: the memory that they need, and whether they fit.
+
+Model lists show the forecasts. Loads do not use them.
+"""
 
 from __future__ import annotations
 
@@ -21,19 +24,19 @@ from engine.planning.layout.layout_file import encode_layout
 from engine.planning.plan.report import DeviceRow
 
 FRESH_S = 300.0
-"""Seconds for which a plan is reused. The memory of the models loaded beside it is read at each call."""
+"""Seconds for which a plan is reused. The memory of loaded models is read at each call."""
 LIST_SECONDS = 2.0
 """Longest time in seconds that a model list waits for missing plans; they are then completed in the background."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Planned:
-    """The parts of a load's plan that a forecast shows.
+    """The values of a planned load that a forecast shows.
 
     `made_s`: time of the monotonic clock at which the plan was made.
     `rows`: forecast of memory by device.
     `layout`: the planned layout as JSON.
-    `fault`: a sentence that says why the model cannot be loaded; empty if it can.
+    `fault`: a sentence on why the model cannot be loaded; empty if it can.
     """
 
     made_s: float
@@ -45,7 +48,7 @@ class _Planned:
 class Forecasts:
     """Plans the loads of models that are not loaded, one at a time, in threads, and caches the plans.
 
-    Its methods are called in the server's event loop only.
+    Its methods may be called in the server's event loop only.
     """
 
     def __init__(self, pool: ModelPool, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -63,7 +66,7 @@ class Forecasts:
         return self.known(entry)
 
     async def prepare(self, entries: Sequence[ModelEntry]) -> None:
-        """Plan the models that have no fresh plan.
+        """Plan the loads of all models in `entries` that have no fresh plan.
 
         Return after `LIST_SECONDS` at the latest; the planning continues in the background.
         """
@@ -74,7 +77,7 @@ class Forecasts:
             await asyncio.wait((self._task,), timeout=LIST_SECONDS)
 
     def known(self, entry: ModelEntry) -> dict[str, Any]:
-        """Return the forecast of a model as JSON fields, beside the models loaded now.
+        """Return the forecast of a model as JSON fields, given the models that are loaded now. Does not plan.
 
         `fits` is None if there is no fresh plan.
         """
@@ -113,7 +116,7 @@ class Forecasts:
                     await self._plan(entry)
 
     async def _look(self) -> bool:
-        """Query the devices; return False if they cannot be read, so that nothing can be planned."""
+        """Query the devices. Return False if they cannot be read; then nothing can be planned."""
         try:
             self._rig = await asyncio.to_thread(self._pool.parts.rig)
         except (EngineError, NotImplementedError):
@@ -145,7 +148,7 @@ class Forecasts:
 
 
 def _key(entry: ModelEntry) -> tuple[object, ...]:
-    """Return the cache key of a plan: what the plan depends on, except for the devices."""
+    """Return the cache key of a plan: all values on which the plan depends, except for the devices."""
     try:
         state = entry.path.stat()
         return entry.id, entry.path, entry.layout, entry.projector, state.st_mtime_ns, state.st_size

@@ -1,7 +1,7 @@
-"""Checks before every request: names of the server, origins of web pages, API keys, sizes.
+"""Checks before every request: host names of the server, origins of web pages, API keys, sizes.
 
-A web page in a browser may send requests to this computer. It cannot forge its `Origin` header. If its owner points a
-domain name to this computer (DNS rebinding), that name is in the `Host` header.
+A web page in a browser may send requests to this computer. It cannot forge its `Origin` header. If the page's owner
+points a domain name to this computer (DNS rebinding), that name is in the `Host` header.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _CLOSING = frozenset({401, 403, 408, 413, 415, 431})
 """Error statuses after which the connection is closed: the client is not allowed, or its body was not read."""
 MAX_HEADERS = 100
 MAX_BODIES = 4
-"""All request bodies in memory together may take the bytes of this many bodies of the largest size."""
+"""Limit for all request bodies in memory together, as a number of bodies of the largest size."""
 BODY_SECONDS = 30.0
 """Longest pause in seconds between two parts of a body."""
 
@@ -48,7 +48,7 @@ class Access:
     """The rules of the API server for requests: who may send them, and how large they may be.
 
     `keys`: SHA-256 of each API key; empty: no key is needed.
-    `hosts`: names of the server in lower case, besides IP addresses and the names of the loopback interface.
+    `hosts`: host names that are allowed in addition to IP addresses and names of the loopback interface; lower case.
     `origins`: origins of web pages that may send requests, such as `http://localhost:3000`.
     `max_body_bytes`: largest body of a request.
     `body_seconds`: longest pause between two parts of a body.
@@ -63,7 +63,7 @@ class Access:
     is_loopback: bool = True
 
     def knows_key(self, key: str) -> bool:
-        """Return whether `key` is one of the API keys, in a time that does not depend on which one it is."""
+        """Return whether `key` is an API key. The time that this takes does not reveal which key matches."""
         digest = key_digest(key)
         found = False
         for each in self.keys:
@@ -105,7 +105,7 @@ class Guard:
     """The outermost ASGI application: it refuses requests that `Access` does not allow, and limits bodies."""
 
     def __init__(self, app: App, access: Access, refused: Callable[[Scope, ApiError], None] | None = None) -> None:
-        """Guard `app`. `refused`: called with each request that is refused here, before it is answered."""
+        """Guard `app`. `refused`: called with each request that the guard refuses, before the request is answered."""
         self._app, self._access, self._refused = app, access, refused
         self._bodies = _Bodies(access.max_body_bytes * MAX_BODIES)
 
@@ -206,7 +206,7 @@ class Guard:
 
 @dataclass(slots=True)
 class _Bodies:
-    """The budget of body bytes that all requests share: the number of bytes that may still be read."""
+    """The number of body bytes that may still be read; a budget that all requests share."""
 
     left_bytes: int
 
@@ -249,7 +249,7 @@ class _Body:
         return message
 
     def release(self) -> None:
-        """Return the bytes of this body to the budget that all requests share."""
+        """Give the bytes of this body back to the budget that all requests share."""
         self._bodies.left_bytes += self._taken_bytes
         self._taken_bytes = 0
 

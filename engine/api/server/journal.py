@@ -1,6 +1,7 @@
 """The journal of a server: for each request its client, model, tokens, times and status.
 
-Entries contain no text of requests or answers. `RequestText` has it, in memory only, while a person has enabled that.
+Entries contain no text of requests or answers. `RequestText` contains these texts. They are kept in memory only, and
+only while the user has enabled that.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class RequestEntry:
     `began_s`: time of the request in seconds since 1970.
     `client`: IP address of the client.
     `model`: id of the model; empty until it is known.
-    `status`: HTTP status; 0 while the request is under way, 499 if the client closed the connection.
+    `status`: HTTP status; 0 until the request has ended, 499 if the client closed the connection.
     `first_token_s`, `duration_s`: seconds from the request to its first token and to its end; None: not known yet.
     `code`: error code; empty if there was no error.
     """
@@ -78,18 +79,18 @@ class Totals:
 
 
 class Record:
-    """Updates the journal's entry of one request while it is under way. For the server's thread."""
+    """Updates the journal's entry of one request until the request ends. For the server's thread."""
 
     def __init__(self, journal: Journal, entry: RequestEntry) -> None:
         self._journal, self.entry, self._begun_s = journal, entry, time.monotonic()
 
     def name_model(self, model: str) -> None:
-        """Note the id of the model that answers."""
+        """Record the id of the model that answers."""
         self.entry = replace(self.entry, model=model)
         self._journal.put(self.entry)
 
     def note_first_token(self) -> None:
-        """Note the time of the first token, at the first call."""
+        """Record the time of the first token. Later calls have no effect."""
         if self.entry.first_token_s is None:
             self.entry = replace(self.entry, first_token_s=time.monotonic() - self._begun_s)
             self._journal.put(self.entry)
@@ -109,7 +110,7 @@ class Record:
         )
 
     def note_prompt(self, tokens: int) -> None:
-        """Note the prompt tokens of a request that generates no text."""
+        """Record the number of prompt tokens of a request that generates no text."""
         self.entry = replace(self.entry, prompt_tokens=tokens)
 
     def note_asked(self, body: bytes) -> None:
@@ -122,7 +123,7 @@ class Record:
         self._journal.keep_text(self.entry.number, answered=text)
 
     def end(self, status: int, code: str = "") -> None:
-        """Note that the request has ended, with its HTTP status and error code. Only the first call counts."""
+        """Record that the request has ended, with its HTTP status and error code. Later calls have no effect."""
         if self.entry.is_under_way:
             duration_s = time.monotonic() - self._begun_s
             self.entry = replace(self.entry, status=status, code=code, duration_s=duration_s)
@@ -130,7 +131,7 @@ class Record:
 
 
 class Journal:
-    """All requests of a server, under way and ended.
+    """All requests of a server: those that are being answered, and those that have ended.
 
     `changed`: called with each new state of an entry, in the server's thread.
     `keeps_texts`: whether to keep the texts of requests that begin from now on, in memory only. For any thread.
@@ -153,7 +154,7 @@ class Journal:
         return Record(self, entry)
 
     def put(self, entry: RequestEntry) -> None:
-        """Store a new state of a request. If it has ended, add it to the totals."""
+        """Store a new state of a request's entry. If the request has ended, add it to the totals."""
         with self._lock:
             if entry.is_under_way:
                 self._under_way[entry.number] = entry
@@ -194,7 +195,7 @@ class Journal:
             return self._texts.get(number)
 
     def forget_texts(self) -> None:
-        """Stop keeping texts, and drop the kept ones. For any thread."""
+        """Stop keeping texts, and delete those that were kept. For any thread."""
         with self._lock:
             self.keeps_texts = False
             self._texts.clear()

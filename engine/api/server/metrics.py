@@ -9,7 +9,7 @@ from engine.api.server.journal import Journal
 
 
 def metrics_text(journal: Journal, states: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return the metrics: totals since the server began, and current numbers.
+    """Return the metrics: totals since the server began, and current numbers of requests and models.
 
     `states`: result of `ModelPool.states`.
     """

@@ -1,9 +1,9 @@
 """The pool of models that a server loads for requests, one load at a time, in the order of the requests.
 
 The pool runs in the server's event loop, and sessions report to it there. Slow work (plans, device discovery, the end
-of a child process) runs in threads. A model that is answering is never unloaded. A load that needs its memory waits
-until these answers have ended. Later requests for that model wait for the load, so that two models that do not fit
-together take turns.
+of a child process) runs in threads. A model that is answering is never unloaded. If a load needs its memory, the load
+waits until these answers have ended, and later requests for the answering model wait for the load. So two models that
+do not fit together are used alternately.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class _Slot:
     `session`: the model's session; None: not loaded.
     `waiting`: futures of the requests that wait for the model.
     `users`: number of requests that the model is answering.
-    `held`: memory of a model that the pool has loaded; None: not loaded by the pool.
+    `held`: memory of the model; None: the pool has not loaded it.
     """
 
     def __init__(self, entry: ModelEntry, keep_alive_s: float) -> None:
@@ -103,8 +103,8 @@ class LoadedModel:
 class ModelPool:
     """The models of a server: loads them for requests, and unloads idle ones. For the server's event loop.
 
-    `keep_alive_s`: idle time in seconds of models that requests load.
-    `pinned_s`: idle time in seconds of models whose ids are in `pinned`.
+    `keep_alive_s`: idle time in seconds after which a model is unloaded.
+    `pinned_s`: idle time in seconds of the models whose ids are in `pinned`.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class ModelPool:
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def close(self) -> None:
-        """Unload the pool's own models, and refuse the requests that wait. A second call only waits."""
+        """Unload the models that the pool has loaded, and refuse the requests that wait. A second call only waits."""
         self._is_closed = True
         if self._task is not None:
             self._task.cancel()
@@ -161,10 +161,10 @@ class ModelPool:
     # ------------------------------------------------------------------ models of others
 
     def lend(self, entry: ModelEntry, session: ModelSession, held: HeldModel) -> None:
-        """Answer requests with a model that the caller has loaded; only the caller unloads it.
+        """Answer requests with a model that the caller has loaded. Only the caller unloads this model.
 
-        Call it in the event loop, and again after each load of this session, to admit the requests that waited for it.
-        The call has no effect if the pool itself has loaded this model.
+        Call it in the event loop. Call it again after each load of this session, to admit the requests that waited for
+        it. The call has no effect if the pool itself has loaded this model.
         """
         slot = self._slots.setdefault(entry.id, _Slot(entry, UNTIL_UNLOADED_S))
         if slot.session is not None and slot.lent is None:
@@ -175,7 +175,10 @@ class ModelPool:
         self._changed.set()
 
     def take_back(self, id: str) -> None:
-        """End `lend`. The pool then loads the model itself for requests that wait. Call it in the event loop."""
+        """End the effect of `lend`: the pool no longer uses the caller's session. Call it in the event loop.
+
+        If requests wait for the model, the pool then loads it itself.
+        """
         slot = self._slots.get(id)
         if slot is None or slot.lent is None:
             return
@@ -188,9 +191,9 @@ class ModelPool:
 
     @asynccontextmanager
     async def use(self, name: str, keep_alive_s: float | None = None) -> AsyncIterator[LoadedModel]:
-        """Provide the model with this name for one request; load it first if necessary.
+        """Provide the model with this name for one request; load the model first if necessary.
 
-        An empty name means the model that was used last, else the only one that exists.
+        An empty name means the model that was used last, else the only model that exists.
         `keep_alive_s`: new idle time of the model in seconds; None: unchanged.
 
         Raises:
@@ -201,14 +204,14 @@ class ModelPool:
             yield model
 
     async def entries(self) -> tuple[ModelEntry, ...]:
-        """Return the models that requests may name: those offered, and those lent to the pool."""
+        """Return the models that requests may name: those that the server offers, and those passed to `lend`."""
         offered = tuple(await asyncio.to_thread(self._parts.entries))
         ids = self._offered_ids = {entry.id for entry in offered}
         lent = (slot.entry for slot in self._slots.values() if slot.lent is not None and slot.entry.id not in ids)
         return (*offered, *lent)
 
     async def entry(self, name: str) -> ModelEntry:
-        """Return the entry of the model that `name` means; raises as `use` does."""
+        """Return the entry of the model that has this name; raises as `use` does."""
         known = [slot.entry for slot in self._slots.values() if slot.session is not None]
         if not name:
             last = self._slots.get(self._last_used)
@@ -417,9 +420,11 @@ class ModelPool:
         slot.held = held.idle(time.monotonic(), answered=False)
 
     async def _make_room(self, slot: _Slot) -> LoadOrder | None:
-        """Return the order of a load, planned as if all idle models were gone; unload those whose memory it needs.
+        """Plan a load as if all idle models were unloaded, unload those whose memory it needs, and return the load's
+        order.
 
-        None: all requests that waited for the load have gone; nothing is unloaded then.
+        Waits until a model to be unloaded has ended its answers. None: no request waits for the load any more; nothing
+        is unloaded then.
 
         Raises:
             ApiError: the model does not fit, even if all others are unloaded.
@@ -448,7 +453,10 @@ class ModelPool:
                 await self._wait(None)
 
     def _planned(self, entry: ModelEntry, rig: Rig, beside: Holdings) -> tuple[LoadOrder, Room]:
-        """Return the order of a load, and the room for it: which of the pool's own models must be unloaded."""
+        """Return the order of a load, and which of the pool's own models must be unloaded before it.
+
+        `beside`: memory of the other loaded models.
+        """
         idle = [held for held in beside.own if not held.is_busy]
         order = self._parts.plan(entry, rig_beside(rig, beside.all, idle))
         plan = order.plan
@@ -475,7 +483,7 @@ class ModelPool:
             _log.warning("%s was lost: %s", escape(slot.entry.id), kind)
 
     def _on_unloaded(self, slot: _Slot) -> None:
-        """Drop the memory of a model whose child process was lost. Its next request loads it again."""
+        """Forget the memory of a model whose child process was lost. The next request for the model loads it again."""
         if slot.snapshot.loaded is None and slot.held is not None:
             slot.held = None
             self._changed.set()
@@ -495,7 +503,8 @@ class ModelPool:
     def holdings(self, but: _Slot | None = None) -> Holdings:
         """Return the memory of all loaded models except `but`.
 
-        If models are loaded outside the pool (`PoolParts.load`), their owner also unloads idle ones: they count as own.
+        If models are loaded outside the pool (`PoolParts.load`), lent models count as own, because their owner unloads
+        idle models when memory is needed.
         """
         lent = tuple(each.lent for each in self._slots.values() if each.lent is not None and each is not but)
         own = tuple(self._held(but))

@@ -1,4 +1,4 @@
-"""The functions that a model pool gets from the program, and the memory that its loaded models hold."""
+"""The functions that a model pool gets from the program, and values for the memory of loaded models."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _no_rig() -> Rig:
 
 
 def _learn_nothing(_need: ComputingNeed) -> None:
-    """Ignore a measured need; default of `PoolParts.learn`."""
+    """Do nothing with a measured need; default of `PoolParts.learn`."""
 
 
 def _no_plan(_entry: ModelEntry, _rig: Rig) -> LoadOrder:
@@ -34,9 +34,10 @@ class PoolParts:
     `plan`: plans the load of a model on these devices; raises `EngineError`.
     `holders`: returns the processes that hold memory of a device.
     `learn`: saves a model's measured computing memory, so that `rig` includes it. Called in the session's thread.
-    `load`: loads a model outside the pool and lends it to the pool (`ModelPool.lend`). Called in the event loop. Raises
-    `ApiError`. None: the pool loads models itself. If it is set, `rig` and `plan` serve only forecasts.
-    `keep_alive`: sets the idle time in seconds of a lent model. Called in the event loop.
+    `load`: loads a model outside the pool and passes it to `ModelPool.lend`. Called in the event loop. Raises
+    `ApiError`. None: the pool loads models itself. With `load`, the functions `rig` and `plan` are used only for
+    forecasts.
+    `keep_alive`: sets the idle time in seconds of a model that was passed to `lend`. Called in the event loop.
     """
 
     entries: Callable[[], Sequence[ModelEntry]]
@@ -52,7 +53,7 @@ class PoolParts:
 class Holdings:
     """The memory of loaded models.
 
-    `own`: models that the pool may unload. `lent`: models that only their owner may unload.
+    `own`: models that may be unloaded for another load. `lent`: models that only their owner may unload.
     """
 
     own: tuple[HeldModel, ...]

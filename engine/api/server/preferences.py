@@ -22,7 +22,7 @@ MAX_NAME = 200
 def preferences_error(reason: str, *, place: str = "", source: str = "") -> ArgumentError:
     """Return the error for a preferences file that cannot be used.
 
-    `place`: key in the file. `source`: name of the file.
+    `place`: key in the file to which the reason applies. `source`: name of the file.
     """
     return ArgumentError(f"{source}{': ' * bool(place)}{place}: {reason}.")
 
@@ -31,9 +31,9 @@ def preferences_error(reason: str, *, place: str = "", source: str = "") -> Argu
 class Preferences:
     """A user's settings of the server.
 
-    `aliases`: name or file of a model, by the further name that the user gave it.
-    `keep_alive_s`: idle time in seconds of models that requests load; None: the server's default.
-    `keep_alive_of`: idle time in seconds of single models, by their name or file.
+    `aliases`: names that the user gave to models, each with the name or file of the model.
+    `keep_alive_s`: idle time in seconds after which a model is unloaded; None: the server's default.
+    `keep_alive_of`: idle times in seconds of single models, by their name or file.
     """
 
     aliases: Mapping[str, str] = field(default_factory=dict)
@@ -87,9 +87,10 @@ def check_alias(name: str) -> str:
 
 
 def with_preferences(entries: Sequence[ModelEntry], preferences: Preferences) -> tuple[ModelEntry, ...]:
-    """Return entries with the user's names and idle times; named files outside the library become further entries.
+    """Return `entries` with the user's names and idle times. Files outside the library get an entry if a preference
+    names them.
 
-    Preferences for a model or file that does not exist now are skipped and kept, because it may exist again later.
+    A preference for a model or file that does not exist now has no effect. It stays in the file for later.
     """
     found = list(entries)
     for alias, target in preferences.aliases.items():
@@ -122,7 +123,7 @@ def _entry_in_state(path: Path, _changed_ns: int, _size_bytes: int) -> ModelEntr
 
 
 def _place_of(entries: Sequence[ModelEntry], target: str) -> int | None:
-    """Return the index of the entry that a name or a file path means; None if there is none."""
+    """Return the index of the entry with this name or file path; None if there is none."""
     try:
         return list(entries).index(find_entry(target, entries))
     except ApiError:

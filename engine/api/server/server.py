@@ -146,11 +146,11 @@ class ApiServer:
         return asyncio.run_coroutine_threadsafe(self.pool.preload(entry), self.loop)
 
     def lend(self, entry: ModelEntry, session: ModelSession, held: HeldModel) -> None:
-        """Answer requests with a model that the caller has loaded; see `ModelPool.lend`. For any thread."""
+        """Answer requests with a model that the caller has loaded, as `ModelPool.lend` does. For any thread."""
         self.loop.call_soon_threadsafe(self.pool.lend, entry, session, held)
 
     def take_back(self, id: str) -> None:
-        """End `lend`: no new request uses this session. For any thread."""
+        """End the effect of `lend`: no new request uses the caller's session. For any thread."""
         self.loop.call_soon_threadsafe(self.pool.take_back, id)
 
     @property
@@ -257,7 +257,7 @@ class _Protocol(H11Protocol):
     def _check_flushed(self, before_bytes: int) -> None:
         """Close the connection if the last bytes of an answer stay unsent because the client reads nothing.
 
-        The handler has already returned then, so that only this timer notices it.
+        The handler has already returned then, so only this timer can notice it.
         """
         unsent_bytes, self._flush_timer = self._unsent_bytes, None
         if unsent_bytes and unsent_bytes >= before_bytes and (self.cycle is None or self.cycle.response_complete):
@@ -267,9 +267,10 @@ class _Protocol(H11Protocol):
 
 
 def _listen(address: Address) -> socket.socket:
-    """Return a socket that is bound and listens.
+    """Return a socket that is bound to the address and listens.
 
-    It is made here, so that a failure raises `ArgumentError` instead of a log line in the server's thread.
+    uvicorn could create the socket, but a failure would then be a log line in the server's thread. Here it raises
+    `ArgumentError`.
     """
     try:
         found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)

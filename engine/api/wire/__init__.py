@@ -1,1 +1,1 @@
-"""Translates the JSON of OpenAI's and Anthropic's APIs to engine requests and back, without sockets."""
+"""Translates between the JSON of OpenAI's and Anthropic's APIs and engine requests, without sockets."""

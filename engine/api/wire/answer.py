@@ -1,4 +1,4 @@
-"""The parts of a model's answer (thought, text, tool calls), its token counts, and the events of a stream."""
+"""The parts of a model's answer (thought, text, tool calls), token counts of answers, and the events of a stream."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def event_of(document: object, name: str = "") -> bytes:
 class Part:
     """The text and tool calls that one event adds to an answer.
 
-    `choices`: the chosen tokens with their probabilities; empty unless the request asks for them.
+    `choices`: the chosen tokens with their probabilities; empty unless the client asks for them.
     """
 
     reasoning: str = ""
@@ -73,7 +73,7 @@ class PlainReader:
         return Part(content=token.text, choices=token.choices)
 
     def end(self) -> Part:
-        """Return an empty part, as this reader holds no text back."""
+        """Return an empty part, because this reader never holds text back."""
         return Part()
 
 
@@ -90,13 +90,13 @@ class AnswerReader:
         return self._calls is not None and self._calls.has_calls
 
     def add(self, token: Token) -> Part:
-        """Return the part that the next token adds. Text that may be the beginning of a tag is held back."""
+        """Return the text and calls that the next token adds. Text that may be the beginning of a tag is held back."""
         delta = self._splitter.add(token.text)
         # Probabilities are those of the answer; OpenAI has none for thoughts.
         return self._part(delta, () if self._splitter.is_thinking else token.choices)
 
     def end(self) -> Part:
-        """Return the text that was held back, at the end of the answer."""
+        """Return the text that is still held back. Call it at the end of the answer."""
         part = self._part(self._splitter.rest(), ())
         if self._calls is None:
             return part
@@ -121,7 +121,9 @@ class Call:
 
 @dataclass(slots=True)
 class Answer:
-    """One answer, as far as the model has written it. `done`: the engine's final report; None until the end."""
+    """One answer: the text and calls that the model has written so far. `done`: the engine's final report; None until
+    the end.
+    """
 
     reasoning: str = ""
     content: str = ""
@@ -158,7 +160,7 @@ class AnswerWriter(Protocol):
         """Return the JSON document of all answers, for a request without streaming."""
 
     def begin(self, index: int, prompt: Reading | None) -> bytes:
-        """Return the first events of an answer. `prompt`: how much of the prompt is processed; None: unknown."""
+        """Return the first events of an answer. `prompt`: progress of computing the prompt; None: unknown."""
 
     def part(self, index: int, part: Part) -> bytes: ...
 
@@ -177,7 +179,7 @@ def finish_reason(done: Done | None, *, has_calls: bool) -> str:
 
 
 def usage_of(answers: Sequence[Done]) -> dict[str, object]:
-    """Return OpenAI's `usage` of the answers to one request, which share one prompt."""
+    """Return OpenAI's `usage` (token counts) of the answers to one request, which share one prompt."""
     prompt = answers[0].prompt_tokens if answers else 0
     completion = sum(each.generated_tokens for each in answers)
     return {
@@ -189,9 +191,9 @@ def usage_of(answers: Sequence[Done]) -> dict[str, object]:
 
 
 def warnings_of(answers: Sequence[Done]) -> dict[str, list[str]]:
-    """Return a document's key `warnings`: notes on a replaced chat template and on endless repetitions.
+    """Return the field `warnings` of a document: notes on a replaced chat template and on endless repetitions.
 
-    Empty if there are none.
+    The result is empty if there are no notes.
     """
     told = list(dict.fromkeys(done.replaced for done in answers if done.replaced))
     told += [REPEATED] if any(done.stop_reason == "repetition" for done in answers) else []

@@ -1,4 +1,6 @@
-"""Anthropic's API: translates the JSON of `/v1/messages` and `/v1/messages/count_tokens`."""
+"""Anthropic's API: translates between the JSON of `/v1/messages` and `/v1/messages/count_tokens` and engine
+requests.
+"""
 
 from __future__ import annotations
 
@@ -66,14 +68,14 @@ class ToolIn(msgspec.Struct):
 
 
 class ToolChoice(msgspec.Struct):
-    """Whether the model must call a tool, and which one."""
+    """Whether the model must call a tool, and which tool."""
 
     type: str
     name: str | None = None
 
 
 class Thinking(msgspec.Struct):
-    """Whether the model thinks before it answers; a budget is ignored."""
+    """Whether the model thinks before it answers. Anthropic's token budget for the thought is ignored."""
 
     type: str
 
@@ -169,7 +171,7 @@ def _images(message: MessageIn) -> int:
 
 
 def _messages(message: MessageIn, number: int) -> list[ChatMessage]:
-    """Return a message as messages for the chat template, in which tool results are messages with the role `tool`."""
+    """Return a message as messages for the chat template, where each tool result is a message of the role `tool`."""
     place = f"messages[{number}]"
     if message.role not in ("user", "assistant", "system"):
         raise invalid(f"{place}.role is {message.role[:40]}; use user or assistant.", f"{place}.role")

@@ -57,7 +57,7 @@ class CompletionRequest(SamplingFields, kw_only=True):
 
 
 def prompts_of(value: str | list[Any], place: str) -> tuple[Prompt, ...]:
-    """Return the prompts from any form that OpenAI allows: a text, a list of tokens, or a list of either.
+    """Return the prompts of a request field: a text, a list of tokens, or a list of texts or of lists of tokens.
 
     Raises:
         ApiError: the value has none of these forms.
@@ -106,7 +106,7 @@ def read_completion(body: bytes) -> CompletionRequest:
 
 
 def completion_requests(request: CompletionRequest, texts: Sequence[str], profile: Profile) -> list[Generate]:
-    """Return an engine request for each answer. Requests for the same prompt are consecutive."""
+    """Return an engine request for each answer. Requests for the same prompt are neighbours in the list."""
     limit = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
     alternatives = None if request.logprobs is None else max(1, request.logprobs)
     settings = request.settings(max_tokens=limit if limit >= 0 else None, alternatives=alternatives)

@@ -1,4 +1,4 @@
-"""`/v1/embeddings`: vectors of texts."""
+"""`/v1/embeddings`: returns vectors of texts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True):
 
     @property
     def texts(self) -> tuple[Prompt, ...]:
-        """The texts, each as text or as tokens."""
+        """The inputs, each as text or as tokens."""
         return prompts_of(self.input, "input")
 
     @property

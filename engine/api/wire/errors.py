@@ -23,8 +23,8 @@ _TYPES = {
 class ApiError(Exception):
     """An error answer of the API with the HTTP status `status`.
 
-    `type`: OpenAI's error type; by default that of the status.
-    `code`: error code for programs; None: none.
+    `type`: OpenAI's error type; by default the usual type of the status.
+    `code`: error code for programs; None: no code.
     `param`: name of the request's wrong field; None: the error is not about one field.
     `fields`: further keys of the error object.
     `headers`: further HTTP headers of the answer.
@@ -62,13 +62,14 @@ class ApiError(Exception):
 def invalid(message: str, param: str | None = None) -> ApiError:
     """Return the error for an invalid request (status 400).
 
-    `param`: name of the wrong field; None: not about one field.
+    `param`: name of the wrong field; None: the error is not about one field.
     """
     return ApiError(400, message, param=param)
 
 
 def context_exceeded(n_prompt_tokens: int, n_ctx: int, *, at_least: bool = False) -> ApiError:
-    """Return the error for a prompt that leaves no room for an answer. `type` and keys are those of llama.cpp.
+    """Return the error for a prompt that leaves no room for an answer. Its `type` and keys are those of llama.cpp's
+    server.
 
     `at_least`: whether `n_prompt_tokens` is only a lower bound.
     """
@@ -87,12 +88,12 @@ MAX_TOKEN_CHARACTERS = 256
 
 
 def check_length(n_characters: int, n_ctx: int) -> None:
-    """Refuse a prompt that exceeds the context even if each token has `MAX_TOKEN_CHARACTERS` characters.
+    """Refuse a prompt that is too long for the context even if each token has `MAX_TOKEN_CHARACTERS` characters.
 
-    The model's child process would take minutes to count its tokens.
+    The model's child process would take minutes to count the tokens of such a prompt.
 
     Raises:
-        ApiError: the prompt is too long; the error has the least number of its tokens.
+        ApiError: the prompt is too long; the error has a lower bound of the number of its tokens.
     """
     if n_characters // MAX_TOKEN_CHARACTERS >= n_ctx:
         raise context_exceeded(n_characters // MAX_TOKEN_CHARACTERS, n_ctx, at_least=True)

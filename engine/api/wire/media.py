@@ -1,4 +1,4 @@
-"""Images and sounds of a request, from data URLs and base64 only. The server never fetches an address."""
+"""Reads the images and sounds of a request, from data URLs and base64 only. The server never fetches an address."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def check_files(count: int) -> None:
     """Refuse a request with too many images and sounds, before any of them is decoded.
 
     Raises:
-        ApiError: the request has more than `MAX_FILES`.
+        ApiError: there are more than `MAX_FILES`.
     """
     if count > MAX_FILES:
         raise invalid(f"The request has {count} images and sounds; send {MAX_FILES} at most.", "messages")
@@ -43,7 +43,7 @@ def image_of_url(url: str, place: str) -> ImageFile:
 
 
 def image_of_base64(text: str, place: str) -> ImageFile:
-    """Return an image from base64; takes as long and raises as `image_of_url` does."""
+    """Return an image from base64. A child process decodes it; raises as `image_of_url` does."""
     data = _decoded(text, MAX_IMAGE_BYTES, place)
     if not is_image(data):
         raise invalid("This is no image that can be read: JPEG, PNG, GIF, BMP and WebP are.", place)
@@ -57,7 +57,7 @@ def image_of_base64(text: str, place: str) -> ImageFile:
 
 
 def sound_of_base64(text: str, place: str) -> SoundFile:
-    """Return a sound from base64; takes as long and raises as `image_of_url` does."""
+    """Return a sound from base64. A child process decodes it; raises as `image_of_url` does."""
     data = _decoded(text, MAX_SOUND_BYTES, place)
     if not is_sound(data):
         raise invalid("This is no sound that can be read: WAV, MP3 and FLAC are.", place)

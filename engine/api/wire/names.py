@@ -1,4 +1,4 @@
-"""Finds the model that a request means by a name."""
+"""Finds the model whose name a request contains."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class ModelEntry:
     `id`: the name that model lists show.
     `names`: other names of the model, such as the name of its file.
     `path`: the GGUF file; the first file if the model is split.
-    `projector`: the multimodal projector for images or sound; None: none.
-    `layout`: text of the saved layout file; empty: none.
+    `projector`: the multimodal projector for images or sound; None: no projector.
+    `layout`: text of the saved layout file; empty: no saved layout.
     `capabilities`: images, sound, tools, thinking or embeddings, as far as the model supports them.
-    `n_ctx_train`: context length in tokens of the training; None: unknown.
-    `keep_alive_s`: idle time in seconds of this model; None: the server's.
+    `n_ctx_train`: context length in tokens with which the model was trained; None: unknown.
+    `keep_alive_s`: idle time in seconds after which this model is unloaded; None: the server's.
     """
 
     id: str

@@ -102,7 +102,8 @@ class JsonSchema(msgspec.Struct):
 class ResponseFormat(msgspec.Struct):
     """The required form of the answer. `type`: `text`, `json_object` or `json_schema`.
 
-    `schema`: the JSON schema, where llama.cpp's clients send it.
+    `json_schema`: the JSON schema as OpenAI's clients send it. `schema`: the JSON schema as llama.cpp's clients send
+    it.
     """
 
     type: str
@@ -256,10 +257,10 @@ def effort_values(effort: object) -> dict[str, object]:
 def choice_of(choice: str | dict[str, Any] | None) -> str:
     """Return the choice of tools: `AUTO`, `NONE`, `REQUIRED`, or the name of a function.
 
-    The chat API has the name in the object `function`; the Responses API has it one level higher.
+    In the chat API the name is in the object `function`; in the Responses API it is one level higher.
 
     Raises:
-        ApiError: the choice is none of these.
+        ApiError: the value is no such choice.
     """
     if choice is None:
         return AUTO
@@ -359,7 +360,7 @@ def _sound(sound: InputAudio, place: str) -> SoundFile:
 class ChatWriter:
     """Writes the documents and events of `/v1/chat/completions`; see `AnswerWriter`.
 
-    `id`, `created` (seconds since 1970): the same in all documents of the request.
+    `id`, `created` (seconds since 1970): values that all documents of the request contain.
     """
 
     def __init__(self, id: str, model: str, created: int, question: Question) -> None:
@@ -388,11 +389,11 @@ class ChatWriter:
         }
 
     def begin(self, index: int, prompt: Reading | None) -> bytes:
-        """Return the first chunk of a choice, which names the role."""
+        """Return the first chunk of a choice, which contains the role of the message."""
         return event_of(self._chunk(index, {"role": "assistant", "content": None}))
 
     def part(self, index: int, part: Part) -> bytes:
-        """Return the chunks for a part."""
+        """Return the chunks for the text and tool calls of a part."""
         deltas: list[dict[str, object]] = []
         if part.reasoning:
             deltas.append({"reasoning_content": part.reasoning})

@@ -1,4 +1,4 @@
-"""The common form of all chat requests, and its translation to an engine request."""
+"""The form that all chat APIs share (`Question`), and its translation to an engine request."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """The facts about the answering model that the translation needs."""
+    """The facts about the answering model that are needed to translate a question to an engine request."""
 
     file: ModelFile
 
@@ -91,7 +91,7 @@ class Profile:
 
 
 def generate_request(question: Question, profile: Profile, choice: int = 0) -> Generate:
-    """Return the engine request for answer number `choice`, from 0."""
+    """Return the engine request for the answer with number `choice`, from 0."""
     settings = dict(question.settings)
     begun, schema = "", question.schema
     values = dict(question.values)
@@ -144,7 +144,7 @@ def template_input(question: Question, profile: Profile, values: Mapping[str, ob
 
 
 def tool_use(question: Question, profile: Profile) -> ToolUse:
-    """Return the tools that the answer may call, with the model's chat template."""
+    """Return the tools that the model may call in the answer, with the model's chat template."""
     return ToolUse(question.tools if question.uses_tools else (), profile.template)
 
 
@@ -164,7 +164,7 @@ def _refusing() -> Iterator[None]:
 
 @_refusing()
 def forced_schema(question: Question) -> Document:
-    """Return the JSON schema of a tool call: of the chosen tool, or of any tool.
+    """Return the JSON schema of a call of the tool that the request chose, or of any tool if it chose none.
 
     Raises:
         ApiError: the schema of a tool cannot be used.
@@ -187,7 +187,8 @@ def _with_own_definitions(parameters: Document, prefix: str, definitions: Docume
     """Return a tool's schema as a part of the schema of a call; add the targets of its references to `definitions`.
 
     llama-cpp-python's grammar converter names a rule by the last word of its reference, so each reference must be
-    unique. It also ignores definitions beside a reference. Targets may overlap, so `budget` limits the size.
+    unique. It also ignores definitions that are in the same object as a reference. Targets may overlap, so `budget`
+    limits the size.
 
     Raises:
         DefinitionError: a reference has no target, or the schema is too long.
@@ -237,10 +238,10 @@ def checked_settings(values: Mapping[str, object]) -> dict[str, object]:
 
 
 def check_question(question: Question) -> Question:
-    """Return the checked question; its `choice` is `NONE` if it uses no tools.
+    """Return `question` after checks. In the result `choice` is `NONE` if the question uses no tools.
 
     Raises:
-        ApiError: it has no messages or too many, or a tool or schema that cannot be used.
+        ApiError: there are no messages or too many, or a tool or schema cannot be used.
     """
     if not question.messages:
         raise invalid("messages is empty; send at least one.", "messages")
@@ -263,7 +264,7 @@ def check_question(question: Question) -> Question:
 
 
 def check_tool(tool: object, place: str) -> Document:
-    """Return the checked definition of a function. `place`: its place in the request, for the error.
+    """Return the checked definition of a function. `place`: path of the definition in the request, for the error.
 
     Raises:
         ApiError: the tool is not a valid function definition.
@@ -273,7 +274,7 @@ def check_tool(tool: object, place: str) -> Document:
 
 
 def checked_schema(schema: object, place: str) -> str:
-    """Return a JSON schema as text. `place`: its place in the request, for the error.
+    """Return a JSON schema as text. `place`: path of the schema in the request, for the error.
 
     Raises:
         ApiError: the schema is not an object, is nested too deeply, or no finite value matches it.
@@ -287,9 +288,10 @@ def checked_schema(schema: object, place: str) -> str:
 
 
 def keep_alive_seconds(value: str | float | None) -> float | None:
-    """Return how many seconds a model stays loaded when idle, from a text such as "5m", "30s" or "2h", or from seconds.
+    """Return the idle time in seconds after which a model is unloaded.
 
-    A negative value returns infinity: the model stays until its memory is needed. None returns None.
+    `value`: a text such as "5m", "30s" or "2h", or a number of seconds. For a negative value the result is infinity:
+    the model stays loaded until its memory is needed. For None the result is None.
 
     Raises:
         ApiError: the value has none of these forms.

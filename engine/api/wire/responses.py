@@ -47,7 +47,8 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
 
 
 def read_responses(body: bytes) -> tuple[Question, ResponsesRequest]:
-    """Return the chat request in a body, and the decoded body. Decoding images in a child process takes a moment.
+    """Return the chat request in a body, and the decoded body. Images are decoded in a child process, which takes a
+    moment.
 
     Raises:
         ApiError: the request is invalid or not supported.
@@ -90,7 +91,7 @@ def _images(item: dict[str, Any]) -> int:
 
 
 def _tools(tools: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
-    """Return the functions among the tools, without tools that run on OpenAI's servers, which agents always send.
+    """Return the functions among the tools. Tools that run on OpenAI's servers, which agents always send, are left out.
 
     Agents send the tools of an MCP server in a namespace; these functions get a qualified name.
     """
@@ -105,7 +106,7 @@ def _tools(tools: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
 
 
 def _namespaced(tools: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yield (place in the request, namespace, definition) of the functions in namespaces.
+    """Yield path in the request, namespace and definition of each function in a namespace.
 
     Raises:
         ApiError: a namespace has no name, or no list of tools.
@@ -122,9 +123,9 @@ def _namespaced(tools: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str, dic
 
 
 def _qualified(namespace: object, name: object) -> object:
-    """Return the name by which the model knows a function: namespace and name.
+    """Return the qualified name by which the model knows a function, made from namespace and name.
 
-    A value that is not a name is returned unchanged; `check_tool` refuses it.
+    If the namespace or the name is not a text, `name` is returned unchanged; `check_tool` refuses a wrong name.
     """
     return f"{namespace}__{name}" if isinstance(namespace, str) and namespace and isinstance(name, str) else name
 
@@ -142,9 +143,9 @@ def _schema(wanted: object) -> str:
 
 
 class _Items:
-    """Builds chat messages from input items.
+    """Builds chat messages from the input items of a `/v1/responses` request.
 
-    Reasoning and call items become parts of the assistant's message beside them.
+    Reasoning items and call items become parts of the assistant's message that is next to them.
     """
 
     def __init__(self) -> None:

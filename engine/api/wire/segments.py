@@ -1,4 +1,7 @@
-"""Splits an answer into segments (thought, text, calls), as Anthropic's and the Responses API stream them."""
+"""Splits an answer into segments (thought, text, calls), the units in which two APIs stream an answer.
+
+The two are Anthropic's API and the Responses API.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ class Segment:
 
 
 class Step(NamedTuple):
-    """A change of a segment: it begins, gets more text, or ends. `text`: the added text."""
+    """A change of a segment: the segment begins, gets more text, or ends. `text`: the added text."""
 
     verb: Literal["begin", "add", "end"]
     segment: Segment
@@ -39,7 +42,7 @@ class Step(NamedTuple):
 class Segments:
     """Splits the parts of one streamed answer into segments.
 
-    `all`: the segments so far; only the last one still grows.
+    `all`: the segments so far; only the last one can still get more text.
     """
 
     def __init__(self) -> None:
@@ -58,7 +61,7 @@ class Segments:
         return steps
 
     def end(self) -> list[Step]:
-        """End the last segment, and return this step; return no step if no segment is open."""
+        """End the last segment and return this change; return an empty list if no segment is open."""
         if not self._is_open:
             return []
         self._is_open = False

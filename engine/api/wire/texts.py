@@ -1,4 +1,4 @@
-"""`/tokenize` and `/detokenize`, with the JSON of llama.cpp's server."""
+"""`/tokenize` and `/detokenize`: translates the JSON of llama.cpp's server to engine requests and back."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class TokeniseRequest(msgspec.Struct):
         return keep_alive_seconds(self.keep_alive)
 
     def request(self) -> Tokenise:
-        """Return the engine's request for the tokens."""
+        """Return the engine's request to tokenise the text."""
         return Tokenise(text=self.content, add_special=self.add_special)
 
 
@@ -52,7 +52,7 @@ class DetokeniseRequest(msgspec.Struct):
         return keep_alive_seconds(self.keep_alive)
 
     def request(self) -> Detokenise:
-        """Return the engine's request for the text of the tokens."""
+        """Return the engine's request to detokenise the tokens."""
         return Detokenise(tokens=tuple(self.tokens))
 
 

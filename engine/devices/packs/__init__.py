@@ -1,1 +1,1 @@
-"""Engine packs: folders with a ggml backend library, in the program's folder and in the user's data folder."""
+"""Engine packs: folders with a ggml backend library, in the program's folder or in the user's data folder."""

@@ -1,6 +1,6 @@
 """The manifest of an engine pack: `manifest.json` in its folder. It may come from strangers, so every value is limited.
 
-`unpack` extracts from a pack's archive only the files that its manifest lists.
+`unpack` extracts the files that the manifest lists from a pack's archive, and no others.
 """
 
 from __future__ import annotations
@@ -67,11 +67,11 @@ class Needs(msgspec.Struct, frozen=True, omit_defaults=True):
 class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
     """The manifest of an engine pack.
 
-    `engine`: name and version of the engine for which it was built.
+    `engine`: name and version of the engine for which the pack was built.
     `backend`: name of the ggml backend.
-    `system`, `machine`: `sys.platform` and `platform.machine()` for which it was built.
+    `system`, `machine`: `sys.platform` and `platform.machine()` for which the pack was built.
     `library`: file of the backend library, one of `files`.
-    `key`, `signature`: those of its maker (`engine/devices/packs/signing.py`); empty: it is not signed.
+    `key`, `signature`: public key and signature of the maker (`engine/devices/packs/signing.py`); empty: not signed.
 
     Defaults are left out of the JSON, so that the signature of a pack stays valid when a field is added here.
     """
@@ -110,7 +110,7 @@ def parse_manifest(data: bytes) -> Manifest:
     """Return the checked manifest in a JSON document.
 
     Raises:
-        PackError: if it is not a valid manifest; with the fault.
+        PackError: the document is not a valid manifest; the message has the fault.
     """
     if len(data) > MAX_MANIFEST_BYTES:
         raise PackError(f"{MANIFEST} is larger than {format_bytes(MAX_MANIFEST_BYTES)}, which no pack needs.")
@@ -164,7 +164,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def find_damage(folder: Path, manifest: Manifest) -> str:
-    """Return a sentence on the first file that differs from the manifest; empty if all are sound. Reads all files."""
+    """Return a sentence on the first file that differs from the manifest; empty if no file differs. Reads all files."""
     for name, file in manifest.files.items():
         path = folder / name
         try:
@@ -191,10 +191,10 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def read_archive_manifest(archive: Path) -> Manifest:
-    """Return the manifest of the pack in `archive`, without reading the files after it.
+    """Return the manifest of the pack in `archive`, without reading the files after the manifest.
 
     Raises:
-        PackError: if the archive is not a pack.
+        PackError: the archive is not a pack.
     """
     shown = show(archive.name, _SHOWN_NAME)
     try:
@@ -257,8 +257,9 @@ def unpack(archive: Path, folder: Path, engine: str) -> Manifest:
 
 
 class _Metered(io.RawIOBase):
-    """The decompressed archive as a stream with a limit for its bytes, because a small archive may
-    expand to any size.
+    """The decompressed archive as a stream that refuses to deliver more bytes than a limit.
+
+    The limit is needed because a small archive may expand to any size.
     """
 
     def __init__(self, source: gzip.GzipFile) -> None:

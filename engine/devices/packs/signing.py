@@ -1,7 +1,7 @@
 """Signatures of engine packs: the key of this computer, keys of publishers that the user trusts, and who signed a pack.
 
 A pack is native code, and its manifest has the hashes of its files. So only the manifest is signed (Ed25519). An
-unsigned pack can be used too; every list then shows that its maker is unknown, as long as the pack is on.
+unsigned pack can be used too; while it is switched on, every list shows that its maker is unknown.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Maker:
 
     @property
     def words(self) -> str:
-        """A sentence that tells people who signed the engine pack, such as "It was built on this computer."."""
+        """A sentence for people on who signed the engine pack, such as "It was built on this computer."."""
         match self.kind:
             case "program":
                 return "It came with the program."
@@ -88,9 +88,9 @@ class _Ring(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class PackKeys:
-    """The keys with which packs are signed and their signatures checked.
+    """The keys that sign packs and that check their signatures.
 
-    `private`: file with this computer's private key, created when it signs for the first time.
+    `private`: file with this computer's private key; created when the first pack is signed.
     `ring`: file with the trusted publishers.
     """
 
@@ -98,10 +98,10 @@ class PackKeys:
     ring: Path
 
     def own(self) -> str:
-        """Return the public key of this computer; empty if there is none yet.
+        """Return the public key of this computer; empty if no key exists yet.
 
         Raises:
-            PackError: if the file cannot be read.
+            PackError: the file cannot be read.
         """
         if not self.private.exists():
             return ""
@@ -116,7 +116,7 @@ class PackKeys:
         """Add a publisher's key to the trusted keys. `name`: the user's name for the publisher.
 
         Raises:
-            PackError: if `key` is not a key, or it cannot be stored.
+            PackError: `key` is not a key, or cannot be stored.
         """
         key = checked_key(key)
         others = tuple(each for each in self.publishers() if each.key != key)
@@ -125,7 +125,11 @@ class PackKeys:
         self._keep((*others, Publisher(key, name.strip()[:_MAX_NAME])))
 
     def distrust(self, key: str) -> None:
-        """Remove a key from the trusted keys. Raises `PackError` if it is not among them."""
+        """Remove a key from the trusted keys.
+
+        Raises:
+            PackError: the key is not among them.
+        """
         key = checked_key(key)
         others = tuple(each for each in self.publishers() if each.key != key)
         if len(others) == len(self.publishers()):
@@ -149,10 +153,10 @@ class PackKeys:
         return Maker("unknown", key) if known is None else Maker("trusted", key, known.name)
 
     def sign(self, manifest: Manifest) -> Manifest:
-        """Return the manifest signed with this computer's key, which is created if it does not exist.
+        """Return the manifest signed with this computer's key. The key is created if it does not exist.
 
         Raises:
-            PackError: if the key can be neither read nor created.
+            PackError: the key can be neither read nor created.
         """
         if not self.private.exists():
             self._make()
@@ -236,7 +240,9 @@ def _is_signed(manifest: Manifest) -> bool:
 
 
 def _signed_bytes(manifest: Manifest) -> bytes:
-    """Return the bytes that are signed: the manifest as JSON without its signature, with its keys in a fixed order."""
+    """Return the bytes that are signed: a fixed prefix, then the manifest without its signature as JSON in a fixed
+    order.
+    """
     return _CONTEXT + msgspec.json.encode(manifest, order="deterministic")
 
 

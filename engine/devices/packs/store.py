@@ -1,7 +1,8 @@
 """Installed engine packs: their folders, the results of their checks, switched-off packs, and the list for people.
 
-Packs are in the user's folder, where they are installed, and in the program's own folder. A check's result (verdict)
-holds for one pack, one build of the engine and unchanged files. A child loads only packs with a good verdict.
+Installed packs are in the user's folder; packs that came with the program are in the program's folder. The result of a
+check (verdict) holds for one pack, one build of the engine and unchanged files. A child loads only packs with a good
+verdict.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ KEPT_VERDICTS = 64
 class FileState(msgspec.Struct, frozen=True):
     """Size, times and inode of a file when its hash was checked. `size`: in bytes; -1: the file is missing.
 
-    A child start compares states instead of hashes, for which up to 4 GiB would have to be read. A program can reset
-    the time of the last change of the content, but not that of the file's status (ctime). Nor can it keep the inode of
-    a file that it replaces. Windows has no ctime; there the inode remains.
+    At a child's start states are compared and not hashes, for which up to 4 GiB would have to be read. A program that
+    changes a file can reset the modification time, but not ctime. If it replaces the file, the inode changes. Windows
+    has no ctime; there only the inode and the other values are compared.
     """
 
     name: str
@@ -50,7 +51,7 @@ class FileState(msgspec.Struct, frozen=True):
 class Verdict(msgspec.Struct, frozen=True):
     """The result of checking a pack.
 
-    `engine`: build of the engine with which it was checked.
+    `engine`: build of the engine that loaded the pack for the check.
     `library`: file of the backend library.
     `files`: states of the pack's files at the check.
     `reason`: a sentence: the failure, or a remark if the check passed; may be empty.
@@ -73,20 +74,23 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 class PackBook(msgspec.Struct, frozen=True):
-    """The file of verdicts on packs. `verdicts`: newest last. `off`: names of packs that the user switched off."""
+    """The file with the verdicts (results of checks) on packs, and the packs that are switched off.
+
+    `verdicts`: newest last. `off`: names of packs that the user switched off.
+    """
 
     version: int = VERSION
     verdicts: tuple[Verdict, ...] = ()
     off: tuple[str, ...] = ()
 
     def verdict_on(self, folder: Path, engine: str) -> Verdict | None:
-        """Return the verdict on the pack in `folder` with its present files; None if the pack must be checked."""
+        """Return the verdict on the pack in `folder`, if its files are unchanged; None if the pack must be checked."""
         found = (each for each in reversed(self.verdicts) if (each.folder, each.engine) == (str(folder), engine))
         verdict = next(found, None)
         return verdict if verdict is not None and verdict.is_current else None
 
     def with_verdict(self, verdict: Verdict) -> PackBook:
-        """Return a copy with this verdict in place of earlier ones on the same pack and engine."""
+        """Return a copy in which `verdict` replaces earlier verdicts on the same pack and engine."""
         same = (verdict.folder, verdict.engine)
         others = [each for each in self.verdicts if (each.folder, each.engine) != same]
         return msgspec.structs.replace(self, verdicts=(*others, verdict)[-KEPT_VERDICTS:])
@@ -101,7 +105,7 @@ class PackBook(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, off=others if on else (*others, name))
 
     def in_use(self, engine: str) -> tuple[Verdict, ...]:
-        """Return the verdicts on the packs that children with this build of the engine load."""
+        """Return the verdicts on the packs that a child loads with this build of the engine."""
         # Verdicts are in the order of their checks, so the last one of a name counts.
         newest = {verdict.name: verdict for verdict in self.verdicts if verdict.engine == engine}
         return tuple(each for each in newest.values() if each.ok and each.name not in self.off and each.is_current)
@@ -116,8 +120,9 @@ class PackLibrary:
 
 
 def libraries_to_load(environment: Mapping[str, str], engine: Callable[[], str]) -> tuple[PackLibrary, ...]:
-    """Return the libraries that a child must load, from the file of verdicts that its environment names.
+    """Return the backend libraries of packs that a child must load.
 
+    `environment`: the child's environment, in which `PACKS_VARIABLE` has the path of the file of verdicts.
     `engine`: returns the build of the engine; called only if there are verdicts.
     """
     named = environment.get(PACKS_VARIABLE, NO_PACKS)
@@ -172,11 +177,11 @@ class ListedPack:
     """A pack in the list for people.
 
     `state`: `used` by children, switched `off`, `broken`, or `unchecked`.
-    `reason`: why it is not used, or a remark; may be empty.
-    `devices`: devices that its backend found.
-    `needs`: remark on its requirements.
-    `ours`: whether it is in the user's folder and can be removed.
-    `maker`: who signed it.
+    `reason`: why the pack is not used, or a remark; may be empty.
+    `devices`: devices that the pack's backend found.
+    `needs`: remark on the pack's requirements.
+    `ours`: whether the pack is in the user's folder and can be removed.
+    `maker`: who signed the pack.
     """
 
     name: str
@@ -265,9 +270,9 @@ class Pack:
     """An engine pack on disk.
 
     `manifest`: the pack's manifest; None: the pack cannot be used.
-    `fault`: why it cannot be used; empty: it can.
-    `ours`: whether it is in the user's folder and can be removed.
-    `maker`: who signed it.
+    `fault`: why the pack cannot be used; empty: it can be used.
+    `ours`: whether the pack is in the user's folder and can be removed.
+    `maker`: who signed the pack.
     """
 
     name: str
@@ -283,7 +288,7 @@ class PackStore:
     """Finds, installs and removes packs.
 
     `user`: folder of installed packs.
-    `beside`: further folders, which are only read.
+    `beside`: further folders with packs; they are only read.
     `keys`: known keys for the signatures of packs; None: no key is known.
     """
 
@@ -292,7 +297,9 @@ class PackStore:
     keys: PackKeys | None = None
 
     def packs(self) -> tuple[Pack, ...]:
-        """Return all packs, sorted by name. If two packs have one name, that in the user's folder is returned."""
+        """Return all packs, sorted by name. Of two packs with the same name, the pack in the user's folder is
+        returned.
+        """
         found: dict[str, Pack] = {}
         for place in (self.user, *self.beside):
             for folder in _folders(place):
@@ -340,7 +347,7 @@ class PackStore:
         After an error nothing has changed.
 
         Raises:
-            PackError: as `unpack`, and if the folder cannot be written.
+            PackError: for the reasons of `unpack`, or because the folder cannot be written.
         """
         try:
             self.user.mkdir(parents=True, exist_ok=True)
@@ -368,10 +375,10 @@ class PackStore:
         return Pack(manifest.name, folder, manifest, maker=maker)
 
     def remove(self, name: str) -> Path:
-        """Remove an installed pack, and return the folder that it had.
+        """Remove an installed pack, and return the path of the removed folder.
 
         Raises:
-            PackError: if it does not exist, came with the program, or cannot be removed.
+            PackError: the pack does not exist, came with the program, or cannot be removed.
         """
         pack = self.pack(name)
         if not pack.ours:
@@ -390,7 +397,7 @@ class PackStore:
 def packs_beside_program() -> tuple[Path, ...]:
     """Return the folder of the packs that came with the program: `packs` next to the bundled executable.
 
-    Without a bundle there are none.
+    Empty if the program is not bundled.
     """
     return (Path(sys.executable).parent / "packs",) if getattr(sys, "frozen", False) else ()
 

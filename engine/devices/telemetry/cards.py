@@ -31,7 +31,7 @@ def find_amd_card(pci: PciId, drm_root: Path = DRM_ROOT) -> Path | None:
 
 
 class AmdReader:
-    """Reads the memory and sensors of one AMD card from sysfs. A value is None if the card has no such sensor."""
+    """Reads the memory and sensors of one AMD card from sysfs. Values without a sensor on the card are None."""
 
     def __init__(self, device: str, folder: Path) -> None:
         self._device = device
@@ -87,9 +87,9 @@ def _number(path: Path) -> int | None:
 
 
 class Nvml:
-    """NVIDIA's management library (NVML), opened at the first call. For one thread.
+    """NVIDIA's management library (NVML), opened at the first call. Not thread-safe.
 
-    Without a driver it has no cards and raises nothing; `problem` is then the reason.
+    Without a driver there are no cards, and no call raises an error; `problem` is then the reason.
     """
 
     def __init__(self) -> None:
@@ -267,8 +267,8 @@ def nvidia_driver(nvml: Nvml) -> str | None:
 class NvidiaCard:
     """A card as NVIDIA's driver lists it.
 
-    `total_bytes`, `free_bytes`: its memory; 0 and None if it shares the host's memory, which the driver does not
-    report.
+    `total_bytes`, `free_bytes`: the card's memory. They are 0 and None for a card that shares the host's memory,
+    because the driver does not report that.
     `is_sliced`: whether CUDA sees slices of the card (MIG) instead of the card.
     """
 
@@ -283,7 +283,7 @@ class NvidiaCard:
 def list_nvidia_cards() -> tuple[NvidiaCard, ...]:
     """Return the NVIDIA cards, sorted by PCI address; empty if there is no driver.
 
-    Takes a moment; makes no CUDA context.
+    Blocks for a moment, and creates no CUDA context.
     """
     nvml = Nvml()
     try:
@@ -378,7 +378,7 @@ def _nvidia(nvml: Nvml, pci: PciId) -> CardFacts | None:
 
 
 def _kernel(pci: PciId, drm_root: Path) -> CardFacts:
-    """Return the facts that sysfs has about a card of any maker."""
+    """Return the facts that the kernel's sysfs has about a card of any maker."""
     for link in sorted(drm_root.glob("card*/device")):
         if parse_pci_id(link.resolve().name) == pci:
             # Connectors are folders beside the card's, such as card0-HDMI-A-1.

@@ -16,7 +16,7 @@ AlertKind = Literal["low", "falling", "spilled", "paging"]
 
 FLOOR_BYTES = 128 * MIB
 FLOOR_SHARE = 0.02
-"""Share of a device's total memory; free memory below it, or below `FLOOR_BYTES` if that is smaller, is low."""
+"""Share of a device's total memory. Free memory is low below the smaller of this share and `FLOOR_BYTES`."""
 WINDOW_S = 20.0
 FALL_SOON_S = 45.0
 """Memory counts as falling if it would be used up within this many seconds at the pace of the last `WINDOW_S`."""
@@ -41,13 +41,13 @@ class Alert:
 
 
 class HeadroomWatch:
-    """Derives alerts from samples while a model is loaded. For one thread."""
+    """Derives alerts on low memory from samples while a model is loaded. Not thread-safe."""
 
     def __init__(self) -> None:
         self._devices: dict[str, _DeviceWatch] = {}
 
     def begin(self, devices: Iterable[Device]) -> None:
-        """Watch these devices from now on. Their next readings are the state right after the load."""
+        """Watch these devices from now on. The next sample of each device counts as its state right after the load."""
         self._devices = {device.id: _DeviceWatch(device) for device in devices}
 
     def update(self, samples: Iterable[Sample]) -> tuple[Alert, ...]:
@@ -179,9 +179,9 @@ class _DeviceWatch:
 
 
 def warning_bytes(device: Device, total_bytes: int | None = None) -> int:
-    """Return the free memory in bytes below which a device is low.
+    """Return the free memory in bytes below which a device counts as low on memory.
 
-    `total_bytes`: its size at the last reading; None: unknown.
+    `total_bytes`: the device's memory at the last reading; None: unknown.
     """
     floor_bytes = min(FLOOR_BYTES, int((total_bytes or device.total_bytes) * FLOOR_SHARE))
     return max(device.margin_bytes // 2, floor_bytes)

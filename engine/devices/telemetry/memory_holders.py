@@ -25,7 +25,7 @@ MIN_SHARE = 64
 def memory_holders(device: Device) -> tuple[MemoryHolder, ...]:
     """Return the processes that hold most of a device's memory, largest first; empty if they are unknown.
 
-    They are known for NVIDIA cards and the host, and not for the machine of an RPC worker.
+    Processes are known for NVIDIA cards and the host. They are unknown for the machine of an RPC worker.
     """
     if device.is_rpc:
         return ()
@@ -35,7 +35,7 @@ def memory_holders(device: Device) -> tuple[MemoryHolder, ...]:
 
 
 def _largest(holders: Iterable[MemoryHolder]) -> tuple[MemoryHolder, ...]:
-    """Return the `MAX_HOLDERS` largest processes; those of unknown size come last."""
+    """Return the `MAX_HOLDERS` largest processes; processes of unknown size come last."""
     return tuple(sorted(holders, key=lambda holder: (-(holder.held_bytes or 0), holder.pid))[:MAX_HOLDERS])
 
 
@@ -58,7 +58,7 @@ def _card_processes(device: Device) -> Iterable[MemoryHolder]:
 def _sizes(library: ModuleType, handle: Any) -> dict[int, int | None]:
     """Return the bytes of each process by process id; None: unknown.
 
-    A process that computes and draws is in both lists of the driver, and counts once.
+    The driver lists a process that computes and draws twice; here it counts once.
     """
     sizes: dict[int, int | None] = {}
     for function in (library.nvmlDeviceGetComputeRunningProcesses, library.nvmlDeviceGetGraphicsRunningProcesses):
@@ -78,7 +78,10 @@ def _host_processes(least_bytes: int) -> Iterable[MemoryHolder]:
 
 
 def _name(pid: int) -> str:
-    """Return the name of a process's program; a text with its id if it belongs to another user."""
+    """Return the name of a process's program.
+
+    If the name cannot be read (another user's process), return a text with the process id.
+    """
     with suppress(psutil.Error, OSError):
         return str(psutil.Process(pid).name())
     return tr("process {pid}", pid=pid)

@@ -1,4 +1,4 @@
-"""Memory of processes: readers for the host with our children, and for RPC workers on this machine."""
+"""Memory of processes, and readers of samples for the host and for RPC workers on this machine."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def descendants(pid: int) -> tuple[int, ...]:
 
 
 def _children(pid: int) -> list[int]:
-    """Return the process ids of a process's children, those that all its threads started."""
+    """Return the process ids of a process's children. Linux lists children by thread, so all threads are read."""
     found: list[int] = []
     with suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208  # each second, and pathlib is slow
@@ -77,7 +77,7 @@ def swapped_bytes(pid: int) -> int | None:
 
 
 def major_faults(pid: int) -> int | None:
-    """Return the major page faults of a process; None if the system does not report them."""
+    """Return the number of major page faults of a process since its start; None if the system does not report it."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
         # The name, in parentheses, may hold anything. The field after it is number 3 in proc(5), so majflt (12) has
@@ -117,7 +117,7 @@ def _status_fields(pid: int) -> dict[str, int]:
 class HostReader:
     """Reads the host's memory and load.
 
-    The sample's `own_bytes` is the memory of all our child processes: models, lab workers, probes.
+    The sample's `own_bytes` is the memory of all our child processes: model children, lab workers, probing children.
     """
 
     def __init__(self, device: str, read_memory: Callable[[], HostMemory] = read_host_memory) -> None:
@@ -166,10 +166,11 @@ def is_local(endpoint: str) -> bool:
 
 
 class LocalWorkerReader:
-    """Reads the memory of an RPC worker on this machine, by its process, or else by the port on which it listens.
+    """Reads the memory of an RPC worker on this machine. Its process is known, or found by the port on which it
+    listens.
 
-    If we started the process, used memory is VmData beyond its baseline, which the cap (RLIMIT_DATA) limits. Otherwise
-    it is resident memory.
+    If we started the process, used memory is VmData beyond the baseline, because the cap (RLIMIT_DATA) limits VmData.
+    Otherwise used memory is resident memory.
     """
 
     def __init__(self, device: Device, process: WorkerProcess | None = None) -> None:

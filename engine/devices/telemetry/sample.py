@@ -8,7 +8,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class CardState:
-    """Further readings of a card. None: the driver does not report the value.
+    """Further readings of a card. A value is None if the driver does not report it.
 
     `power_limit_w`: power at which the driver lowers the clocks.
     `core_clock_mhz`, `memory_clock_mhz`: present clocks.
@@ -26,7 +26,8 @@ class CardState:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A reading of a device at `time_s` (monotonic clock). None: the value could not be read; 0 is a measured value.
+    """A reading of a device at `time_s` (monotonic clock). A value is None if it could not be read; 0 is a measured
+    value.
 
     `own_bytes`: the part of `used_bytes` that our child processes hold.
     `note`: why there is no reading; empty if there is one.
@@ -50,7 +51,7 @@ class Sample:
 
 
 class Reader(Protocol):
-    """Reads the samples of one device. For one thread at a time."""
+    """Reads the samples of one device. Only one thread may use it at a time."""
 
     def read(self, time_s: float) -> Sample:
         """Return a sample, with None for values that cannot be read. Never raises, even if the device is gone."""

@@ -1,4 +1,4 @@
-"""Reads samples of all devices in a thread, each device from the source that knows its memory."""
+"""Reads samples of all devices in a thread, each device through its own reader (NVML, sysfs, process memory)."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class DeviceReadings:
         self.set_devices(devices, workers)
 
     def set_devices(self, devices: Sequence[Device], workers: Mapping[str, WorkerProcess] | None = None) -> None:
-        """Read these devices from now on. `workers`: processes of the RPC workers that we started, by endpoint."""
+        """Replace the devices to read. `workers`: processes of the RPC workers that we started, by endpoint."""
         self._readers = tuple(self._reader(device, workers or {}) for device in devices)
 
     def read(self) -> tuple[Sample, ...]:
-        """Return one sample per device, in their order."""
+        """Return one sample for each device, in the order of the devices."""
         time_s = self._clock()
         return tuple(reader.read(time_s) for reader in self._readers)
 
@@ -78,17 +78,16 @@ class SampleSource(Protocol):
     """A source of samples for `Sampler`, which calls `read` and `close` in its own thread."""
 
     def read(self) -> tuple[Sample, ...]:
-        """Return one sample per device."""
+        """Return one sample for each device."""
 
     def close(self) -> None:
         """Close the files and libraries opened for reading."""
 
 
 class Sampler:
-    """A thread that reads samples every `interval_s` seconds between `start` and `stop`, and passes them to
-    `on_samples`.
+    """A thread that reads samples every `interval_s` seconds between `start` and `stop`.
 
-    `on_samples` runs in that thread.
+    `on_samples`: called with the samples, in that thread.
     """
 
     def __init__(
@@ -113,7 +112,7 @@ class Sampler:
         self._thread.start()
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> bool:
-        """Stop the thread; return False if a reading hangs, so that the thread still runs after `timeout_s`."""
+        """Stop the thread. Return False if the thread still runs after `timeout_s` because a reading hangs."""
         self._stopping.set()
         thread = self._thread
         if thread is None:

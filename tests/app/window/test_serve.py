@@ -502,8 +502,8 @@ def test_the_panel_is_not_updated_for_each_token(bench: Bench) -> None:
     settled = bench.presenter.n_updates
     assert settled - before <= 2
     bench.say_hello("ada")
-    bench.wait(lambda: not bench.presenter.is_waiting)
-    assert bench.presenter.n_updates > settled
+    # The presenter hears of the request in the GUI thread, which may be after its answer came.
+    bench.wait(lambda: bench.presenter.n_updates > settled)
     stream.leave()
 
 

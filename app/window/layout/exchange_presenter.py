@@ -224,7 +224,7 @@ def _read_text(text: str, name: str | None, model: ModelFile, rig: Rig) -> _Read
     try:
         return _Read(names, found, draft=draft_of_file(found.draft, model, model.paths[0].parent))
     except EngineError as error:
-        note = tr("The draft is left out: {reason}.", reason=error.summary())
+        note = tr("The draft model was not imported: {reason}.", reason=error.summary())
         return _Read(names, replace(found, notes=(*found.notes, note)))
 
 

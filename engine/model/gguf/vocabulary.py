@@ -41,16 +41,18 @@ def head_fault(model: ModelFile, draft: ModelFile) -> str:
         return tr("one of the two models has no vocabulary")
     if mine != other:
         return tr(
-            "its tokenizer is {other} and that of the model is {mine}", other=quote(str(other)), mine=quote(str(mine))
+            "the draft model's tokenizer is {other} and the model's is {mine}",
+            other=quote(str(other)),
+            mine=quote(str(mine)),
         )
     for name, add_key, id_key in _ADDED:
         adds = [_adds(each, name, add_key) for each in (model, draft)]
         ids = [each.metadata.get(f"tokenizer.ggml.{id_key}") for each in (model, draft)]
         if adds[0] != adds[1] or (adds[0] and ids[0] != ids[1]):
-            return tr("its {name} token is not that of the model", name=name.upper())
+            return tr("the {name} token of the draft model is not that of the model", name=name.upper())
     if abs(model.n_vocab - draft.n_vocab) > MOST_DIFFERENCE:
         return tr(
-            "it has {other} tokens and the model {mine}; at most {most} may differ",
+            "the draft model has {other} tokens and the model {mine}; they may differ by at most {most}",
             other=draft.n_vocab,
             mine=model.n_vocab,
             most=MOST_DIFFERENCE,
@@ -76,7 +78,7 @@ def vocabulary_fault(model: ModelFile, draft: ModelFile) -> str:
     for number, (mine, other) in enumerate(first, FIRST_COMPARED):
         if mine != other:
             return tr(
-                "token {number} is {other}, and {mine} in the model",
+                "token {number} is {other} in the draft model and {mine} in the model",
                 number=number,
                 other=quote(other.decode("utf-8", "replace")),
                 mine=quote(mine.decode("utf-8", "replace")),

@@ -44,21 +44,25 @@ def lost_placement(plan: Plan, program: str) -> Iterator[str]:
     remote = [each.id for each in plan.devices_in_use if each.is_rpc]
     if remote:
         yield tr(
-            "{devices}: RPC workers. {program} uses devices of its own computer only, so these layers go to its GPUs "
-            "or to the CPU.",
+            "The layout uses RPC workers ({devices}). {program} uses devices of its own computer only, so it "
+            "places these layers on its GPUs or on the CPU.",
             devices=", ".join(remote),
             program=program,
         )
     if len(set(devices)) > 1:
         yield tr("{program} decides itself which layers go to which device.", program=program)
     elif devices:
-        yield tr("{program} chooses the device itself; it may not be {device}.", device=devices[0], program=program)
+        yield tr(
+            "{program} chooses the device itself, and may choose another one than {device}.",
+            device=devices[0],
+            program=program,
+        )
     if len(set(devices)) < len(devices):
         yield tr("{program} cannot use a device twice; it uses each device once.", program=program)
     inner = parameters.devices and CPU_ID in parameters.devices
     if inner and parameters.split_mode == "layer":
         yield tr(
-            "{program} cannot have CPU layers between devices or after them; it puts the CPU layers first.",
+            "{program} allows CPU layers only at the front; it puts the CPU layers first.",
             program=program,
         )
     if layout.split_mode in ("tensor", "row"):

@@ -107,7 +107,7 @@ class ForeignOptions:
         """Return the collected options, with a note on options that are unknown."""
         if self.unknown:
             names = ", ".join(dict.fromkeys(map(clean, self.unknown)))
-            self.notes.append(tr("Unknown to Layerdeck, left out: {names}.", names=names))
+            self.notes.append(tr("Not imported, because Layerdeck does not know these options: {names}.", names=names))
         return replace(
             self.load,
             overrides=tuple(self.overrides),
@@ -118,7 +118,13 @@ class ForeignOptions:
 
     def refuse(self, name: str, value: str) -> None:
         """Add a note that the value of option `name` cannot be parsed."""
-        self.notes.append(tr("{name} {value} cannot be read, left out.", name=clean(name), value=quote(value)))
+        self.notes.append(
+            tr(
+                "Layerdeck cannot read {name} {value}, so this option was not imported.",
+                name=clean(name),
+                value=quote(value),
+            )
+        )
 
     def take_count(self, key: str, name: str, text: str) -> None:
         """Set the setting `key` to the whole number `text` of option `name`; add a note if it is out of range."""

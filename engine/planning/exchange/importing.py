@@ -152,7 +152,7 @@ class _Arranger:
             listed = self._main_only(listed)
         offloaded = self._offloaded(bool(listed))
         if not listed and offloaded and load.devices is None and load.n_gpu_layers is not None:
-            self.notes.append(tr("There is no device here for its GPU layers, so everything is on the CPU."))
+            self.notes.append(tr("This computer has no device for GPU layers, so all layers are on the CPU."))
         if not listed or not offloaded:
             return make_layout(n_layers, [CPU_ID] * n_layers)
         if self._load.split_mode in ("tensor", "row") and (split := self._split(listed, offloaded)):
@@ -171,8 +171,8 @@ class _Arranger:
         if asked is None and has_devices:
             self.notes.append(
                 tr(
-                    "{program} decides by free memory at its start how many layers go to devices. Here all of them "
-                    "are on devices; Layout > Propose a Layout makes them fit.",
+                    "{program} decides at its start, by free memory, how many layers go to devices. The "
+                    "imported layout has all layers on devices; Layout > Propose a Layout makes them fit.",
                     program=self._load.program,
                 )
             )
@@ -187,8 +187,8 @@ class _Arranger:
         if not given and len(ids) > 1 and load.split_mode == "layer":
             self.notes.append(
                 tr(
-                    "{program} divides layers by free memory at its start. Here they are divided by the memory that "
-                    "is free now.",
+                    "{program} divides layers by free memory at its start. The imported layout divides them by "
+                    "the memory that is free now.",
                     program=load.program,
                 )
             )
@@ -231,7 +231,7 @@ class _Arranger:
         """
         members = [(device, share) for device, share in listed if share > 0]
         if len({device for device, _ in members}) < len(members):
-            self.notes.append(tr("A device is listed twice, which only split mode layer can have."))
+            self.notes.append(tr("A device is listed twice, which only split mode layer allows."))
             return None
         n_layers = self._model.n_layers
         leading = min(self._positions - offloaded, n_layers)
@@ -259,7 +259,7 @@ class _Arranger:
             return found
         # Such a name may be of another computer, where the layout is used.
         if name == CPU_ID or find_id_fault(name):
-            self.notes.append(tr("{name} is not a device for layers, left out.", name=quote(name)))
+            self.notes.append(tr("{name} cannot hold layers, so this device was not imported.", name=quote(name)))
             return ""
         self._missing.append(clean(name))
         return name
@@ -293,7 +293,9 @@ class _Arranger:
         try:
             n_layers = read_model(path).n_layers
         except (EngineError, RuntimeError):
-            self.notes.append(tr("{name} cannot be read, so the device of the draft is auto.", name=clean(path.name)))
+            self.notes.append(
+                tr("The file {name} cannot be read, so the device of the draft model is auto.", name=clean(path.name))
+            )
             return None
         names = self._load.devices if asked.devices is None else asked.devices
         local = tuple(device.id for device in self._rig.devices if device.kind != "accel")
@@ -318,7 +320,7 @@ class _Arranger:
             except LayoutError as error:
                 self.notes.append(
                     tr(
-                        "The override {pattern} is left out: {reason}.",
+                        "The override {pattern} was not imported: {reason}.",
                         pattern=quote(each.pattern),
                         reason=error.reason,
                     )
@@ -335,7 +337,7 @@ class _Arranger:
             if find_id_fault(each.buffer):
                 self.notes.append(
                     tr(
-                        "The override {pattern} is left out: no device here has the buffer type {buffer}.",
+                        "The override {pattern} was not imported: no device here has the buffer type {buffer}.",
                         pattern=quote(each.pattern),
                         buffer=quote(each.buffer),
                     )

@@ -44,14 +44,14 @@ def export_lm_studio(plan: Plan) -> Exported:
 def _notes(plan: Plan, offloaded: int, positions: int) -> Iterator[str]:
     used = plan.settings
     yield tr(
-        'For LM Studio\'s SDK: client.llm.load("model", config=…) with this text as config; the model is imported with '
-        "`lms import {path}` first.",
+        'For LM Studio\'s SDK: import the model with `lms import {path}`, then call client.llm.load("model", '
+        "config=…) with this text as config.",
         path=plan.model.paths[0],
     )
     if 0 < offloaded < positions:
         yield tr(
-            "LM Studio takes a ratio of layers and rounds it itself: {offloaded} of {positions}, which may become one "
-            "layer more or less.",
+            "LM Studio takes a ratio of layers ({offloaded} of {positions}) and rounds it itself: one layer "
+            "more or less may be on devices.",
             offloaded=offloaded,
             positions=positions,
         )
@@ -60,17 +60,18 @@ def _notes(plan: Plan, offloaded: int, positions: int) -> Iterator[str]:
         yield tr("LM Studio has no cache type {types}.", types=", ".join(lost))
     if used.n_batch != used.n_ubatch:
         yield tr(
-            "LM Studio has one batch size; the configuration has the micro batch, {n_ubatch}, which memory depends on.",
+            "LM Studio has one batch size. The export sets it to the micro batch size, {n_ubatch}, because "
+            "memory depends on that.",
             n_ubatch=used.n_ubatch,
         )
     if used.load_mode == "direct_io":
-        yield tr("LM Studio has no load mode direct_io; the file is read without mmap.")
+        yield tr("LM Studio has no load mode direct_io; the export turns mmap off instead.")
     for adapter in plan.edit.side_files.adapters:
-        yield tr("{file} is left out: LM Studio loads no adapters.", file=adapter.path.name)
+        yield tr("{file} was not exported: LM Studio cannot load adapters.", file=adapter.path.name)
     if plan.edit.side_files.draft is not None:
-        yield tr("The draft is left out: choose it in LM Studio, under Speculative Decoding.")
+        yield tr("The draft model was not exported. Choose it in LM Studio, under Speculative Decoding.")
     if plan.edit.side_files.projector is not None:
         yield tr(
-            "{file}: LM Studio takes a projector from the folder of the model.",
+            "LM Studio finds a projector only in the folder of the model; put {file} there.",
             file=plan.edit.side_files.projector.path.name,
         )

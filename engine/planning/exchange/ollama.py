@@ -58,7 +58,7 @@ def _server_notes(plan: Plan) -> Iterator[str]:
             types=", ".join(_CACHE_TYPES),
         )
     yield tr(
-        "These hold for the whole server of ollama, so they are not in the file; start it with {variables}.",
+        "Some settings belong to ollama's server and not to a Modelfile. Start the server with {variables}.",
         variables=" ".join(f"{name}={value}" for name, value in variables.items()),
     )
 
@@ -72,7 +72,7 @@ def _file_notes(plan: Plan) -> Iterator[str]:
                 file=adapter.path.name,
             )
     if plan.edit.side_files.draft is not None:
-        yield tr("The draft is left out: a Modelfile has no option for it.")
+        yield tr("The draft model was not exported: a Modelfile has no option for it.")
     if len(plan.model.paths) > 1:
         yield tr("The model has {count} files; ollama needs them merged into one.", count=len(plan.model.paths))
 
@@ -81,7 +81,8 @@ def _settings_notes(plan: Plan) -> Iterator[str]:
     used = plan.settings
     if used.n_batch != used.n_ubatch:
         yield tr(
-            "ollama has one batch size; the file has the micro batch, {n_ubatch}, which memory depends on.",
+            "ollama has one batch size. The export sets it to the micro batch size, {n_ubatch}, because memory "
+            "depends on that.",
             n_ubatch=used.n_ubatch,
         )
     yield from lost_settings(plan, PROGRAM, _SAID)
@@ -109,17 +110,20 @@ def read_modelfile(text: str) -> ForeignLoad:
         elif word not in _TEXTS:
             options.unknown.append(clean(word.upper()))
     if not sources:
-        raise LayoutError(tr("the Modelfile has no FROM, which names the model"))
+        raise LayoutError(tr("the Modelfile has no FROM line, which names the model"))
     projector = sources[1] if len(sources) > 1 else ""
     options.load = replace(options.load, model=sources[0], projector=projector)
     if left_out:
         options.notes.append(
-            tr("PARAMETER {names}: not part of a layout, left out.", names=", ".join(dict.fromkeys(left_out)))
+            tr(
+                "Not imported, because these parameters are not part of a layout: {names}.",
+                names=", ".join(dict.fromkeys(left_out)),
+            )
         )
     options.notes.append(
         tr(
             "Cache types, flash attention and parallel requests are settings of ollama's server and not of a "
-            "Modelfile; the layout has Layerdeck's."
+            "Modelfile. The imported layout has Layerdeck's own values."
         )
     )
     return options.done()

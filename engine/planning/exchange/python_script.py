@@ -213,7 +213,7 @@ def export_python(plan: Plan) -> Exported:
 
 def _notes(plan: Plan) -> Iterator[str]:
     if plan.edit.side_files.draft is not None:
-        yield tr("The draft is left out: the script loads the model alone.")
+        yield tr("The draft model was not exported: the script loads only the model itself.")
     if plan.settings.n_seq_max > 1:
         yield tr(
             "llama-cpp-python answers one request at a time, but reserves the memory for {count}.",

@@ -198,8 +198,8 @@ def _setting_notes(plan: Plan) -> Iterator[str]:
     asked, used = plan.edit.context, plan.settings
     if asked.n_ctx == AUTO_CONTEXT:
         yield tr(
-            "The context length is auto here. In the export it is fixed: {n_ctx} tokens, as chosen for the memory "
-            "that is free now.",
+            "The context length is auto in Layerdeck. The export has a fixed length, {n_ctx} tokens, chosen "
+            "for the memory that is free now.",
             n_ctx=used.n_ctx,
         )
 
@@ -207,7 +207,7 @@ def _setting_notes(plan: Plan) -> Iterator[str]:
 def _split(words: PlacementWords) -> Iterator[str]:
     if len(words.devices) > MAX_SPLIT:
         yield tr(
-            "llama-server refuses the command: -ts takes {most} numbers, and the layout has {count}.",
+            "llama-server refuses this command: its option -ts takes {most} numbers, and the layout has {count}.",
             most=MAX_SPLIT,
             count=len(words.devices),
         )
@@ -221,19 +221,19 @@ def device_notes(plan: Plan, used: tuple[str, ...]) -> Iterator[str]:
     devices = [device for device in plan.rig.devices if device.id in used]
     for device_id in foreign_names(plan.rig, used):
         yield tr(
-            "{device} may have another name there; {program} --list-devices shows it.",
+            "{device} may have another name in {program}; {program} --list-devices shows it.",
             device=device_id,
             program=PROGRAM,
         )
     if paired := [device for device in devices if device.fingerprint is not None]:
         yield tr(
-            "{devices}: reached through Layerdeck's encrypted tunnel, which other programs do not have. Its worker "
-            "refuses them.",
+            "{devices}: only Layerdeck can use these devices, through its encrypted tunnel. Their workers "
+            "refuse other programs.",
             devices=names_of(paired),
         )
     if local := [device for device in devices if device.fingerprint is None and is_on_this_machine(device)]:
         yield tr(
-            "{devices}: workers of this computer. They serve one program at a time, so unload the model here first; "
-            "after a restart of the lab rig they have other ports.",
+            "{devices}: workers on this computer, which serve one program at a time. Unload the model in "
+            "Layerdeck first. A restart of the lab rig changes their ports.",
             devices=names_of(local),
         )

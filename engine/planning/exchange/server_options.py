@@ -62,7 +62,7 @@ def read_command(text: str, environment: Sequence[str] = ()) -> ForeignLoad:
     reader = _Reader(ForeignOptions(program))
     reader.read(words)
     if not reader.n_known:
-        raise LayoutError(tr("this is no command of llama.cpp: it has none of its options"))
+        raise LayoutError(tr("this is not a llama.cpp command: it has no option of llama.cpp"))
     for variable in variables:
         name, _, value = variable.partition("=")
         if name == MIN_BATCH_VARIABLE:
@@ -128,7 +128,7 @@ class _Reader:
             index += 1
             if word in _ENDS:
                 self.options.notes.append(
-                    tr("Only the first command is read; the rest after {word} is left out.", word=clean(word))
+                    tr("Only the first command was read. The text after {word} was ignored.", word=clean(word))
                 )
                 return
             if not word.startswith("-"):
@@ -148,7 +148,9 @@ class _Reader:
                     # A switch in older versions.
                     value = "on"
                 if value is None:
-                    self.options.notes.append(tr("{name} has no value, left out.", name=clean(name)))
+                    self.options.notes.append(
+                        tr("{name} has no value, so this option was not imported.", name=clean(name))
+                    )
                 else:
                     _VALUES[name](self, name, value)
             else:
@@ -170,20 +172,25 @@ class _Reader:
         if self._rope:
             options.notes.append(
                 tr(
-                    "{names}: Layerdeck takes RoPE scaling from the model's file, so a longer context may answer worse "
-                    "here.",
+                    "Not imported: {names}. Layerdeck uses the RoPE scaling of the model file, so answers may "
+                    "be worse with a longer context.",
                     names=", ".join(self._rope),
                 )
             )
         if self._drafts:
             options.notes.append(
                 tr(
-                    "{names}: this part of speculative decoding is not supported, left out.",
+                    "Not imported, because Layerdeck does not support this part of speculative decoding: {names}.",
                     names=", ".join(self._drafts),
                 )
             )
         if self._others:
-            options.notes.append(tr("Not part of a layout, left out: {names}.", names=", ".join(self._others)))
+            options.notes.append(
+                tr(
+                    "Not imported, because these options are not part of a layout: {names}.",
+                    names=", ".join(self._others),
+                )
+            )
         return options.done()
 
     def _leave_out(self, name: str, value: str | None) -> None:
@@ -210,7 +217,7 @@ class _Reader:
     def hub(self, name: str, value: str) -> None:
         self.options.notes.append(
             tr(
-                "{name} {value} names a model to download: fetch it first with layerdeck-cli download.",
+                "{name} {value} names a model to download; download it first with layerdeck-cli download.",
                 name=name,
                 value=clean(value),
             )
@@ -280,7 +287,7 @@ class _Reader:
         if len(self.options.overrides) < MAX_OVERRIDES:
             self.options.overrides.append(override)
         elif len(self.options.overrides) == MAX_OVERRIDES:
-            self.options.notes.append(tr("Only the first {count} overrides are read.", count=MAX_OVERRIDES))
+            self.options.notes.append(tr("Only the first {count} overrides were read.", count=MAX_OVERRIDES))
 
     def context(self, name: str, value: str) -> None:
         # 0: as long as the model was trained for, which is our open length.
@@ -391,7 +398,7 @@ class _Reader:
 
     def no_repack(self) -> None:
         self.options.notes.append(
-            tr("--no-repack: Layerdeck repacks weights unless the check of the engine found a fault, left out.")
+            tr("--no-repack was not imported: Layerdeck repacks weights unless its check of the engine found a fault.")
         )
 
 

@@ -167,7 +167,7 @@ def _extra_buffers(layout: Layout, rig: Rig) -> Iterator[Advice]:
     if fault is not None and layout.runs[0].device == CPU_ID:
         yield Advice(
             "extra_buffers_off",
-            tr("The CPU computes with weights as they are in the file, which is slower: {reason}", reason=fault.reason),
+            tr("The CPU computes with weights that are not repacked, which is slower: {reason}", reason=fault.reason),
             tr("Check this machine again after the next build of the engine."),
         )
 

@@ -78,12 +78,17 @@ def difference_words(differences: Sequence[PlaceDifference]) -> str:
 def _sentence(first: PlaceDifference, last: int) -> str:
     words = layer_words(first.layer, last)
     if first.part == "output":
-        return tr("The output layer is on {real}, not on {asked}.", real=first.real, asked=first.asked)
+        return tr("The output layer was loaded on {real}, not on {asked}.", real=first.real, asked=first.asked)
     if first.part == "cache":
         return tr(
-            "The KV cache of {layers} is on {real}, not on {asked}.", layers=words, real=first.real, asked=first.asked
+            "The KV cache of {layers} was loaded on {real}, not on {asked}.",
+            layers=words,
+            real=first.real,
+            asked=first.asked,
         )
-    return tr("{layers}: on {real}, not on {asked}.", layers=capitalised(words), real=first.real, asked=first.asked)
+    return tr(
+        "{layers}: loaded on {real}, not on {asked}.", layers=capitalised(words), real=first.real, asked=first.asked
+    )
 
 
 def _run_key(numbered: tuple[int, PlaceDifference]) -> tuple[str, str, str, int]:

@@ -71,7 +71,10 @@ SAMPLING: tuple[SamplingSetting, ...] = (
         Choice(FULL_CONTEXT_MODES, "W"),
         "Answer",
         tr("Full context during an answer"),
-        tr("end: the answer ends; shift: it goes on, and the model loses the oldest tokens after the first ones"),
+        tr(
+            "end: the answer ends; shift: the answer goes on, and the model forgets the oldest tokens except the "
+            "kept first ones"
+        ),
     ),
     SamplingSetting(
         "keep_tokens",
@@ -85,7 +88,7 @@ SAMPLING: tuple[SamplingSetting, ...] = (
         Choice(REPETITION_MODES, "W"),
         "Answer",
         tr("Endless repetition"),
-        tr("end: an answer that repeats the same text again and again ends; continue: it goes on"),
+        tr("end: an answer that repeats the same text again and again ends; continue: the answer goes on"),
     ),
     SamplingSetting(
         "stop",

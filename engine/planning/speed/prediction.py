@@ -576,7 +576,7 @@ def link_words(speed: SpeedForecast, use: LinkUse) -> str:
     """Return a sentence for the user on a link: round trip, throughput, bytes per token, and lost tokens per second."""
     rate = use.bytes_per_second
     words = tr(
-        "Link to {id}: {round_trip} ms there and back, {rate}, {size} per token; it costs {lost} tokens/s.",
+        "Link to {id}: {round_trip} ms round trip, {rate}, {size} per token; the link costs {lost} tokens/s.",
         id=use.id,
         round_trip=f"{use.latency_s * 1e3:.0f}" if use.latency_s >= 0.01 else f"{use.latency_s * 1e3:.2g}",
         # Powers of 1000, as networks are sold.
@@ -584,7 +584,11 @@ def link_words(speed: SpeedForecast, use: LinkUse) -> str:
         size=format_bytes(round(use.token_bytes)),
         lost=rate_text(speed.lost_per_second(use)),
     )
-    return words if use.is_measured else " ".join((words, tr("These are usual values of a network, not measured.")))
+    return (
+        words
+        if use.is_measured
+        else " ".join((words, tr("These are typical network values; the link was not measured.")))
+    )
 
 
 def rate_text(rate: float) -> str:

@@ -216,5 +216,5 @@ def test_a_limit_below_the_projectors_minimum_is_refused_before_a_load(
             capsys, command, folder / "m.gguf", "--device", "CPU", "--mmproj", projector, "--image-max-tokens", "4"
         )
         assert answer.code == 2, answer
-        assert "limit of 4 tokens for an image is below the projector's minimum of 8" in answer.out + answer.err
+        assert "The largest image (4 tokens) is below the projector's minimum of 8 tokens" in answer.out + answer.err
         assert "reading" not in answer.err

@@ -104,7 +104,7 @@ def test_a_line_places_the_model_and_names_what_was_left_out(window: WindowParts
     qtbot.waitUntil(lambda: layout_of(window) != START)
     assert layout_of(window).runs[0].device == "CUDA1"
     assert layout_of(window).overrides == (Override(CPU_ID, "experts", 0, 1),)
-    assert numbers.answer == "Layers: CUDA1 8. Unknown to Layerdeck, left out: --bogus."
+    assert numbers.answer == "Layers: CUDA1 8. Not imported, because Layerdeck does not know these options: --bogus."
     assert numbers.line.text() == ""
     window.desk.document.undo_group.undo()
     assert layout_of(window) == START
@@ -127,8 +127,10 @@ def test_a_line_of_which_nothing_is_known_stays(window: WindowParts, qtbot: QtBo
     numbers.line.setText("banana -ngl x")
     QTest.keyClick(numbers.line, Qt.Key.Key_Return)
     qtbot.waitUntil(lambda: bool(numbers.answer))
-    told = 'This line changes nothing. -ngl "x" cannot be read, left out. Unknown to Layerdeck, left out: banana.'
-    assert numbers.answer == told
+    assert numbers.answer == (
+        'This line changes nothing. Layerdeck cannot read -ngl "x", so this option was not imported. '
+        "Not imported, because Layerdeck does not know these options: banana."
+    )
     assert numbers.line.text() == "banana -ngl x"
     assert layout_of(window) == START
 

@@ -47,16 +47,18 @@ def test_what_is_elsewhere_is_marked_where_it_should_be(editor: LayoutEditor) ->
 def test_tooltips_and_screen_readers_say_where_it_is(editor: LayoutEditor) -> None:
     shown = editor.shown
     assert shown is not None
-    assert "Layer 3: on CPU, not on CUDA0." in tooltip_of(shown, LayerTarget(3, 0))
-    assert "The KV cache of layer 20 is on CPU, not on CUDA1." in tooltip_of(shown, LayerTarget(20, 1))
-    assert "The output layer is on CUDA0, not on CPU." in tooltip_of(shown, OutputTarget())
+    assert "Layer 3: loaded on CPU, not on CUDA0." in tooltip_of(shown, LayerTarget(3, 0))
+    assert "The KV cache of layer 20 was loaded on CPU, not on CUDA1." in tooltip_of(shown, LayerTarget(20, 1))
+    assert "The output layer was loaded on CUDA0, not on CPU." in tooltip_of(shown, OutputTarget())
     assert "not on" not in tooltip_of(shown, LayerTarget(4, 0))
     QAccessible.setActive(True)
     try:
         names = [name_of(each) for each in walk(interface_of(editor.view))]
     finally:
         QAccessible.setActive(False)
-    assert any(name.startswith("layer 3 on") and name.endswith("Layer 3: on CPU, not on CUDA0.") for name in names)
+    assert any(
+        name.startswith("layer 3 on") and name.endswith("Layer 3: loaded on CPU, not on CUDA0.") for name in names
+    )
 
 
 def test_marks_are_gone_when_the_layout_is_edited(editor: LayoutEditor) -> None:

@@ -188,7 +188,7 @@ def test_what_is_elsewhere_and_the_time_by_stage_are_part_of_the_report() -> Non
         seconds={"header": 0.01, "allocate": 1.0, "read": 8.0, "context": 0.6, "warm_up": 0.4},
     )
     lines = loaded_outcome(event).detail.splitlines()
-    assert lines[0] == "Layer 3: on CPU, not on CUDA0."
+    assert lines[0] == "Layer 3: loaded on CPU, not on CUDA0."
     assert lines[-1] == (
         "The load took 10.0 s: allocating memory for the weights 1.0 s, reading the weights 8.0 s, "
         "setting up the context (KV cache and compute buffers) 0.6 s."

@@ -52,7 +52,11 @@ def decide_flash_attention(
     model = memory.model
     if used.flash_attn == "off" and asked == "auto":
         found = flash_fault(layout, rig, msgspec.structs.replace(used, flash_attn=asked), model)
-        reason = "" if found is None else tr("It is broken on {id}: {reason}", id=found[0].id, reason=found[1].reason)
+        reason = (
+            ""
+            if found is None
+            else tr("Flash attention does not work correctly on {id}: {reason}", id=found[0].id, reason=found[1].reason)
+        )
         return Decision("flash_attn", "off", reason)
     if used.flash_attn == "off":
         return Decision("flash_attn", "off", tr("Chosen."), True)
@@ -85,7 +89,9 @@ def decide_flash_attention(
         )
     where = ", ".join(device for device in layout.devices if device != CPU_ID) or CPU_ID
     return Decision(
-        "flash_attn", "off", tr("Not supported for this model on all devices of its layers ({devices}).", devices=where)
+        "flash_attn",
+        "off",
+        tr("Not all devices of the layers ({devices}) support flash attention for this model.", devices=where),
     )
 
 

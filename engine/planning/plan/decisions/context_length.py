@@ -124,7 +124,10 @@ def _length_reason(model: ModelFile, rig: Rig, asked: ContextSettings, used: Con
             )
         if aim == trained:
             return tr("The whole trained length, {trained} tokens.", trained=trained)
-        return tr("Usual for {cards} GiB of device memory; you can choose more.", cards=_cards_bytes(rig) // GIB)
+        return tr(
+            "The usual length for {cards} GiB of device memory; you can choose a longer context.",
+            cards=_cards_bytes(rig) // GIB,
+        )
     if _is_chosen(model, asked):
         if trained is not None and each > trained:
             return tr("Chosen. It is longer than the trained length of {trained} tokens.", trained=trained)

@@ -98,7 +98,7 @@ def decide_draft(
         yield Decision("draft", device, reason, True)
         return
     if placed is None:
-        reason = tr("Repeats of the text are proposed, up to {count} tokens a step.", count=draft.n_tokens)
+        reason = tr("The draft repeats earlier text: up to {count} tokens per step.", count=draft.n_tokens)
         yield Decision("draft", draft.kind, reason, True)
         return
     # Overhead and what is taken while answering are counted once for both models.
@@ -106,7 +106,7 @@ def decide_draft(
     size = format_bytes(sum(sizes))
     devices = ", ".join(placed.devices)
     if draft.layout is not None:
-        reason = tr("Chosen for the draft model; it takes {size} with its KV cache.", size=size)
+        reason = tr("You chose this device for the draft model, which takes {size} with its KV cache.", size=size)
     elif placed.devices == (CPU_ID,):
         reason = tr("No card has room for the draft model, which takes {size} with its KV cache.", size=size)
     else:

@@ -24,10 +24,10 @@ from engine.planning.settings.context_settings import LoadMode
 
 _METAL = ("Metal", "MTL")
 _CHOSEN: dict[LoadMode, str] = {
-    "mmap": tr("Chosen: CPU weights stay pages of the file."),
-    "none": tr("Chosen: CPU weights are read into memory."),
-    "mlock": tr("Chosen: CPU weights are read into memory and locked, so they are never swapped out."),
-    "mmap_mlock": tr("Chosen: CPU weights stay pages of the file that are kept in memory."),
+    "mmap": tr("Chosen: the CPU's weights are memory-mapped from the file."),
+    "none": tr("Chosen: the CPU's weights are read into memory."),
+    "mlock": tr("Chosen: the CPU's weights are read into memory and locked, so they are never swapped out."),
+    "mmap_mlock": tr("Chosen: the CPU's weights are memory-mapped from the file and locked in memory."),
     "direct_io": tr("Chosen: the file is read directly, without the system's page cache."),
 }
 
@@ -51,12 +51,16 @@ def load_modes(
     """
     if asked != "auto":
         return (ModeChoice(asked, _CHOSEN[asked]),)
-    mapped = ModeChoice("mmap", tr("The CPU's weights stay pages of the file, which the system can reclaim."))
+    mapped = ModeChoice(
+        "mmap", tr("The CPU's weights are memory-mapped from the file, so the system can reclaim their memory.")
+    )
     # The generator is in order of importance, and people are shown one reason.
     reason = next(_reasons_to_read(model, rig, layout, host, has_adapters=has_adapters), None)
     if reason is None:
         return (mapped,)
-    crowded = tr("The host has no room for the CPU's weights, so they stay pages of the file and are read when needed.")
+    crowded = tr(
+        "The host has no room for the CPU's weights, so they are memory-mapped and read from the file when needed."
+    )
     # A slow load from pages of the file is better than none.
     return (ModeChoice("none", reason), ModeChoice("mmap", crowded))
 
@@ -89,9 +93,12 @@ def _reasons_to_read(
     if first is not None and first.backend == "Vulkan":
         yield tr("Vulkan copies weights faster from memory than from a mapped file.")
     if any(not supports_mapping(device) for device in used):
-        yield tr("An integrated card is among the devices, and takes no weights from a mapped file.")
+        yield tr("One of the devices is an integrated GPU, which cannot use memory-mapped weights.")
     if has_adapters:
-        yield tr("An adapter goes into memory of the same kind as the weights that it changes, not into a mapping.")
+        yield tr(
+            "A LoRA adapter needs memory of the same kind as the weights that it changes, so these are not "
+            "memory-mapped."
+        )
 
 
 def decide_load_mode(asked: LoadMode, choice: ModeChoice) -> Decision:

@@ -69,7 +69,8 @@ def _reason(rig: Rig, layout: Layout, asked: OpOffload, used: ContextSettings) -
         return tr("Chosen: the CPU computes its layers for prompts too.")
     if not used.op_offload:
         return tr(
-            "{device} has no room for copies of the CPU's weights; it would speed up long prompts.", device=device
+            "{device} has no room for copies of the CPU's weights; with such copies it could speed up long prompts.",
+            device=device,
         )
     if device is None:
         return tr("Nothing to gain: {why_nothing}.", why_nothing=_why_nothing(layout))
@@ -80,7 +81,8 @@ def _reason(rig: Rig, layout: Layout, asked: OpOffload, used: ContextSettings) -
             tokens=tokens,
         )
     return tr(
-        "{device} computes prompts of {tokens} tokens and more with the CPU's weights; answers stay on the CPU.",
+        "{device} computes the CPU's layers too for prompts of {tokens} tokens and more; for answers the CPU "
+        "computes them.",
         device=device,
         tokens=tokens,
     )

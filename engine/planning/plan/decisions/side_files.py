@@ -54,16 +54,16 @@ def _reason(projector: Projector, rig: Rig, device_id: str) -> str:
     device = rig.device(device_id)
     size = format_bytes(_size_bytes(projector, device or rig.host))
     if projector.device is not None:
-        return tr("Chosen; its weights take {size}.", size=size)
+        return tr("Chosen; the projector's weights take {size}.", size=size)
     if device_id != CPU_ID:
         passed = [each.id for each in _candidates(rig)]
         without_room = passed[: passed.index(device_id)]
         found = tr("The first card with room") if without_room else tr("The first card")
         kind = found if device is not None and device.kind == "gpu" else tr("The integrated card")
-        return tr("{kind}; its weights take {size}, and images more while they are read.", kind=kind, size=size)
+        return tr("{kind}; the projector's weights take {size}, and reading an image takes more.", kind=kind, size=size)
     if any(True for _ in _candidates(rig)):
-        return tr("No card has room for its weights ({size}), so the CPU reads images, slowly.", size=size)
-    return tr("There is no card, so the CPU reads images; its weights take {size}.", size=size)
+        return tr("No card has room for the projector's weights ({size}), so the CPU reads images, slowly.", size=size)
+    return tr("There is no card, so the CPU reads images; the projector's weights take {size}.", size=size)
 
 
 def _candidates(rig: Rig) -> list[Device]:
@@ -121,14 +121,14 @@ def _image_limits(own: tuple[int, int], context: ContextSettings) -> Iterator[Vi
         return
     if least is None:
         message = tr(
-            "The limit of {limit} tokens for an image is below the projector's minimum of {least}.",
+            "The largest image ({limit} tokens) is below the projector's minimum of {least} tokens.",
             limit=most,
             least=own[0],
         )
         remedy = tr("Set the largest image to at least {least} tokens, or to auto.", least=own[0])
     elif most is None:
         message = tr(
-            "At least {least} tokens for an image are more than the projector's maximum of {most}.",
+            "The smallest image ({least} tokens) is above the projector's maximum of {most} tokens.",
             least=least,
             most=own[1],
         )

@@ -285,12 +285,12 @@ def check_image_limit(log: EngineLog, context: ContextSettings) -> None:
     if limit is not None:
         raise failure(
             "argument",
-            f"The limit of {limit} tokens for an image is below the projector's minimum of {least}. Set "
+            f"The largest image ({limit} tokens) is below the projector's minimum of {least} tokens. Set "
             f"image_max_tokens to at least {least}, or to auto.",
         )
     raise failure(
         "argument",
-        f"At least {context.image_min_tokens} tokens for an image are more than the projector's maximum. Lower "
+        f"The smallest image ({context.image_min_tokens} tokens) is above the projector's maximum. Lower "
         "image_min_tokens, or set it to auto.",
     )
 

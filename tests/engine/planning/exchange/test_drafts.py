@@ -80,4 +80,4 @@ def test_options_of_drafts(model: ModelFile, options: str, expected: DraftEntry 
 def test_a_program_that_cannot_draft_is_told(model: ModelFile, target: str) -> None:
     plan = plan_of(model, Draft("ngram"))
     notes = export_plan(plan, target).notes  # type: ignore[arg-type]
-    assert any(note.startswith("The draft is left out") for note in notes)
+    assert any(note.startswith("The draft model was not exported") for note in notes)

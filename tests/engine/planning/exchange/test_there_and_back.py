@@ -117,7 +117,7 @@ contexts = st.builds(
 def back(plan: Plan, text: str) -> Plan:
     """Return the plan that is imported from `text`."""
     found = arrange(read_foreign(text), plan.model, plan.rig)
-    assert not [note for note in found.notes if "left out" in note or "Not among" in note], found.notes
+    assert not [note for note in found.notes if "ot imported" in note or "Not among" in note], found.notes
     return plan.with_edit(Edit(found.layout, found.context))
 
 

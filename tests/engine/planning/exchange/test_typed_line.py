@@ -84,7 +84,7 @@ def test_a_tensor_override_comes_first(model: ModelFile) -> None:
 
 def test_unknown_options_are_named_and_the_rest_is_taken(model: ModelFile) -> None:
     taken = take_line("--bogus 3 -ngl 99 -c 8192 --frob", ON_CPU, CONTEXT, model, RIG)
-    assert taken.notes == ("Unknown to Layerdeck, left out: --bogus, --frob.",)
+    assert taken.notes == ("Not imported, because Layerdeck does not know these options: --bogus, --frob.",)
     assert taken.context == ContextSettings(n_ctx=8192)
     assert CPU_ID not in counts(taken.layout)
 
@@ -111,7 +111,7 @@ def test_workers_are_devices_for_a_line_too(model: ModelFile) -> None:
         ("-ts 0,0", "the shares add up to 0"),
         ("1,2,3,4", "there are 4 shares for 3 devices"),
         ("1..2,3", "is not a share"),
-        ("hello", "no command of llama.cpp"),
+        ("hello", "not a llama.cpp command"),
         ("-ot 'nonsense=CPU'", "matches no tensor"),
         ("-ot '.*=CPU'", "matches every tensor"),
     ],

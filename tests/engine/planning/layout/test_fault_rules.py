@@ -112,7 +112,7 @@ def test_flash_attention_is_off_where_it_is_broken_and_refused_where_it_is_asked
     assert plan.violations == ()
     (decision,) = [each for each in plan.decisions if each.setting == "flash_attn"]
     assert (decision.value, decision.overridden) == ("off", False)
-    assert decision.reason == "It is broken on CUDA0: It computes nonsense."
+    assert decision.reason == "Flash attention does not work correctly on CUDA0: It computes nonsense."
     assert [each.rule for each in plan_on(model, rig, flash_attn="on").violations] == ["engine_fault"]
     assert plan_on(model, rig, flash_attn="off").violations == ()
     assert plan_on(model, rig, type_k="q8_0", type_v="q8_0").settings.flash_attn == "auto"

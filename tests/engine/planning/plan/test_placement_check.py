@@ -34,8 +34,9 @@ def test_a_load_as_asked_for_has_no_differences() -> None:
 def test_layers_caches_and_the_output_that_are_elsewhere_are_told_by_range() -> None:
     found = compare((CPU_ID, CPU_ID, "A", "B", "B", CPU_ID, CPU_ID), ((0, CPU_ID), (1, CPU_ID), (4, "A")))
     assert difference_words(found) == (
-        "The KV cache of layers 0-1 is on CPU, not on A. The KV cache of layer 4 is on A, not on B. "
-        "Layers 0-1: on CPU, not on A. Layer 5: on CPU, not on B. The output layer is on CPU, not on B."
+        "The KV cache of layers 0-1 was loaded on CPU, not on A. The KV cache of layer 4 was loaded on A, not on B. "
+        "Layers 0-1: loaded on CPU, not on A. Layer 5: loaded on CPU, not on B. "
+        "The output layer was loaded on CPU, not on B."
     )
 
 

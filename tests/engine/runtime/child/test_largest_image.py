@@ -119,7 +119,9 @@ def test_a_limit_below_the_minimum_is_refused_with_both_numbers(files: Files) ->
             refused = child.ask(files.request(kind, image_max_tokens=4))
             assert isinstance(refused, Failure), refused
             assert refused.kind == "argument"
-            assert f"limit of 4 tokens for an image is below the projector's minimum of {MINIMUM}" in refused.message
+            assert (
+                f"The largest image (4 tokens) is below the projector's minimum of {MINIMUM} tokens" in refused.message
+            )
             again = child.ask(files.request(kind, image_max_tokens=MINIMUM))
             assert isinstance(again, LoadedModel | Probed)
     with RawChild() as child:

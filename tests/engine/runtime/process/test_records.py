@@ -107,7 +107,7 @@ def test_a_load_records_stages_and_both_sizes(caplog: pytest.LogCaptureFixture) 
     good, cancelled = records(caplog, "load")
     assert good["seconds"] == {"header": 0.5, "fit": 0.25, "allocate": 1, "read": 6, "warm_up": 1}
     assert told.seconds == good["seconds"], "the report has the same times"
-    assert good["elsewhere"] == "Layer 3: on CPU, not on RPC0."
+    assert good["elsewhere"] == "Layer 3: loaded on CPU, not on RPC0."
     assert good["ending"] == "loaded"
     rows: tuple[DeviceRow, ...] = plan.forecast
     assert good["devices"] == [

@@ -75,8 +75,8 @@ def decisions(
 @pytest.mark.parametrize(
     ("gib", "n_ctx", "says"),
     [
-        (12, 4096, "Usual for 12 GiB"),
-        (24, 32768, "Usual for 24 GiB"),
+        (12, 4096, "usual length for 12 GiB"),
+        (24, 32768, "usual length for 24 GiB"),
         (80, 131072, "The whole trained length"),
         (5, 2048, "4096 tokens would not"),
         (4.75, 1024, "2048 tokens would not"),
@@ -271,15 +271,15 @@ def test_cache_types_say_what_they_save_and_which_are_refused(folder: Path, memo
 @pytest.mark.parametrize(
     ("backend", "on_cpu", "behind", "asked", "value", "says"),
     [
-        ("CUDA", 8, False, {}, True, "D0 computes prompts of 32 tokens"),
-        ("Vulkan", 8, False, {}, True, "D0 computes prompts"),
+        ("CUDA", 8, False, {}, True, "D0 computes the CPU's layers too for prompts of 32 tokens"),
+        ("Vulkan", 8, False, {}, True, "D0 computes the CPU's layers too"),
         ("CUDA", 0, False, {}, True, "no layer's weights are in host memory"),
         ("CUDA", 8, True, {}, True, "placed after a GPU cannot use op offload"),
         ("RPC", 8, False, {}, True, "no device here computes"),
         ("CUDA", 8, False, {"n_ubatch": 16}, True, "below the threshold of 32"),
         ("CUDA", 8, False, {"op_offload_min_batch": 1024}, True, "below the threshold of 1024"),
         ("CUDA", 8, False, {"op_offload": False}, False, "Chosen"),
-        ("CUDA", 8, False, {"op_offload": "auto"}, True, "D0 computes prompts"),
+        ("CUDA", 8, False, {"op_offload": "auto"}, True, "D0 computes the CPU's layers too"),
     ],
 )
 def test_op_offload(

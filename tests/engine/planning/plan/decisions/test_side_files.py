@@ -150,10 +150,10 @@ def test_what_the_engine_cannot_do_with_them_is_a_broken_rule(
     [
         (
             {"image_max_tokens": 7},
-            "of 7 tokens for an image is below the projector's minimum of 8.",
+            "The largest image (7 tokens) is below the projector's minimum of 8 tokens.",
             "to at least 8 tokens",
         ),
-        ({"image_min_tokens": 4097}, "At least 4097 tokens for an image are more than the", "to at most 4096 tokens"),
+        ({"image_min_tokens": 4097}, "The smallest image (4097 tokens) is above the", "to at most 4096 tokens"),
         (
             {"image_min_tokens": 9, "image_max_tokens": 8},
             "(9 tokens) is larger than the largest (8 tokens)",

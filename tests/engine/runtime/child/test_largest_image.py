@@ -127,7 +127,7 @@ def test_a_limit_below_the_minimum_is_refused_with_both_numbers(files: Files) ->
     with RawChild() as child:
         refused = child.ask(files.request(Load, image_min_tokens=5000))
     assert isinstance(refused, Failure)
-    assert "more than the projector's maximum" in refused.message
+    assert "above the projector's maximum" in refused.message
 
 
 def test_a_device_without_room_for_the_largest_image_refuses_the_load(files: Files) -> None:

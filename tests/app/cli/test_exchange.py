@@ -91,7 +91,7 @@ def test_standard_input() -> None:
         ((), "argument", "Name a file"),
         (("--text", "llama-server -ngl 3"), "argument", "--model"),
         (("--text", "llama-server -m gone.gguf -ngl 3"), "argument", "There is no file gone.gguf"),
-        (("--text", "echo hello"), "layout", "no command of llama.cpp"),
+        (("--text", "echo hello"), "layout", "not a llama.cpp command"),
         (("--text", "llama-server -m 'x"), "layout", "has no partner"),
         (("--from", "llama-swap", "--text", "a: [b"), "layout", "not YAML"),
         (("--from", "ollama", "--text", "PARAMETER num_ctx 1"), "layout", "no FROM"),

@@ -123,7 +123,7 @@ def test_another_vocabulary_is_refused_and_the_draft_stays(
     monkeypatch.setattr(dialogs, "ask_open", lambda *_: folder / "other.gguf")
     with qtbot.waitSignal(window.desk.notices.given) as told:
         choose(form, "File")
-    assert told.args[0].text.startswith("other.gguf: cannot draft for this model: it has 1000 tokens")
+    assert told.args[0].text.startswith("other.gguf: cannot draft for this model: the draft model has 1000 tokens")
     assert draft_of(window) == Draft("ngram")
     assert form.kind_box.currentText().startswith("n-gram")
 

@@ -120,7 +120,7 @@ def test_what_is_no_command_is_told_and_changes_nothing(edited: WindowParts, qtb
     dialog = import_dialog(edited)
     before = edited.desk.document.edit
     dialog.text_edit.setPlainText("all my layers")
-    qtbot.waitUntil(lambda: "no command of llama.cpp" in dialog.notes_label.text())
+    qtbot.waitUntil(lambda: "not a llama.cpp command" in dialog.notes_label.text())
     dialog.accept()
     assert edited.desk.document.edit == before
 

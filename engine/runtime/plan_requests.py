@@ -166,9 +166,11 @@ def probe_request(plan: Plan) -> Probe:
 
 
 def draft_probe_request(plan: Plan) -> Probe | None:
-    """Return the request of a dry run of the draft model alone; None if there is none. Raises as `load_request` does.
+    """Return the request of a dry run of the draft model alone; None if the plan has no draft model.
 
-    It needs the same files, devices and memory as `probe_request`, so the same child can do it.
+    The dry run needs the same files, devices and memory as `probe_request`, so the same child can carry it out. Raises
+    as
+    `load_request` does.
     """
     of_draft = plan.draft_plan
     if of_draft is None:

@@ -38,14 +38,15 @@ ENDPOINTS_TIMEOUT_S = 8.0
 class Probes:
     """Runs probes one after another in a child process, which starts with the first probe that is not cached.
 
-    It is a context manager: the child has ended when the block is left. For one thread; another thread may use
+    As a context manager it ends the child when the block is left. Use it in one thread only; another thread may call
     `cancel`, which ends the running probe.
 
     `cache`: results of former probes; None for no cache.
     `timeout_s`: time limit of each probe, in seconds.
     `argv`: command of the child; None for the real one.
-    `spare`: provides the child; its own time limit and command then replace `timeout_s` and `argv`. None: a new child
-    is started.
+    `spare`: provides the child, with its own time limit and command instead of `timeout_s` and `argv`. None: a new
+    child is
+    started.
     """
 
     def __init__(
@@ -300,8 +301,9 @@ class ProbeCache:
     def is_known_on_host(self, plan: Plan) -> bool:
         """Return whether `plan` was loaded before, uses the host alone, and fits into its present free memory.
 
-        If so, a large batch in the warm-up cannot reveal a lack of memory. A card may have lost memory that no driver
-        reports.
+        If so, a large batch in the warm-up cannot reveal a lack of memory. The same does not hold for a card, which may
+        have
+        lost memory that no driver reports.
         """
         if plan.edit.side_files or plan.parameters.devices or not self._loaded:
             return False

@@ -167,7 +167,10 @@ class ChildProcess:
         self._requests.put(request)
 
     def watch(self, active: bool) -> None:
-        """Turn the stall timeout on, counted from now, or off while the child has no work. It is on after the start."""
+        """Turn the stall timeout on or off. The timeout counts from this call, and is on after the start of the child.
+
+        `active`: False while the child has no work.
+        """
         with self._condition:
             self._watched = active
             self._last_sign_s = time.monotonic()

@@ -148,7 +148,7 @@ class ProcessOutcome:
     def is_fault_of_engine(self) -> bool:
         """Whether a fault of llama.cpp ended the child.
 
-        False if the cause was the model file, a lost device, a limit, want of memory, or a signal from outside.
+        False if the cause was the model file, a lost device, a limit, a lack of memory, or a signal from outside.
         """
         # SIGBUS comes when a mapped model file became shorter.
         outside = (*_SENT_BY_OTHERS, getattr(signals, "SIGBUS", None))

@@ -84,9 +84,10 @@ _SET_SIGNAL = 10
 
 @cache
 def _make_pipe_of_our_life() -> tuple[int, int]:
-    """Return a pipe to which nobody writes.
+    """Return a pipe whose writing end is open in this process only, so that the kernel closes it when this process
+    ends.
 
-    Its writing end is open only in this process, and until this process ends.
+    Nothing is written to the pipe.
     """
     return os.pipe()
 

@@ -73,7 +73,7 @@ class WorkHeartbeat:
     """Calls `tell` in its own thread after each `tick_seconds` in which the counters show that the process worked.
 
     While the process waits for a disk or a server that does not answer, the counters do not change. Then `tell` is not
-    called, and the parent's stall timeout expires. A context manager: the thread ends when the block is left.
+    called, and the parent's stall timeout expires. As a context manager it ends the thread when the block is left.
     """
 
     def __init__(self, tell: Callable[[], None], *, tick_seconds: float = TICK_SECONDS) -> None:

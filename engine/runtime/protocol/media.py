@@ -19,7 +19,7 @@ MAX_KEPT_BYTES = 256 << 20
 
 
 class MediaCache:
-    """LRU cache of image and sound files by their hash. Each end of a pipe has one. For one thread."""
+    """LRU cache of image and sound files by their hash. Each end of a pipe has one. Use a cache in one thread only."""
 
     def __init__(self, max_bytes: int = MAX_KEPT_BYTES) -> None:
         self._max_bytes = max_bytes

@@ -93,7 +93,7 @@ class DeviceSpeed(Message, frozen=True, tag="device_speed", kw_only=True):
     `by_type`: rate as `read_bytes_per_second` for each requested type.
     `op_s`: seconds for a graph node that computes next to nothing; None if not measured.
     `products`: weights times tokens per second in a matrix product with many columns, for each type.
-    Both also have rates of other kernels, by the names of `engine/planning/speed/speeds.py`.
+    `by_type` and `products` also have rates of other kernels, by the names of `engine/planning/speed/speeds.py`.
     """
 
     read_bytes_per_second: float

@@ -47,7 +47,8 @@ class LoadOrder:
     def possible_endpoints(self) -> frozenset[str]:
         """Return the endpoints of all RPC workers that this load may use.
 
-        They are those of the layout. If other layouts may be tried, all idle ones of the rig are added.
+        The result has the endpoints of the layout. If other layouts may be tried, it also has all idle endpoints of the
+        rig.
         """
         used = self.plan.used_endpoints
         if not self.retry.retries:

@@ -25,7 +25,7 @@ _Event = TypeVar("_Event")
 class LoadRecorder:
     """Measures the stages of a session's loads by their events, and logs a record at the end of each load.
 
-    For one thread. `clock`: returns seconds.
+    Use a recorder in one thread only. `clock`: returns seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

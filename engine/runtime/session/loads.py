@@ -276,7 +276,7 @@ def _explain(transition: Transition) -> None:
 
 
 def _base(transition: Transition) -> Plan:
-    """Return the ordered plan with tables of its own, for planning in a worker thread."""
+    """Return the ordered plan with tables of its own (`LoadRun.base`), for planning in a worker thread."""
     assert transition.load.base is not None
     return transition.load.base
 

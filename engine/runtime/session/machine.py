@@ -139,7 +139,7 @@ def _stop_what_runs(transition: Transition) -> None:
 
 
 def _settle(transition: Transition) -> None:
-    """If nothing runs any more, execute the command that waits for this: unload, close, or load."""
+    """If nothing runs any more, execute the waiting command: unload, close, or load."""
     # The order matters: a load that was requested after an unload begins when the old child has ended, because both
     # children together might not fit into the memory.
     if not transition.state.is_idle:

@@ -31,7 +31,8 @@ from engine.runtime.session.state import STOP_TIMEOUT_S
 
 
 class RequestStream:
-    """The events of one request in their order; the last event is the request's ending. For one thread.
+    """The events of one request in their order; the last event is the request's ending. Use a stream in one thread
+    only.
 
     `number`: number of the request, which its events carry.
     """

@@ -38,8 +38,9 @@ _STAGES: tuple[Stage, ...] = tuple(STAGE_WORDS)
 
 @dataclass(frozen=True, slots=True)
 class LoadProgress:
-    """Progress of a load. `fraction`: completed share of the stage, 0 to 1; None if unknown.
+    """Progress of a load.
 
+    `fraction`: completed fraction of the stage, 0 to 1; None if unknown.
     `draft`: whether the draft model is being loaded, which goes through the stages again.
     """
 

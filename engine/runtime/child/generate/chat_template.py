@@ -52,7 +52,7 @@ class TemplateError(Exception):
 class TemplateProcess:
     """Renders chat templates in a child process, which is killed if a template takes too much time or memory.
 
-    For one thread.
+    Use an object from one thread only.
     """
 
     def __init__(self) -> None:

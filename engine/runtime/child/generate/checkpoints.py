@@ -60,8 +60,9 @@ class CheckpointTaker:
         self.most_bytes = min(MOST_BYTES, self._part_bytes)
 
     def size_bytes(self, sequence: int) -> int:
-        """Return the size in bytes that a checkpoint of a sequence has now; more than `most_bytes` if host memory is
-        short.
+        """Return the size in bytes that a new checkpoint of a sequence would have.
+
+        If host memory is short, the result is larger than `most_bytes`, and no checkpoint should be taken.
         """
         # With LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY llama.cpp copies only state that cannot be cut: recurrent, and
         # windows.
@@ -98,9 +99,11 @@ class CheckpointTaker:
 
 
 def next_checkpoint(held: int, positions: Sequence[int], last_checkpoint: int, spacing: int) -> int:
-    """Return the token position of the next checkpoint after the first `held` tokens.
+    """Return the token position of the next checkpoint of a sequence.
 
-    This is the next of `positions`, or `last_checkpoint` + `spacing` if that comes first.
+    The result is the first of `positions` after `held`, or `last_checkpoint` + `spacing` if that is smaller.
+    `held`: number of tokens that the sequence already has.
+    `last_checkpoint`: token position of the sequence's last checkpoint.
     """
     spaced = held + spacing - (held - last_checkpoint) % spacing
     return min((each for each in positions if held < each < spaced), default=spaced)

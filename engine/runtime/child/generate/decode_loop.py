@@ -44,7 +44,10 @@ SECONDS_WITH_ANSWERS = 0.15
 
 
 class PromptBudget:
-    """Limits the number of prompt tokens in a batch, by the measured speed. `most`: size of a batch in tokens."""
+    """Limits the number of prompt tokens in a batch by the measured speed of prompts.
+
+    `most`: largest number of tokens in a batch.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -455,10 +458,11 @@ class DecodeLoop:
 
 
 def share_evenly(room: int, wants: Sequence[int]) -> list[int]:
-    """Divide `room` evenly; return a share for each entry of `wants`.
+    """Divide `room` tokens of a batch evenly among requests, and return the number of tokens for each request.
 
-    No share is larger than its entry; what an entry does not need goes to the others. As long as there is room, each
-    share is at least 1.
+    `wants`: largest number of tokens that each request can use. Tokens that a request cannot use go to the others. As
+    long
+    as there is room, each request gets at least 1 token.
     """
     counts = [0] * len(wants)
     left = room

@@ -40,9 +40,10 @@ Each loss doubles it.
 
 
 class Rest:
-    """The pause of drafts for the next answers of a loaded model, after drafts have made answers slower.
+    """The pause of drafts that begins after drafts have made answers slower; all answers of a loaded model share it.
 
-    It ends after a number of answered tokens. Losses are summed over answers, because a short answer has few steps.
+    The pause ends after a number of answered tokens. Losses are summed over answers, because a short answer has few
+    steps.
     """
 
     def __init__(self) -> None:

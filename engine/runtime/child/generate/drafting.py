@@ -36,7 +36,7 @@ class Step(NamedTuple):
 
 
 class Drafting:
-    """Makes the drafts for the answers of a loaded model, from its `DraftSource`. For the main thread."""
+    """Makes the drafts for the answers of a loaded model, from its `DraftSource`. Use it in the main thread only."""
 
     def __init__(self, loaded: LoadedContext, source: DraftSource, slots: Slots, stop: StopFlag) -> None:
         self._source = source
@@ -85,7 +85,9 @@ class Drafting:
         return none
 
     def begin(self, task: SequenceTask) -> None:
-        """Prepare drafts for a request that got a slot. While drafts are paused after a loss, it gets none."""
+        """Prepare drafts for a request that got a slot. The request gets no drafts while they are paused after a loss
+        of time.
+        """
         if task.draft is not None:
             task.draft.rest = self._rest
             if self._rest.is_on and not task.is_answering:
@@ -123,7 +125,10 @@ class Drafting:
                 step.task.draft.note_seconds(seconds, plain_seconds, has_drafts=has_drafts, is_reading=is_reading)
 
     def _most(self, task: SequenceTask, count: int) -> int:
-        """Return the most tokens that may be drafted for a request of which `count` tokens are in the next batch."""
+        """Return the largest number of tokens that may be drafted for a request.
+
+        `count`: number of the request's tokens in the next batch.
+        """
         if task.draft is None or task.slot is None or task.draft.paused or count < task.missing:
             return 0
         # After a recurrent state was set back, the accepted tokens of the last step are computed again.

@@ -20,8 +20,10 @@ FAILED: DraftPause = "failed"
 
 
 class Wanted(NamedTuple):
-    """The order for one draft. `number`: index of the slot. `tokens`: the slot's tokens.
+    """Describes one draft to compute.
 
+    `number`: index of the slot.
+    `tokens`: the slot's tokens.
     `most`: largest number of tokens to draft.
     """
 
@@ -57,7 +59,7 @@ class _Draft:
 
 
 class ModelDrafter:
-    """The draft model of a loaded model. For the main thread.
+    """Computes drafts with the draft model of a loaded model. Use it in the main thread only.
 
     `n_tokens`: size of the model's vocabulary; the draft model may have a few tokens more.
     `is_reading`: whether the last call of `draft` left tokens of a prompt to be computed.

@@ -43,11 +43,11 @@ class Computed(NamedTuple):
 class _Sequence:
     """The sequence of one slot in the context of the MTP heads.
 
-    `start`: position of its first token; above 0 if states of earlier tokens are unknown, as after an image.
-    `tokens`: its tokens whose hidden states came from the model.
+    `start`: position of the sequence's first token; above 0 if states of earlier tokens are unknown, as after an image.
+    `tokens`: tokens of the sequence whose hidden states came from the model.
     `has_drafts`: whether drafted tokens follow `tokens` in the KV cache.
-    `hidden`: kept hidden states of the model, for `hidden_tokens`.
-    `hidden_start`: position of the first of these tokens.
+    `hidden`: hidden states from the model that the heads have not read yet, one for each of `hidden_tokens`.
+    `hidden_start`: position of the first of `hidden_tokens`.
     """
 
     start: int = 0
@@ -78,10 +78,10 @@ class _Draft:
 
 
 class MtpDrafter:
-    """Drafts with the MTP heads of a loaded model. For the main thread.
+    """Computes drafts with the MTP heads of a loaded model. Use it in the main thread only.
 
     `target`: the context of the model itself.
-    `heads`: the context of its MTP heads.
+    `heads`: the context of the model's MTP heads.
     """
 
     is_reading = False
@@ -103,7 +103,9 @@ class MtpDrafter:
         self.has_failed = False
 
     def refusal(self, number: int, tokens: int) -> DraftPause:
-        """Return why nothing can be drafted for the slot `number` with so many tokens; empty if it can."""
+        """Return why nothing can be drafted for slot `number`, which has `tokens` tokens; empty if drafting is
+        possible.
+        """
         if self.has_failed or number >= len(self._sequences):
             return FAILED
         return "" if tokens + 1 < self._most_tokens else "context"
@@ -128,7 +130,10 @@ class MtpDrafter:
                 self._read(part.number)
 
     def draft(self, wanted: Sequence[Wanted]) -> list[list[int]]:
-        """Return the drafted tokens for each of `wanted`; empty if states are missing, or after a stop."""
+        """Return the drafted tokens for each of `wanted`.
+
+        A draft is empty if hidden states are missing, or after a stop.
+        """
         drafts = [_Draft(each.number, each.most, len(each.tokens)) for each in wanted]
         room = self._batch.size // max(1, len(wanted))
         able = [self._prepare(each, asked.tokens, room) for each, asked in zip(drafts, wanted, strict=True)]
@@ -173,7 +178,7 @@ class MtpDrafter:
         return last + 1 - self._first(draft.number) <= room or self._read(draft.number)
 
     def _begin(self, draft: _Draft, tokens: Sequence[int]) -> None:
-        """Add the tokens to the batch that the slot has and the heads have not computed yet."""
+        """Add to the batch the tokens of the slot that the heads have not computed yet."""
         begin, last = self._first(draft.number), len(tokens) - 1
         draft.place = self._add(draft.number, tokens[begin : last + 1], begin, outputs=1)
         self._keep_one(self._sequences[draft.number], last - 1)

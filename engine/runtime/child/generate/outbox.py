@@ -21,11 +21,12 @@ at 145 tokens/s on two cores, that took 4 % of the speed.
 class Outbox:
     """Sends messages in their order.
 
-    If tokens come faster than `PIECE_SECONDS`, the pieces of several tokens are joined to one for each request. Any
+    If an answer's tokens come faster than one in `PIECE_SECONDS`, the texts of several tokens are sent as one piece.
+    Any
     other message is sent at once, after the pieces that are held back.
 
     `write`: writes messages to the pipe.
-    `clock`: time in seconds.
+    `clock`: returns the time in seconds.
     """
 
     def __init__(

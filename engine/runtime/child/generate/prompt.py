@@ -113,7 +113,7 @@ def media_of(messages: Sequence[ChatMessage]) -> tuple[MediaFile, ...]:
 
 
 def media_for(loaded: LoadedContext, files: Sequence[MediaFile]) -> Media:
-    """Return the loaded projector, after a check that it can read all of these files.
+    """Return the loaded projector, after checking that it can read all of `files`.
 
     Raises:
         RequestError: no projector is loaded, or it cannot read one of the files.

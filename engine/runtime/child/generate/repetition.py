@@ -35,8 +35,8 @@ _MIN_LETTERS = 4
 def repeated_periods(tokens: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Yield (period, number of repeating tokens) for each repetition at the end of `tokens`, shortest period first.
 
-    A period is the length of the repeated text, in tokens. It is yielded if the text stands there at least twice.
-    Repetitions of fewer than `_TAIL` tokens are not found.
+    A period is the length of the repeated text, in tokens. The text must occur at least twice in a row. Repetitions of
+    fewer than `_TAIL` tokens are not found.
     """
     # Bytes, because searching them is a hundred times as fast as comparing lists.
     held, found = array("i", tokens), list[tuple[int, int]]()

@@ -35,7 +35,9 @@ class SequenceFileError(Exception):
 
 
 class DamagedSequenceError(SequenceFileError):
-    """Error: no model can ever restore the file. It is damaged, of another version, or not a saved KV state."""
+    """Error: the file cannot be restored with any model, because it is damaged, of another version, or no saved KV
+    state.
+    """
 
 
 class ModelIdentity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -65,12 +67,14 @@ class SequenceHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Header of a saved KV state, which shows whether the loaded context can restore the state.
 
     `streams`: number of sequences with KV buffers of their own.
-    `flash_attention`: whether flash attention was on; if not, llama.cpp stores V transposed, so the states differ.
+    `flash_attention`: whether flash attention was on. Without flash attention llama.cpp stores V transposed, so the
+    states
+    differ.
     `tokens`: number of tokens.
     `state_bytes`: size in bytes of the sequence's state.
     `digest`: SHA-256 of everything after the header.
     `checkpoints`: entries of the checkpoints, ascending by tokens.
-    `images`: names of the images and sounds for which the tokens -1, -2... stand.
+    `images`: names of the images and sounds. The token -1 stands for the first name, -2 for the second, and so on.
     """
 
     model: ModelIdentity

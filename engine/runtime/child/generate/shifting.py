@@ -33,8 +33,9 @@ _OTHER_TEXTS = ("0", "1")
 def kept_tokens(
     loaded: LoadedContext, request: Generate, settings: SamplingSettings, prompt: MediaPrompt, replaced: Replaced
 ) -> int | None:
-    """Return how many tokens at the start of the prompt stay at a context shift; None: the answer ends in a full
-    context.
+    """Return how many tokens at the start of the prompt stay in the KV cache at a context shift.
+
+    None means that the context is not shifted: the answer ends when the context is full.
 
     Raises:
         RequestError: the request demands a shift, and none is possible. The sentence names the reason.
@@ -87,7 +88,7 @@ def _refusal(loaded: LoadedContext, prompt: MediaPrompt, replaced: Replaced) -> 
 def _beginning(loaded: LoadedContext, request: Generate, tokens: Sequence[int]) -> int:
     """Return the number of tokens before the first message that is not a system prompt.
 
-    They are the prefix that the prompt has in common with a prompt in which that message begins differently.
+    The function compares the prompt with one in which that message begins differently, and counts the common prefix.
     """
     place = next((place for place, each in enumerate(request.messages) if each.role != "system"), None)
     if place is None:

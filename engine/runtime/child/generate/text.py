@@ -84,8 +84,9 @@ def _piece(loaded: LoadedContext, token: int, *, special: bool) -> bytes:
 
 
 class PieceDecoder:
-    """Decodes tokens to text one by one. A character whose bytes are split over tokens is returned with the last of
-    them.
+    """Decodes tokens to text one by one.
+
+    A character whose bytes are split over several tokens is returned with the last of these tokens.
 
     `told`: special tokens that are written by their names. All others give no text.
     """

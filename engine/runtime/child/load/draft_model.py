@@ -88,17 +88,20 @@ def _difference(low: Any, ours: Any, theirs: Any) -> str:
 
 
 def without_rope(low: Any, model: int) -> int | None:
-    """Return the trained context in tokens of a model without RoPE; None if the model has RoPE.
+    """Return the context length in tokens with which a model without RoPE was trained; None if the model has RoPE.
 
-    A model without RoPE may have learned positions, and ggml aborts beyond the last one.
+    A model without RoPE may have learned positions, and ggml aborts beyond the last of them.
     """
     return int(low.llama_model_n_ctx_train(model)) if low.llama_model_rope_type(model) == NO_ROPE else None
 
 
 def check_rotation(low: Any, model: int, name: str) -> None:
-    """Raise `RequestError` if the model's RoPE would rotate no elements: ggml's operation on the CPU would never end.
+    """Raise `RequestError` if the model's RoPE rotates no elements, because ggml's operation on the CPU would never
+    end.
 
-    At the first rotated element `ggml_compute_forward_rope_flt` steps back by two, and after it forward by two.
+    The cause is in `ggml_compute_forward_rope_flt`: it steps back by two at the first rotated element, and forward by
+    two
+    after that element.
     `low`: the module `llama_cpp.llama_cpp`.
     `model`: address of the model.
     `name`: name of the model's file, for the error.

@@ -62,10 +62,11 @@ class _Worker:
 
 
 class Links:
-    """The connections of this process to the RPC workers of a load; a context manager.
+    """Measures the connections of this process to the RPC workers of a load; a context manager.
 
-    They are measured until `sent` is called. A small buffer on each worker keeps ggml's connection open, so that its
-    byte counters are not reset.
+    The measurement ends when `sent` is called. A small buffer on each worker keeps ggml's connection open; otherwise
+    its
+    byte counters would be reset.
     """
 
     def __init__(self, engine: Bindings, devices: ResolvedDevices, refs: Sequence[DeviceRef]) -> None:

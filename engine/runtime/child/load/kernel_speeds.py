@@ -253,7 +253,10 @@ class _Kernel:
         return min(self._timed(self._pass) for _ in range(2))
 
     def seconds(self) -> float:
-        """Return the seconds of the fastest of several passes: other programs make a pass slower, never faster."""
+        """Return the duration in seconds of the fastest of several passes.
+
+        The fastest pass counts because other programs can only make a pass slower.
+        """
         trip = min(self._timed(self._ask) for _ in range(5))
         end, best, n_passes = time.perf_counter() + _MEASURED_S, self._timed(self._pass), 1
         while time.perf_counter() < end and n_passes < _MAX_PASSES:
@@ -270,7 +273,7 @@ class _Kernel:
         self._ask()
 
     def _ask(self) -> None:
-        """Read a few bytes of the result, which waits until the computation has ended."""
+        """Read a few bytes of the result from the device, to wait until the computation has ended."""
         word = ctypes.create_string_buffer(4)
         self._get(self._result, word, 0, len(word))
 
@@ -286,8 +289,8 @@ class _Kernel:
 def clock_of(request: MeasureSpeed) -> Callable[[], float]:
     """Return the clock for the measured device, in seconds.
 
-    On the host it is the processor time of this thread, which takes part in all computations and waits for the others
-    without sleeping. So other programs on a busy machine do not count.
+    For the host the clock is the processor time of this thread, so that other programs on a busy machine do not count.
+    The thread takes part in all computations and waits for the other threads without sleeping.
     """
     return time.thread_time if request.device.id == CPU_ID else time.perf_counter
 

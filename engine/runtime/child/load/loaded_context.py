@@ -36,7 +36,9 @@ POOLING_NONE, POOLING_RANK = 0, 4
 
 @dataclass(slots=True)
 class LoadedContext:
-    """A loaded model and its context: native pointers, settings, and facts from the load. For the main thread."""
+    """A loaded model and its context: native pointers, settings, and facts from the load. Use it in the main thread
+    only.
+    """
 
     engine: Bindings
     log: EngineLog
@@ -120,15 +122,15 @@ class LoadedContext:
     def batch_tokens(self) -> int:
         """Size of a batch in tokens (`n_batch`).
 
-        llama.cpp limits it to the requested context, which it rounds up only afterwards.
+        llama.cpp limits `n_batch` to the requested context length, before it rounds that length up.
         """
         return int(self.engine.low.llama_n_batch(self.context))
 
     @property
     def longest_text(self) -> int:
-        """Largest number of tokens of a text to embed: the least of micro batch, context and trained context.
+        """Largest number of tokens of a text to embed: the smallest of micro batch, context and trained context.
 
-        Models with absolute positions have none beyond the trained context.
+        The trained context is a limit because a model with absolute positions has no position beyond it.
         """
         low = self.engine.low
         trained = int(low.llama_model_n_ctx_train(self.model))
@@ -234,13 +236,17 @@ class LoadedContext:
         return int(self.engine.low.llama_model_n_embd_out(self.model))
 
     def new_batch(self, size: int) -> Batch:
-        """Return a batch for `size` tokens of this context; with a hidden state for each if MTP heads compute it."""
+        """Return a batch for `size` tokens of this context.
+
+        If this is the context of MTP heads, the batch has a hidden state for each token.
+        """
         return Batch(self.engine, size, self.hidden_width if self.is_mtp else 0)
 
     @property
     def _encoded_width(self) -> int:
-        """Width of the encoder's vector that T5 models store beside the logits (`llama_context::output_reserve`); 0 for
-        others.
+        """Width of the encoder output that llama.cpp stores next to the logits for T5 models; 0 for other models.
+
+        The source is `llama_context::output_reserve`.
         """
         low = self.engine.low
         decodes = low.llama_model_has_encoder(self.model) and low.llama_model_has_decoder(self.model)
@@ -254,7 +260,9 @@ class LoadedContext:
         return FLOAT_BYTES * tokens * (self.vocabulary_size + width)
 
     def free(self) -> None:
-        """Free draft model, projector, context and model. The model is freed last, because the other two use it."""
+        """Free draft model, projector, context and model. The model is freed last, because the projector and the
+        context use it.
+        """
         if self.draft_model is not None:
             self.draft_model.free()
         if self.side_files is not None:
@@ -319,7 +327,7 @@ class Batch:
         return place
 
     def bring(self, place: int, hidden: Any) -> None:
-        """Set the hidden state of the token at `place` in the batch. `hidden`: a row of F32 values."""
+        """Set the hidden state of the token with index `place` in the batch. `hidden`: a row of F32 values."""
         row_bytes = FLOAT_BYTES * self._hidden_width
         assert self._hidden is not None
         ctypes.memmove(ctypes.addressof(self._hidden) + place * row_bytes, hidden.ctypes.data, row_bytes)

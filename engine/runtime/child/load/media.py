@@ -78,8 +78,8 @@ NO_MEDIA = MediaPrompt()
 class Embeddings:
     """The embeddings of a part.
 
-    `rows`: float32, `width` numbers for each KV cell.
-    `positions`: positions of all rows, for each section; one section, or four with M-RoPE.
+    `rows`: float32 array with one row of `width` numbers for each KV cell.
+    `positions`: positions of all rows, section by section. There is one section, or with M-RoPE four.
     """
 
     rows: Any
@@ -90,7 +90,8 @@ class Embeddings:
 class Media:
     """Turns images and sounds into parts of a prompt and into embeddings, with the loaded projector.
 
-    For the main thread. `width`: numbers in an embedding.
+    Use it in the main thread only.
+    `width`: number of values in an embedding.
     """
 
     def __init__(self, projector: Projector, width: int) -> None:
@@ -300,7 +301,7 @@ def _library_text(library: Any, prompt: MediaPrompt) -> Any:
 
 
 def _fingerprint(path: Path) -> str:
-    """Return a digest that identifies a projector's file, from its size, its first bytes and its last."""
+    """Return a digest that identifies a projector's file, from the file's size, its first bytes and its last bytes."""
     # The whole file may have gigabytes; its header, with all metadata, is at the beginning.
     with path.open("rb") as file:
         digest = hashlib.sha256(file.read(_FINGERPRINT_BYTES))

@@ -165,9 +165,9 @@ def context_struct(engine: Bindings, context: ContextSettings, stop: StopFlag | 
 
 
 def _stop_of_pipeline(parameters: EngineParameters, context: ContextSettings) -> tuple[TensorOverride, ...]:
-    """Return an override that matches no tensor, to prevent pipeline parallelism; empty if it need not be prevented.
+    """Return a tensor override that matches no tensor, to prevent pipeline parallelism; empty if none is needed.
 
-    llama.cpp has no parameter for that, but does not use a pipeline if there is any tensor override
+    llama.cpp has no parameter against pipeline parallelism, but does not use it if there is any tensor override
     (llama_context: `pipeline_parallel`).
     """
     several = parameters.split_mode == "layer" and len(parameters.devices) > 1
@@ -197,9 +197,9 @@ PLAIN_HOST_BUFFER = "CPU"
 
 
 class ModelLoader:
-    """Carries out one `Load`, from the request to the loaded context. For the main thread.
+    """Carries out one `Load`, from the request to the loaded context. Use it in the main thread only.
 
-    `target`: the model for which this load loads the draft model; None: this load is not that of a draft model.
+    `target`: the model for which this load loads the draft model; None if this load is not that of a draft model.
     """
 
     def __init__(

@@ -159,8 +159,9 @@ def without_surplus(
 ) -> dict[int, BufferBytes]:
     """Return a dry run's sizes with compute buffers corrected for pipeline parallelism.
 
-    A dry run assigns the norms to other backends than a load does, and so plans the copies of the hidden state at other
-    boundaries. It counts one set of copies too many for a device with a single entry in the layout. If the layout has
+    A dry run assigns the norms to other backends than a load does. So a dry run plans the copies of the hidden state at
+    other boundaries. It counts one set of copies too many for a device with a single entry in the layout. If the layout
+    has
     no CPU entries, it counts one set too few for the device of the first entry.
 
     `buffer_types`: from `backend_buffer_types`.

@@ -13,9 +13,9 @@ _UNKNOWN, _CONTROL, _LSTRIP, _RSTRIP = 1 << 0, 1 << 3, 1 << 7, 1 << 8
 
 
 class SpecialToken(NamedTuple):
-    """A special token: llama.cpp finds its name in a text only if special tokens are parsed.
+    """A special token of a vocabulary. llama.cpp finds its name in a text only if special tokens are parsed.
 
-    `strips_left`, `strips_right`: whether it removes spaces beside it.
+    `strips_left`, `strips_right`: whether the token removes the spaces before or after it.
     """
 
     id: int

@@ -70,9 +70,11 @@ def measure(engine: Bindings, request: MeasureSpeed | MeasureThreads) -> DeviceS
 
 
 def measure_speed(engine: Bindings, request: MeasureSpeed) -> DeviceSpeed:
-    """Measure one device. This takes some seconds, and `size_bytes` of the device's memory meanwhile.
+    """Measure one device. This takes some seconds and `size_bytes` of the device's memory.
 
-    On a slow device one type may take as long as all types on a fast one. So no further type is begun after `enough_s`.
+    No further type is measured after `enough_s` seconds, because on a slow device one type may take as long as all
+    types on
+    a fast device.
 
     Raises:
         RequestError: the device is gone, or has no room for the matrix.
@@ -302,7 +304,7 @@ class _Graph:
         self._ask()
 
     def _free(self) -> None:
-        """Free buffer, tensors and backend, in this order: each uses the next."""
+        """Free the buffer, the tensors and the backend, in this order, because each of them uses the next one."""
         if self._buffer:
             self._free_buffer(self._buffer)
         self._free_tensors(self._tensors)

@@ -41,7 +41,10 @@ class LoadedVocabulary(LoadedContext):
 
 
 class VocabularyReader:
-    """Counts tokens with the vocabulary of the last requested file, and ends the idle process. For the main thread."""
+    """Counts tokens with the vocabulary of the last requested file, and ends the process when it is idle.
+
+    Use it in the main thread only.
+    """
 
     def __init__(self, engine: Bindings, log: EngineLog) -> None:
         self._engine, self._log = engine, log

@@ -29,8 +29,8 @@ MIN_STEP_SECONDS = 0.05
 class StageReporter:
     """Sends the stage of a load when it changes, and again every second while the counters of the process show work.
 
-    A context manager: the repetition ends when the block is left. Thread-safe, because native callbacks and the thread
-    of the heartbeat call it too.
+    As a context manager it ends the repetition when the block is left. Its methods are thread-safe, because native
+    callbacks and the thread of the heartbeat call them too.
     """
 
     def __init__(self, send: Callable[[Message], None], *, tick_seconds: float = TICK_SECONDS) -> None:
@@ -65,7 +65,7 @@ class StageReporter:
         self._send(StageProgress(stage=stage, fraction=fraction))
 
     def advance(self, fraction: float) -> None:
-        """Send the completed share of the stage, 0 to 1. Small steps in quick succession are not sent."""
+        """Send the completed fraction of the stage, 0 to 1. Small steps in quick succession are not sent."""
         before = self._latest.fraction or 0.0
         soon = time.monotonic() - self._sent_at < MIN_STEP_SECONDS
         if fraction >= 1.0 or (fraction - before >= MIN_STEP and not soon):

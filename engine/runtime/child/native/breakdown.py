@@ -44,7 +44,7 @@ class _Node(ctypes.Structure):
 class _Map(ctypes.Structure):
     """The header of libstdc++'s `std::map`.
 
-    `spare`: zeroed bytes after it, as another standard library may have a larger map.
+    `spare`: zeroed bytes after the header, because the map of another standard library may be larger.
     """
 
     _fields_ = [

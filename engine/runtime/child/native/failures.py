@@ -150,9 +150,12 @@ class NodeLimit:
     """Ends the process if a computation does not get beyond one operation of the graph. A context manager around each
     computation.
 
-    The progress is checked each second (`look_at_nodes`). An operation may take `seconds` of time and as much processor
-    time. Only if it exceeds both, the process ends: on a busy machine time passes without work, and threads that wait
-    for others use the processor. While the process reads files, allocates memory or uses the network, its time does not
+    The progress is checked each second (`look_at_nodes`). The process ends only if an operation exceeds `seconds` of
+    time
+    and also `seconds` of processor time. Time alone proves nothing on a busy machine, and processor time alone is also
+    used
+    by threads that wait for others. Time in which the process reads files, allocates memory or uses the network does
+    not
     count, because the disk may be slow.
     `say`: sends the reason before the process ends.
     `name`: name of the model's file.

@@ -122,7 +122,10 @@ def _endpoints(devices: Sequence[DeviceRef]) -> list[str]:
 
 
 def _confine(rights: Rights, access: FileAccess | None, endpoints: Sequence[str] = ()) -> None:
-    """Drop all access rights but these. Later calls can only drop more. `access`: None: files are not limited."""
+    """Drop all access rights except `rights`. Later calls can only drop more.
+
+    `access`: files that stay accessible; None if files are not limited.
+    """
     if access is not None:
         # `host:port`, checked before they were greeted.
         hosts, _, ports = zip(*(each.rpartition(":") for each in endpoints), strict=True) if endpoints else ((),) * 3

@@ -47,8 +47,8 @@ def load_request(plan: Plan, *, sequences: Path | None = None, is_known: bool = 
     `is_known`: whether the same load succeeded before (`Load.is_known`).
 
     Raises:
-        ModelFileError: a path is not UTF-8 text, which JSON and llama.cpp need.
-        RuleViolationError, LayoutError: as of `Plan.parameters`.
+        ModelFileError: a path is not UTF-8 text, which JSON and llama.cpp need. RuleViolationError, LayoutError: as of
+        `Plan.parameters`.
     """
     side_files = plan.edit.side_files
     # Landlock lets the child open only these files, all parts of a split model included.

@@ -45,8 +45,7 @@ class Probes:
     `timeout_s`: time limit of each probe, in seconds.
     `argv`: command of the child; None for the real one.
     `spare`: provides the child, with its own time limit and command instead of `timeout_s` and `argv`. None: a new
-    child is
-    started.
+    child is started.
     """
 
     def __init__(
@@ -302,8 +301,7 @@ class ProbeCache:
         """Return whether `plan` was loaded before, uses the host alone, and fits into its present free memory.
 
         If so, a large batch in the warm-up cannot reveal a lack of memory. The same does not hold for a card, which may
-        have
-        lost memory that no driver reports.
+        have lost memory that no driver reports.
         """
         if plan.edit.side_files or plan.parameters.devices or not self._loaded:
             return False

@@ -461,8 +461,7 @@ def share_evenly(room: int, wants: Sequence[int]) -> list[int]:
     """Divide `room` tokens of a batch evenly among requests, and return the number of tokens for each request.
 
     `wants`: largest number of tokens that each request can use. Tokens that a request cannot use go to the others. As
-    long
-    as there is room, each request gets at least 1 token.
+    long as there is room, each request gets at least 1 token.
     """
     counts = [0] * len(wants)
     left = room

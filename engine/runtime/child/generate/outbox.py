@@ -22,8 +22,7 @@ class Outbox:
     """Sends messages in their order.
 
     If an answer's tokens come faster than one in `PIECE_SECONDS`, the texts of several tokens are sent as one piece.
-    Any
-    other message is sent at once, after the pieces that are held back.
+    Any other message is sent at once, after the pieces that are held back.
 
     `write`: writes messages to the pipe.
     `clock`: returns the time in seconds.

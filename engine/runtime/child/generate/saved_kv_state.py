@@ -68,8 +68,7 @@ class SequenceHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     `streams`: number of sequences with KV buffers of their own.
     `flash_attention`: whether flash attention was on. Without flash attention llama.cpp stores V transposed, so the
-    states
-    differ.
+    states differ.
     `tokens`: number of tokens.
     `state_bytes`: size in bytes of the sequence's state.
     `digest`: SHA-256 of everything after the header.

@@ -100,8 +100,7 @@ def check_rotation(low: Any, model: int, name: str) -> None:
     end.
 
     The cause is in `ggml_compute_forward_rope_flt`: it steps back by two at the first rotated element, and forward by
-    two
-    after that element.
+    two after that element.
     `low`: the module `llama_cpp.llama_cpp`.
     `model`: address of the model.
     `name`: name of the model's file, for the error.

@@ -65,8 +65,7 @@ class Links:
     """Measures the connections of this process to the RPC workers of a load; a context manager.
 
     The measurement ends when `sent` is called. A small buffer on each worker keeps ggml's connection open; otherwise
-    its
-    byte counters would be reset.
+    its byte counters would be reset.
     """
 
     def __init__(self, engine: Bindings, devices: ResolvedDevices, refs: Sequence[DeviceRef]) -> None:

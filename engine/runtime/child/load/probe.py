@@ -161,8 +161,7 @@ def without_surplus(
 
     A dry run assigns the norms to other backends than a load does. So a dry run plans the copies of the hidden state at
     other boundaries. It counts one set of copies too many for a device with a single entry in the layout. If the layout
-    has
-    no CPU entries, it counts one set too few for the device of the first entry.
+    has no CPU entries, it counts one set too few for the device of the first entry.
 
     `buffer_types`: from `backend_buffer_types`.
     `host`: buffer type of CPU backends.

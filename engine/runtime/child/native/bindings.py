@@ -253,8 +253,7 @@ def _low_level() -> Any:
     """Return the binding's module of C functions, without running the `__init__` of its package.
 
     The `__init__` would import numpy, a template engine and more. They are not needed here, and their import took half
-    of a
-    probe's time.
+    of a probe's time.
     """
     # An empty module of the package's spec stands for the package, so that its submodule can be imported.
     name = "llama_cpp"

@@ -1,8 +1,8 @@
 """Failures in the child: `RequestError` ends a request, `StepLimit` and `NodeLimit` end the process.
 
 Some inputs keep llama.cpp busy without end: a grammar at each token, an RPC server that reports too many devices, or a
-number in a model file that makes an operation of the graph endless.
-Nothing can interrupt native code, so the process ends. Before that it sends the reason as `Aborting`.
+number in a model file that makes an operation of the graph endless. Nothing can interrupt native code, so the process
+ends. Before that it sends the reason as `Aborting`.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ _IDLE_LOOKS = 5
 class StepLimit:
     """Ends the process if a native call takes too much processor time or memory. A context manager around each call.
 
-    Resident memory is measured, by a thread that runs only while there are such calls. The system's resource limits
-    are not suitable: drivers of graphics cards reserve hundreds of GiB of address space and map host memory as private
+    Resident memory is measured, by a thread that runs only while there are such calls. The system's resource limits are
+    not suitable: drivers of graphics cards reserve hundreds of GiB of address space and map host memory as private
     memory, and after a refused allocation llama.cpp ends without a word about the file.
 
     `say`: sends the reason before the process ends.
@@ -151,12 +151,9 @@ class NodeLimit:
     computation.
 
     The progress is checked each second (`look_at_nodes`). The process ends only if an operation exceeds `seconds` of
-    time
-    and also `seconds` of processor time. Time alone proves nothing on a busy machine, and processor time alone is also
-    used
-    by threads that wait for others. Time in which the process reads files, allocates memory or uses the network does
-    not
-    count, because the disk may be slow.
+    time and also `seconds` of processor time. Time alone proves nothing on a busy machine, and processor time alone is
+    also used by threads that wait for others. Time in which the process reads files, allocates memory or uses the
+    network does not count, because the disk may be slow.
     `say`: sends the reason before the process ends.
     `name`: name of the model's file.
     `nodes`: returns a number that changes with each operation; None if the system cannot count them.

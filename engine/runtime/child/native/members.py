@@ -156,8 +156,7 @@ class MemberBuffers:
         """Return whether the counts agree with llama.cpp's figures.
 
         Each figure of llama.cpp is a sum of largest slices. So it must lie between the bytes of the largest member and
-        the
-        bytes of all members together.
+        the bytes of all members together.
         """
         state = {device: self._kv[device] + self._recurrent[device] for device in self._kv}
         pairs = ((self._weights, whole.weights_bytes), (state, whole.kv_cache_bytes + whole.recurrent_bytes))

@@ -1,4 +1,4 @@
-"""Child of `cold_start`: opens one window, says `painted` after its first paint and `opened` when all is there."""
+"""Child of `cold_start`: opens one window, prints `painted` after its first paint, and ends."""
 
 from __future__ import annotations
 
@@ -30,15 +30,9 @@ class FirstPaint(QObject):
         return False
 
 
-def say(word: str) -> None:
-    """Tell the parent."""
-    sys.stdout.write(f"{word}\n")
-    sys.stdout.flush()
-
-
 def end(window: QWidget) -> None:
-    """Say that everything is there, and end."""
-    say("opened")
+    """Tell the parent that the window was painted, and end."""
+    print("painted", flush=True)
     window.close()
     QApplication.quit()
 
@@ -59,18 +53,18 @@ def main() -> None:
     """Open the window that the first argument names; the filter is there before anything can be painted."""
     application = QApplication(sys.argv[:1])
     first = FirstPaint(application)
-    first.seen.connect(partial(say, "painted"))
     if sys.argv[1] == "bare":
         bare = bare_window()
-        bare.show()
         first.seen.connect(partial(end, bare))
+        bare.show()
     else:
         from app.opening import Opening, StartOptions
         from app.settings import Settings
         from app.theme import Theme
 
         opening = Opening(Settings(), Theme(application, "dark"), StartOptions())
-        opening.opened.connect(lambda window: end(window.main))
+        # Shown with all its parts, so the first paint is the complete window (`app/opening.py`).
+        first.seen.connect(partial(end, opening.picture.main))
         opening.show()
     application.exec()
 

@@ -108,7 +108,7 @@ class Theme(QObject):
             self._apply()
 
     def next_zoom(self, step: int) -> int:
-        """Return the zoom in per cent that is one step larger (`step` 1) or smaller (-1), or the last one."""
+        """Return the next larger (`step` 1) or smaller (-1) zoom in per cent; at the limit, the present zoom."""
         index = ZOOM_STEPS.index(self._zoom_percent) + step
         return ZOOM_STEPS[min(max(index, 0), len(ZOOM_STEPS) - 1)]
 

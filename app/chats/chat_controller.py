@@ -1,4 +1,4 @@
-"""Commands on conversations: open, begin, rename, move, pin and delete them, and show the last one after a start."""
+"""Commands on conversations: open, begin, rename, move, pin, delete. At the start the last conversation is opened."""
 
 from __future__ import annotations
 
@@ -95,7 +95,10 @@ class ChatController(QObject):
         self._archive.read(chat, show)
 
     def _takes_over_from(self, other: OpenModel) -> bool:
-        """Return whether the current model takes over a conversation of `other`: only the current model is loaded."""
+        """Return whether the current model may take over a conversation that `other` has open.
+
+        It may if the current model is loaded, and `other` is neither loaded nor answering.
+        """
         current = self._models.current.status
         return current.is_loaded and not other.status.is_loaded and not other.conversation.is_answering
 

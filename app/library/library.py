@@ -43,7 +43,7 @@ _log = logging.getLogger("layerdeck.library")
 
 
 class LibraryTask:
-    """Runs background work for the library, which shows its progress and errors. A newer call cancels an older one."""
+    """Runs background work, and shows its progress and errors in the library. A newer `run` cancels the older one."""
 
     def __init__(self, library: Library, background: Background) -> None:
         self._library = library
@@ -62,7 +62,7 @@ class LibraryTask:
         """Run `work` in the background, then call `done`, unless another call or `cancel` comes before that.
 
         `progress`: text of a progress report, in which `{done}` and `{whole}` are replaced.
-        `failed`: called with an error; None: the library shows the error.
+        `failed`: called with an error; if it is None, the library shows the error.
         """
 
         def step(task: Task[str]) -> _T:

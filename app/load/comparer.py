@@ -76,7 +76,8 @@ class LayoutComparer(QObject):
     def start(self, plan: Plan, edits: tuple[NamedEdit, ...], preset: str, *, automatic: bool) -> None:
         """Compare the speed of `edits` of the model of `plan` on its rig; does nothing if a comparison runs.
 
-        `progressed` and then `finished` or `failed` are emitted. `preset`: a name in `PRESETS`, the amount of work.
+        `progressed` and then `finished` or `failed` are emitted.
+        `preset`: key in `PRESETS`; it sets how much is measured.
         `automatic`: whether automatic layouts, and other settings of the fastest layout, are compared too.
         """
         if self.is_running:

@@ -60,7 +60,7 @@ class RoomOffers(QObject):
         self._asked: tuple[object, ...] | None = None
         """Model, edit, loaded models and devices of the last search; None if there was none."""
         self._rig: Rig | None = None
-        """The devices at the last search, with the memory that was free without all idle models."""
+        """The devices at the last search. The memory of all idle models counts as free."""
         self._found: WholeWithout | None = None
         self._edit: Edit | None = None
         self._timer = QTimer(self)
@@ -107,7 +107,7 @@ class RoomOffers(QObject):
             self._loader.load()
 
     def close(self) -> None:
-        """Stop looking for offers; called before the window closes."""
+        """Stop the search for offers. Called before the window closes."""
         self._timer.stop()
         self._searching.cancel()
 

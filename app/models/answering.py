@@ -86,9 +86,9 @@ class StateStorage:
 
 
 class Answering(QObject):
-    """Carries out the answers of one model, one at a time, and emits their text. For the GUI thread.
+    """Carries out the answers of one model, one at a time, and emits their text. Use it in the GUI thread only.
 
-    `storage`: stores the messages. `states`: saves and restores KV states. The initial objects do nothing.
+    `storage`: stores the messages. `states`: saves and restores KV states. The default objects store nothing.
     """
 
     begun = Signal()

@@ -203,7 +203,7 @@ class AutoLayouts(QObject):
     # ------------------------------------------------------------------ finding
 
     def use(self, strategy: str) -> None:
-        """Find a layout for the current devices by `strategy` in the background, and use it for the edit."""
+        """Find a layout for the current devices by `strategy` in the background, and make it the edited layout."""
         model, asked, rig = self._document.model, self._document.edit, self._live.rig
         if model is None or asked is None:
             return

@@ -1,9 +1,9 @@
 """Counts the tokens of a conversation while its model is loaded, for the meter of the context.
 
-The model's child counts single texts with the vocabulary, and the whole prompt with the chat template. It handles one
-request at a time; texts, images, sounds and conversations that were counted before are not counted again. The prompt of
-an answered conversation is counted, too. The number of tokens in the KV cache would be wrong: thoughts are not part of
-the next prompt, and the end of a turn is not always generated.
+The model's child counts single texts with the vocabulary, and the whole prompt with the chat template. One request runs
+at a time. Counts of texts, images, sounds and conversations are cached. After an answer the prompt is counted again:
+the number of tokens in the KV cache would be wrong, since thoughts are not part of the next prompt, and the end of a
+turn is not always generated.
 """
 
 from __future__ import annotations

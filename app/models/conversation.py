@@ -55,7 +55,10 @@ from engine.runtime.session.status import Phase
 
 @dataclass(frozen=True, slots=True)
 class ContextFill:
-    """Use of the loaded context in tokens. `used`: None if unknown. `total`: its size, None if no model is loaded."""
+    """Use of the loaded context, in tokens.
+
+    `used`: tokens in the context; None if unknown. `total`: size of the context; None if no model is loaded.
+    """
 
     used: int | None
     total: int | None
@@ -80,7 +83,7 @@ def new_chat() -> Chat:
 
 
 class Conversation(QObject):
-    """The conversation that one model shows, with the actions of people on its messages. For the GUI thread.
+    """The conversation that one model shows, with the actions of people on its messages. Use it in the GUI thread only.
 
     Questions go to the model through `Answering`, and changes are stored in a `ChatStorage`. The object exists as long
     as its model is open; `open` and `begin` switch it to another conversation.

@@ -43,9 +43,9 @@ UNDO_STEPS = 200
 
 
 class EditState:
-    """One model's edit (layout and settings), its undo stack, and the tables that its previews share.
+    """One model's edit (layout and settings), its undo stack, and the tables from which its previews are computed.
 
-    `pace`: durations of its last forecasts.
+    `pace`: durations of the last forecasts for this model.
     """
 
     def __init__(self, tables: PreviewTables, edit: Edit, undo_stack: QUndoStack, pace: Pace) -> None:
@@ -59,11 +59,14 @@ class EditState:
         self.forecast: Forecast | None = None
         """The last forecast that was drawn; None before the first one."""
         self.left: tuple[Layout | None, Layout | None] = None, None
-        """The last layout in split mode `layer`, and its replacement in another mode; None if there is none."""
+        """Two layouts, each of which may be None: the last one in split mode `layer`, and the one of another mode.
+
+        The second was made when the user changed the split mode. If it is not edited, mode `layer` restores the first.
+        """
 
 
 class LayoutDocument(QObject):
-    """Owns the edit state of the current model, its drag and its plan. For the GUI thread.
+    """Owns the edit state of the current model, its drag and its plan. Use it in the GUI thread only.
 
     Forecasts need no child process: a plan is arithmetic, and numbers from `probes` replace estimated ones. If
     `background` is None, everything is computed at once.
@@ -84,7 +87,7 @@ class LayoutDocument(QObject):
         self._drag_start: Edit | None = None
         self._move_text = ""
         self.probes = ProbeCache()
-        """Numbers that probes have found, by plan. They are valid for any amount of free memory."""
+        """Memory numbers from probes, by plan. The numbers do not depend on the amount of free memory."""
         self.plan: Plan | None = None
         """The plan of the edit on the present devices; None if no model is open.
 
@@ -109,7 +112,7 @@ class LayoutDocument(QObject):
 
     @property
     def left(self) -> tuple[Layout | None, Layout | None]:
-        """The last layout in split mode `layer` and its replacement; see `EditState.left`."""
+        """The last layout in split mode `layer`, and the one that replaced it in another mode; see `EditState.left`."""
         return (None, None) if self._state is None else self._state.left
 
     @left.setter
@@ -119,7 +122,7 @@ class LayoutDocument(QObject):
 
     @property
     def is_untouched(self) -> bool:
-        """Whether nothing was edited since the model was opened: its undo stack is empty."""
+        """Whether nothing was edited since the model was opened: the undo stack is empty."""
         return self._state is None or self._state.undo_stack.count() == 0
 
     @property
@@ -151,8 +154,8 @@ class LayoutDocument(QObject):
     def open(self, model: ModelFile | PreviewTables, rig: Rig, edit: Edit, pace: Pace | None = None) -> None:
         """Replace the current edit state by a new one for a model, with `edit` and an empty undo stack.
 
-        `model`: a model, or its tables if these have computed the first preview, which is the slowest computation.
-        `pace`: duration of that computation.
+        `model`: the model, or its tables if a background thread has already made the first (slowest) preview with them.
+        `pace`: duration of that preview.
         """
         old = self.put_aside()
         if old is not None:
@@ -333,7 +336,10 @@ class LayoutDocument(QObject):
             self._draw_meanwhile(state)
 
     def _last_answer(self, path: Path, edit: Edit) -> Answered | None:
-        """Return the last answer of the model at `path` with `edit`; if there is none, the last with another edit."""
+        """Return the last answer of the model at `path` with `edit`.
+
+        If there is none, return its last answer with another edit that has the same draft, or None.
+        """
         same = self._answered.get((path, edit))
         if same is not None:
             return Answered(edit, same)

@@ -129,7 +129,7 @@ class Layouts(QObject):
         self._background.run(tr("Reading {name}", name=Path(entry.model).name or name), read, apply, self._notices.tell)
 
     def _tell_rig(self, name: str, file: LayoutFile) -> None:
-        """Show a notice on devices that differ from those for which the layout was made; do nothing if none differs."""
+        """Show a notice if the layout was made for other devices than the present ones; it names the differences."""
         layout = file.layout
         used = (*layout.devices, *(device for device, _ in layout.tensor_split), *(o.device for o in layout.overrides))
         changes = () if file.rig is None else rig_changes(file.rig, self._live.rig, used)

@@ -28,11 +28,11 @@ class OpenModel(QObject):
     """
 
     changed = Signal()
-    """Emitted when `held` has changed."""
+    """Emitted when the device memory of the model (`held`) has changed."""
     status_changed = Signal(ModelStatus)
     parked_changed = Signal(bool)
     planned_changed = Signal()
-    """Emitted when `planned_context` has changed."""
+    """Emitted when the context size after the next load (`planned_context`) has changed."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class OpenModel(QObject):
         return self._edit.context.n_ctx_each or self.file.n_ctx_train or None
 
     def show_wait(self, waits: str) -> None:
-        """Set a sentence for the status on what the load waits for; empty if no load waits."""
+        """Set the sentence that the status shows while a load waits, such as for memory; empty if no load waits."""
         self._waits = waits
         self._refresh_status()
 
@@ -144,7 +144,7 @@ class OpenModel(QObject):
             self._set_held(self.held.kept_alive(keep_alive_s, self._clock()))
 
     def set_default_keep_alive(self, keep_alive_s: float) -> None:
-        """Set the idle time of the preferences, in seconds. A model with an idle time of its own keeps its own."""
+        """Set the idle time of the preferences, in seconds. An idle time that was set for this model is not changed."""
         follows = self._keep_alive_s == self._default_keep_alive_s and not self.is_of_program
         self._default_keep_alive_s = keep_alive_s
         if follows:

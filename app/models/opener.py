@@ -71,9 +71,9 @@ class _Request:
 
 @dataclass(frozen=True, slots=True)
 class _FirstPlan:
-    """The initial edit of a model, and tables that have computed its first preview.
+    """The initial edit of a model, and the tables with which its first preview was computed.
 
-    `pace`: duration of the computation.
+    `pace`: duration of that computation.
     `rig`: the devices for which the layout was found; None if the layout was given.
     """
 
@@ -304,9 +304,9 @@ class ModelOpener(QObject):
 
 
 def _open_copy(path: Path, kept: KeptSideFiles, copy: int) -> OpenedFile:
-    """Read a file that is open already. The model's name gets a number in front, which a shortened name still shows.
+    """Read a file that is open already, and put a number before the name of its model.
 
-    `copy`: how many times the file is open.
+    A shortened name still shows the number. `copy`: how many times the file is open; 0: the name is not changed.
     """
     opened = open_file(path, kept)
     if not copy:
@@ -330,10 +330,10 @@ def aside_edit(opened: OpenedFile, rig: Rig, layout: str, find: Find) -> Edit:
 
 
 def _first_plan(opened: OpenedFile, rig: Rig, speeds: Speeds, edit: Edit | None = None) -> _FirstPlan:
-    """Return the initial edit of a model on `rig`, and tables that have computed its first preview.
+    """Compute the first preview of a model on `rig`, and return its edit and the tables for later previews.
 
-    `edit`: the edit to start with; None to find an initial layout. The call takes time, so it runs in a background
-    thread. Only one thread at a time may use the tables: after the return, only the GUI thread.
+    `edit`: the edit to start with; None to find an initial layout. The call takes time: not for the GUI thread. After
+    the return, only the GUI thread may use the tables.
     """
     tables = PreviewTables(opened.model)
     # Large models of unknown architecture may take long to forecast.

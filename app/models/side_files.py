@@ -112,7 +112,7 @@ class SideFileController(QObject):
         self._read(Path(entry.model), read, _with_draft)
 
     def draft_by_ngrams(self) -> None:
-        """Make n-gram drafting the draft of the edit; it proposes repeats of the conversation."""
+        """Make n-gram drafting the draft of the edit; it proposes tokens that followed the same n-gram before."""
         draft = Draft("ngram", self._drafted_tokens)
         self._change(tr("choose a draft"), lambda files: _with_draft(files, draft))
 

@@ -1,7 +1,7 @@
 """Counts the tokens of a conversation, its draft and its attachments while the model is not loaded.
 
-A child that reads only the vocabulary counts (`VocabularyCounter`), a moment after the last change, and exits by
-itself. Images and sounds are not counted: only a loaded projector knows their length.
+A child process that reads only the vocabulary (`VocabularyCounter`) counts them, a moment after the last change, and
+exits by itself. Images and sounds are not counted: only a loaded projector knows their length.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from engine.base.language import tr
 from engine.model.gguf.model_file import FileIdentity
 
 MAX_WAIT_S = 5.0
-"""Longest time in seconds that models on lab workers have to end, before the workers are stopped."""
+"""Seconds that children of models on lab workers have at most to save KV states and exit, before the workers stop."""
 LOOK_MS = 20
 
 

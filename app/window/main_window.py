@@ -55,7 +55,7 @@ BOTH_WIDTH = 1600
 """Least width of the window in pixels for load report and API server panel side by side."""
 SERVER_SHARE = 0.3
 LEAST_SERVER_HEIGHT = 236
-"""Least height of the API server panel in pixels when it is opened; `SERVER_SHARE` of the window's height if more."""
+"""Least height of the API server panel in pixels when it is opened. In a high window, `SERVER_SHARE` gives it more."""
 SCREEN_ROOM = QSize(16, 40)
 """Space in pixels on the screen for the frame that the window manager adds."""
 MIN_SIZE = QSize(800, 480)

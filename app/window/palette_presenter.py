@@ -1,4 +1,4 @@
-"""The command palette of the window: a search in all menu commands, open and known models, and saved layouts."""
+"""The command palette of the window: a search in all menu commands, models and saved layouts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NATIVE = QKeySequence.SequenceFormat.NativeText
 
 
 class PalettePresenter(QObject):
-    """Opens the command palette. Its entries are collected at that moment; commands that are disabled are left out."""
+    """Opens the command palette. Its entries are collected when it opens; disabled commands are left out."""
 
     def __init__(
         self,

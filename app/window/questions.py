@@ -53,7 +53,7 @@ class Questions(QObject):
     def open_model(self) -> None:
         """Ask for a model file and open it.
 
-        The dialog starts in the folder of a recent model, else in one of the library.
+        The dialog starts in the folder of a recent model, or else in a folder of the library.
         """
         folder = self._models_folder(model.path for model in self._settings.recent_models)
         path = dialogs.ask_open(self._window, tr("Open a model"), dialogs.MODEL_FILTER, folder)

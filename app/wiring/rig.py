@@ -41,7 +41,7 @@ class RigParts:
     def start(self, file: Path | None = None) -> None:
         """Start sampling of memory, and find the devices.
 
-        `file`: the rig file that lists the devices; None: this machine is searched.
+        `file`: the rig file that lists the devices; None to search this machine for devices.
         """
         self.sampling.start()
         if file is None:

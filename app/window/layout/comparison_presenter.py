@@ -54,7 +54,7 @@ class _Found:
 
 @dataclass(frozen=True, slots=True)
 class _Base:
-    """The current plan and the objects that a background thread needs to find another one.
+    """The current plan, and objects with which a background thread finds a plan to compare with it.
 
     `find`: finds the layout by a strategy; it blocks.
     """
@@ -76,7 +76,7 @@ class _Base:
 
 
 class ComparisonPresenter(OneDialog[ComparisonDialog]):
-    """Fills the comparison of two layouts of the current model. Each side is found in the background."""
+    """Fills the comparison of two layouts of the current model. The layouts are found in the background."""
 
     def __init__(
         self,

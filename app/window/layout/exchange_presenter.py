@@ -99,7 +99,7 @@ class ExportPresenter(OneDialog[ExportLayoutDialog]):
 class _Read:
     """The result of reading a text.
 
-    `names`: names of the models in a configuration; empty if it has one.
+    `names`: names of the models in a configuration of several models; else empty.
     `found`: the layout, or None if there is an error. `fault`: the error for people.
     `draft`: the draft that the text names; None if it names none, or if the draft model cannot draft.
     """

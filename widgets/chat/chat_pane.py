@@ -204,12 +204,12 @@ class ChatPane(QWidget):
         self._refresh()
 
     def show_remark(self, text: str) -> None:
-        """Show a sentence about the last answer or the prompt; empty: none."""
+        """Show a sentence about the last answer or the prompt; an empty text hides it."""
         self._remark = text
         self._refresh()
 
     def set_last_model(self, name: str) -> None:
-        """Set the name of the last model, which can be loaded again while no model is open; empty: none."""
+        """Set the name of the last model, which the empty chat offers to load again; empty if there is none."""
         self._last_model = name
         self.set_status(self._status)
 
@@ -251,7 +251,7 @@ class ChatPane(QWidget):
     def show_reading(self, share: float | None, words: str = "") -> None:
         """Show the processed share of a prompt, 0 to 1, with the text `words`.
 
-        `share`: None if no prompt is being processed.
+        `share` is None if no prompt is being processed.
         """
         self.reading.show_share(share, words)
 

@@ -159,7 +159,7 @@ class MessageList(QAbstractScrollArea):
     def show_matches(self, pattern: re.Pattern[str] | None, current: Match | None = None) -> None:
         """Highlight the matches of `pattern`, and scroll to `current` if it has changed.
 
-        `pattern`: None if the search ended.
+        `pattern` is None if the search has ended.
         """
         moved = current is not None and current != self._match
         self._pattern, self._match = pattern, current

@@ -65,7 +65,7 @@ class ShownMessage:
     `has_choices`: the probabilities of its tokens are stored.
     `is_left_out`: the message is not part of the prompt, because the context is full.
     `calls`: the tools that the model called after the text.
-    `source`: the text that Copy and Edit use; empty: the same as `text`.
+    `source`: the text that Copy and Edit use; empty if they use `text`.
     `can_answer`: the message is a tool's result at the end, and the model has not answered to it.
     """
 

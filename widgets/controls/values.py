@@ -71,7 +71,7 @@ class AutoWishes:
     strategy: name in `STRATEGIES`.
     order: device ids, the preferred one first.
     off: ids of devices that must not be used.
-    kv_types: cache types to try for the longest context, the preferred one first; empty for those of the settings.
+    kv_types: cache types to try for the longest context, the preferred one first; empty to keep those of the settings.
     split: use several devices even if one is enough.
     one_backend: use devices of one backend only.
     """

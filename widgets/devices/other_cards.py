@@ -68,7 +68,7 @@ class OtherCardsDialog(Dialog):
         self.figures.show_rows(list(zip(self._headings, here, there, strict=True)))
 
     def say(self, sentence: str) -> None:
-        """Show a sentence below the comparison; empty: none."""
+        """Show a sentence below the comparison; an empty sentence hides it."""
         self._words.setText(sentence)
 
     def refuse(self, sentence: str) -> None:

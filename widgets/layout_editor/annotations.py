@@ -42,7 +42,7 @@ class Ruler(QWidget):
         self._palette = DARK
 
     def set_track(self, track: Track | None, palette: Palette) -> None:
-        """Number the layers of `track`; None: show no numbers."""
+        """Number the layers of `track`; None removes the numbers."""
         if track != self._track or palette is not self._palette:
             self._track, self._palette = track, palette
             self.update()

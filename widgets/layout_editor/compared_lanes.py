@@ -138,7 +138,7 @@ class ComparedLanes(QScrollArea):
         return self._canvas.lanes
 
     def show_sides(self, one: Preview | None, other: Preview | None) -> None:
-        """Show the previews of the two layouts; None: a side without a layout."""
+        """Show the previews of the two layouts; a side without a layout is None."""
         self._canvas.show_sides((one, other))
         differing = [lane.id for lane in self._canvas.lanes if lane.differs]
         words = tr("The layouts differ on {devices}.", devices=", ".join(differing)) if differing else ""

@@ -1,4 +1,6 @@
-"""Mouse drags: conversion of pointer positions to moves of the layout, one for each change of the value. No Qt."""
+"""Mouse drags: conversion of pointer positions to moves of the layout. No Qt.
+
+A pointer position gives a move only if the dragged object gets to another layer or lane."""
 
 from __future__ import annotations
 

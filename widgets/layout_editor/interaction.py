@@ -358,10 +358,10 @@ class Interaction(QObject):
                 self._step_lane(shown, -1 if command is Command.LANE_UP else 1)
 
     def _folds(self, command: Command) -> tuple[str, ...]:
-        """Return the machines that the command folds or unfolds.
+        """Return the keys of the machines that the command folds or unfolds.
 
-        `FOLD` is about the machine of the focused part. `FOLD_ALL` folds all that are unfolded; if none is, it unfolds
-        all.
+        For `FOLD` this is the machine of the focused part. For `FOLD_ALL` these are all unfolded machines; if there are
+        none, all machines.
         """
         shown, focus = self._shown, self.focus
         if shown is None:

@@ -26,7 +26,7 @@ class HandleTarget:
 
 @dataclass(frozen=True, slots=True)
 class LayerTarget:
-    """Pointer target: a layer in the lane of its own device."""
+    """Pointer target: a layer, in the lane of the device that holds it."""
 
     layer: int
     lane: int

@@ -383,7 +383,7 @@ def is_short(row: DeviceRow, room: DeviceRow | None = None) -> bool:
 
 
 _TOLD_BESIDE_S, _TOLD_BELOW_S = 1.0, 5.0
-"""Least time in seconds for which sending weights is mentioned: in the tooltip, and in the notes."""
+"""Seconds of sending weights to a worker from which the tooltip mentions it, and from which the notes mention it."""
 _ALIKE = 1.1
 """Two speeds are shown as one if their ratio is at most this."""
 REMEDY = tr("Devices > Measure Speeds makes this exact; each answer improves it too.")
@@ -463,7 +463,7 @@ def _guess_words(speed: SpeedForecast) -> str:
 
 
 def _sending_lines(preview: Preview, least_s: float = _TOLD_BESIDE_S) -> list[str]:
-    """Return a line on sending weights for each worker to which a load sends them for `least_s` seconds or more."""
+    """Return a line for each worker to which a load would send weights for `least_s` seconds or more."""
     return [
         tr(
             "Loading sends {size} to {id}, which takes about {seconds:.0f} s, or less if the worker has cached "
@@ -478,7 +478,7 @@ def _sending_lines(preview: Preview, least_s: float = _TOLD_BESIDE_S) -> list[st
 
 
 def sending_notes(preview: Preview) -> list[str]:
-    """Return a line on sending weights for each worker to which a load sends them for 5 s or more."""
+    """Return the notes on sending weights: a line for each worker to which a load would send them for 5 s or more."""
     return _sending_lines(preview, _TOLD_BELOW_S)
 
 

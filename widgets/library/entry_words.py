@@ -118,7 +118,7 @@ def _excerpt(text: str, word: str) -> str:
 
 
 def owner_words(model: Listed) -> tuple[str, ...]:
-    """Return the owners of a model's folders, such as programs, as short texts: of a path only the last name."""
+    """Return the owners of a model's folders, such as programs, as short texts. A path is cut to its last part."""
     # Not `Path.name`: an owner may be a name of the hub, or a folder in the spelling of Windows.
     return tuple(owner.rstrip("/\\").replace("\\", "/").rpartition("/")[2] for owner in model.entry.owners)
 

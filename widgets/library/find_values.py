@@ -57,7 +57,8 @@ class JobRow:
     `words`: its state.
     `fraction`: downloaded part, 0 to 1; None if unknown.
     `is_bad`: the download has failed.
-    `may_pause`, `may_resume`, `must_restart`: which of these buttons is shown.
+    `may_pause`, `may_resume`: whether the button that pauses or resumes the download is shown.
+    `must_restart`: whether the button starts the download over instead, because the file on the hub has changed.
     """
 
     id: str

@@ -95,7 +95,7 @@ def out_of_memory_outcome(
 
     names: names of devices by id.
     proposals: proposals with their effects; if there are none, the sentences of the event are used.
-    short_bytes: memory that the whole layout lacks on this device by its forecast; 0 if unknown.
+    short_bytes: memory that the whole layout lacks on the device that ran out, by its forecast; 0 if unknown.
 
     The event's message says when memory ran out, since that can also happen during an answer.
     """

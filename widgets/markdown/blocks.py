@@ -1,4 +1,4 @@
-"""Blocks, which the parser makes and the document shows: lines and tables of runs, limits, and escaped characters."""
+"""Values between parser and document: blocks (lines and tables), runs of text, limits, and escaped characters."""
 
 from __future__ import annotations
 

@@ -211,8 +211,8 @@ def _append(runs: list[Run], run: Run) -> None:
 def _address_beside(link: str, words: str) -> list[Run]:
     """Return the host of a link, or the whole address if it has no host, as a dim run to show after the link's text.
 
-    Nothing is returned if the text `words` is itself an address with the same host. A host anywhere in the text proves
-    nothing: "https://bank.example/?evil.example" looks like another one, and so does text before an @.
+    Nothing is returned if the text `words` is itself an address with the same host. It is not enough that the text
+    contains the host: "https://bank.example/?evil.example" looks like the host bank.example, as text before an @ does.
     """
     host = _host(link)
     # Text without spaces and @ may itself be an address.

@@ -84,7 +84,7 @@ class ServePane(QWidget):
         self._status = ServeStatus()
         self._model, self._n_ctx = "", 0
         self._copy_with_key: Callable[[str], str] | None = None
-        """Function that makes the text to copy from the key, called when the key has been read; None if none waits."""
+        """Returns the text to copy for a key; set while the key is being read, after which the text is copied."""
         self.switch_button = QPushButton()
         self.state_label = ElidedLabel("", "strong")
         self.copy_url_button = QPushButton(tr("Copy address"))

@@ -33,7 +33,7 @@ _Write = Callable[[ChatStore], "Future[None]"]
 
 
 def _nothing() -> None:
-    """Do nothing when a change is stored."""
+    """Callback without effect, for changes whose storing nobody waits for."""
 
 
 class ChatArchive(QObject, ChatStorage):

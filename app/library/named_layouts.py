@@ -126,7 +126,7 @@ class NamedLayouts(QObject):
     def export_file(self, document: SavedDocument, file: Path) -> None:
         """Write a named layout to the layout file `file`, with the devices for which it was made.
 
-        It has neither addresses nor fingerprints of other computers, since the file goes to other people.
+        The file has no addresses and no fingerprints of other computers, because it may be given to other people.
         """
 
         def write() -> None:

@@ -81,7 +81,7 @@ def override_question(message: str, proposal: Proposal) -> LoadQuestion:
     """Return the question whether to drop overrides that the split mode does not support.
 
     `message`: sentence with the rule of llama.cpp that the overrides break.
-    `proposal`: the edit without these overrides.
+    `proposal`: layout and settings without these overrides.
     """
     return LoadQuestion(
         text=tr("{message} The model can be loaded without these overrides.", message=message),

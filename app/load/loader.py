@@ -56,7 +56,7 @@ class Loader(QObject):
     question_changed = Signal(object)  # LoadQuestion | None
     notice = Signal(Notice)
     load_asked = Signal()
-    """Emitted when the user requests a load, before the edit is checked. Receivers may still replace the layout."""
+    """Emitted when the user requests a load, before the edited layout is checked. Receivers may still replace it."""
 
     def __init__(
         self,
@@ -357,7 +357,7 @@ class Loader(QObject):
             self._ask(wanted)
 
     def _on_edited(self) -> None:
-        """Remove the question if the edit has changed since the question was shown."""
+        """Remove the question if layout or settings have been edited since the question was shown."""
         if self._asked is not None and self._document.edit != self._asked.plan.edit:
             self._withdraw()
 

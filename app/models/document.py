@@ -53,7 +53,7 @@ class EditState:
         self.tables = tables
         self.edit = edit
         self.begun = edit
-        """The edit when the model was opened."""
+        """Layout and settings (the edit) when the model was opened."""
         self.undo_stack = undo_stack
         self.pace = pace
         self.forecast: Forecast | None = None
@@ -89,7 +89,7 @@ class LayoutDocument(QObject):
         self.probes = ProbeCache()
         """Memory numbers from probes, by plan. The numbers do not depend on the amount of free memory."""
         self.plan: Plan | None = None
-        """The plan of the edit on the present devices; None if no model is open.
+        """The plan of the edited layout and settings on the present devices; None if no model is open.
 
         While `is_behind` is true, this is the previous plan.
         """
@@ -127,7 +127,7 @@ class LayoutDocument(QObject):
 
     @property
     def has_first_edit(self) -> bool:
-        """Whether the edit is the same as when the model was opened, for example after undo."""
+        """Whether layout and settings are the same as when the model was opened, for example after undo."""
         return self._state is None or self._state.edit == self._state.begun
 
     @property
@@ -141,11 +141,11 @@ class LayoutDocument(QObject):
 
     @property
     def is_behind(self) -> bool:
-        """Whether the forecast of the present edit is still being computed."""
+        """Whether the forecast for the edited layout and settings is still being computed."""
         return self._forecaster.is_behind
 
     def when_forecast(self, do: Callable[[], None]) -> None:
-        """Call `do` as soon as `plan` is the plan of the present edit: now, or after the running forecast."""
+        """Call `do` as soon as `plan` has the edited layout and settings: now, or after the running forecast."""
         if self.is_behind:
             self._then.append(do)
         else:
@@ -173,7 +173,7 @@ class LayoutDocument(QObject):
         return EditState(tables, edit, stack, pace)
 
     def restart(self, rig: Rig, edit: Edit) -> None:
-        """Replace the edit of the current model by `edit`, with an empty undo stack."""
+        """Replace layout and settings of the current model by `edit`, with an empty undo stack."""
         if self._state is not None:
             self.open(self._state.tables, rig, edit, self._state.pace)
 
@@ -256,14 +256,14 @@ class LayoutDocument(QObject):
         self._push(self._state, start, self._state.edit, self._move_text)
 
     def cancel_move(self) -> None:
-        """End the drag and restore the edit at its start."""
+        """End the drag and restore the layout from its start."""
         start = self._end_drag()
         if start is not None and self._state is not None:
             self._state.edit = start
             self._recompute()
 
     def _end_drag(self) -> Edit | None:
-        """End the drag and return the edit at its start; None if there is no drag."""
+        """End the drag and return layout and settings from its start; None if there is no drag."""
         start, self._drag_start = self._drag_start, None
         # Emitted in any case: the editor may have begun a drag that has not moved anything yet.
         self.drag_ended.emit()
@@ -275,7 +275,7 @@ class LayoutDocument(QObject):
             self.replace(replace(self.edit, layout=layout), text)
 
     def set_context(self, context: ContextSettings) -> None:
-        """Replace the context settings of the edit as one step of undo."""
+        """Replace the edited context settings as one step of undo."""
         if self.edit is not None:
             self.replace(replace(self.edit, context=context), tr("change settings"))
 
@@ -290,13 +290,13 @@ class LayoutDocument(QObject):
             self.replace(replace(self.edit, side_files=side_files), text)
 
     def replace(self, edit: Edit, text: str) -> None:
-        """Replace the whole edit as one step of undo named `text`."""
+        """Replace layout, settings and side files as one step of undo named `text`."""
         self.cancel_move()
         if self._state is not None and edit != self._state.edit:
             self._push(self._state, self._state.edit, edit, text)
 
     def replace_in(self, state: EditState, edit: Edit, text: str) -> None:
-        """Replace the edit of a state that is not current as one step of its undo stack, named `text`."""
+        """Replace layout and settings of a model that is not current, as one step `text` of its undo stack."""
         if edit != state.edit:
             self._push(state, state.edit, edit, text)
 

@@ -73,7 +73,7 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class ForecastRequest:
-    """A forecast to compute. `owner`: the edit state for which the forecast is computed."""
+    """A forecast to compute. `owner`: the `EditState` for which the forecast is computed."""
 
     owner: object
     tables: PreviewTables

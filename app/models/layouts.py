@@ -96,7 +96,7 @@ class Layouts(QObject):
         return True
 
     def _take(self, model: ModelFile, document: LayoutFile, name: str, folder: Path) -> None:
-        """Replace the edit by the content of a layout file, as one undo step.
+        """Replace the edited layout and settings by the content of a layout file, as one undo step.
 
         The draft model of the file is read in the background first.
         `folder`: folder of the file. If the file has no draft, or one that cannot be used, the layout has none.

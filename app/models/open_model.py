@@ -63,7 +63,7 @@ class OpenModel(QObject):
         self._phase = Phase.STOPPED
         self.status = ModelStatus()
         self._edit: Edit | None = None
-        """The present edit of the model, or the last one before another model became current; None before any edit."""
+        """Layout and settings of the model, also while another model is current; None before the first layout."""
         self._waits = ""
         self.is_parked = False
         """Whether the model was unloaded to free its memory, and the next question loads it again."""
@@ -88,7 +88,7 @@ class OpenModel(QObject):
         return loading.phase is Phase.STOPPED and nothing_said and not loading.proposals
 
     def begin(self, file: ModelFile, key: FileIdentity) -> None:
-        """Make this object the open model of `file`. The model has no edit yet."""
+        """Make this object the open model of `file`, which has no layout yet."""
         self.file, self.key, self.edit_state, self._edit = file, key, None, None
         self.planned_rig = None
         if self.is_of_program:
@@ -106,7 +106,7 @@ class OpenModel(QObject):
             self.parked_changed.emit(parked)
 
     def show_edit(self, edit: Edit | None) -> None:
-        """Store the present edit, and update the status, which says whether the loaded layout differs from it."""
+        """Store the edited layout and settings, and update whether the status shows the loaded ones as different."""
         before = self.planned_context
         self._edit = edit
         if self.planned_context != before:

@@ -1,6 +1,6 @@
 """Opening of model files: they are read in the background, and shown with an initial layout.
 
-A file that is open already is shown with the edit that it has.
+A file that is open already is shown with its edited layout and settings.
 """
 
 from __future__ import annotations
@@ -227,7 +227,7 @@ class ModelOpener(QObject):
         self._opening.run(tr("Preparing the demo model"), lambda _task: find_demo(), then, self._notices.tell)
 
     def show(self, model: OpenModel) -> None:
-        """Make an open model current, with the edit and conversation that it had when it was last current."""
+        """Make an open model current, with the layout and conversation that it had when it was last current."""
         if model is self._models.current:
             return
         self._make_current(model)
@@ -316,7 +316,7 @@ def _open_copy(path: Path, kept: KeptSideFiles, copy: int) -> OpenedFile:
 
 
 def aside_edit(opened: OpenedFile, rig: Rig, layout: str, find: Find) -> Edit:
-    """Return the edit with which a client of the API server loads a model.
+    """Return layout and settings (the edit) with which a client of the API server loads a model.
 
     The search for a layout takes time: not for the GUI thread. `layout`, `find`: as in `ModelOpener.open_aside`.
 

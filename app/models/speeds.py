@@ -237,4 +237,4 @@ def _log_error(error: EngineError) -> None:
 
 
 def _nothing(_result: None) -> None:
-    """Do nothing when the file is written."""
+    """Callback without effect, called when the file is written."""

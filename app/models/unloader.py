@@ -79,7 +79,10 @@ class Unloader(QObject):
             self.unload(other)
 
     def stop_lab(self) -> None:
-        """Stop the lab's workers. Models that use them are unloaded first, so that they can save their KV states."""
+        """Stop the workers of the lab rig (RPC workers on this computer).
+
+        Models that use them are unloaded first, so that they can save their KV states.
+        """
         going = [
             model
             for model in self._models.all

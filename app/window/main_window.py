@@ -50,7 +50,7 @@ PROPOSALS_REPORT_HEIGHT = 200
 QWIDGETSIZE_MAX = (1 << 24) - 1
 """Qt's macro for the largest size of a widget; PySide does not export it."""
 REPORT_SHARE = 0.27
-"""Height of the load report as share of the window's height, if that is at least `ROOMY_HEIGHT`."""
+"""Height of the load report as share of the window's height. A window below `ROOMY_HEIGHT` has a fixed height."""
 BOTH_WIDTH = 1600
 """Least width of the window in pixels for load report and API server panel side by side."""
 SERVER_SHARE = 0.3

@@ -53,7 +53,7 @@ class RigParts:
         self.packs.check_new()
 
     def close(self) -> None:
-        """Stop sampling, and end the lab's workers and the tunnels to other machines."""
+        """Stop sampling, and end the workers of the lab rig and the tunnels to other machines."""
         # First: it reads lab workers by their process ids, which end below.
         self.sampling.close()
         self.packs.close()

@@ -299,7 +299,7 @@ class ComparisonPresenter(OneDialog[ComparisonDialog]):
         return find
 
     def _measured_of(self, model: ModelFile) -> Callable[[Edit], float | None]:
-        """Return a function that looks up the measured speed of an edit of `model`. The function reads a database."""
+        """Return a function that looks up the measured speed of a layout of `model` in a database."""
         path, n_layers, results = model.paths[0], model.n_layers, self._results
         answered, noted = self._speeds.answered_per_second, self._named.noted_speed
 

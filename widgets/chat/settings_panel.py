@@ -260,7 +260,7 @@ class SettingRow:
 
     `text`: the value.
     `source`: the origin of the value, as text.
-    `is_own`: the conversation itself sets the value.
+    `is_own`: whether the conversation itself sets the value.
     """
 
     text: str
@@ -299,7 +299,7 @@ _TITLES: dict[SamplingGroup, str] = {
 """Titles of the groups, in the order of the panel. Temperature and top-p come first, because people change them most;
 `SAMPLING` has the order in which the sampler chain applies the settings."""
 FIRST_KEYS = ("temperature", "top_p", "top_k", "min_p")
-"""Settings at the top of their groups."""
+"""Keys of the settings that come first in their groups."""
 
 
 def _panel_place(setting: SamplingSetting) -> int:

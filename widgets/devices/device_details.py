@@ -29,7 +29,7 @@ SPANS_MIN = (1, 5, 15, 60)
 """Time spans that can be shown, in minutes."""
 WIDTH_PX, HEIGHT_PX = 760, 640
 _LABEL_SHARE = 0.2
-"""Share of the time span that the label of a mark may take. If the next mark is closer, its label is one line lower."""
+"""Width of a mark's label as a share of the time span. The label of a closer mark is drawn one line lower."""
 _LABEL_LINES, _LABEL_STEP = 5, 0.16
 """Number of lines for the labels of marks, and the distance of two lines as a share of the graph's height."""
 

@@ -34,7 +34,7 @@ _MOVE_EXPERTS = tr("Ctrl+Up and Ctrl+Down move it to the next device; with Shift
 
 
 class Kind(StrEnum):
-    """Kind of a painted part."""
+    """Kind of a part that the editor paints."""
 
     LANE = "lane"
     LAYER = "layer"
@@ -45,7 +45,7 @@ class Kind(StrEnum):
 
 
 Place = tuple[Kind, int]
-"""Kind and index of a painted part: index of a lane, of a layer, or of the run of layers before a boundary.
+"""Kind and index of a painted part. The index is that of a lane, of a layer, or of the run left of a boundary.
 
 Output, embedding and draft have the index 0.
 """

@@ -187,9 +187,9 @@ class LegendEntry:
 def legend_entries(*, experts: bool, pipeline: bool = False, draft: bool = False) -> tuple[LegendEntry, ...]:
     """Return the entries of the legend.
 
-    experts: the model has experts.
-    pipeline: devices hold copies for pipeline parallelism.
-    draft: a draft model is loaded too.
+    experts: whether the model has experts.
+    pipeline: whether devices hold copies for pipeline parallelism.
+    draft: whether a draft model is loaded too.
     """
     return (
         LegendEntry(tr("other programs"), "other"),

@@ -1,6 +1,6 @@
 """Mouse drags: conversion of pointer positions to moves of the layout. No Qt.
 
-A pointer position gives a move only if the dragged object gets to another layer or lane."""
+A pointer position becomes a move only if it puts the dragged object on another layer or lane than before."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LaneMove = RangeMove | PartMove | OutputMove | EmbeddingMove | DraftMove
 def boundary_limits(layout: Layout, index: int) -> tuple[int, int]:
     """Return the lowest and the highest layer that can be the first one at the right of boundary `index`.
 
-    Both runs of the boundary keep at least one layer.
+    At least one layer stays on each side of the boundary.
     """
     return layout.runs[index].first + 1, layout.runs[index + 1].last
 

@@ -70,7 +70,7 @@ class Interaction(QObject):
     def set_shown(self, shown: Shown | None, *, same_ground: bool) -> None:
         """Set the preview that the view shows.
 
-        `same_ground`: model and devices are the same as before; else a drag ends.
+        `same_ground`: whether model and devices are the same as before; if not, a drag ends.
         """
         self._shown = shown
         if shown is None or not same_ground:

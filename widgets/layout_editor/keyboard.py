@@ -142,7 +142,7 @@ class Selection:
 
 
 def run_of(layout: Layout, layer: int) -> int:
-    """Return the index of the run that holds `layer`."""
+    """Return the index of the run (neighbouring layers on one device) that holds `layer`."""
     return next(index for index, run in enumerate(layout.runs) if run.first <= layer <= run.last)
 
 

@@ -1,4 +1,4 @@
-"""A preview with the geometry of all its parts in the scene, and the search for the part at a point."""
+"""A preview with the geometry of all its parts in the scene, and the function that finds the part at a point."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class Shown:
         return lanes_of(self.contents)
 
     def run_at(self, layer: int) -> Run:
-        """Return the run that holds `layer`."""
+        """Return the run (neighbouring layers on one device) that holds `layer`."""
         return next(run for run in self.preview.layout.runs if run.first <= layer <= run.last)
 
     def lane_of_layer(self, layer: int) -> int:

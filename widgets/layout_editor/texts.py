@@ -50,10 +50,7 @@ EDITED = LoadedWords("◐", tr("edited, not loaded"))
 
 
 def loaded_words(preview: Preview, loaded: LoadedLayout | None) -> LoadedWords:
-    """Return the state of the edit in `preview`: loaded, changed since the load, or not loaded.
-
-    The edit consists of layout, settings and side files.
-    """
+    """Return whether layout, settings and side files of `preview` are loaded, edited since the load, or not loaded."""
     if loaded is None:
         return NOT_LOADED
     return EDITED if loaded.differs_from(preview.edit) else LOADED

@@ -56,7 +56,7 @@ class JobRow:
 
     `words`: its state.
     `fraction`: downloaded part, 0 to 1; None if unknown.
-    `is_bad`: the download has failed.
+    `is_bad`: whether the download has failed.
     `may_pause`, `may_resume`: whether the button that pauses or resumes the download is shown.
     `must_restart`: whether the button starts the download over instead, because the file on the hub has changed.
     """

@@ -53,9 +53,9 @@ class LoadReport(QWidget):
     check_requested = Signal()
     proposal_chosen = Signal(int)  # the place of the proposal among those shown
     restart_requested = Signal()
-    """Requests a restart of the stopped lab workers."""
+    """Requests a restart of the stopped lab workers (RPC workers on this computer)."""
     lay_out_requested = Signal()
-    """Requests a layout that does not use the stopped lab workers."""
+    """Requests a layout that does not use the stopped lab workers (RPC workers on this computer)."""
     details_toggled = Signal(bool)
 
     def __init__(self, parent: QWidget | None = None) -> None:
@@ -195,9 +195,9 @@ class LoadReport(QWidget):
         self._show_remedies()
 
     def set_stopped_workers(self, names: tuple[str, ...]) -> None:
-        """Set the names of stopped lab workers.
+        """Set the names of stopped lab workers (RPC workers on this computer).
 
-        If a load failed because of them, offer a restart or a layout without them.
+        If a load failed because of them, the report offers a restart, or a layout without them.
         """
         self._stopped = names
         self._show_remedies()

@@ -16,9 +16,9 @@ from widgets.markdown.highlight import MAX_LINE_CHARACTERS, highlight
 MAX_INDENT = 8
 """Maximum number of levels of lists and quotes that are indented."""
 MAX_CELLS = 2_000
-"""A table with more cells is shown as lines of text."""
+"""Maximum number of cells of a table. A table with more cells is shown as lines of text."""
 MAX_FORMULA_CHARACTERS = 1_000
-"""A longer formula stays text."""
+"""Maximum length of a formula in characters. A longer formula is shown as its source."""
 BULLETS = ("•", "◦", "▪")
 MAX_TEXT_CHARACTERS = 4_000
 

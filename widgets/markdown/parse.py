@@ -77,7 +77,7 @@ MAX_NESTING = 100
 MAX_INLINE_CHARACTERS = 5_000
 """Maximum length of a paragraph in which inline Markdown is parsed, in characters."""
 MAX_LINE_CHARACTERS = 4_000
-"""A longer line of plain text is cut into several lines."""
+"""Maximum length of a line of plain text in characters. A longer line is cut into several lines."""
 LINK_SCHEMES = ("http", "https", "mailto")
 
 

@@ -39,8 +39,8 @@ EXAMPLE_MODEL = "MODEL"
 class ServeSettings:
     """Settings of the API server for its next start.
 
-    `allows_plain`: requests without TLS are accepted also from other computers.
-    `starts_with_window`: the server starts together with the window.
+    `allows_plain`: whether requests without TLS are accepted also from other computers.
+    `starts_with_window`: whether the server starts together with the window.
     """
 
     host: str
@@ -54,7 +54,7 @@ class ServeSettings:
 class ServeStatus:
     """The state of the API server.
 
-    `is_on`: the server runs. `is_busy`: the server is starting or stopping.
+    `is_on`: whether the server runs. `is_busy`: whether the server is starting or stopping.
     `url`: address of the running server.
     `fault`: the reason why the server does not run, with a remedy; empty if there is no error.
     `key`: API key of the server; empty if the key has not been read yet.

@@ -30,6 +30,7 @@ def limit_malloc() -> None:
     # The limits save memory only: the window works without them.
     with suppress(OSError, AttributeError):
         library = ctypes.CDLL(None)
+        # Only glibc has this function. Other C libraries may know other parameters under the same numbers.
         if hasattr(library, "gnu_get_libc_version"):
             library.mallopt(_M_ARENA_MAX, _ARENAS)
             library.mallopt(_M_MMAP_THRESHOLD, _MAPPED_BYTES)

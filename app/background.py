@@ -193,6 +193,7 @@ class Latest:
             self._background.deliver(deliver)
 
         def done(result: _T) -> None:
+            # `cancel` or a newer request has set another token. The result is then not wanted any more.
             if token is self._token:
                 self._token = None
                 on_result(result)
@@ -218,6 +219,7 @@ class Latest:
         """Stop the request that runs, and wait at most `wait_s` seconds for its end."""
         if self._token is not None:
             self._token.cancel()
+            # Set in the background thread: the result itself cannot arrive while the GUI thread waits here.
             self._ended.wait(wait_s)
 
 

@@ -154,6 +154,7 @@ class Attacher(QObject):
             self.changed.emit()
 
         def refuse(error: EngineError) -> None:
+            # The user may have removed the file while it was read.
             if file in files:
                 files.remove(file)
                 self.refused.emit(error.summary())

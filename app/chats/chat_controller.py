@@ -30,7 +30,7 @@ class ChatController(QObject):
     began = Signal()
     """Emitted when a new conversation was begun, so that the input field gets the focus."""
     message_wanted = Signal(str)
-    """Carries the id of a message in the opened conversation to which the view must scroll."""
+    """Carries the id of the message to which the view of the opened conversation must scroll."""
     deleted = Signal(str)
     """Carries the title of the deleted conversation that can be restored; empty if there is none any more."""
 
@@ -177,6 +177,7 @@ class ChatController(QObject):
             return
         changed = msgspec.structs.replace(known, **values)
         for model in self._models.all:
+            # The conversation of an open model has to know the change, and stores it.
             if model.conversation.chat.id == chat:
                 model.conversation.change_chat(msgspec.structs.replace(model.conversation.chat, **values))
                 return

@@ -98,7 +98,7 @@ class KvStateRepository(QObject):
         self._background.run("Naming a model", work, then, fail, quiet=True)
 
     def find(self, conversation: str, key: KvStateKey, then: Callable[[Path | None], None]) -> None:
-        """Call `then` with the file of a conversation's saved state, or with None if there is none that can be read."""
+        """Call `then` with the file of a conversation's saved state, or with None if no state can be read."""
 
         def fail(error: EngineError) -> None:
             self._fail(error)

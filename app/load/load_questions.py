@@ -95,7 +95,7 @@ def override_question(message: str, proposal: Proposal) -> LoadQuestion:
 
 
 def with_proposal(question: LoadQuestion, proposal: Proposal | None) -> LoadQuestion:
-    """Return `question` with the proposal of a layout or setting that would fit; None if none was found."""
+    """Return `question` with a proposal that would fit. `proposal` is None if the search found nothing."""
     if proposal is None:
         return replace(question, text=tr("{text} No other layout or setting was found that fits.", text=question.text))
     text = tr(

@@ -1,4 +1,4 @@
-"""The wait between an unload and the next load: until the child has exited and its devices have their memory back."""
+"""The wait between an unload and the next load: until the child process has exited and its memory is free."""
 
 from __future__ import annotations
 

@@ -77,6 +77,7 @@ class RoomOffers(QObject):
 
         Return False, and unload nothing, if there is no offer or the offer is no longer valid.
         """
+        # Before `_forget`, which clears the offer.
         found, edit, is_current = self._found, self._edit, self._is_current
         self._forget()
         if found is None or edit is None or not is_current:
@@ -86,6 +87,7 @@ class RoomOffers(QObject):
             if model is not None and model.loading.unload():
                 model.set_parked(True)
         made = replace(edit, layout=found.plan.edit.layout)
+        # A layout that nobody has edited needs no undo step, and still counts as unedited afterwards.
         if self._document.is_untouched:
             self._document.restart(self._live.rig, made)
         else:

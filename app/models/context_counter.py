@@ -87,11 +87,13 @@ class ContextCounter(QObject):
         chat = self._wanted
         if chat is None or self._asked is not None:
             return
+        # Each text once and in order: the child returns the counts in the order of the request.
         texts = tuple(text for text in dict.fromkeys(chat.texts) if text not in self._texts)
         media = tuple(file for file in dict.fromkeys(chat.media) if file not in self._media)
         used = self._prompts.get(chat.request)
         n_ctx = self._loading.snapshot.context_size
         if texts or media or used is None:
+            # A prompt that was counted before is not sent again, only texts and media that are new.
             request = CountTokens() if used is not None else chat.request
             self._ask(chat, msgspec.structs.replace(request, texts=texts, media=media))
         elif n_ctx is not None:
@@ -130,6 +132,7 @@ class ContextCounter(QObject):
             self._asked = None
 
     def _forget(self) -> None:
+        # Counts depend on vocabulary, chat template and projector, and another load may have others.
         self._asked = None
         self._texts.clear()
         self._media.clear()

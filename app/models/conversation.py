@@ -342,7 +342,7 @@ class Conversation(QObject):
         return True
 
     def answer_results(self) -> None:
-        """Ask the model with the results so far. A call without a result gets the typed text, or an empty result."""
+        """Make the model answer now. A tool call without a result gets the typed text, or an empty result."""
         if self.can_ask and self.tree.path:
             typed = self._typed_results()
             self._ask(self._with_results())

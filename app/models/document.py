@@ -168,6 +168,7 @@ class LayoutDocument(QObject):
     def make_state(self, tables: PreviewTables, edit: Edit, pace: Pace) -> EditState:
         """Return a new edit state with an empty undo stack. The caller passes it to `show` to make it current."""
         stack = QUndoStack(self)
+        # Before the first command: Qt ignores the limit for a stack that is not empty.
         stack.setUndoLimit(UNDO_STEPS)
         self.undo_group.addStack(stack)
         return EditState(tables, edit, stack, pace)

@@ -34,6 +34,7 @@ class ExpertPlacing(QObject):
         super().__init__(parent)
         self._document = document
         self._notices = notices
+        # Two runners: a request to compute effects must not cancel a move.
         self._looking = background.latest()
         self._placing = background.latest()
 

@@ -126,12 +126,14 @@ class Forecaster:
         request = self._waiting
         if request is None:
             return
+        # The background thread uses the tables of this model. `_on_done` calls this method again.
         if self._running is not None and (self._running is request or self._running.tables is request.tables):
             return
         if self._background is None or request.pace.is_quick(request.rig, request.edit):
             self._waiting = None
             self._take(self._compute(request))
         elif self._running is None:
+            # The request also stays in `_waiting`, so that `is_behind` is true until the result arrives.
             self._running = request
             self._background.run("Forecasting", lambda: self._try(request), self._on_done, _unexpected, quiet=True)
 
@@ -144,6 +146,7 @@ class Forecaster:
                 raise found
             self._take(found)
         finally:
+            # Also after an exception, or a waiting request would never start.
             self._go_on()
 
     def _take(self, forecast: Forecast) -> None:

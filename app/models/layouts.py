@@ -105,6 +105,7 @@ class Layouts(QObject):
 
         def put(draft: Draft | None) -> None:
             edit = self._document.edit
+            # The draft may have been read in the background: another model may be current by now.
             if edit is not None and self._document.model is model:
                 files = replace(edit.side_files, draft=draft)
                 self._document.replace(Edit(document.layout, document.context, files), text)
@@ -192,6 +193,7 @@ class Layouts(QObject):
             self._document.set_layout(split_evenly(edit.layout.n_layers, devices), tr("split evenly"))
 
     def _on_rig_changed(self, rig: Rig) -> None:
+        # Before `set_rig`, which replaces the plan by one on the new devices.
         before = self._document.plan
         self._document.set_rig(rig)
         if before is not None and before.rig.ids != rig.ids and self._is_untouched:
@@ -215,6 +217,7 @@ class Layouts(QObject):
         def apply(layout: Layout) -> None:
             # A layout edited meanwhile stays. If devices have changed again, another proposal is on its way.
             if self._is_untouched and not self._obstacle(plan) and layout != plan.edit.layout:
+                # No undo step: the user did not ask for this layout, which must still count as unedited.
                 self._document.restart(self._live.rig, replace(plan.edit, layout=layout))
 
         self._find(plan, apply)

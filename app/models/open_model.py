@@ -91,6 +91,7 @@ class OpenModel(QObject):
         """Make this object the open model of `file`, which has no layout yet."""
         self.file, self.key, self.edit_state, self._edit = file, key, None, None
         self.planned_rig = None
+        # The idle time of an API client's request must not stay with the next file.
         if self.is_of_program:
             self.is_of_program = False
             self._keep_alive_s = self._default_keep_alive_s
@@ -145,6 +146,7 @@ class OpenModel(QObject):
 
     def set_default_keep_alive(self, keep_alive_s: float) -> None:
         """Set the idle time of the preferences, in seconds. An idle time that was set for this model is not changed."""
+        # An idle time other than the former default was chosen for this model.
         follows = self._keep_alive_s == self._default_keep_alive_s and not self.is_of_program
         self._default_keep_alive_s = keep_alive_s
         if follows:

@@ -146,7 +146,7 @@ class ModelOpener(QObject):
     ) -> None:
         """Open a file for a client of the API server. Its model is shown only if no other file is open.
 
-        `layout`: content of a layout file; empty: `find` searches for a layout.
+        `layout`: content of a layout file; if it is empty, `find` searches for a layout.
         `leaving`: models whose memory counts as free in that search.
         `opened`, `failed`: called in the GUI thread, with the open model or with the error.
         """

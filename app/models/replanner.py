@@ -65,6 +65,7 @@ class Replanner(QObject):
             self._timer.stop()
         elif not has_moved(rig, available_of(planned)):
             self._timer.stop()
+        # A running timer is not restarted: memory that changes all the time would put the search off forever.
         elif not self._timer.isActive():
             self._timer.start()
 

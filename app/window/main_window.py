@@ -108,7 +108,7 @@ class MainWindow(QMainWindow):
         self._report_gives_way = False
         """Whether the load report is hidden only as long as the API server panel is open."""
         self._no_title = QWidget()
-        """An empty title bar for the chat's dock while it is the only one."""
+        """An empty title bar for the chat's dock while no other dock is shown."""
         self._place_widgets()
 
     # ------------------------------------------------------------------ structure

@@ -170,7 +170,7 @@ class TokenDialog(Dialog):
         raise NotImplementedError
 
     def _choice(self, place: int) -> ShownChoice | None:
-        """Return the probabilities at an index of the tokens; None if they are unknown."""
+        """Return the probabilities of the token with the index `place`; None if they are unknown."""
         raise NotImplementedError
 
     def _token_words(self, place: int) -> str:

@@ -69,7 +69,7 @@ class SettingsBar(QFrame):
         self.load_buttons.unload_requested.connect(self.unload_requested)
 
     def set_model_text(self, name: str, detail: str) -> None:
-        """Show name and details of the open model; an empty name if no model is open."""
+        """Show name and details of the open model. `name` is empty if no model is open."""
         self.model_button.set_text(name, detail)
 
     def set_context(
@@ -165,7 +165,7 @@ class ModelButton(QPushButton):
         self.set_text("", "")
 
     def set_text(self, name: str, detail: str) -> None:
-        """Show `name` and `detail`; an empty name if no model is open."""
+        """Show `name` and `detail`. `name` is empty if no model is open."""
         self._name.setText(name or NO_MODEL)
         self._detail.setText(detail)
         self._fit()

@@ -145,6 +145,7 @@ class LayoutEditor(QFrame):
         self._title.setVisible(preview is not None)  # the welcome page has a title of its own
         self._numbers_button.setVisible(preview is not None)
         self.numbers.setVisible(preview is not None and self._numbers_button.isChecked())
+        # Hidden fields are filled by `_show_numbers` when they are shown.
         if not self.numbers.isHidden():
             self.numbers.set_preview(preview)
         self._show_legend()

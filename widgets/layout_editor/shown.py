@@ -146,6 +146,7 @@ class Shown:
         `home`: the device of the dragged object. If `lane` is the head lane of a machine, drops on `lane` go to `home`.
         """
         found = [_drop_device(content) for content in self.contents]
+        # A drag that ends where it began must not move the object to the roomiest device of the machine.
         if lane is not None and home is not None and self.contents[lane].group is not None:
             found[lane] = home
         return tuple(found)
@@ -274,6 +275,7 @@ class Shown:
         is_home = any(first <= layer <= last for first, last in content.ranges)
         for key, layers in content.blocks:
             strip = strip_of(key, self.lanes)
+            # The KV cache stays on the device of its layer: llama.cpp's overrides are for weights only.
             if key == "kv" or not strip.top <= height <= strip.top + strip.height or layer not in layers:
                 continue
             if key == "experts":

@@ -145,6 +145,7 @@ def part_tooltip(preview: Preview, layer: int, part: MovablePart) -> str:
     home = layout.device_of(layer)
     if device != home:
         lines.append(tr("The layer and its KV cache are on {device}.", device=home))
+        # Twice: the input of the part goes to its device, and the result comes back.
         if preview.hops is not None:
             lines.append(
                 tr(
@@ -250,7 +251,7 @@ def draft_tooltip(preview: Preview) -> str:
 
 
 def boundary_text(layout: Layout, index: int) -> str:
-    """Return the runs on both sides of a boundary as text, such as "CUDA0 0–18 | CUDA1 19–31"."""
+    """Return devices and layers on both sides of a boundary as text, such as "CUDA0 0–18 | CUDA1 19–31"."""
     left, right = layout.runs[index], layout.runs[index + 1]
     left_text, right_text = range_text(left.first, left.last), range_text(right.first, right.last)
     return f"{left.device} {left_text} | {right.device} {right_text}"

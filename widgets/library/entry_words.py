@@ -156,7 +156,7 @@ def short_speed(model: Listed, quantisation: Quantisation) -> str:
 
 
 def answer_sentence(notes: Notes) -> str:
-    """Return a sentence on the speed of the last answer if its layout was not the forecast's; else an empty text."""
+    """Return a sentence on the speed of the last answer; empty if the answer used the layout of the forecast."""
     if not notes.measured:
         return ""
     rate = rate_text(notes.measured)

@@ -20,7 +20,7 @@ _CLOSING = {"\\(": "\\)", "\\[": "\\]"}
 
 
 def bracket_math(parser: MarkdownIt) -> None:
-    """Add LaTeX's bracket delimiters of formulas to `parser`. Their tokens are the same as those of dollar signs."""
+    r"""Make `parser` accept formulas in `\(...\)` and `\[...\]`. Their tokens are those of formulas in dollar signs."""
     parser.inline.ruler.before("escape", "bracket_math", _inline)
     parser.block.ruler.before("fence", "bracket_math_block", _block)
 
@@ -133,7 +133,7 @@ def cut_line(line: str, size: int) -> Iterator[str]:
 
 
 def _bounded_inline(state: StateCore) -> None:
-    """Parse inline Markdown as markdown-it's own rule does. The text of too long paragraphs stays plain."""
+    """Parse inline Markdown as markdown-it's own rule does, except in paragraphs that are too long."""
     for token in state.tokens:
         if token.type != "inline":
             continue

@@ -32,7 +32,7 @@ class ChatController(QObject):
     message_wanted = Signal(str)
     """Carries the id of the message to which the view of the opened conversation must scroll."""
     deleted = Signal(str)
-    """Carries the title of the deleted conversation that can be restored; empty if there is none any more."""
+    """Carries the title of the deleted conversation that can be restored; empty if none can be restored any more."""
 
     def __init__(
         self,

@@ -61,7 +61,7 @@ class LibraryContents:
 
 
 class ProgressLimit:
-    """Limits how often the progress of a scan is reported, by the number of files."""
+    """Limits how often the progress of a scan is reported. The interval is longer for a library of many files."""
 
     def __init__(self, n_files: int) -> None:
         self._every_s = REPORT_EVERY_S if n_files < _LARGE else _REPORT_LARGE_EVERY_S
@@ -260,7 +260,7 @@ class LibraryCatalogue:
         return self.notes_of(path)
 
     def notes_of(self, path: Path) -> Notes:
-        """Return the notes of the model file `path`; empty ones if there are none, or it cannot be read."""
+        """Return the notes of the model file `path`; empty notes if nothing is stored or the file cannot be read."""
         return self.index.notes().get(fingerprint(path), NO_NOTES)
 
     def note_use(self, path: Path, change: Mapping[str, object]) -> None:

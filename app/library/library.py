@@ -332,7 +332,7 @@ class Library(QObject):
         self.run(tr("Finding layouts"), lambda: self.catalogue.documents(marks), self.documents_found.emit)
 
     def save_document(self, path: Path, document: SavedDocument, marks: Iterable[str]) -> None:
-        """Save a layout or a preset for the model file `path`, then emit all saved ones of its model.
+        """Save a layout or a preset for the model file `path`, then emit all layouts and presets of its model.
 
         `marks`: fingerprints of the model's files.
         """
@@ -344,7 +344,7 @@ class Library(QObject):
         self.run(tr("Saving a layout"), lambda: self.catalogue.save_document(path, document), done)
 
     def remove_document(self, marks: Iterable[str], document: SavedDocument) -> None:
-        """Delete a saved layout or preset of a model, then emit the remaining ones.
+        """Delete a saved layout or preset of a model, then emit the remaining layouts and presets.
 
         `marks`: fingerprints of the model's files.
         """

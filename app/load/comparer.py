@@ -107,9 +107,9 @@ class LayoutComparer(QObject):
         self._comparing.stop()
 
     def read_layout(self, path: Path, model: ModelFile, add: Callable[[str, Edit], None]) -> None:
-        """Read the layout file `path` and its draft in the background, then call `add` with its name and edit.
+        """Read the layout file `path` and its draft in the background, then call `add` with a name and the edit.
 
-        The edit has no projector and no adapters.
+        The edit has the layout, the settings and the draft of the file, but no projector and no adapters.
         """
         self._background.run(
             tr("Reading {name}", name=path.name),

@@ -20,7 +20,7 @@ def load_question(room: Room, name: str, now_s: float) -> LoadQuestion:
     """Return the question whether to unload other models before the model `name` is loaded.
 
     `room`: the models to unload for the load, and the memory that is missing even then.
-    `now_s`: present time of `OpenModels.now_s`.
+    `now_s`: present time in seconds, by the clock of `OpenModels.now_s`.
     """
     full_name, name = name, _short_name(name)
     victims = _join([f"{_short_name(victim.name)} ({idle_text(victim, now_s)})" for victim in room.victims])

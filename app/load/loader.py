@@ -194,7 +194,7 @@ class Loader(QObject):
         self.notice.emit(Notice(tr("You will be asked when a model does not fit beside others"), bad=False))
 
     def cancel(self) -> None:
-        """Cancel the load that runs or waits for memory, and remove the question."""
+        """Cancel the load that runs or waits for memory, and remove the question before a load."""
         self._withdraw()
         if self.is_waiting:
             self.memory_return.cancel()

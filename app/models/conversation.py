@@ -201,7 +201,7 @@ class Conversation(QObject):
         return shown_path(self.tree.path, self.left_out)
 
     def prompt_messages(self) -> tuple[ChatMessage, ...]:
-        """Return the prompt of the conversation, with the draft as its next question."""
+        """Return the prompt of the conversation, with the unsent text of the input as its next question."""
         path = self.prompt_path
         if self.chat.draft.strip():
             path = (*path, Message(id=new_id(), role="user", content=self.chat.draft))
@@ -226,7 +226,7 @@ class Conversation(QObject):
         )
 
     def unloaded_chat(self, attachments: Sequence[Attachment] = ()) -> CountedChat | None:
-        """Return the prompt with draft and `attachments`, to be counted without a loaded model; None if it is empty."""
+        """Return the prompt with unsent text and `attachments`, for counting without a loaded model; None if empty."""
         path = self.prompt_path
         if self.chat.draft.strip() or attachments:
             path = (*path, new_question(self.chat.draft, None, attachments))
@@ -265,7 +265,7 @@ class Conversation(QObject):
         self.begin()
 
     def change_chat(self, chat: Chat) -> None:
-        """Replace title, draft, prompt or settings of the conversation, and store the change."""
+        """Replace title, unsent text, system prompt or settings of the conversation, and store the change."""
         before, self.chat = self.chat, chat
         # An untouched new conversation is not stored.
         if self._is_kept:

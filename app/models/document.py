@@ -59,9 +59,9 @@ class EditState:
         self.forecast: Forecast | None = None
         """The last forecast that was drawn; None before the first one."""
         self.left: tuple[Layout | None, Layout | None] = None, None
-        """Two layouts, each of which may be None: the last one in split mode `layer`, and the one of another mode.
+        """The last layout in split mode `layer`, and the layout that replaced it when the user chose another mode.
 
-        The second was made when the user changed the split mode. If it is not edited, mode `layer` restores the first.
+        Each may be None. If the second one is not edited, choosing mode `layer` again restores the first.
         """
 
 

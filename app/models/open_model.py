@@ -55,7 +55,7 @@ class OpenModel(QObject):
         self.held: HeldModel | None = None
         """Device memory that the model holds; None if the model is neither loaded nor being loaded."""
         self.is_of_program = False
-        """Whether the model was opened for a client of the API server. Then requests set its idle time."""
+        """Whether the model was opened for a client of the API server, whose requests then set its idle time."""
         self.planned_rig: Rig | None = None
         """The devices for whose free memory the layout was found; None if the layout was not found by a search."""
         self._keep_alive_s = self._default_keep_alive_s = keep_alive_s

@@ -202,7 +202,7 @@ class ModelOpener(QObject):
         return self._opening.is_running
 
     def open_last(self, opened: Callable[[], None] = _nothing) -> None:
-        """Open the model that was used last, if there is one. `opened` is called when it is shown."""
+        """Open the model that was used last, if there is one. `opened` is called when the model is shown."""
         recent = self._settings.recent_models
         if recent:
             self.open(recent[0].path, opened=opened)
@@ -214,7 +214,7 @@ class ModelOpener(QObject):
     def try_demo(self, opened: Callable[[], None] = _nothing) -> None:
         """Start a lab rig (RPC workers on this computer) and open the demo model.
 
-        `opened` is called when it is shown.
+        `opened` is called when the model is shown.
         """
 
         def open_it(demo: Demo) -> None:

@@ -21,7 +21,7 @@ from engine.base.language import tr
 from engine.model.gguf.model_file import FileIdentity
 
 MAX_WAIT_S = 5.0
-"""Seconds that children of models on lab workers have at most to save KV states and exit, before the workers stop."""
+"""Longest time in seconds to wait until models on lab workers have saved their KV states and exited."""
 LOOK_MS = 20
 
 

@@ -36,9 +36,9 @@ class Arranger(QObject):
         self._settings = settings
         self.current = Arrangement.BOTH
         self._panels = QByteArray()
-        """The state of the docks (`QMainWindow.saveState`) from before only the chat was shown."""
+        """The state of the docks (`QMainWindow.saveState`), saved before all panels except the chat were hidden."""
         self._widths: dict[str, int] = {}
-        """Widths of the side panels from before only the chat was shown. `restoreState` does not restore them."""
+        """Widths of the side panels, saved before one of them was hidden: `restoreState` does not restore them."""
         main.saving.connect(self._save)
 
     def restore(self) -> None:

@@ -21,7 +21,7 @@ from engine.base.numa import read_nodes
 
 
 class Questions(QObject):
-    """Opens dialogs that ask for a file, caps or an address, and carries out the action.
+    """Asks for a file, memory caps or an address in a dialog, and then carries out the menu command.
 
     A cancelled dialog does nothing.
     """
@@ -89,7 +89,7 @@ class Questions(QObject):
             self._rig_files.save(path)
 
     def add_remote(self) -> None:
-        """Ask for the address of a remote worker and add its devices. The first time, a warning comes before."""
+        """Ask for the address of a remote worker and add its devices. The first time, a warning is shown before."""
 
         def remember() -> None:
             self._settings.remote_warning_given = True

@@ -329,7 +329,7 @@ class LoadButtons(QWidget):
     def set_progress(self, fraction: float | None, text: str) -> None:
         """Show the progress of a load.
 
-        fraction: 0 to 1, None for work of unknown length.
+        fraction: progress, 0 to 1; None if the length of the work is unknown.
         text: the stage of the load.
         """
         self.progress.setRange(0, 0 if fraction is None else PROGRESS_STEPS)

@@ -59,7 +59,7 @@ def device_subtitle(device: Device) -> str:
 
 
 def numa_text(device: Device) -> str:
-    """Return the number of NUMA nodes of the host as text; empty if it cannot be split by node."""
+    """Return the number of NUMA nodes of the host as text; empty for other devices and for a single node."""
     return tr("{count} NUMA nodes", count=len(device.nodes)) if device.nodes else ""
 
 
@@ -96,7 +96,7 @@ def simulated_words(ids: Sequence[str]) -> str:
 def status_line(sample: Sample | None) -> str:
     """Return the line of readings: utilisation, temperature and power, as far as they are known, and the note.
 
-    The note says why the driver gave no reading. If all of them are missing, the line has the memory that Layerdeck
+    The note says why the driver gave no reading. Without readings and note, the line has the memory that Layerdeck
     uses, or "idle".
     """
     if sample is None:

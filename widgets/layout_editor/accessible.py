@@ -61,7 +61,7 @@ class EditorPart(QObject):
 
 
 class Parts:
-    """The `EditorPart` objects of one view by place, each made when a screen reader first needs it."""
+    """The `EditorPart` objects of one view, by kind and index. Each is made when a screen reader first needs it."""
 
     def __init__(self, view: EditorView) -> None:
         self._view = view
@@ -92,7 +92,7 @@ class Parts:
 
 
 def place_of(focus: Focus) -> Place:
-    """Return the place of the part that has the keyboard focus."""
+    """Return kind and index of the part that has the keyboard focus."""
     match focus:
         case BoundaryFocus(index):
             return Kind.BOUNDARY, index

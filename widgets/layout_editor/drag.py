@@ -75,7 +75,7 @@ class LaneDrag:
     def move_to(self, x: float, y: float, lanes: Lanes) -> LaneMove | None:
         """Return the move to the lane at `y`.
 
-        None if the drag has not begun, the object is already in that lane, or the rig lacks the lane's device.
+        Return None if the drag has not begun, the object is already in that lane, or the rig lacks the lane's device.
         """
         if not self.begun:
             # The Manhattan length, which Qt compares with `QApplication.startDragDistance` too.

@@ -231,7 +231,7 @@ class Interaction(QObject):
     # The context menu
 
     def focus_at(self, x: float, y: float) -> bool:
-        """Set the focus to the layer, output, embedding or draft at a point, for its menu; return whether there is one.
+        """Set the focus to the layer, output, embedding or draft at a point, whose menu opens; return False if none.
 
         A selection that contains the layer stays.
         """

@@ -381,7 +381,7 @@ def is_short(row: DeviceRow, room: DeviceRow | None = None) -> bool:
 
 
 _TOLD_BESIDE_S, _TOLD_BELOW_S = 1.0, 5.0
-"""Seconds of sending weights to a worker from which the tooltip mentions it, and from which the notes mention it."""
+"""Least time in seconds of sending weights to a worker, for a line in the tooltip, and for a line in the notes."""
 _ALIKE = 1.1
 """Two speeds are shown as one if their ratio is at most this."""
 REMEDY = tr("Devices > Measure Speeds makes this exact; each answer improves it too.")

@@ -141,7 +141,7 @@ class SavedLayouts(QWidget):
         self.set_can_save(False)
 
     def set_can_save(self, can: bool) -> None:
-        """Set whether the present layout can be saved, which needs the shown model to be the open one."""
+        """Set whether the present layout can be saved. It can be saved if the shown model is the open one."""
         self.name_edit.setVisible(can)
         self._heading.setVisible(can or self._rows.count() > 0)
 

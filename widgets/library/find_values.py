@@ -76,7 +76,7 @@ class JobRow:
 class SearchRequest:
     """A request to search the hub for `text`, or to show the repository if `text` is an address.
 
-    `order`: sort order.
+    `order`: sort order of the results.
     """
 
     text: str

@@ -187,7 +187,7 @@ class LoadReport(QWidget):
     def show_failed(self, event: Failed, *, was_loaded: bool = False) -> None:
         """Show the reason why the load was refused or failed, and remedies if lab workers have stopped.
 
-        `was_loaded`: the load had succeeded, and the model stopped later.
+        `was_loaded`: whether the load had succeeded and the model stopped later.
         """
         self._show_outcome(failed_outcome(event, was_loaded=was_loaded))
         # After `_show_outcome`, which resets it for every ending.

@@ -163,7 +163,7 @@ def attempt_words(event: Attempt) -> str:
 def failed_outcome(event: Failed, *, was_loaded: bool = False) -> Outcome:
     """Return the outcome of a load that was refused or failed.
 
-    `was_loaded`: the load had succeeded, and the model stopped later.
+    `was_loaded`: whether the load had succeeded and the model stopped later.
     """
     return Outcome(badge=tr("STOPPED") if was_loaded else tr("FAILED"), tone="bad", sentence=event.message)
 

@@ -45,7 +45,7 @@ class Formula:
 
 
 DrawFormula = Callable[[FormulaKey], Formula | None]
-"""Renders a formula, in the thread for formulas since it takes time. None if the source is not valid."""
+"""Function that renders a formula, in a thread of its own since that takes time; returns None for invalid source."""
 
 
 class Formulas(QObject):

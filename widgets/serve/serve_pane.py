@@ -84,7 +84,7 @@ class ServePane(QWidget):
         self._status = ServeStatus()
         self._model, self._n_ctx = "", 0
         self._copy_with_key: Callable[[str], str] | None = None
-        """Returns the text to copy for a key; set while the key is being read, after which the text is copied."""
+        """Function from the key to the text that must be copied once the key has been read; None if there is none."""
         self.switch_button = QPushButton()
         self.state_label = ElidedLabel("", "strong")
         self.copy_url_button = QPushButton(tr("Copy address"))
@@ -263,7 +263,7 @@ class ServePane(QWidget):
         self._refresh()
 
     def show_model(self, name: str, n_ctx: int) -> None:
-        """Set the model for the snippets; an empty name if none is loaded.
+        """Set the model for the snippets. `name` is empty if no model is loaded.
 
         `n_ctx`: context of one request, in tokens.
         """

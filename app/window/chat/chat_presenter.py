@@ -309,7 +309,7 @@ class ChatPresenter(QObject):
             self._counter.count(self._conversation.counted_chat())
 
     def _count_unloaded(self) -> None:
-        """Count the conversation with its draft and attachments, unless the model is loaded and its child counts."""
+        """Count the conversation with unsent text and attachments, unless the child of the loaded model counts."""
         if not self._unloaded.is_wanted:
             self._unloaded.forget()
             return

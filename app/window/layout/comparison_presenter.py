@@ -65,7 +65,7 @@ class _Base:
     find: Callable[[str, Plan, CancelToken], Edit]
 
     def with_file(self, file: LayoutFile, folder: Path | None = None) -> Plan:
-        """Return the plan of a layout file on the devices of this base.
+        """Return the plan of a layout file on the devices of the current plan.
 
         The draft model of the file is read: not for the GUI thread.
         `folder`: folder of the file, for its draft model; None for a layout that is saved with the model.

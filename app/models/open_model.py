@@ -49,7 +49,7 @@ class OpenModel(QObject):
         self.file: ModelFile | None = None
         self.key: FileIdentity | None = None
         self.edit_state: EditState | None = None
-        """The edit state of this model while another model is current; None for the current model."""
+        """Layout, settings and undo stack of this model while another one is current; None for the current model."""
         self.loading = Loading(calibrator, self)
         self.conversation = Conversation(self.loading, self)
         self.held: HeldModel | None = None

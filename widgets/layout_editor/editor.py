@@ -48,7 +48,7 @@ class LayoutEditor(QFrame):
     experts_requested = Signal(str)
     """Requests a move of the experts of all layers. The argument is a key of `EXPERT_TITLES`."""
     expert_outcomes_requested = Signal()
-    """Requests the effects of the menu's moves of all experts; the receiver calls `show_expert_outcomes` with them."""
+    """Requests what each move of experts in the open menu would change; the answer goes to `show_expert_outcomes`."""
     overrides_drop_requested = Signal()
     """Requests to drop the overrides that the split mode does not allow."""
 
@@ -199,7 +199,7 @@ class LayoutEditor(QFrame):
         self._view.set_pins(pins)
 
     def show_expert_outcomes(self, texts: dict[str, str]) -> None:
-        """Show the effects of the moves of all experts in the open menu. `texts`: effects by key in `EXPERT_TITLES`."""
+        """Show in the open menu what each of its moves of experts would change. `texts`: by key in `EXPERT_TITLES`."""
         self._view.show_expert_outcomes(texts)
 
     def toggle_pin(self) -> None:

@@ -78,7 +78,7 @@ class EditorView(QGraphicsView):
     experts_requested = Signal(str)
     """Requests a move of the experts of all layers. The argument is a key of `EXPERT_TITLES`."""
     expert_outcomes_requested = Signal()
-    """Requests the effects of the menu's moves of all experts; the receiver calls `show_expert_outcomes` with them."""
+    """Requests what each move of experts in the open menu would change; the answer goes to `show_expert_outcomes`."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -324,9 +324,9 @@ class EditorView(QGraphicsView):
             self.expert_actions = {}
 
     def show_expert_outcomes(self, texts: dict[str, str]) -> None:
-        """Show the effects of the moves of all experts in the open menu.
+        """Show in the open menu what each of its moves of experts would change.
 
-        `texts`: effects by key in `EXPERT_TITLES`. An empty or missing text disables the action.
+        `texts`: the changes by key in `EXPERT_TITLES`. An empty or missing text disables the action.
         """
         for kind, action in self.expert_actions.items():
             text = texts.get(kind, "")

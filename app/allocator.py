@@ -1,4 +1,4 @@
-"""Settings of glibc's malloc and of Python's garbage collector that limit free memory in a window that runs all day."""
+"""Settings of glibc's malloc and of Python's garbage collector, so that a process that runs all day stays small."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MAPPED_BYTES = MIB
 glibc raises it to the size of each mapped block that is freed, up to 32 MiB, and no longer returns such blocks."""
 
 _RARE_COLLECTIONS = (2000, 10, 50)
-"""Thresholds of Python's three generations, instead of (700, 10, 10)."""
+"""Thresholds of the garbage collector's three generations (`gc.set_threshold`); Python's default is (700, 10, 10)."""
 
 
 def limit_malloc() -> None:
@@ -30,26 +30,28 @@ def limit_malloc() -> None:
     # The limits save memory only: the window works without them.
     with suppress(OSError, AttributeError):
         library = ctypes.CDLL(None)
+        # Only glibc has this function. Other C libraries may know other parameters under the same numbers.
         if hasattr(library, "gnu_get_libc_version"):
             library.mallopt(_M_ARENA_MAX, _ARENAS)
             library.mallopt(_M_MMAP_THRESHOLD, _MAPPED_BYTES)
 
 
 def freeze_window_objects() -> None:
-    """Exclude all objects that exist now from garbage collection; call it once the window is complete.
+    """Exclude all objects that exist now from garbage collection (`gc.freeze`). Call it once the window is complete.
 
-    Python starts a full collection when the new objects exceed a quarter of the objects that survived the last one. The
-    objects of the window would raise that threshold, so that unreachable tables of forecasts grow to many megabytes.
+    Python starts a full collection only when the new objects exceed a quarter of the objects that survived the last
+    one. If the objects of the window counted, collections would be rare, and unreachable forecast tables would fill
+    many megabytes.
     """
     gc.freeze()
 
 
 @contextmanager
 def rare_full_collections() -> Iterator[None]:
-    """Context in which Python rarely collects all objects, for a command that ends soon.
+    """Context manager that makes full garbage collections rare, for a command that ends soon.
 
-    A layout search keeps most of the objects that it makes. Full collections visit all these objects, which took a
-    quarter of the time.
+    A layout search keeps most of the objects that it makes. Full collections visit all of them, and took a quarter of
+    the time of a search.
     """
     before = gc.get_threshold()
     gc.set_threshold(*_RARE_COLLECTIONS)

@@ -143,9 +143,10 @@ class Background(QObject):
 class Latest:
     """Runs requests that replace each other: a new request cancels the previous one and drops its results.
 
-    `cancel` drops the result of the running request as well. `stop` and `close` do not: work may return what it has.
+    `cancel` drops the result of the running request as well. After `stop` or `close` the result is delivered: work that
+    sees its cancelled token may return what it has found so far.
 
-    All methods are called in the GUI thread, and all results are delivered there. So no lock is needed.
+    All methods are called in the GUI thread, and all results are delivered there, so no lock is needed.
     """
 
     def __init__(self, background: Background) -> None:
@@ -192,6 +193,7 @@ class Latest:
             self._background.deliver(deliver)
 
         def done(result: _T) -> None:
+            # `cancel` or a newer request has set another token. The result is then not wanted any more.
             if token is self._token:
                 self._token = None
                 on_result(result)
@@ -217,11 +219,12 @@ class Latest:
         """Stop the request that runs, and wait at most `wait_s` seconds for its end."""
         if self._token is not None:
             self._token.cancel()
+            # Set in the background thread: the result itself cannot arrive while the GUI thread waits here.
             self._ended.wait(wait_s)
 
 
 class Worker:
-    """Runs pieces of work one after another in a thread, which exists only while there is work."""
+    """Runs functions one after another in a background thread, which exists only while functions wait or run."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -230,7 +233,7 @@ class Worker:
         self._runs = False
 
     def submit(self, work: Callable[[], None]) -> None:
-        """Run `work` after all work that was submitted before."""
+        """Run `work` in the background thread, after all functions that were submitted before."""
         with self._lock:
             self._waiting.append(work)
             # Under the lock, as the end of `_run` is: no work is left without a thread.
@@ -240,7 +243,7 @@ class Worker:
         threading.Thread(target=self._run, name=self._name, daemon=True).start()
 
     def close(self) -> None:
-        """Drop the work that has not started; running work is not interrupted."""
+        """Drop the functions that have not started. The running one is not interrupted."""
         with self._lock:
             self._waiting.clear()
 

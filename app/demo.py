@@ -1,4 +1,4 @@
-"""The demo model: a small real one that the set-up has fetched or the bundle contains, else a generated one."""
+"""The demo model: a small published model from the set-up or the bundle, or else one that this program generates."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Demo:
 
 
 def find_demo() -> Demo:
-    """Return the real demo model if it is installed, else the generated one.
+    """Return the published demo model if it is installed, else the generated one.
 
     The call reads and may write files: not for the GUI thread.
 
@@ -34,7 +34,7 @@ def find_demo() -> Demo:
 
 
 def fetched_demo() -> Path | None:
-    """Return the path of the real demo model, or None if it is not installed. Reads the disk."""
+    """Return the path of the published demo model, or None if it is not installed. Reads the disk."""
     paths = (folder / FILE_NAME for folder in (fetched_models_path(), *_models_beside_program()))
     return next((path for path in paths if is_fetched(path)), None)
 

@@ -186,7 +186,7 @@ def _show_icon(application: QApplication, _window: WindowParts) -> None:
 def serve_later_starts(application: QApplication, opening: Opening) -> None:
     """Open the files of later program starts in this window.
 
-    Files that arrive before the window is complete wait in `early`.
+    Files that arrive before the window is complete are opened as soon as it is.
     """
     from app.paths import instance_name
     from app.single_instance import FirstInstance, OpenEvents

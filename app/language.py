@@ -25,7 +25,7 @@ SYSTEM = "system"
 LANGUAGE_NAMES = (SYSTEM, *LANGUAGES)
 _MAX_CATALOGUE_BYTES = 1 << 22
 KEY = "language"
-"""Key of the preference in the settings."""
+"""Key of the language preference in the settings file."""
 CATALOGUE_SUFFIX = ".po"
 
 

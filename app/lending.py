@@ -20,13 +20,12 @@ def find_lendings(
     caps: Sequence[tuple[str, int]] = (),
     margins: Sequence[tuple[str, int]] = (),
 ) -> tuple[Lending, ...]:
-    """Return the devices that this computer lends, selected and limited by the arguments.
+    """Find the devices of this computer, and return those that it lends.
 
-    The search for devices takes time: not for the GUI thread. The arguments and their errors are those of
-    `choose_lendings`.
+    The arguments are those of `choose_lendings`. The search for devices takes time: not for the GUI thread.
 
     Raises:
-        EngineError: also if the engine cannot list its devices.
+        EngineError: the engine cannot list its devices, or `choose_lendings` refuses the arguments.
     """
     found = find_all_devices(self_test_path(), checks=engine_checks_path())
     rig = read_calibration(calibration_path()).apply(found)

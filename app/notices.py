@@ -29,7 +29,7 @@ class Notices(QObject):
     """Carries the text of a notice that is not true any more and must be removed."""
 
     def say(self, text: str, *, bad: bool = False) -> None:
-        """Show `text` on the status line; with `bad`, as a failure."""
+        """Show `text` on the status line. `bad`: whether it reports a failure."""
         self.given.emit(Notice(show(text), bad))
 
     def withdraw(self, text: str) -> None:

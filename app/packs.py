@@ -41,7 +41,7 @@ def pack_keys() -> PackKeys:
 
 
 def find_all_devices(verdicts: Path, rpc_endpoints: Sequence[str] = (), *, checks: Path | None = None) -> Rig:
-    """Return the devices of this machine, with those of its engine packs, and the devices of RPC servers.
+    """Return the devices of this machine, also those that only engine packs support, and the devices of RPC servers.
 
     `verdicts`: file of the results of the self test. `rpc_endpoints`: addresses `host:port`. `checks`: file of the
     results of the engine checks, or None.

@@ -2,7 +2,7 @@
 
 - `layerdeck [FILE.gguf]`: the window
 - `layerdeck-cli WORDS`: the command line (the same executable under another name), also as `layerdeck --cli WORDS`
-- `layerdeck --worker WORDS`: a child process as `engine.base.programs` starts it; its other children start likewise
+- `layerdeck --NAME WORDS`: a child process; NAME is a key in `CHILDREN` of `engine.base.programs`, such as `worker`
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ _MARK, _FAULTS = ".json", ".faults"
 class OpenedModel(msgspec.Struct, frozen=True):
     """An open model of a window.
 
-    `path`: path of its first file. `layout`: its layout in the format of layout files; empty if that is the proposed
-    one.
+    `path`: path of its first file.
+    `layout`: its layout, as the content of a layout file; empty if the user has not edited the proposed layout.
     """
 
     path: str
@@ -82,7 +82,7 @@ class EndedRun:
 
 
 class RunMarks:
-    """Writes the run mark (a file of the running window) of this process in `folder`, and reads those of other windows.
+    """Writes the run mark of this process (a file that exists while the window runs), and reads those of other windows.
 
     Each call accesses the disk.
     """

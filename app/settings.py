@@ -232,9 +232,9 @@ class Settings:
     steps_back = _switch("steps_back")
     """Whether a load that runs out of memory tries other layouts."""
     stall_limit_s = Preference("stall_limit_s", _stall_limit_s, lambda limit_s: "" if limit_s is None else str(limit_s))
-    """Seconds without progress after which a load or an answer is ended. None: the default limit."""
+    """Seconds without progress after which a load or an answer is ended; None for the default limit."""
     without_room = Preference("without_room", _load_answer, lambda answer: "" if answer is None else answer.value)
-    """The stored answer to the question whether to unload models if a model does not fit beside them. None: ask."""
+    """The stored answer to the question whether to unload models if a model does not fit beside them; None to ask."""
     idle_time_s = Preference("idle_time_s", _idle_time_s, lambda idle_s: "" if idle_s == inf else f"{idle_s:g}")
     """Seconds after the last answer before an idle model is unloaded; infinite: it stays loaded."""
     arrangement = _text("window/arrangement")
@@ -256,7 +256,7 @@ class Settings:
     kept_states_bytes = Preference(
         "chat/kept_states_bytes", _size_bytes, lambda quota_bytes: "" if quota_bytes is None else str(quota_bytes)
     )
-    """Limit of all saved KV states on disk, in bytes. None: the default."""
+    """Limit of all saved KV states on disk, in bytes; None for the default limit."""
     last_chat = _text("chat/last")
     """Id of the conversation that was shown last; empty if there is none."""
     serve_host = Preference("serve/host", lambda kept: DEFAULT_HOST if kept is None else str(kept))
@@ -320,18 +320,18 @@ class Settings:
         return tuple(map(Path, stored))
 
     def keep_parked(self, model: Path, *, parked: bool) -> None:
-        """Store whether the model at `model` is parked."""
+        """Store whether the model with the file `model` is parked (unloaded until its next question)."""
         kept = [path for path in self.parked_models if path != model]
         wanted = [model, *kept][:MAX_RECENT] if parked else kept
         if wanted != list(self.parked_models):
             self._write("parked_models", [str(path) for path in wanted])
 
     def side_files(self, model: Path) -> KeptSideFiles:
-        """Return the projector, adapters and draft that were last chosen for the model at `model`. No file is read."""
+        """Return the projector, adapters and draft last chosen for the model file `model`. No file is read."""
         return self._all_side_files().get(str(model), KeptSideFiles())
 
     def keep_side_files(self, model: Path, files: KeptSideFiles) -> None:
-        """Store the projector, adapters and draft that were chosen for the model at `model`."""
+        """Store the projector, adapters and draft that were chosen for the model file `model`."""
         kept = {path: each for path, each in self._all_side_files().items() if path != str(model)}
         # Models without side files need no entry.
         if files != KeptSideFiles():

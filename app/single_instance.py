@@ -12,7 +12,7 @@ from PySide6.QtNetwork import QLocalServer, QLocalSocket
 
 CONNECT_MS = 1000
 ANSWER_MS = 10_000
-"""Time that a later start waits for the answer of a busy window, before it opens a window of its own."""
+"""Milliseconds that a later start waits for the answer of a busy window, before it opens a window of its own."""
 MAX_MESSAGE_BYTES = 1024 * 1024
 TAKEN = b"taken\n"
 

@@ -24,7 +24,7 @@ DEFAULT_ZOOM = 100
 
 _LENGTH = re.compile(r"\b(\d+)px")
 _MOST_BORDER_PX = 2
-"""Largest length in pixels that is not zoomed: lines and borders keep their width."""
+"""Lengths up to this number of pixels are not zoomed, so that lines and borders keep their width."""
 
 
 def style_sheet(palette: Palette, zoom: float = 1.0) -> str:
@@ -108,7 +108,7 @@ class Theme(QObject):
             self._apply()
 
     def next_zoom(self, step: int) -> int:
-        """Return the zoom in per cent that is one step larger (`step` 1) or smaller (-1), or the last one."""
+        """Return the next larger (`step` 1) or smaller (-1) zoom in per cent; at the limit, the present zoom."""
         index = ZOOM_STEPS.index(self._zoom_percent) + step
         return ZOOM_STEPS[min(max(index, 0), len(ZOOM_STEPS) - 1)]
 

@@ -33,7 +33,7 @@ _Write = Callable[[ChatStore], "Future[None]"]
 
 
 def _nothing() -> None:
-    """Do nothing when a change is stored."""
+    """Callback without effect, for changes whose storing nobody waits for."""
 
 
 class ChatArchive(QObject, ChatStorage):
@@ -70,7 +70,7 @@ class ChatArchive(QObject, ChatStorage):
         self._chats: dict[str, Chat] = {}
         self._has_warned = False
         self._is_behind = False
-        """Whether changes are not written yet, because the disk is full."""
+        """Whether changes still wait to be written after a failed write, for example because the disk is full."""
         self._done.connect(self._on_done, Qt.ConnectionType.QueuedConnection)
         # Emitted by the thread that makes copies.
         self._copy_failed.connect(notices.tell, Qt.ConnectionType.QueuedConnection)
@@ -176,9 +176,9 @@ class ChatArchive(QObject, ChatStorage):
             )
 
     def work(self, what: str, work: Callable[[ChatStore], _T], then: Callable[[_T], None]) -> None:
-        """Call `work` with the database in a background thread, after all earlier changes; then `then` with its result.
+        """Call `work` with the database in a background thread, then call `then` with its result in the GUI thread.
 
-        `what`: description of the work for people.
+        `work` sees all changes that were made before this call. `what`: description of the work for people.
         """
         store = self._store
         if store is None and self._waiting is not None:

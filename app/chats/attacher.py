@@ -49,7 +49,7 @@ class Attached:
 
     `attachment`: content of the file; None while the file is being read.
     `data`: bytes of the file; None if they are stored already.
-    `tokens`: length of the file in the prompt; None if it was not counted.
+    `tokens`: number of tokens of the file in the prompt; None if they were not counted.
     """
 
     id: str
@@ -60,7 +60,7 @@ class Attached:
 
 
 class Attacher(QObject):
-    """The attachments of one model's chat, separately for each conversation. They are lost when the window closes."""
+    """The files attached to the next question in each conversation of one model; lost when the window closes."""
 
     changed = Signal()
     refused = Signal(str)
@@ -154,6 +154,7 @@ class Attacher(QObject):
             self.changed.emit()
 
         def refuse(error: EngineError) -> None:
+            # The user may have removed the file while it was read.
             if file in files:
                 files.remove(file)
                 self.refused.emit(error.summary())
@@ -214,7 +215,7 @@ def _count_request(attachment: Attachment) -> CountTokens:
 
 
 class Thumbnails(QObject):
-    """Reads the thumbnails that a gallery requests.
+    """Reads the thumbnails that the gallery of a chat requests.
 
     An image that cannot be read stays an empty box. File names are not written to the log.
     """

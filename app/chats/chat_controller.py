@@ -1,4 +1,4 @@
-"""Commands on conversations: open, begin, rename, move, pin and delete them, and show the last one after a start."""
+"""Commands on conversations: open, begin, rename, move, pin, delete. At the start the last conversation is opened."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class ChatController(QObject):
     began = Signal()
     """Emitted when a new conversation was begun, so that the input field gets the focus."""
     message_wanted = Signal(str)
-    """Carries the id of a message in the opened conversation to which the view must scroll."""
+    """Carries the id of the message to which the view of the opened conversation must scroll."""
     deleted = Signal(str)
-    """Carries the title of the deleted conversation that can be restored; empty if there is none any more."""
+    """Carries the title of the deleted conversation that can be restored; empty if none can be restored any more."""
 
     def __init__(
         self,
@@ -95,7 +95,10 @@ class ChatController(QObject):
         self._archive.read(chat, show)
 
     def _takes_over_from(self, other: OpenModel) -> bool:
-        """Return whether the current model takes over a conversation of `other`: only the current model is loaded."""
+        """Return whether the current model may take over a conversation that `other` has open.
+
+        It may if the current model is loaded, and `other` is neither loaded nor answering.
+        """
         current = self._models.current.status
         return current.is_loaded and not other.status.is_loaded and not other.conversation.is_answering
 
@@ -174,6 +177,7 @@ class ChatController(QObject):
             return
         changed = msgspec.structs.replace(known, **values)
         for model in self._models.all:
+            # The conversation of an open model has to know the change, and stores it.
             if model.conversation.chat.id == chat:
                 model.conversation.change_chat(msgspec.structs.replace(model.conversation.chat, **values))
                 return

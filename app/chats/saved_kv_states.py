@@ -98,7 +98,7 @@ class KvStateRepository(QObject):
         self._background.run("Naming a model", work, then, fail, quiet=True)
 
     def find(self, conversation: str, key: KvStateKey, then: Callable[[Path | None], None]) -> None:
-        """Call `then` with the file of a conversation's saved state, or with None if there is none that can be read."""
+        """Call `then` with the file of a conversation's saved state, or with None if no state can be read."""
 
         def fail(error: EngineError) -> None:
             self._fail(error)
@@ -109,7 +109,10 @@ class KvStateRepository(QObject):
         )
 
     def place(self, conversation: str, key: KvStateKey) -> Path | None:
-        """Return the file in which to save the state of a conversation; None if it must not be saved."""
+        """Return the file in which to save the state of a conversation.
+
+        Return None if the conversation was deleted, or if the limit of the disk space is 0, which turns saving off.
+        """
         # A quota of 0 turns saving off.
         is_wanted = conversation not in self._deleted and self._states.quota_bytes > 0
         return self._states.place(conversation, key) if is_wanted else None
@@ -186,7 +189,8 @@ class KvStateRepository(QObject):
 class _Unsaved:
     """A conversation in the KV cache whose state is not saved yet.
 
-    `request`: number of its last answer. `tokens`: length of the state; None if the answer has not ended.
+    `request`: number of the request for its last answer.
+    `tokens`: length of the state in tokens; None if the answer has not ended.
     """
 
     chat: str
@@ -213,7 +217,7 @@ class _Restoring:
 class ModelKvStates(QObject, StateStorage):
     """Saves and restores the KV cache of one model's conversations.
 
-    After a failure the model reads the conversation again.
+    If a state cannot be restored, the model processes the whole conversation again.
     """
 
     def __init__(self, model: OpenModel, repository: KvStateRepository, parent: QObject | None = None) -> None:
@@ -247,7 +251,10 @@ class ModelKvStates(QObject, StateStorage):
     # ------------------------------------------------------------------ calls of the conversation
 
     def before_answer(self, chat: str, then: Callable[[], None], *, goes_on: bool) -> None:
-        """Restore the saved state of the conversation unless it is in the KV cache, then call `then`."""
+        """Restore the saved state of a conversation that is not in the KV cache, then call `then`.
+
+        `goes_on`: whether the conversation has earlier messages; a new conversation has no saved state.
+        """
         self._timer.stop()
         if self._unsaved is not None and self._unsaved.chat != chat:
             self.save_now()  # another conversation may take its place
@@ -259,7 +266,7 @@ class ModelKvStates(QObject, StateStorage):
             self._restore(chat, then)
 
     def asked(self, chat: str, request: int) -> None:
-        """Forget an earlier state of the conversation that is not saved yet, because the new answer will replace it."""
+        """Note that the model begins an answer, and drop the state of the previous answer if it is not saved yet."""
         self._timer.stop()
         # The new answer extends the sequence, so the earlier state would be replaced in a moment.
         self._unsaved, self._running = None, _Unsaved(chat, request, None)
@@ -383,7 +390,10 @@ class ModelKvStates(QObject, StateStorage):
             self._end_restoring()
 
     def _sentence(self, lost: AnswerLost) -> str:
-        """Return the reason why a state was not restored, with the conversation: people do not know the file."""
+        """Return the reason, for people, why a state was not restored.
+
+        The conversation's title replaces the name of the state file, which people do not know.
+        """
         restoring, chat = self._restoring, self._conversation.chat
         if restoring is None or restoring.path is None or restoring.chat != chat.id:
             return lost.sentence

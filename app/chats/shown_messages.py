@@ -140,7 +140,10 @@ def _never_began(message: Message) -> bool:
 
 
 def answer_note(message: Message) -> str:
-    """Return the line below a message: of an answer its error, or speed, tokens and ending; of a question its note."""
+    """Return the line below a message.
+
+    For an answer the line is its error, or its speed, tokens and ending; for any other message it is the stored note.
+    """
     if message.role != "assistant" or message.state == "failed":
         return message.note
     parts = [] if message.timings is None else speed_words(message.timings)
@@ -160,7 +163,7 @@ def answer_details(message: Message) -> str:
 
 
 def speed_words(timings: Timings) -> list[str]:
-    """Return the parts of the line below an answer about its speed and the number of its tokens."""
+    """Return texts for the generation speed, the number of generated tokens, and the drafted tokens of an answer."""
     speed = timings.generation_tokens_per_second
     words = [] if speed is None else [tr("{speed:.1f} tokens/s", speed=speed)]
     number = format_count(timings.generated_tokens)

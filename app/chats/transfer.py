@@ -108,7 +108,7 @@ class ChatTransfer(QObject):
 
 
 def encoded(found: Sequence[tuple[Chat, MessageTree]], form: Form, store: ChatStore) -> bytes:
-    """Return conversations as bytes of a file format. A format for a single conversation gets the first one.
+    """Return conversations as bytes of a file format. If it holds only one conversation, the first one is encoded.
 
     Raises:
         ChatError: the bytes of an attachment cannot be read.
@@ -142,8 +142,8 @@ def _files(messages: Sequence[Message], store: ChatStore) -> dict[str, bytes]:
 def form_of(path: Path, chosen: str, forms: Sequence[Form] = FORMS) -> tuple[Path, Form]:
     """Return the path and format for an export.
 
-    The format follows from the file name's extension. If that is unknown, it is the one with the name filter `chosen`,
-    and its extension is appended.
+    The extension of the file name decides the format. If the extension is unknown, the name filter `chosen` decides,
+    and the extension of that format is appended to the path.
     """
     # The longest ending first: one may be the end of another.
     by_length = sorted(forms, key=lambda form: -len(form.ending))

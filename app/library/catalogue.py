@@ -61,7 +61,7 @@ class LibraryContents:
 
 
 class ProgressLimit:
-    """Limits how often the progress of a scan is reported, by the number of files."""
+    """Limits how often the progress of a scan is reported. The interval is longer for a library of many files."""
 
     def __init__(self, n_files: int) -> None:
         self._every_s = REPORT_EVERY_S if n_files < _LARGE else _REPORT_LARGE_EVERY_S
@@ -166,7 +166,7 @@ class LibraryCatalogue:
     def read_headers(self, report: Callable[[int, int], None], token: CancelToken) -> None:
         """Read the GGUF headers that the index lacks.
 
-        `report` gets the number of headers read, and of all to be read.
+        `report`: called with the number of headers read so far, and the number of headers to read in all.
         """
         index = self.index
         with self._lock:
@@ -199,7 +199,8 @@ class LibraryCatalogue:
     ) -> None:
         """Forecast the models that have no forecast for `rig` yet, and save the results.
 
-        `report` gets the number of finished forecasts, and of all. `text_only`: whether projectors are left out.
+        `report`: called with the number of finished forecasts, and the number of forecasts to make in all.
+        `text_only`: whether the forecasts leave out projectors.
         """
         index = self.index
         key = rig_key(rig, constraints, strategy, text_only=text_only)
@@ -238,7 +239,7 @@ class LibraryCatalogue:
         self.index.save_folders(folders)
 
     def note(self, marks: Iterable[str], change: Mapping[str, object]) -> None:
-        """Change fields of the notes of files. `marks`: fingerprints of the files.
+        """Change fields of the `Notes` of files, such as favourites and tags. `marks`: fingerprints of the files.
 
         `change`: new values by field name.
         """
@@ -259,7 +260,7 @@ class LibraryCatalogue:
         return self.notes_of(path)
 
     def notes_of(self, path: Path) -> Notes:
-        """Return the notes of the model file `path`; empty ones if there are none, or it cannot be read."""
+        """Return the notes of the model file `path`; empty notes if nothing is stored or the file cannot be read."""
         return self.index.notes().get(fingerprint(path), NO_NOTES)
 
     def note_use(self, path: Path, change: Mapping[str, object]) -> None:
@@ -343,8 +344,8 @@ class LibraryCatalogue:
     def duplicates(self, report: Callable[[int, int], None], token: CancelToken) -> tuple[Duplicates, ...]:
         """Return groups of files with the same content.
 
-        Of files with the same size, the SHA-256 is computed, once for each file.
-        `report` gets the number of bytes read, and of all bytes to be read.
+        Files of the same size are read, and their SHA-256 is stored, so that each file is read only once.
+        `report`: called with the number of bytes read so far, and the number of bytes to read in all.
         """
         index = self.index
         with self._lock:

@@ -14,7 +14,7 @@ from engine.library.hub.tokens import TokenLocation, TokenStore
 class SavedHub(msgspec.Struct, frozen=True):
     """Stored settings of the hub. `mirror`: address to use in place of the public hub, or empty.
 
-    `offline`: no requests.
+    `offline`: whether no requests are sent.
     """
 
     mirror: str = ""
@@ -22,7 +22,7 @@ class SavedHub(msgspec.Struct, frozen=True):
 
 
 class HubAccess:
-    """Settings and access tokens of the hub. May be read in any thread; calls for tokens may block for the keyring."""
+    """Settings and access tokens of the hub. May be read in any thread; calls for tokens may wait for the keyring."""
 
     def __init__(self, kept_in: Settings, notices: Notices) -> None:
         self._settings, self._notices = kept_in, notices
@@ -37,7 +37,7 @@ class HubAccess:
     def token(self, hub: HubSettings) -> str | None:
         """Return the access token for `hub`; None if there is none.
 
-        May block for the keyring: not for the GUI thread.
+        May wait for the keyring: not for the GUI thread.
         """
         return self._tokens.find(hub)
 

@@ -55,7 +55,7 @@ def shown_repo(listing: RepoListing, fit: RepoFit | None, address: HubAddress, w
 
 
 def shown_card(repo: str, card: ModelCard | None, endpoint: str) -> ShownCard:
-    """Return the model card of a repository for the Find tab; None becomes a note that there is none."""
+    """Return the model card of a repository for the Find tab. If `card` is None, a note says that there is no card."""
     page = f"{endpoint}/{repo}"
     if card is None:
         return ShownCard(repo, (), "", tr("This repository has no model card."))
@@ -79,7 +79,7 @@ def _row(each: Quantisation, fit: QuantisationFit | None, *, is_best: bool) -> O
 
 
 def _speed(fit: QuantisationFit) -> str:
-    """Return the expected tokens per second as text, in the form of the library's column; empty if unknown."""
+    """Return the expected tokens per second as the text of a column of the library; empty if unknown."""
     if not fit.expected_per_second:
         return ""
     rate = predicted_rate_text(fit.expected_per_second)

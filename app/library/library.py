@@ -43,7 +43,7 @@ _log = logging.getLogger("layerdeck.library")
 
 
 class LibraryTask:
-    """Runs background work for the library, which shows its progress and errors. A newer call cancels an older one."""
+    """Runs background work, and shows its progress and errors in the library. A newer `run` cancels the older one."""
 
     def __init__(self, library: Library, background: Background) -> None:
         self._library = library
@@ -62,7 +62,7 @@ class LibraryTask:
         """Run `work` in the background, then call `done`, unless another call or `cancel` comes before that.
 
         `progress`: text of a progress report, in which `{done}` and `{whole}` are replaced.
-        `failed`: called with an error; None: the library shows the error.
+        `failed`: called with an error; if it is None, the library shows the error.
         """
 
         def step(task: Task[str]) -> _T:
@@ -332,7 +332,7 @@ class Library(QObject):
         self.run(tr("Finding layouts"), lambda: self.catalogue.documents(marks), self.documents_found.emit)
 
     def save_document(self, path: Path, document: SavedDocument, marks: Iterable[str]) -> None:
-        """Save a layout or a preset for the model file `path`, then emit all saved ones of its model.
+        """Save a layout or a preset for the model file `path`, then emit all layouts and presets of its model.
 
         `marks`: fingerprints of the model's files.
         """
@@ -344,7 +344,7 @@ class Library(QObject):
         self.run(tr("Saving a layout"), lambda: self.catalogue.save_document(path, document), done)
 
     def remove_document(self, marks: Iterable[str], document: SavedDocument) -> None:
-        """Delete a saved layout or preset of a model, then emit the remaining ones.
+        """Delete a saved layout or preset of a model, then emit the remaining layouts and presets.
 
         `marks`: fingerprints of the model's files.
         """

@@ -71,7 +71,7 @@ class NamedLayouts(QObject):
         self._run(tr("Finding layouts"), lambda _path: None)
 
     def save(self, name: str) -> None:
-        """Save the edited layout with its devices as `name`. An existing one of this name is replaced."""
+        """Save the edited layout with its devices as `name`. A saved layout with this name is replaced."""
         text = self._layouts.text(with_rig=True)
         if text is not None:
             self._run(tr("Saving a layout"), self._save(SavedDocument("layout", name, text)))
@@ -126,7 +126,7 @@ class NamedLayouts(QObject):
     def export_file(self, document: SavedDocument, file: Path) -> None:
         """Write a named layout to the layout file `file`, with the devices for which it was made.
 
-        It has neither addresses nor fingerprints of other computers, since the file goes to other people.
+        The file has no addresses and no fingerprints of other computers, because it may be given to other people.
         """
 
         def write() -> None:

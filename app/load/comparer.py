@@ -76,7 +76,8 @@ class LayoutComparer(QObject):
     def start(self, plan: Plan, edits: tuple[NamedEdit, ...], preset: str, *, automatic: bool) -> None:
         """Compare the speed of `edits` of the model of `plan` on its rig; does nothing if a comparison runs.
 
-        `progressed` and then `finished` or `failed` are emitted. `preset`: a name in `PRESETS`, the amount of work.
+        `progressed` and then `finished` or `failed` are emitted.
+        `preset`: key in `PRESETS`; it sets how much is measured.
         `automatic`: whether automatic layouts, and other settings of the fastest layout, are compared too.
         """
         if self.is_running:
@@ -106,9 +107,9 @@ class LayoutComparer(QObject):
         self._comparing.stop()
 
     def read_layout(self, path: Path, model: ModelFile, add: Callable[[str, Edit], None]) -> None:
-        """Read the layout file `path` and its draft in the background, then call `add` with its name and edit.
+        """Read the layout file `path` and its draft in the background, then call `add` with a name and the edit.
 
-        The edit has no projector and no adapters.
+        The edit has the layout, the settings and the draft of the file, but no projector and no adapters.
         """
         self._background.run(
             tr("Reading {name}", name=path.name),

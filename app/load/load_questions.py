@@ -20,7 +20,7 @@ def load_question(room: Room, name: str, now_s: float) -> LoadQuestion:
     """Return the question whether to unload other models before the model `name` is loaded.
 
     `room`: the models to unload for the load, and the memory that is missing even then.
-    `now_s`: present time of `OpenModels.now_s`.
+    `now_s`: present time in seconds, by the clock of `OpenModels.now_s`.
     """
     full_name, name = name, _short_name(name)
     victims = _join([f"{_short_name(victim.name)} ({idle_text(victim, now_s)})" for victim in room.victims])
@@ -81,7 +81,7 @@ def override_question(message: str, proposal: Proposal) -> LoadQuestion:
     """Return the question whether to drop overrides that the split mode does not support.
 
     `message`: sentence with the rule of llama.cpp that the overrides break.
-    `proposal`: the edit without these overrides.
+    `proposal`: layout and settings without these overrides.
     """
     return LoadQuestion(
         text=tr("{message} The model can be loaded without these overrides.", message=message),
@@ -95,7 +95,7 @@ def override_question(message: str, proposal: Proposal) -> LoadQuestion:
 
 
 def with_proposal(question: LoadQuestion, proposal: Proposal | None) -> LoadQuestion:
-    """Return `question` with the proposal of a layout or setting that would fit; None if none was found."""
+    """Return `question` with a proposal that would fit. `proposal` is None if the search found nothing."""
     if proposal is None:
         return replace(question, text=tr("{text} No other layout or setting was found that fits.", text=question.text))
     text = tr(

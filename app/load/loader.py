@@ -56,7 +56,7 @@ class Loader(QObject):
     question_changed = Signal(object)  # LoadQuestion | None
     notice = Signal(Notice)
     load_asked = Signal()
-    """Emitted when the user requests a load, before the edit is checked. Receivers may still replace the layout."""
+    """Emitted when the user requests a load, before the edited layout is checked. Receivers may still replace it."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Loader(QObject):
         self._settings = settings
         self._constraints_of = constraints_of
         self._proposing = background.latest()
-        """Runs the search for a layout that fits, while the question about one that does not fit is shown."""
+        """Runs the search for a proposal (a layout that fits) while the question before a load is shown."""
         self._reloaded: set[OpenModel] = set()
         """Models that were loaded again automatically after a crash of their child, and have not answered since."""
         self._asked: _Wanted | None = None
@@ -175,7 +175,7 @@ class Loader(QObject):
         return False
 
     def answer(self, choice: LoadChoice) -> None:
-        """Continue with the load of the question that is shown, as the user has chosen."""
+        """Carry out the user's answer to the question that is shown before a load."""
         wanted, proposal = self._asked, self._proposal
         self._withdraw()
         if choice.remember:
@@ -194,7 +194,7 @@ class Loader(QObject):
         self.notice.emit(Notice(tr("You will be asked when a model does not fit beside others"), bad=False))
 
     def cancel(self) -> None:
-        """Cancel the load that runs or waits for memory, and remove the question."""
+        """Cancel the load that runs or waits for memory, and remove the question before a load."""
         self._withdraw()
         if self.is_waiting:
             self.memory_return.cancel()
@@ -213,7 +213,7 @@ class Loader(QObject):
     def _on_lost_changed(self, model: OpenModel, lost: bool) -> None:
         """Load a model again whose child has died, if other layouts may be tried or the setting `reload_lost` is on.
 
-        By the setting, a model is loaded again only once until it has answered again.
+        `reload_lost` does not load a model a second time before it has answered, so that crashes do not repeat forever.
         """
         if lost and model.loading.steps_back:
             # Without asking, as a load steps back: the layout did not fit.
@@ -357,7 +357,7 @@ class Loader(QObject):
             self._ask(wanted)
 
     def _on_edited(self) -> None:
-        """Remove the question if the edit has changed since the question was shown."""
+        """Remove the question if layout or settings have been edited since the question was shown."""
         if self._asked is not None and self._document.edit != self._asked.plan.edit:
             self._withdraw()
 

@@ -1,4 +1,4 @@
-"""The wait between an unload and the next load: until the child has exited and its devices have their memory back."""
+"""The wait between an unload and the next load: until the child process has exited and its memory is free."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ class MemoryReturn(QObject):
         return self._then is not None
 
     def then(self, model: OpenModel, begin: Callable[[], None]) -> None:
-        """Call `begin`, which loads `model`, when all memory is free again.
+        """Call `begin`, which loads `model`, when models that are being unloaded have freed their memory.
 
-        Until then the model's status shows the wait.
+        Until then the status of `model` shows the wait. `begin` is called at once if no unload is under way.
         """
         self._then, self.waiting = begin, model
         self._on_poll()

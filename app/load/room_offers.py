@@ -60,7 +60,7 @@ class RoomOffers(QObject):
         self._asked: tuple[object, ...] | None = None
         """Model, edit, loaded models and devices of the last search; None if there was none."""
         self._rig: Rig | None = None
-        """The devices at the last search, with the memory that was free without all idle models."""
+        """The devices at the last search. The memory of all idle models counts as free."""
         self._found: WholeWithout | None = None
         self._edit: Edit | None = None
         self._timer = QTimer(self)
@@ -77,6 +77,7 @@ class RoomOffers(QObject):
 
         Return False, and unload nothing, if there is no offer or the offer is no longer valid.
         """
+        # Before `_forget`, which clears the offer.
         found, edit, is_current = self._found, self._edit, self._is_current
         self._forget()
         if found is None or edit is None or not is_current:
@@ -86,6 +87,7 @@ class RoomOffers(QObject):
             if model is not None and model.loading.unload():
                 model.set_parked(True)
         made = replace(edit, layout=found.plan.edit.layout)
+        # A layout that nobody has edited needs no undo step, and still counts as unedited afterwards.
         if self._document.is_untouched:
             self._document.restart(self._live.rig, made)
         else:
@@ -107,7 +109,7 @@ class RoomOffers(QObject):
             self._loader.load()
 
     def close(self) -> None:
-        """Stop looking for offers; called before the window closes."""
+        """Stop the search for offers. Called before the window closes."""
         self._timer.stop()
         self._searching.cancel()
 

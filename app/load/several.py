@@ -118,7 +118,7 @@ class SeveralModels(QObject):
         self._planning.cancel()
 
     def load(self, several: SeveralPlanned) -> None:
-        """Park idle models, then load the planned models one after another.
+        """Park idle models (unload them until their next question), then load the planned models one after another.
 
         If a load runs, or one of the models is answering, a notice says so and nothing is loaded.
         """

@@ -29,7 +29,7 @@ KEEP_INTERVAL_MS = 30
 """Milliseconds for which new text is collected, then stored and painted together."""
 
 Then = Callable[[], None]
-"""Callback in the GUI thread after a change was written to disk, or could not be.
+"""Callback in the GUI thread after a change was written to disk, or after the write has failed.
 Text is painted only after that, so that a crash does not lose text that people have seen."""
 
 
@@ -86,9 +86,9 @@ class StateStorage:
 
 
 class Answering(QObject):
-    """Carries out the answers of one model, one at a time, and emits their text. For the GUI thread.
+    """Carries out the answers of one model, one at a time, and emits their text. Use it in the GUI thread only.
 
-    `storage`: stores the messages. `states`: saves and restores KV states. The initial objects do nothing.
+    `storage`: stores the messages. `states`: saves and restores KV states. The default objects store nothing.
     """
 
     begun = Signal()
@@ -254,7 +254,7 @@ class Answering(QObject):
             self._do(run, run.done(event))
 
     def _on_loaded_changed(self, loaded: LoadedLayout | None) -> None:
-        """End an answer whose request was not sent yet, because the model was unloaded.
+        """If the model was unloaded, end an answer whose request was not sent yet.
 
         A request that was sent ends with an event of its own.
         """

@@ -139,6 +139,7 @@ class AutoLayouts(QObject):
         kept = KeptWishes(
             wishes.strategy,
             wishes.order,
+            # A set has no order of its own: the same choice must give the same text in the file.
             tuple(sorted(wishes.off)),
             wishes.kv_types,
             wishes.split,
@@ -203,7 +204,7 @@ class AutoLayouts(QObject):
     # ------------------------------------------------------------------ finding
 
     def use(self, strategy: str) -> None:
-        """Find a layout for the current devices by `strategy` in the background, and use it for the edit."""
+        """Find a layout for the current devices by `strategy` in the background, and make it the edited layout."""
         model, asked, rig = self._document.model, self._document.edit, self._live.rig
         if model is None or asked is None:
             return
@@ -251,6 +252,7 @@ class AutoLayouts(QObject):
 
         The function blocks, and may be called in any thread. It raises `EngineError`.
         """
+        # Values from now, in the GUI thread: `find` runs in another thread, while these attributes may change.
         wishes, pins_of, speeds_of = self.wishes, partial(_pins, self._pins), self._speeds.known_speeds
 
         def find(model: ModelFile, rig: Rig, context: ContextSettings, side_files: SideFiles) -> Edit:

@@ -1,9 +1,9 @@
 """Counts the tokens of a conversation while its model is loaded, for the meter of the context.
 
-The model's child counts single texts with the vocabulary, and the whole prompt with the chat template. It handles one
-request at a time; texts, images, sounds and conversations that were counted before are not counted again. The prompt of
-an answered conversation is counted, too. The number of tokens in the KV cache would be wrong: thoughts are not part of
-the next prompt, and the end of a turn is not always generated.
+The model's child counts single texts with the vocabulary, and the whole prompt with the chat template. One request runs
+at a time. Counts of texts, images, sounds and conversations are cached. After an answer the prompt is counted again:
+the number of tokens in the KV cache would be wrong, since thoughts are not part of the next prompt, and the end of a
+turn is not always generated.
 """
 
 from __future__ import annotations
@@ -87,11 +87,13 @@ class ContextCounter(QObject):
         chat = self._wanted
         if chat is None or self._asked is not None:
             return
+        # Each text once and in order: the child returns the counts in the order of the request.
         texts = tuple(text for text in dict.fromkeys(chat.texts) if text not in self._texts)
         media = tuple(file for file in dict.fromkeys(chat.media) if file not in self._media)
         used = self._prompts.get(chat.request)
         n_ctx = self._loading.snapshot.context_size
         if texts or media or used is None:
+            # A prompt that was counted before is not sent again, only texts and media that are new.
             request = CountTokens() if used is not None else chat.request
             self._ask(chat, msgspec.structs.replace(request, texts=texts, media=media))
         elif n_ctx is not None:
@@ -130,6 +132,7 @@ class ContextCounter(QObject):
             self._asked = None
 
     def _forget(self) -> None:
+        # Counts depend on vocabulary, chat template and projector, and another load may have others.
         self._asked = None
         self._texts.clear()
         self._media.clear()

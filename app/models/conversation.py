@@ -55,7 +55,10 @@ from engine.runtime.session.status import Phase
 
 @dataclass(frozen=True, slots=True)
 class ContextFill:
-    """Use of the loaded context in tokens. `used`: None if unknown. `total`: its size, None if no model is loaded."""
+    """Use of the loaded context, in tokens.
+
+    `used`: tokens in the context; None if unknown. `total`: size of the context; None if no model is loaded.
+    """
 
     used: int | None
     total: int | None
@@ -80,7 +83,7 @@ def new_chat() -> Chat:
 
 
 class Conversation(QObject):
-    """The conversation that one model shows, with the actions of people on its messages. For the GUI thread.
+    """The conversation that one model shows, with the actions of people on its messages. Use it in the GUI thread only.
 
     Questions go to the model through `Answering`, and changes are stored in a `ChatStorage`. The object exists as long
     as its model is open; `open` and `begin` switch it to another conversation.
@@ -198,7 +201,7 @@ class Conversation(QObject):
         return shown_path(self.tree.path, self.left_out)
 
     def prompt_messages(self) -> tuple[ChatMessage, ...]:
-        """Return the prompt of the conversation, with the draft as its next question."""
+        """Return the prompt of the conversation, with the unsent text of the input as its next question."""
         path = self.prompt_path
         if self.chat.draft.strip():
             path = (*path, Message(id=new_id(), role="user", content=self.chat.draft))
@@ -223,7 +226,7 @@ class Conversation(QObject):
         )
 
     def unloaded_chat(self, attachments: Sequence[Attachment] = ()) -> CountedChat | None:
-        """Return the prompt with draft and `attachments`, to be counted without a loaded model; None if it is empty."""
+        """Return the prompt with unsent text and `attachments`, for counting without a loaded model; None if empty."""
         path = self.prompt_path
         if self.chat.draft.strip() or attachments:
             path = (*path, new_question(self.chat.draft, None, attachments))
@@ -262,7 +265,7 @@ class Conversation(QObject):
         self.begin()
 
     def change_chat(self, chat: Chat) -> None:
-        """Replace title, draft, prompt or settings of the conversation, and store the change."""
+        """Replace title, unsent text, system prompt or settings of the conversation, and store the change."""
         before, self.chat = self.chat, chat
         # An untouched new conversation is not stored.
         if self._is_kept:
@@ -339,7 +342,7 @@ class Conversation(QObject):
         return True
 
     def answer_results(self) -> None:
-        """Ask the model with the results so far. A call without a result gets the typed text, or an empty result."""
+        """Make the model answer now. A tool call without a result gets the typed text, or an empty result."""
         if self.can_ask and self.tree.path:
             typed = self._typed_results()
             self._ask(self._with_results())

@@ -59,8 +59,10 @@ class DeviceHistory(QObject):
         for sample in shown:
             kept = self._samples[sample.device]
             kept.append(sample)
+            # Needed besides `maxlen`: samples may come less often than once a second.
             while kept[0].time_s < sample.time_s - HISTORY_S:
                 kept.popleft()
+        # Devices that were removed: an id such as RPC0 may belong to another device later.
         for device in self._samples.keys() - {sample.device for sample in samples}:
             del self._samples[device]
         self.recorded.emit(shown)

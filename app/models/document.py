@@ -43,9 +43,9 @@ UNDO_STEPS = 200
 
 
 class EditState:
-    """One model's edit (layout and settings), its undo stack, and the tables that its previews share.
+    """One model's edit (layout and settings), its undo stack, and the tables from which its previews are computed.
 
-    `pace`: durations of its last forecasts.
+    `pace`: durations of the last forecasts for this model.
     """
 
     def __init__(self, tables: PreviewTables, edit: Edit, undo_stack: QUndoStack, pace: Pace) -> None:
@@ -53,17 +53,20 @@ class EditState:
         self.tables = tables
         self.edit = edit
         self.begun = edit
-        """The edit when the model was opened."""
+        """Layout and settings (the edit) when the model was opened."""
         self.undo_stack = undo_stack
         self.pace = pace
         self.forecast: Forecast | None = None
         """The last forecast that was drawn; None before the first one."""
         self.left: tuple[Layout | None, Layout | None] = None, None
-        """The last layout in split mode `layer`, and its replacement in another mode; None if there is none."""
+        """The last layout in split mode `layer`, and the layout that replaced it when the user chose another mode.
+
+        Each may be None. If the second one is not edited, choosing mode `layer` again restores the first.
+        """
 
 
 class LayoutDocument(QObject):
-    """Owns the edit state of the current model, its drag and its plan. For the GUI thread.
+    """Owns the edit state of the current model, its drag and its plan. Use it in the GUI thread only.
 
     Forecasts need no child process: a plan is arithmetic, and numbers from `probes` replace estimated ones. If
     `background` is None, everything is computed at once.
@@ -84,9 +87,9 @@ class LayoutDocument(QObject):
         self._drag_start: Edit | None = None
         self._move_text = ""
         self.probes = ProbeCache()
-        """Numbers that probes have found, by plan. They are valid for any amount of free memory."""
+        """Memory numbers from probes, by plan. The numbers do not depend on the amount of free memory."""
         self.plan: Plan | None = None
-        """The plan of the edit on the present devices; None if no model is open.
+        """The plan of the edited layout and settings on the present devices; None if no model is open.
 
         While `is_behind` is true, this is the previous plan.
         """
@@ -109,7 +112,7 @@ class LayoutDocument(QObject):
 
     @property
     def left(self) -> tuple[Layout | None, Layout | None]:
-        """The last layout in split mode `layer` and its replacement; see `EditState.left`."""
+        """The last layout in split mode `layer`, and the one that replaced it in another mode; see `EditState.left`."""
         return (None, None) if self._state is None else self._state.left
 
     @left.setter
@@ -119,12 +122,12 @@ class LayoutDocument(QObject):
 
     @property
     def is_untouched(self) -> bool:
-        """Whether nothing was edited since the model was opened: its undo stack is empty."""
+        """Whether nothing was edited since the model was opened: the undo stack is empty."""
         return self._state is None or self._state.undo_stack.count() == 0
 
     @property
     def has_first_edit(self) -> bool:
-        """Whether the edit is the same as when the model was opened, for example after undo."""
+        """Whether layout and settings are the same as when the model was opened, for example after undo."""
         return self._state is None or self._state.edit == self._state.begun
 
     @property
@@ -138,11 +141,11 @@ class LayoutDocument(QObject):
 
     @property
     def is_behind(self) -> bool:
-        """Whether the forecast of the present edit is still being computed."""
+        """Whether the forecast for the edited layout and settings is still being computed."""
         return self._forecaster.is_behind
 
     def when_forecast(self, do: Callable[[], None]) -> None:
-        """Call `do` as soon as `plan` is the plan of the present edit: now, or after the running forecast."""
+        """Call `do` as soon as `plan` has the edited layout and settings: now, or after the running forecast."""
         if self.is_behind:
             self._then.append(do)
         else:
@@ -151,8 +154,8 @@ class LayoutDocument(QObject):
     def open(self, model: ModelFile | PreviewTables, rig: Rig, edit: Edit, pace: Pace | None = None) -> None:
         """Replace the current edit state by a new one for a model, with `edit` and an empty undo stack.
 
-        `model`: a model, or its tables if these have computed the first preview, which is the slowest computation.
-        `pace`: duration of that computation.
+        `model`: the model, or its tables if a background thread has already made the first (slowest) preview with them.
+        `pace`: duration of that preview.
         """
         old = self.put_aside()
         if old is not None:
@@ -165,12 +168,13 @@ class LayoutDocument(QObject):
     def make_state(self, tables: PreviewTables, edit: Edit, pace: Pace) -> EditState:
         """Return a new edit state with an empty undo stack. The caller passes it to `show` to make it current."""
         stack = QUndoStack(self)
+        # Before the first command: Qt ignores the limit for a stack that is not empty.
         stack.setUndoLimit(UNDO_STEPS)
         self.undo_group.addStack(stack)
         return EditState(tables, edit, stack, pace)
 
     def restart(self, rig: Rig, edit: Edit) -> None:
-        """Replace the edit of the current model by `edit`, with an empty undo stack."""
+        """Replace layout and settings of the current model by `edit`, with an empty undo stack."""
         if self._state is not None:
             self.open(self._state.tables, rig, edit, self._state.pace)
 
@@ -253,14 +257,14 @@ class LayoutDocument(QObject):
         self._push(self._state, start, self._state.edit, self._move_text)
 
     def cancel_move(self) -> None:
-        """End the drag and restore the edit at its start."""
+        """End the drag and restore the layout from its start."""
         start = self._end_drag()
         if start is not None and self._state is not None:
             self._state.edit = start
             self._recompute()
 
     def _end_drag(self) -> Edit | None:
-        """End the drag and return the edit at its start; None if there is no drag."""
+        """End the drag and return layout and settings from its start; None if there is no drag."""
         start, self._drag_start = self._drag_start, None
         # Emitted in any case: the editor may have begun a drag that has not moved anything yet.
         self.drag_ended.emit()
@@ -272,7 +276,7 @@ class LayoutDocument(QObject):
             self.replace(replace(self.edit, layout=layout), text)
 
     def set_context(self, context: ContextSettings) -> None:
-        """Replace the context settings of the edit as one step of undo."""
+        """Replace the edited context settings as one step of undo."""
         if self.edit is not None:
             self.replace(replace(self.edit, context=context), tr("change settings"))
 
@@ -287,13 +291,13 @@ class LayoutDocument(QObject):
             self.replace(replace(self.edit, side_files=side_files), text)
 
     def replace(self, edit: Edit, text: str) -> None:
-        """Replace the whole edit as one step of undo named `text`."""
+        """Replace layout, settings and side files as one step of undo named `text`."""
         self.cancel_move()
         if self._state is not None and edit != self._state.edit:
             self._push(self._state, self._state.edit, edit, text)
 
     def replace_in(self, state: EditState, edit: Edit, text: str) -> None:
-        """Replace the edit of a state that is not current as one step of its undo stack, named `text`."""
+        """Replace layout and settings of a model that is not current, as one step `text` of its undo stack."""
         if edit != state.edit:
             self._push(state, state.edit, edit, text)
 
@@ -333,7 +337,10 @@ class LayoutDocument(QObject):
             self._draw_meanwhile(state)
 
     def _last_answer(self, path: Path, edit: Edit) -> Answered | None:
-        """Return the last answer of the model at `path` with `edit`; if there is none, the last with another edit."""
+        """Return the last answer of the model at `path` with `edit`.
+
+        If there is none, return its last answer with another edit that has the same draft, or None.
+        """
         same = self._answered.get((path, edit))
         if same is not None:
             return Answered(edit, same)

@@ -23,7 +23,7 @@ TO_CPU, BACK = "to_cpu", "back"
 class ExpertPlacing(QObject):
     """Places experts of the edited layout.
 
-    `outcomes_found`: emitted with the effects (`ExpertOutcome`) of `TO_CPU` and `BACK`, by these names.
+    `outcomes_found`: carries a mapping with the `ExpertOutcome` of each move of all experts, `TO_CPU` and `BACK`.
     """
 
     outcomes_found = Signal(object)
@@ -34,11 +34,12 @@ class ExpertPlacing(QObject):
         super().__init__(parent)
         self._document = document
         self._notices = notices
+        # Two runners: a request to compute effects must not cancel a move.
         self._looking = background.latest()
         self._placing = background.latest()
 
     def look(self) -> None:
-        """Compute the effects of moving the experts of all layers; `outcomes_found` is emitted with them."""
+        """Compute memory and speed after each move of all experts, and emit them as `outcomes_found`."""
         self._document.when_forecast(self._look)
 
     def _look(self) -> None:
@@ -55,7 +56,10 @@ class ExpertPlacing(QObject):
         self._looking.run("Comparing places of experts", find, self.outcomes_found.emit, self._notices.tell, quiet=True)
 
     def use(self, kind: str) -> None:
-        """Move the experts of all layers to the CPU (`TO_CPU`), or as many as fit to their layers' devices (`BACK`)."""
+        """Move the experts of all layers to the CPU, or back to the devices of their layers.
+
+        `kind`: `TO_CPU`, or `BACK`, which moves as many experts as fit.
+        """
 
         def find(plan: Plan) -> Layout:
             from engine.planning.fit.expert_moves import all_to_cpu, back_as_fit

@@ -1,7 +1,7 @@
 """Forecasts for drawing: computed in the GUI thread if such forecasts were quick recently, else in the background.
 
-Only one thread at a time may use a model's tables. While the background uses them, a new request waits; a newer request
-replaces it.
+Only one thread at a time may use the tables of a model (`PreviewTables`). While a background thread uses them, a new
+request waits, and a newer request replaces the waiting one.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ PREVIEW_SECONDS = 0.5
 
 
 REMEMBERED = 8
-"""Number of durations that are stored for each kind. The longest counts, since only some steps of a drag compute new
-parts."""
+"""Number of durations that are stored for each kind of change. The longest one decides whether the next forecast runs
+in the GUI thread: most steps of a drag are quick, but some have to compute new numbers."""
 
 
 class Pace:
-    """Processor seconds of the last forecasts of one model, by kind of change. For the GUI thread only.
+    """Processor seconds of the last forecasts of one model, by kind of change. Use it in the GUI thread only.
 
     `first_s`: duration of the first forecast, which is made when the model is opened.
     """
@@ -73,7 +73,7 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class ForecastRequest:
-    """A forecast to compute. `owner`: the edit state for which the forecast is computed."""
+    """A forecast to compute. `owner`: the `EditState` for which the forecast is computed."""
 
     owner: object
     tables: PreviewTables
@@ -97,8 +97,8 @@ class Forecast:
 class Forecaster:
     """Computes the newest requested forecast.
 
-    `show` is called in the GUI thread, also with a forecast that is not the newest: see `is_behind`. If `background` is
-    None, everything is computed at once.
+    `show`: called in the GUI thread with each computed forecast, even if a newer one was requested meanwhile
+    (`is_behind`). If `background` is None, forecasts are computed at once.
     """
 
     def __init__(self, probes: ProbeCache, show: Callable[[Forecast], None], background: Background | None) -> None:
@@ -126,12 +126,14 @@ class Forecaster:
         request = self._waiting
         if request is None:
             return
+        # The background thread uses the tables of this model. `_on_done` calls this method again.
         if self._running is not None and (self._running is request or self._running.tables is request.tables):
             return
         if self._background is None or request.pace.is_quick(request.rig, request.edit):
             self._waiting = None
             self._take(self._compute(request))
         elif self._running is None:
+            # The request also stays in `_waiting`, so that `is_behind` is true until the result arrives.
             self._running = request
             self._background.run("Forecasting", lambda: self._try(request), self._on_done, _unexpected, quiet=True)
 
@@ -144,6 +146,7 @@ class Forecaster:
                 raise found
             self._take(found)
         finally:
+            # Also after an exception, or a waiting request would never start.
             self._go_on()
 
     def _take(self, forecast: Forecast) -> None:

@@ -35,7 +35,7 @@ class HeldMemory(QObject):
         model.loading.bridge.device_memory.connect(self._live.take_engine_readings)
 
     def may_probe(self, document: LayoutDocument) -> bool:
-        """Return whether the current edit may be probed.
+        """Return whether the edited layout may be probed.
 
         A probe is not allowed while the model is loaded, while other models use its RPC workers, or if this computer
         lacks a device of a rig file.

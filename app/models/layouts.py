@@ -96,7 +96,7 @@ class Layouts(QObject):
         return True
 
     def _take(self, model: ModelFile, document: LayoutFile, name: str, folder: Path) -> None:
-        """Replace the edit by the content of a layout file, as one undo step.
+        """Replace the edited layout and settings by the content of a layout file, as one undo step.
 
         The draft model of the file is read in the background first.
         `folder`: folder of the file. If the file has no draft, or one that cannot be used, the layout has none.
@@ -105,6 +105,7 @@ class Layouts(QObject):
 
         def put(draft: Draft | None) -> None:
             edit = self._document.edit
+            # The draft may have been read in the background: another model may be current by now.
             if edit is not None and self._document.model is model:
                 files = replace(edit.side_files, draft=draft)
                 self._document.replace(Edit(document.layout, document.context, files), text)
@@ -129,7 +130,7 @@ class Layouts(QObject):
         self._background.run(tr("Reading {name}", name=Path(entry.model).name or name), read, apply, self._notices.tell)
 
     def _tell_rig(self, name: str, file: LayoutFile) -> None:
-        """Show a notice on devices that differ from those for which the layout was made; do nothing if none differs."""
+        """Show a notice if the layout was made for other devices than the present ones; it names the differences."""
         layout = file.layout
         used = (*layout.devices, *(device for device, _ in layout.tensor_split), *(o.device for o in layout.overrides))
         changes = () if file.rig is None else rig_changes(file.rig, self._live.rig, used)
@@ -192,6 +193,7 @@ class Layouts(QObject):
             self._document.set_layout(split_evenly(edit.layout.n_layers, devices), tr("split evenly"))
 
     def _on_rig_changed(self, rig: Rig) -> None:
+        # Before `set_rig`, which replaces the plan by one on the new devices.
         before = self._document.plan
         self._document.set_rig(rig)
         if before is not None and before.rig.ids != rig.ids and self._is_untouched:
@@ -215,6 +217,7 @@ class Layouts(QObject):
         def apply(layout: Layout) -> None:
             # A layout edited meanwhile stays. If devices have changed again, another proposal is on its way.
             if self._is_untouched and not self._obstacle(plan) and layout != plan.edit.layout:
+                # No undo step: the user did not ask for this layout, which must still count as unedited.
                 self._document.restart(self._live.rig, replace(plan.edit, layout=layout))
 
         self._find(plan, apply)

@@ -38,7 +38,7 @@ _SHORT_REQUESTS = (CountTokens, RenderTemplate, RestoreSequence, SaveSequence, T
 
 @dataclass(frozen=True, slots=True)
 class StepBack:
-    """A load with another layout than the requested one, because that did not fit.
+    """A load with another layout than the requested one, which did not fit.
 
     `asked`, `loaded`: the edits (layout and settings) that were requested and loaded.
     """
@@ -117,8 +117,8 @@ class Loading(QObject):
         self._has_crashed = False
         """Whether the last load, or the loaded model's child, ended with a crash of the engine."""
         self._own: frozenset[int] = frozenset()
-        """Numbers of requests of the window. All others came from clients of the API server, which uses the same
-        session."""
+        """Numbers of requests of the window. Requests with other numbers came from clients of the API server, which
+        uses the same session."""
         self._connect()
 
     def _connect(self) -> None:
@@ -355,10 +355,7 @@ class Loading(QObject):
 
 
 def _loaded_of(snapshot: Snapshot) -> LoadedInfo | None:
-    """Return the loaded model of `snapshot`; None if no model is loaded, or if it is being unloaded.
-
-    Then a new load can be requested.
-    """
+    """Return the loaded model of `snapshot`; None if no model is loaded, or if it is being unloaded."""
     return None if snapshot.is_unloading else snapshot.loaded
 
 

@@ -28,11 +28,11 @@ class OpenModel(QObject):
     """
 
     changed = Signal()
-    """Emitted when `held` has changed."""
+    """Emitted when the device memory of the model (`held`) has changed."""
     status_changed = Signal(ModelStatus)
     parked_changed = Signal(bool)
     planned_changed = Signal()
-    """Emitted when `planned_context` has changed."""
+    """Emitted when the context size after the next load (`planned_context`) has changed."""
 
     def __init__(
         self,
@@ -49,13 +49,13 @@ class OpenModel(QObject):
         self.file: ModelFile | None = None
         self.key: FileIdentity | None = None
         self.edit_state: EditState | None = None
-        """The edit state of this model while another model is current; None for the current model."""
+        """Layout, settings and undo stack of this model while another one is current; None for the current model."""
         self.loading = Loading(calibrator, self)
         self.conversation = Conversation(self.loading, self)
         self.held: HeldModel | None = None
         """Device memory that the model holds; None if the model is neither loaded nor being loaded."""
         self.is_of_program = False
-        """Whether the model was opened for a client of the API server. Then requests set its idle time."""
+        """Whether the model was opened for a client of the API server, whose requests then set its idle time."""
         self.planned_rig: Rig | None = None
         """The devices for whose free memory the layout was found; None if the layout was not found by a search."""
         self._keep_alive_s = self._default_keep_alive_s = keep_alive_s
@@ -63,7 +63,7 @@ class OpenModel(QObject):
         self._phase = Phase.STOPPED
         self.status = ModelStatus()
         self._edit: Edit | None = None
-        """The present edit of the model, or the last one before another model became current; None before any edit."""
+        """Layout and settings of the model, also while another model is current; None before the first layout."""
         self._waits = ""
         self.is_parked = False
         """Whether the model was unloaded to free its memory, and the next question loads it again."""
@@ -88,9 +88,10 @@ class OpenModel(QObject):
         return loading.phase is Phase.STOPPED and nothing_said and not loading.proposals
 
     def begin(self, file: ModelFile, key: FileIdentity) -> None:
-        """Make this object the open model of `file`. The model has no edit yet."""
+        """Make this object the open model of `file`, which has no layout yet."""
         self.file, self.key, self.edit_state, self._edit = file, key, None, None
         self.planned_rig = None
+        # The idle time of an API client's request must not stay with the next file.
         if self.is_of_program:
             self.is_of_program = False
             self._keep_alive_s = self._default_keep_alive_s
@@ -106,7 +107,7 @@ class OpenModel(QObject):
             self.parked_changed.emit(parked)
 
     def show_edit(self, edit: Edit | None) -> None:
-        """Store the present edit, and update the status, which says whether the loaded layout differs from it."""
+        """Store the edited layout and settings, and update whether the status shows the loaded ones as different."""
         before = self.planned_context
         self._edit = edit
         if self.planned_context != before:
@@ -124,7 +125,7 @@ class OpenModel(QObject):
         return self._edit.context.n_ctx_each or self.file.n_ctx_train or None
 
     def show_wait(self, waits: str) -> None:
-        """Set a sentence for the status on what the load waits for; empty if no load waits."""
+        """Set the sentence that the status shows while a load waits, such as for memory; empty if no load waits."""
         self._waits = waits
         self._refresh_status()
 
@@ -144,7 +145,8 @@ class OpenModel(QObject):
             self._set_held(self.held.kept_alive(keep_alive_s, self._clock()))
 
     def set_default_keep_alive(self, keep_alive_s: float) -> None:
-        """Set the idle time of the preferences, in seconds. A model with an idle time of its own keeps its own."""
+        """Set the idle time of the preferences, in seconds. An idle time that was set for this model is not changed."""
+        # An idle time other than the former default was chosen for this model.
         follows = self._keep_alive_s == self._default_keep_alive_s and not self.is_of_program
         self._default_keep_alive_s = keep_alive_s
         if follows:

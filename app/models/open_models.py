@@ -79,6 +79,7 @@ class OpenModels(QObject):
         The caller then opens the file in that model.
         `beside`: whether the current model must stay open even if it has no content.
         """
+        # A model that was opened a moment ago has a file but no content, and has to stay with `beside`.
         is_free = self.current.file is None if beside else self.current.is_blank
         model = self.current if is_free else self._add()
         model.begin(file, key)

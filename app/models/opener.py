@@ -1,6 +1,6 @@
 """Opening of model files: they are read in the background, and shown with an initial layout.
 
-A file that is open already is shown with the edit that it has.
+A file that is open already is shown with its edited layout and settings.
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ class _Request:
 
 @dataclass(frozen=True, slots=True)
 class _FirstPlan:
-    """The initial edit of a model, and tables that have computed its first preview.
+    """The initial edit of a model, and the tables with which its first preview was computed.
 
-    `pace`: duration of the computation.
+    `pace`: duration of that computation.
     `rig`: the devices for which the layout was found; None if the layout was given.
     """
 
@@ -146,7 +146,7 @@ class ModelOpener(QObject):
     ) -> None:
         """Open a file for a client of the API server. Its model is shown only if no other file is open.
 
-        `layout`: content of a layout file; empty: `find` searches for a layout.
+        `layout`: content of a layout file; if it is empty, `find` searches for a layout.
         `leaving`: models whose memory counts as free in that search.
         `opened`, `failed`: called in the GUI thread, with the open model or with the error.
         """
@@ -202,7 +202,7 @@ class ModelOpener(QObject):
         return self._opening.is_running
 
     def open_last(self, opened: Callable[[], None] = _nothing) -> None:
-        """Open the model that was used last, if there is one. `opened` is called when it is shown."""
+        """Open the model that was used last, if there is one. `opened` is called when the model is shown."""
         recent = self._settings.recent_models
         if recent:
             self.open(recent[0].path, opened=opened)
@@ -214,7 +214,7 @@ class ModelOpener(QObject):
     def try_demo(self, opened: Callable[[], None] = _nothing) -> None:
         """Start a lab rig (RPC workers on this computer) and open the demo model.
 
-        `opened` is called when it is shown.
+        `opened` is called when the model is shown.
         """
 
         def open_it(demo: Demo) -> None:
@@ -227,7 +227,7 @@ class ModelOpener(QObject):
         self._opening.run(tr("Preparing the demo model"), lambda _task: find_demo(), then, self._notices.tell)
 
     def show(self, model: OpenModel) -> None:
-        """Make an open model current, with the edit and conversation that it had when it was last current."""
+        """Make an open model current, with the layout and conversation that it had when it was last current."""
         if model is self._models.current:
             return
         self._make_current(model)
@@ -304,9 +304,9 @@ class ModelOpener(QObject):
 
 
 def _open_copy(path: Path, kept: KeptSideFiles, copy: int) -> OpenedFile:
-    """Read a file that is open already. The model's name gets a number in front, which a shortened name still shows.
+    """Read a file that is open already, and put a number before the name of its model.
 
-    `copy`: how many times the file is open.
+    A shortened name still shows the number. `copy`: how many times the file is open; 0: the name is not changed.
     """
     opened = open_file(path, kept)
     if not copy:
@@ -316,7 +316,7 @@ def _open_copy(path: Path, kept: KeptSideFiles, copy: int) -> OpenedFile:
 
 
 def aside_edit(opened: OpenedFile, rig: Rig, layout: str, find: Find) -> Edit:
-    """Return the edit with which a client of the API server loads a model.
+    """Return layout and settings (the edit) with which a client of the API server loads a model.
 
     The search for a layout takes time: not for the GUI thread. `layout`, `find`: as in `ModelOpener.open_aside`.
 
@@ -330,10 +330,10 @@ def aside_edit(opened: OpenedFile, rig: Rig, layout: str, find: Find) -> Edit:
 
 
 def _first_plan(opened: OpenedFile, rig: Rig, speeds: Speeds, edit: Edit | None = None) -> _FirstPlan:
-    """Return the initial edit of a model on `rig`, and tables that have computed its first preview.
+    """Compute the first preview of a model on `rig`, and return its edit and the tables for later previews.
 
-    `edit`: the edit to start with; None to find an initial layout. The call takes time, so it runs in a background
-    thread. Only one thread at a time may use the tables: after the return, only the GUI thread.
+    `edit`: the edit to start with; None to find an initial layout. The call takes time: not for the GUI thread. After
+    the return, only the GUI thread may use the tables.
     """
     tables = PreviewTables(opened.model)
     # Large models of unknown architecture may take long to forecast.

@@ -44,7 +44,7 @@ class OtherLayouts(QObject):
         model.loading.stepped_back.connect(partial(self._on_stepped_back, model))
 
     def apply_proposal(self, index: int) -> None:
-        """Make the proposal with this index the current edit, but do not load it."""
+        """Put the proposal with this index into the editor, but do not load it."""
         loading = self._models.current.loading
         if index >= len(loading.proposals):
             return
@@ -69,6 +69,6 @@ class OtherLayouts(QObject):
         )
 
     def _on_stepped_back(self, model: OpenModel, change: StepBack) -> None:
-        """Put the layout that was loaded instead of the requested one into the editor, unless the edit has changed."""
+        """Put the layout that was loaded instead of the requested one into the editor, unless that was edited since."""
         if model is self._models.current and self._document.edit == change.asked:
             self._document.replace(change.loaded, tr("step back"))

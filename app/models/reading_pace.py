@@ -10,7 +10,7 @@ from engine.library.downloads.job import time_words
 from engine.runtime.session.events import Reading
 
 KNOWN_AFTER_S = 1.0
-"""Least seconds of reading before there is an estimate: until then a single batch may have been read."""
+"""Seconds of prompt processing before the first estimate: earlier, it may be based on a single batch."""
 
 
 class ReadingPace:

@@ -1,4 +1,4 @@
-"""Search for a new layout when free memory changes, such as after an unload, if nobody has edited the layout."""
+"""Searches for a new layout when free memory changes, such as after an unload, if nobody has edited the layout."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from widgets.library.load_question import LoadAnswer
 SETTLE_MS = 1500
 """Milliseconds for which free memory must stay changed, because drivers free memory in steps."""
 _STEPS = 32
-"""Number of steps of a device's total memory. Changes of less than a step are ignored: other programs cause them."""
+"""Changes of free memory below 1 / `_STEPS` of a device's total memory are ignored: other programs cause them."""
 _LEAST_BYTES = 16 * MIB
 
 
@@ -28,8 +28,8 @@ class Replanner(QObject):
 
     Each model stores the devices for which its layout was found (`OpenModel.planned_rig`). When a model is shown again
     or unloaded, the present devices are compared with the stored ones. Nothing is done during a drag, during a load, or
-    for a loaded model. A parked model (unloaded until its next question) keeps a layout that does not fit now, if its
-    next load asks or unloads other models by the preference for idle models.
+    for a loaded model. A parked model (unloaded until its next question) keeps a layout that does not fit now if other
+    models may be unloaded for its next load, which depends on the preference for idle models.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Replanner(QObject):
         opener.model_changed.connect(self._look)
 
     def _look(self) -> None:
-        """Start the timer if free memory differs from that for which the layout was found; else stop the timer."""
+        """Start the timer if free memory has changed since the layout was found; else stop the timer."""
         model, rig = self._models.current, self._live.rig
         planned = model.planned_rig
         if planned is None or self._document.model is None:
@@ -65,6 +65,7 @@ class Replanner(QObject):
             self._timer.stop()
         elif not has_moved(rig, available_of(planned)):
             self._timer.stop()
+        # A running timer is not restarted: memory that changes all the time would put the search off forever.
         elif not self._timer.isActive():
             self._timer.start()
 
@@ -87,7 +88,7 @@ class Replanner(QObject):
     def _stays_parked(self) -> bool:
         """Whether the model is parked (unloaded until its next question) and keeps a layout that does not fit now.
 
-        The layout is kept if, by the preference for idle models, the next load asks or unloads other models.
+        It keeps the layout if other models may be unloaded for its next load (the preference for idle models).
         """
         plan = self._document.plan
         is_around = self._settings.without_room is LoadAnswer.BESIDE

@@ -1,4 +1,4 @@
-"""Projectors, LoRA adapters and drafts in the window: read in the background, part of the edit, and stored."""
+"""Projectors, LoRA adapters and drafts for the next load: read in the background, undoable, and stored."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _Found = TypeVar("_Found", Projector, Adapter, Draft)
 
 
 class SideFileController(QObject):
-    """Changes the side files of the current model; each change is one step of undo."""
+    """Changes the side files (projector, adapters, draft) of the next load. Each change is one step of undo."""
 
     def __init__(
         self,
@@ -45,11 +45,11 @@ class SideFileController(QObject):
         document.edit_settled.connect(self._on_edit_settled)
 
     def choose_projector(self, path: Path) -> None:
-        """Read the projector at `path` in the background, and add it to the edit."""
+        """Read the projector at `path` in the background, and use it for the next load."""
         self._read(path, partial(read_projector, path), lambda files, found: replace(files, projector=found))
 
     def remove_projector(self) -> None:
-        """Remove the projector from the edit."""
+        """Use no projector for the next load."""
         self._change(tr("remove the projector"), lambda files: replace(files, projector=None))
 
     def place_projector(self, device: str) -> None:
@@ -62,7 +62,7 @@ class SideFileController(QObject):
         self._change(tr("place the projector"), place)
 
     def add_adapter(self, path: Path) -> None:
-        """Read the LoRA adapter at `path` in the background, and add it to the edit."""
+        """Read the LoRA adapter at `path` in the background, and add it to the next load."""
         model = self._document.model
         if model is not None:
             self._read(
@@ -72,7 +72,7 @@ class SideFileController(QObject):
             )
 
     def remove_adapter(self, index: int) -> None:
-        """Remove the adapter with this index from the edit."""
+        """Remove the adapter with this index from the next load."""
 
         def remove(files: SideFiles) -> SideFiles:
             return replace(files, adapters=(*files.adapters[:index], *files.adapters[index + 1 :]))
@@ -80,7 +80,7 @@ class SideFileController(QObject):
         self._change(tr("remove an adapter"), remove)
 
     def scale_adapter(self, change: AdapterScale) -> None:
-        """Set the scale of one LoRA adapter of the edit. `change`: its index and the new scale."""
+        """Set the scale of one LoRA adapter of the next load. `change`: index of the adapter, and its new scale."""
 
         def scale(files: SideFiles) -> SideFiles:
             adapters = list(files.adapters)
@@ -90,13 +90,13 @@ class SideFileController(QObject):
         self._change(tr("change the scale of an adapter"), scale)
 
     def choose_draft(self, path: Path) -> None:
-        """Read the draft model at `path` in the background, and make it the draft of the edit."""
+        """Read the draft model at `path` in the background, and use it for the next load."""
         model = self._document.model
         if model is not None:
             self._read(path, partial(read_draft, path, model, self._drafted_tokens), _with_draft)
 
     def use_draft(self, entry: DraftEntry, folder: Path) -> None:
-        """Make the draft of a layout file in `folder` the draft of the edit; its model is read in the background."""
+        """Use the draft of a layout file in `folder` for the next load. A draft model is read in the background."""
         model = self._document.model
         if model is None:
             return
@@ -112,17 +112,17 @@ class SideFileController(QObject):
         self._read(Path(entry.model), read, _with_draft)
 
     def draft_by_ngrams(self) -> None:
-        """Make n-gram drafting the draft of the edit; it proposes repeats of the conversation."""
+        """Use n-gram drafting for the next load: it proposes tokens that followed the same n-gram before."""
         draft = Draft("ngram", self._drafted_tokens)
         self._change(tr("choose a draft"), lambda files: _with_draft(files, draft))
 
     def draft_by_mtp(self) -> None:
-        """Make the MTP head of the model the draft of the edit."""
+        """Use the model's own MTP head as the draft of the next load."""
         draft = Draft("mtp", self._drafted_tokens)
         self._change(tr("choose a draft"), lambda files: _with_draft(files, draft))
 
     def remove_draft(self) -> None:
-        """Remove the draft from the edit."""
+        """Use no draft for the next load."""
         self._change(tr("remove the draft"), lambda files: replace(files, draft=None))
 
     def place_draft(self, device: str) -> None:

@@ -47,7 +47,8 @@ _KEPT_ANSWERS = 256
 class SpeedRepository(QObject):
     """Stores measured speeds of all models in a file, which a background thread writes.
 
-    `LayoutDocument` predicts tokens per second from these speeds. For the GUI thread, except `known_speeds`.
+    `LayoutDocument` predicts tokens per second from these speeds. Use a repository in the GUI thread only, except
+    `known_speeds` and `answered_per_second`.
     """
 
     known_changed = Signal(object)  # Speeds
@@ -91,7 +92,7 @@ class SpeedRepository(QObject):
         return known_speeds(rig, self.book)
 
     def answered_per_second(self, path: Path, edit: Edit) -> float | None:
-        """Return the tokens per second of the last answer with `edit`, None if there is none. For any thread.
+        """Return the tokens per second of the last answer with `edit`, None if there is none. Use it in any thread.
 
         `path`: path of the model's first file.
         """
@@ -116,13 +117,17 @@ class SpeedRepository(QObject):
         self._background.run(tr("Measuring speeds"), measure, show, self._notices.tell)
 
     def learn(self, book: SpeedBook) -> None:
-        """Store device speeds from `book`, which was measured elsewhere. The present speeds of answers are kept."""
+        """Store the device speeds of `book`, which the examination of this machine has measured.
+
+        Stored speeds of answers stay, unless they are of devices whose speed has changed.
+        """
         self._keep(self._with_devices_of(book))
 
     def learn_answers(self, before: SpeedBook, after: SpeedBook) -> None:
-        """Store the answers of `after` that `before` does not have.
+        """Store the speeds of answers that a comparison of layouts has measured.
 
-        The stored answers may have changed since `before`.
+        `before`, `after`: the speeds before and after the comparison. Only the differences are stored, because answers
+        in the window may have changed the stored speeds during the comparison.
         """
         self._keep(self.book.with_answers_of(before, after))
         self.compared.emit()
@@ -232,4 +237,4 @@ def _log_error(error: EngineError) -> None:
 
 
 def _nothing(_result: None) -> None:
-    """Do nothing when the file is written."""
+    """Callback without effect, called when the file is written."""

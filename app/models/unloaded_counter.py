@@ -1,7 +1,7 @@
 """Counts the tokens of a conversation, its draft and its attachments while the model is not loaded.
 
-A child that reads only the vocabulary counts (`VocabularyCounter`), a moment after the last change, and exits by
-itself. Images and sounds are not counted: only a loaded projector knows their length.
+A child process that reads only the vocabulary (`VocabularyCounter`) counts them, a moment after the last change, and
+exits by itself. Images and sounds are not counted: only a loaded projector knows their length.
 """
 
 from __future__ import annotations
@@ -68,6 +68,7 @@ class UnloadedCounter(QObject):
         if chat is None or file is None or n_ctx is None or not self.is_wanted or file.paths[0] == self._refused:
             return
         path = file.paths[0]
+        # The vocabulary alone gives no length of images and sounds. The result says how many are not counted.
         n_media = sum(len(each.media) for each in chat.messages)
         messages = tuple(msgspec.structs.replace(each, media=()) for each in chat.messages)
         request = msgspec.structs.replace(chat.request, messages=messages, texts=chat.texts)
@@ -75,6 +76,7 @@ class UnloadedCounter(QObject):
         def take(counted: Counted) -> None:
             tokens = dict(zip(request.texts, counted.texts, strict=True))
             files = sum(tokens[text] for text in chat.files if text)
+            # If a load has begun meanwhile, the child of the loaded model counts.
             if self.is_wanted:
                 reserve = answer_reserve(n_ctx, chat.max_tokens)
                 use = use_of(counted.prompt, tokens.get(chat.system, 0), files, reserve, n_ctx)

@@ -21,7 +21,7 @@ from engine.base.language import tr
 from engine.model.gguf.model_file import FileIdentity
 
 MAX_WAIT_S = 5.0
-"""Longest time in seconds that models on lab workers have to end, before the workers are stopped."""
+"""Longest time in seconds to wait until models on lab workers have saved their KV states and exited."""
 LOOK_MS = 20
 
 
@@ -79,7 +79,10 @@ class Unloader(QObject):
             self.unload(other)
 
     def stop_lab(self) -> None:
-        """Stop the lab's workers. Models that use them are unloaded first, so that they can save their KV states."""
+        """Stop the workers of the lab rig (RPC workers on this computer).
+
+        Models that use them are unloaded first, so that they can save their KV states.
+        """
         going = [
             model
             for model in self._models.all

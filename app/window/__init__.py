@@ -1,1 +1,1 @@
-"""The main window, and the presenters, which connect its widgets with the objects behind them."""
+"""The main window, and the presenters, which connect its widgets with models, sessions and settings."""

@@ -21,7 +21,10 @@ class Arrangement(Enum):
 
 
 class Arranger(QObject):
-    """Switches between the arrangements of panels, and restores the places of panels that the chat alone has hidden."""
+    """Switches between the arrangements of panels.
+
+    The arrangement with only the chat hides the other panels; the next one shows them again at their former places.
+    """
 
     changing = Signal()
     """Emitted before a change, so that the library page, which covers the window, closes first."""
@@ -33,9 +36,9 @@ class Arranger(QObject):
         self._settings = settings
         self.current = Arrangement.BOTH
         self._panels = QByteArray()
-        """The state of the docks (`QMainWindow.saveState`) before the chat was alone."""
+        """The state of the docks (`QMainWindow.saveState`), saved before all panels except the chat were hidden."""
         self._widths: dict[str, int] = {}
-        """Widths of the side panels. They change while the chat is alone, and `restoreState` does not restore them."""
+        """Widths of the side panels, saved before one of them was hidden: `restoreState` does not restore them."""
         main.saving.connect(self._save)
 
     def restore(self) -> None:
@@ -67,7 +70,7 @@ class Arranger(QObject):
         self.changed.emit(arrangement)
 
     def toggle_list(self) -> None:
-        """Show or hide the list of conversations, and store the choice unless the chat is alone."""
+        """Show or hide the list of conversations, and store the choice unless only the chat is shown."""
         shown = self._main.chat_view.conversations.isHidden()
         self._main.chat_view.show_list(shown)
         if self.current is not Arrangement.CHAT:

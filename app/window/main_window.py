@@ -50,12 +50,12 @@ PROPOSALS_REPORT_HEIGHT = 200
 QWIDGETSIZE_MAX = (1 << 24) - 1
 """Qt's macro for the largest size of a widget; PySide does not export it."""
 REPORT_SHARE = 0.27
-"""Height of the load report as share of the window's height, if that is at least `ROOMY_HEIGHT`."""
+"""Height of the load report as share of the window's height. A window below `ROOMY_HEIGHT` has a fixed height."""
 BOTH_WIDTH = 1600
 """Least width of the window in pixels for load report and API server panel side by side."""
 SERVER_SHARE = 0.3
 LEAST_SERVER_HEIGHT = 236
-"""Least height of the API server panel in pixels when it is opened; `SERVER_SHARE` of the window's height if more."""
+"""Least height of the API server panel in pixels when it is opened. In a high window, `SERVER_SHARE` gives it more."""
 SCREEN_ROOM = QSize(16, 40)
 """Space in pixels on the screen for the frame that the window manager adds."""
 MIN_SIZE = QSize(800, 480)
@@ -108,7 +108,7 @@ class MainWindow(QMainWindow):
         self._report_gives_way = False
         """Whether the load report is hidden only as long as the API server panel is open."""
         self._no_title = QWidget()
-        """An empty title bar for the chat's dock while it is the only one."""
+        """An empty title bar for the chat's dock while no other dock is shown."""
         self._place_widgets()
 
     # ------------------------------------------------------------------ structure

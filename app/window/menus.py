@@ -219,7 +219,7 @@ def devices_menu(
 def model_menu(
     models: OpenModels, loader: Loader, unloader: Unloader, settings: Settings, show_server: Callable[[], None]
 ) -> Menu:
-    """Return the Model menu: load, unload, API server, and what happens automatically."""
+    """Return the Model menu: load, unload, API server, and switches for automatic loads."""
 
     def stop_answer() -> None:
         models.current.loading.stop_answer()

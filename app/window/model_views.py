@@ -86,7 +86,7 @@ class ModelViews(QObject):
         self._chats.setCurrentWidget(self._views[self.left].chat)
 
     def flush(self) -> None:
-        """Make all chats emit drafts that are not stored yet."""
+        """Make all chats emit unsent text that is not stored yet."""
         for view in self.all:
             view.chat.flush()
 

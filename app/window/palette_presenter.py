@@ -1,4 +1,4 @@
-"""The command palette of the window: a search in all menu commands, open and known models, and saved layouts."""
+"""The command palette of the window: a search in all menu commands, models and saved layouts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NATIVE = QKeySequence.SequenceFormat.NativeText
 
 
 class PalettePresenter(QObject):
-    """Opens the command palette. Its entries are collected at that moment; commands that are disabled are left out."""
+    """Opens the command palette. Its entries are collected when it opens; disabled commands are left out."""
 
     def __init__(
         self,
@@ -59,6 +59,7 @@ class PalettePresenter(QObject):
             path = file.paths[0].absolute()
 
             def add(documents: tuple[SavedDocument, ...]) -> None:
+                # Qt deletes the palette when it closes, which may be before the layouts have been read.
                 if isValid(palette):
                     palette.add(self._layout_entry(each) for each in documents if each.kind == "layout")
 
@@ -90,6 +91,7 @@ def menu_entries(action: QAction, groups: tuple[str, ...], left_out: QMenu) -> I
 
     `groups`: titles of the menus above.
     """
+    # In Qt's menu texts "&&" is an ampersand, and a single "&" marks the mnemonic.
     text = action.text().replace("&&", "\0").replace("&", "").replace("\0", "&").rstrip("…")
     menu = action.menu()
     if menu is left_out or not action.isEnabled() or not action.isVisible() or action.isSeparator():

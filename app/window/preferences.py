@@ -186,7 +186,7 @@ class PreferencesDialog(Dialog):
         self.idle_time_box.setCurrentIndex(times.index(idle_s) if idle_s in times else 0)
 
     def showEvent(self, event: QShowEvent) -> None:
-        """Read the preferences again before the dialog is shown: a question before a load may have stored one."""
+        """Update the fields before the dialog is shown: the question before a load may have stored a preference."""
         self._show_idle()
         super().showEvent(event)
 

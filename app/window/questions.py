@@ -21,7 +21,7 @@ from engine.base.numa import read_nodes
 
 
 class Questions(QObject):
-    """Opens dialogs that ask for a file, caps or an address, and carries out the action.
+    """Asks for a file, memory caps or an address in a dialog, and then carries out the menu command.
 
     A cancelled dialog does nothing.
     """
@@ -53,7 +53,7 @@ class Questions(QObject):
     def open_model(self) -> None:
         """Ask for a model file and open it.
 
-        The dialog starts in the folder of a recent model, else in one of the library.
+        The dialog starts in the folder of a recent model, or else in a folder of the library.
         """
         folder = self._models_folder(model.path for model in self._settings.recent_models)
         path = dialogs.ask_open(self._window, tr("Open a model"), dialogs.MODEL_FILTER, folder)
@@ -89,7 +89,7 @@ class Questions(QObject):
             self._rig_files.save(path)
 
     def add_remote(self) -> None:
-        """Ask for the address of a remote worker and add its devices. The first time, a warning comes before."""
+        """Ask for the address of a remote worker and add its devices. The first time, a warning is shown before."""
 
         def remember() -> None:
             self._settings.remote_warning_given = True

@@ -181,6 +181,7 @@ def _row(entry: RequestEntry) -> RequestRow:
 def _status(entry: RequestEntry) -> str:
     if entry.is_under_way:
         return tr("answering") if entry.first_token_s is not None else tr("under way")
+    # nginx's status for a client that closed the connection before the answer.
     if entry.status == 499:
         return tr("client left")
     return str(entry.status)

@@ -134,7 +134,7 @@ class Desk:
 def make_desk(
     settings: Settings, parent: QObject | None = None, *, clock: Callable[[], float] = time.monotonic
 ) -> Desk:
-    """Return a desk with one blank model and no devices yet.
+    """Return a desk (all objects without widgets) with one open model that has no file, and without devices.
 
     `clock`: source of the current time in seconds, which tests replace.
     """

@@ -41,7 +41,7 @@ class RigParts:
     def start(self, file: Path | None = None) -> None:
         """Start sampling of memory, and find the devices.
 
-        `file`: the rig file that lists the devices; None: this machine is searched.
+        `file`: the rig file that lists the devices; None to search this machine for devices.
         """
         self.sampling.start()
         if file is None:
@@ -53,7 +53,7 @@ class RigParts:
         self.packs.check_new()
 
     def close(self) -> None:
-        """Stop sampling, and end the lab's workers and the tunnels to other machines."""
+        """Stop sampling, and end the workers of the lab rig and the tunnels to other machines."""
         # First: it reads lab workers by their process ids, which end below.
         self.sampling.close()
         self.packs.close()

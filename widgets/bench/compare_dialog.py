@@ -156,12 +156,12 @@ class CompareDialog(Dialog):
         self.say(tr("Cancelling…"))
 
     def say(self, sentence: str, *, bad: bool = False) -> None:
-        """Show a sentence above the chart. `bad`: it is an error."""
+        """Show a sentence above the chart. `bad`: the sentence is an error."""
         self.status_label.setText(sentence)
         set_role(self.status_label, "error" if bad else "strong")
 
     def show_results(self, results: BenchResults | None) -> None:
-        """Show results in chart and table; None: remove them."""
+        """Show results in chart and table; None removes the shown results."""
         self._results = results
         results = self._titled
         rows = () if results is None else rows_of(results)

@@ -118,7 +118,7 @@ class ReadingRow(QWidget):
     def show_share(self, share: float | None, words: str) -> None:
         """Show the processed share of the prompt, 0 to 1, with the text `words` beside it.
 
-        `share`: None hides the row.
+        The row is hidden if `share` is None.
         """
         self.setVisible(share is not None)
         self.progress.setValue(round(100 * (share or 0.0)))

@@ -58,6 +58,7 @@ class ResultEdit(QWidget):
         top, right = self.edit.height() + GAP_PX, width
         for button in (self.send_button, self.skip_button):
             size = button.sizeHint()
+            # In an empty row (`right == width`) a button is placed even if it is wider than the row.
             if right < width and right < size.width():
                 top, right = top + size.height() + GAP_PX, width
             button.setGeometry(right - min(size.width(), width), top, min(size.width(), width), size.height())
@@ -122,6 +123,7 @@ class CallBlock(QWidget):
         self.fold_button.setAccessibleName(tr("Call of {name}", name=call.name))
         self._preview.setText(" ".join(call.arguments.split()))
         self._id.setText(tr("Id: {id}", id=call.id))
+        # A folded block needs no Markdown: `_on_toggled` comes here when the block is unfolded.
         if self.is_unfolded:
             self.view.set_text(fenced(call.arguments, "json"))
         if self.result is not None and not call.wants_result:
@@ -222,6 +224,7 @@ class CallsBox(QWidget):
     def _add(self, call: ShownCall) -> None:
         block = CallBlock(self._typesetter, call, self)
         block.height_changed.connect(self.height_changed)
+        # Qt does not show a child that is added to a visible widget.
         block.show()
         self.blocks.append(block)
 

@@ -41,7 +41,7 @@ class ListedHit:
 
 @dataclass(frozen=True, slots=True)
 class ChatPlace:
-    """The conversation, or the message in it, that a row opens, as ids. `message` is empty for a conversation."""
+    """Ids of the conversation and the message that a row opens. `message` is empty if the row is a conversation."""
 
     chat: str
     message: str = ""
@@ -91,6 +91,7 @@ class ChatListModel(QAbstractListModel):
     def set_hits(self, hits: Sequence[ListedHit]) -> None:
         """Show the matches of a search."""
         rows: list[Row] = [*hits] or [tr("No matches.")]
+        # A conversation may have many matches in messages, but at most one in its title.
         self._set_rows(rows, {hit.chat: place for place, hit in enumerate(hits) if not hit.message})
 
     def row_of(self, chat: str) -> int | None:

@@ -56,7 +56,7 @@ PARKED = tr("The model is parked. The next question loads it again.")
 def chat_start(status: ModelStatus, last_model: str = "") -> ChatStart:
     """Return title, hint and button for the empty chat of a model that cannot answer yet.
 
-    `last_model`: name of the last model, which can be loaded again; empty for none.
+    `last_model`: name of the last model, which can be loaded again; empty if there is none.
     """
     name = status.name
     if not name:
@@ -155,7 +155,7 @@ class ChatPane(QWidget):
     # ------------------------------------------------------------------ values to show
 
     def show_messages(self, messages: Sequence[ShownMessage], *, at_end: bool = True) -> None:
-        """Show `messages`. `at_end`: scroll to the last one."""
+        """Show `messages`. `at_end`: whether to scroll to the last one."""
         self.message_list.set_messages(messages)
         self._refresh()
         if at_end:
@@ -168,7 +168,7 @@ class ChatPane(QWidget):
         self.heading.show_title(title)
 
     def show_draft(self, text: str) -> None:
-        """Put the stored draft of the conversation into the input."""
+        """Put the stored, unsent text of the conversation into the input."""
         # A draft shown by the program is not reported as typed.
         self._is_settling = True
         self.prompt_edit.setPlainText(text)
@@ -192,7 +192,7 @@ class ChatPane(QWidget):
     def show_files(self, files: Sequence[AttachedFile], *, is_reading: bool) -> None:
         """Show the attachments of the next question.
 
-        `is_reading`: a file is still being read, so nothing can be sent.
+        `is_reading`: whether a file is still being read, so that nothing can be sent.
         """
         self._is_reading_files = is_reading
         self.attachments.show_files(files)
@@ -204,12 +204,12 @@ class ChatPane(QWidget):
         self._refresh()
 
     def show_remark(self, text: str) -> None:
-        """Show a sentence about the last answer or the prompt; empty: none."""
+        """Show a sentence about the last answer or the prompt; an empty text hides it."""
         self._remark = text
         self._refresh()
 
     def set_last_model(self, name: str) -> None:
-        """Set the name of the last model, which can be loaded again while no model is open; empty: none."""
+        """Set the name of the last model, which the empty chat offers to load again; empty if there is none."""
         self._last_model = name
         self.set_status(self._status)
 
@@ -228,7 +228,7 @@ class ChatPane(QWidget):
     def set_answering(self, answering: bool, *, is_lost: bool = False) -> None:
         """Show whether an answer is being generated.
 
-        `is_lost`: the engine process ended during the answer, and the cause is being determined.
+        `is_lost`: whether the engine process ended during the answer, and the cause is being determined.
         """
         self._is_answering, self._is_lost = answering, is_lost
         if not answering:
@@ -251,7 +251,7 @@ class ChatPane(QWidget):
     def show_reading(self, share: float | None, words: str = "") -> None:
         """Show the processed share of a prompt, 0 to 1, with the text `words`.
 
-        `share`: None if no prompt is being processed.
+        `share` is None if no prompt is being processed.
         """
         self.reading.show_share(share, words)
 

@@ -31,7 +31,7 @@ class ChatView(QWidget):
     """
 
     beside_chosen = Signal(int)
-    """Emitted with the index, in the names of `show_beside`, of the model that was chosen for the right pane."""
+    """Emitted with the index of the model that was chosen for the right pane, counted in `names` of `show_beside`."""
     beside_closed = Signal()
 
     def __init__(self, parent: QWidget | None = None) -> None:

@@ -144,12 +144,12 @@ class ConversationList(QWidget):
         self._select_current()
 
     def show_hits(self, hits: Sequence[ListedHit] | None) -> None:
-        """Show the matches of a search; None: show all conversations."""
+        """Show the matches of a search, or all conversations if `hits` is None."""
         self._hits = None if hits is None or not self.search_edit.text().strip() else tuple(hits)
         self._fill()
 
     def offer_undo(self, title: str) -> None:
-        """Offer to undo the deletion of `title`; empty: hide the offer."""
+        """Offer to undo the deletion of the conversation `title`; an empty title hides the offer."""
         self._undo_label.setText(tr("“{title}” was deleted.", title=title))
         self._undo_bar.setVisible(bool(title))
 

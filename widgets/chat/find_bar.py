@@ -56,8 +56,8 @@ class FindBar(QFrame):
     def show_count(self, current: int | None, count: int, *, is_done: bool) -> None:
         """Show the number of the current match, and the number of matches found so far.
 
-        `current`: counted from 0; None if no match is current.
-        `is_done`: the search has ended.
+        `current`: number of the current match, counted from 0; None if no match is current.
+        `is_done`: whether the search has ended.
         """
         for button in (self.previous_button, self.next_button):
             button.setEnabled(count > 0)

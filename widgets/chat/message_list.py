@@ -54,7 +54,7 @@ class MessageList(QAbstractScrollArea):
         self._messages: list[ShownMessage] = []
         self._places: dict[str, int] = {}
         self._late: dict[str, list[tuple[str, str]]] = {}
-        """Pieces (text, thought) that were streamed since the value of a message was set, by the id of the message."""
+        """Streamed pieces (text, thought) that the stored `ShownMessage` lacks, by the id of the message."""
         self._bubbles: dict[str, Bubble] = {}
         self._unfolded: dict[str, frozenset[Fold]] = {}
         """Parts that the reader has opened in messages that have no bubble now, by the id of the message."""
@@ -159,7 +159,7 @@ class MessageList(QAbstractScrollArea):
     def show_matches(self, pattern: re.Pattern[str] | None, current: Match | None = None) -> None:
         """Highlight the matches of `pattern`, and scroll to `current` if it has changed.
 
-        `pattern`: None if the search ended.
+        `pattern` is None if the search has ended.
         """
         moved = current is not None and current != self._match
         self._pattern, self._match = pattern, current

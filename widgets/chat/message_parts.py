@@ -264,7 +264,7 @@ class ThinkingBox(QWidget):
             self.height_changed.emit()
 
     def show_note(self, note: str, *, is_open: bool) -> None:
-        """Show `note`, the duration of the thought, in the heading. `is_open`: the model is still thinking."""
+        """Show `note`, the duration of the thought, in the heading. `is_open`: whether the model still thinks."""
         self._note = note
         self.now_button.setVisible(is_open)
         self._refresh()

@@ -119,7 +119,7 @@ class TemplateField(QWidget):
     """A choice of chat templates, with an editor for the chosen one."""
 
     template_changed = Signal(str)
-    """Emitted with the text of the template; empty: the model's own template."""
+    """Emitted with the text of the chosen template; the text is empty for the model's own template."""
 
     def __init__(self, known: Mapping[str, str], parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -150,8 +150,8 @@ class TemplateField(QWidget):
     def show_template(self, text: str, *, is_same: bool = False) -> None:
         """Show the conversation's own chat template.
 
-        `text`: empty if the conversation uses the model's template.
-        `is_same`: the conversation is the one that was shown before.
+        `text`: the template; empty if the conversation uses the model's template.
+        `is_same`: whether the same conversation was shown before this call.
         """
         names = {template: name for name, template in self._known.items()}
         self._is_showing = True
@@ -221,9 +221,9 @@ class ToolsField(QWidget):
     def show_tools(self, text: str, fault: str, note: str) -> None:
         """Show the tools of the conversation.
 
-        `text`: their definitions as JSON.
-        `fault`: a sentence about an error in them; empty: none.
-        `note`: a sentence if the chat template does not support tools; empty: show a general hint.
+        `text`: definitions of the tools as JSON.
+        `fault`: a sentence about an error in the definitions; empty if they are valid.
+        `note`: a sentence if the chat template does not support tools; if it is empty, a general hint is shown.
         """
         self._is_showing = True
         if self.text_edit.toPlainText() != text:
@@ -260,7 +260,7 @@ class SettingRow:
 
     `text`: the value.
     `source`: the origin of the value, as text.
-    `is_own`: the conversation itself sets the value.
+    `is_own`: whether the conversation itself sets the value.
     """
 
     text: str
@@ -270,7 +270,7 @@ class SettingRow:
 
 @dataclass(frozen=True, slots=True)
 class SettingChange:
-    """A person's change of a sampling setting. `text`: None to use the value of the preset or the model."""
+    """A person's change of a sampling setting. `text`: new value; None to use the value of the preset or the model."""
 
     key: str
     text: str | None
@@ -299,7 +299,7 @@ _TITLES: dict[SamplingGroup, str] = {
 """Titles of the groups, in the order of the panel. Temperature and top-p come first, because people change them most;
 `SAMPLING` has the order in which the sampler chain applies the settings."""
 FIRST_KEYS = ("temperature", "top_p", "top_k", "min_p")
-"""Settings at the top of their groups."""
+"""Keys of the settings that come first in their groups."""
 
 
 def _panel_place(setting: SamplingSetting) -> int:
@@ -385,7 +385,7 @@ class SettingsPanel(QScrollArea):
             self._resets[key].setVisible(row.is_own)
 
     def show_fault(self, sentence: str) -> None:
-        """Show an error about the typed value; empty: none."""
+        """Show an error about the typed value; an empty sentence removes the error."""
         self.fault_label.setText(sentence)
         self.fault_label.setVisible(bool(sentence))
 

@@ -39,7 +39,7 @@ class ShownCall:
     """A tool call of an answer.
 
     `arguments`: the arguments as text for people.
-    `wants_result`: a person can type the result of the call.
+    `wants_result`: whether a person can type the result of the call.
     `draft`: the result as far as it was typed.
     """
 
@@ -58,15 +58,15 @@ class ShownMessage:
     `note`: the line below the text: an error, or speed and tokens.
     `details`: more about the answer, which is shown after `note` on request.
     `version`: number of the shown version, counted from 1. `versions`: number of all versions.
-    `is_open`: the message is still being generated.
-    `can_continue`: the answer was cut off, so that Continue can generate the rest.
+    `is_open`: whether the message is still being generated.
+    `can_continue`: whether the answer was cut off, so that Continue can generate the rest.
     `files`: names of the attachments that are not images.
-    `is_pinned`: the message stays in the prompt when the context is full.
-    `has_choices`: the probabilities of its tokens are stored.
-    `is_left_out`: the message is not part of the prompt, because the context is full.
+    `is_pinned`: whether the message stays in the prompt when the context is full.
+    `has_choices`: whether the probabilities of its tokens are stored.
+    `is_left_out`: whether the prompt omits the message, because the context is full.
     `calls`: the tools that the model called after the text.
-    `source`: the text that Copy and Edit use; empty: the same as `text`.
-    `can_answer`: the message is a tool's result at the end, and the model has not answered to it.
+    `source`: the text that Copy and Edit use; empty if they use `text`.
+    `can_answer`: whether the message is a tool's result at the end, to which the model has not answered.
     """
 
     id: str

@@ -33,7 +33,7 @@ class TokenText(QPlainTextEdit):
         self._ends: list[int] = []
 
     def show_tokens(self, pieces: Sequence[str], shade: Callable[[int], QColor | None]) -> None:
-        """Show the texts of tokens. `shade`: returns the background of the token at an index; None: no background."""
+        """Show the texts of tokens. `shade`: returns the background of the token at an index, or None for no colour."""
         shown = list(map(shown_piece, pieces))
         self._ends = list(accumulate(map(_length, shown)))
         self.setPlainText("")
@@ -113,7 +113,7 @@ class AlternativesTable(RowTable):
         self.setFixedHeight(TABLE_HEIGHT_PX)
 
     def show_choice(self, choice: ShownChoice | None) -> None:
-        """Show the likeliest tokens of `choice`; None: they are unknown, and the table is empty."""
+        """Show the likeliest tokens of `choice`. The table is empty if `choice` is None (unknown)."""
         rows = () if choice is None else choice.likeliest
         self.show_rows([(piece_words(text), percent(probability)) for text, probability in rows])
         for row in range(len(rows)):
@@ -170,7 +170,7 @@ class TokenDialog(Dialog):
         raise NotImplementedError
 
     def _choice(self, place: int) -> ShownChoice | None:
-        """Return the probabilities at an index of the tokens; None if they are unknown."""
+        """Return the probabilities of the token with the index `place`; None if they are unknown."""
         raise NotImplementedError
 
     def _token_words(self, place: int) -> str:
@@ -198,9 +198,9 @@ class ShownPrompt:
 
     tokens: the id of each token.
     pieces: the text of each token; an image or a sound is one piece.
-    n_ctx: the size of the context in tokens; None: unknown.
-    note: a remark on the chat template; empty: none.
-    n_tokens: the length in tokens, including those of images and sounds; None: as many as `pieces`.
+    n_ctx: the size of the context in tokens; None if unknown.
+    note: a remark on the chat template; empty if there is none.
+    n_tokens: the number of tokens, including those of images and sounds; None if each piece is one token.
     choices: stored probabilities of tokens of earlier answers, by the index in `pieces`.
     """
 
@@ -269,7 +269,7 @@ class ChoicesDialog(TokenDialog):
         super().__init__(tr("Tokens of an answer"), tr("The tokens of the answer"), parent)
 
     def show_choices(self, choices: Sequence[ShownChoice], note: str = "") -> None:
-        """Show the tokens of an answer. `note`: a remark on them; empty: none."""
+        """Show the tokens of an answer. `note`: a remark below the tokens; empty if there is none."""
         self._choices = choices
         count = tr("{count} tokens", count=format_count(len(choices)))
         self.count_label.setText(" · ".join(filter(None, (count, note))))

@@ -17,7 +17,7 @@ OK_CANCEL = QDialogButtonBox.StandardButton.Ok | QDialogButtonBox.StandardButton
 class Dialog(QDialog):
     """A dialog with a button to close it, and further buttons from `add_button`.
 
-    `once`: the dialog is deleted when it closes; otherwise it can be shown again.
+    `once`: whether the dialog is deleted when it closes; otherwise it can be shown again.
     """
 
     def __init__(

@@ -106,7 +106,7 @@ def available_bytes(row: DeviceRow) -> int:
 def shortfall_within(row: DeviceRow, room: DeviceRow) -> int:
     """Return how many bytes `row` needs beyond the free memory of `room`; negative if it fits.
 
-    `room`: row of the same device with another amount of free memory.
+    `room`: row of the same device from another moment; only its free memory and cap are used.
     """
     return row.need_bytes + row.margin_bytes - available_bytes(room)
 
@@ -125,7 +125,8 @@ def used_mapped_bytes(row: DeviceRow, placed: PlacedWeights) -> int:
 def bar_of_row(row: DeviceRow, room: DeviceRow | None = None, placed: PlacedWeights = UNKNOWN_WEIGHTS) -> MemoryBar:
     """Return the memory bar of `row`.
 
-    `room`: the row with the free memory from before the load, if `row` was measured after it; None: `row` itself.
+    `room`: row of the same device whose free memory the bar shows; None: `row` itself. For a row that was measured
+    after a load, this is the row from before the load.
     """
     room = row if room is None else room
     limit_bytes = available_bytes(room)

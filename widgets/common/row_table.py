@@ -41,7 +41,7 @@ class RowTable(QTableWidget):
     def show_rows(
         self, rows: Sequence[Sequence[str]], tips: Sequence[Sequence[str]] | None = None, *, chosen: int | None = None
     ) -> None:
-        """Replace the rows. `tips`: the tooltip of each cell; None: the cell's own text.
+        """Replace the rows. `tips`: the tooltip of each cell; if it is None, the cell's text is the tooltip.
 
         `chosen`: new index of the row that was selected before. It is selected without emitting a signal.
         """
@@ -58,7 +58,7 @@ class RowTable(QTableWidget):
         self.blockSignals(blocked)
 
     def add_rows(self, rows: Sequence[Sequence[str]], tips: Sequence[Sequence[str]] | None = None) -> None:
-        """Append rows. `tips`: the tooltip of each cell; None: the cell's own text."""
+        """Append rows. `tips`: the tooltip of each cell; if it is None, the cell's text is the tooltip."""
         first = self.rowCount()
         self.setRowCount(first + len(rows))
         for row, texts in enumerate(rows):

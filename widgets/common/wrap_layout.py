@@ -7,7 +7,7 @@ from PySide6.QtWidgets import QLayout, QLayoutItem, QStyle, QWidget
 
 
 class WrapLayout(QLayout):
-    """Layout in lines.
+    """Layout that puts items side by side, in as many lines as they need.
 
     Items have the size of their hint, centred in the line; expanding items grow or shrink to fit.
     """

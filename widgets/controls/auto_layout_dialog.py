@@ -127,7 +127,7 @@ class AutoLayoutDialog(Dialog):
 
     @property
     def wishes(self) -> AutoWishes:
-        """The chosen options."""
+        """The chosen options of automatic layouts."""
         return self._wishes
 
     def set_wishes(self, wishes: AutoWishes) -> None:
@@ -147,7 +147,7 @@ class AutoLayoutDialog(Dialog):
             self._fill()
 
     def set_pins_text(self, text: str) -> None:
-        """Show which layers are pinned; empty if none are."""
+        """Show which layers are pinned. `text` is empty if no layers are pinned."""
         self.pins_label.setText(text or tr("No layers are pinned. Select some in the editor and press P."))
         self.release_button.setEnabled(bool(text))
 
@@ -156,7 +156,7 @@ class AutoLayoutDialog(Dialog):
         self.find_button.setEnabled(ready)
 
     def set_explanation(self, text: str, *, bad: bool = False) -> None:
-        """Show the explanation of the layout that was found. `bad`: the layout does not fit."""
+        """Show the explanation of the layout that was found. `bad`: whether the layout does not fit."""
         self.explanation_label.setText(text)
         set_role(self.explanation_label, "error" if bad else "dim")
         # Qt does not enlarge a dialog for a wrapped label whose text comes later.

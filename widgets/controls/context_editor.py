@@ -35,7 +35,7 @@ AUTO_PRESET = tr("Auto: as long as useful, up to what fits")
 class ContextEditor(QObject):
     """Edits those fields of `ContextSettings` that the settings bar shows; the others stay unchanged.
 
-    `groups` are the widgets, which the caller lays out. Cache types and flash attention are shown only after "Details":
+    The caller lays out the widgets in `groups`. Cache types and flash attention are shown only after "Details":
     people who try a first model need none of them, and the defaults fit.
     """
 

@@ -1,4 +1,4 @@
-"""The form of a draft in the settings of the next load: none, n-gram, a model of the library, or another file."""
+"""The form of a draft in the settings of the next load: none, n-gram, MTP head, a model of the library, or a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Controls for one setting each, by the kind of its value, and the number boxes that they consist of."""
+"""The controls for settings: one class for each kind of value, and the number boxes that these classes use."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class SettingsBar(QFrame):
         self.load_buttons.unload_requested.connect(self.unload_requested)
 
     def set_model_text(self, name: str, detail: str) -> None:
-        """Show name and details of the open model; an empty name if no model is open."""
+        """Show name and details of the open model. `name` is empty if no model is open."""
         self.model_button.set_text(name, detail)
 
     def set_context(
@@ -165,7 +165,7 @@ class ModelButton(QPushButton):
         self.set_text("", "")
 
     def set_text(self, name: str, detail: str) -> None:
-        """Show `name` and `detail`; an empty name if no model is open."""
+        """Show `name` and `detail`. `name` is empty if no model is open."""
         self._name.setText(name or NO_MODEL)
         self._detail.setText(detail)
         self._fit()
@@ -329,7 +329,7 @@ class LoadButtons(QWidget):
     def set_progress(self, fraction: float | None, text: str) -> None:
         """Show the progress of a load.
 
-        fraction: 0 to 1, None for work of unknown length.
+        fraction: progress, 0 to 1; None if the length of the work is unknown.
         text: the stage of the load.
         """
         self.progress.setRange(0, 0 if fraction is None else PROGRESS_STEPS)

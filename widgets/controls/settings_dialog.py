@@ -126,7 +126,7 @@ class SettingsDialog(QDialog):
         self.side_files.set_names(names, devices, {each.setting: each for each in decisions})
 
     def set_loaded(self, text: str) -> None:
-        """Show a line with the settings of the loaded model; empty: hide the line."""
+        """Show a line with the settings of the loaded model; an empty text hides the line."""
         self.loaded_label.setText(text)
         self.loaded_label.setVisible(bool(text))
 

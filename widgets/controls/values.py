@@ -40,7 +40,7 @@ class DraftChoice:
 
 @dataclass(frozen=True, slots=True)
 class ProposedDraft:
-    """A model of the library that may draft: path and name with size."""
+    """A model of the library that may draft: path of its file, and its name with size as text."""
 
     path: str
     name: str
@@ -50,7 +50,7 @@ class ProposedDraft:
 class SideFileNames:
     """Files that are loaded with the model.
 
-    projector: path; empty for none.
+    projector: path of the projector; empty if there is none.
     device: device of the projector; None if it is decided automatically.
     proposed_drafts: models of the library that may draft, the smallest first.
     has_mtp: whether the model has an MTP head that can draft.
@@ -71,9 +71,9 @@ class AutoWishes:
     strategy: name in `STRATEGIES`.
     order: device ids, the preferred one first.
     off: ids of devices that must not be used.
-    kv_types: cache types to try for the longest context, the preferred one first; empty for those of the settings.
-    split: use several devices even if one is enough.
-    one_backend: use devices of one backend only.
+    kv_types: cache types to try for the longest context, the preferred one first; empty to keep those of the settings.
+    split: whether to use several devices even if one is enough.
+    one_backend: whether to use devices of one backend only.
     """
 
     strategy: str = "fewest"
@@ -93,8 +93,8 @@ class AutoWishes:
 class StrategyWords:
     """Texts of a strategy: name in the code, title, and purpose.
 
-    uses_order: the strategy depends on the order of the devices.
-    uses_kv_types: the strategy may choose cache types.
+    uses_order: whether the strategy depends on the order of the devices.
+    uses_kv_types: whether the strategy may choose cache types.
     """
 
     name: str

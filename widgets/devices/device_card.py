@@ -139,12 +139,12 @@ class DeviceCard(QFrame):
         self._show_total()
 
     def set_row(self, row: DeviceRow | None) -> None:
-        """Set the memory that the layout needs on this device, for the tooltip; None: no layout."""
+        """Set the memory that the layout needs on this device, for the tooltip; None if there is no layout."""
         self._row = row
         self._show_tool_tip()
 
     def set_link(self, link: Link | None) -> None:
-        """Show the measured round trip and throughput of a worker; None: not measured."""
+        """Show the measured round trip and throughput of a worker; None if they were not measured."""
         if link != self._link:
             self._link = link
             self._show_status()

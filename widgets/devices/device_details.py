@@ -29,7 +29,7 @@ SPANS_MIN = (1, 5, 15, 60)
 """Time spans that can be shown, in minutes."""
 WIDTH_PX, HEIGHT_PX = 760, 640
 _LABEL_SHARE = 0.2
-"""Share of the time span that the label of a mark may take. If the next mark is closer, its label is one line lower."""
+"""Width of a mark's label as a share of the time span. The label of a closer mark is drawn one line lower."""
 _LABEL_LINES, _LABEL_STEP = 5, 0.16
 """Number of lines for the labels of marks, and the distance of two lines as a share of the graph's height."""
 
@@ -225,7 +225,7 @@ class DeviceDetails(Dialog):
         return bytes(data.data().data())
 
     def point_at(self, seconds_ago: float | None) -> None:
-        """Show the values of the reading that is nearest to `seconds_ago` before the last one; None: show no values."""
+        """Show the values of the reading nearest to `seconds_ago` before the last one; None hides the values."""
         for line in self._lines:
             line.setVisible(seconds_ago is not None)
         if seconds_ago is None or not self._samples:

@@ -170,7 +170,7 @@ class DeviceStrip(QWidget):
         self._show_lines()
 
     def set_note(self, text: str) -> None:
-        """Show a line of text below the cards; empty: hide it."""
+        """Show a line of text below the cards; an empty text hides the line."""
         self.note_label.setText(text)
         self.note_label.setVisible(bool(text) and self.line.isHidden())
         self._fit_height()

@@ -18,7 +18,7 @@ from widgets.devices.readings import overhead_text
 class DeviceLimits:
     """Limits on the memory of `device` that layouts use.
 
-    `cap_bytes`: the most memory that is used; None: no cap.
+    `cap_bytes`: the most memory that layouts use; None for no cap.
     `margin_bytes`: memory that stays free.
     """
 

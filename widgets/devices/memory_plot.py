@@ -64,7 +64,7 @@ class MemoryPlot(pg.GraphicsView):  # type: ignore[misc]
         self.setBackground(palette.background)
 
     def set_limit(self, limit_bytes: int | None) -> None:
-        """Draw a dashed line at `limit_bytes`; None: no line."""
+        """Draw a dashed line at `limit_bytes`; None removes the line."""
         self._limit.setVisible(limit_bytes is not None)
         if limit_bytes is not None:
             self._limit.setValue(float(limit_bytes))

@@ -26,7 +26,7 @@ class OtherCardsDialog(Dialog):
     use_requested = Signal(object)  # tuple[str, ...]
 
     def __init__(self, cards: Sequence[str], headings: Sequence[str], parent: QWidget | None = None) -> None:
-        """Offer `cards` by their names. `headings`: names of the rows of the comparison."""
+        """Make the dialog. `cards`: names of the graphics cards to choose from. `headings`: names of the rows."""
         super().__init__(tr("Plan with Other Cards"), parent, once=True)
         self._headings = tuple(headings)
         self.card_box = ComboBox()
@@ -68,7 +68,7 @@ class OtherCardsDialog(Dialog):
         self.figures.show_rows(list(zip(self._headings, here, there, strict=True)))
 
     def say(self, sentence: str) -> None:
-        """Show a sentence below the comparison; empty: none."""
+        """Show a sentence below the comparison; an empty sentence hides it."""
         self._words.setText(sentence)
 
     def refuse(self, sentence: str) -> None:

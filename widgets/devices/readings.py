@@ -59,7 +59,7 @@ def device_subtitle(device: Device) -> str:
 
 
 def numa_text(device: Device) -> str:
-    """Return the number of NUMA nodes of the host in words; empty if there are not several."""
+    """Return the number of NUMA nodes of the host as text; empty for other devices and for a single node."""
     return tr("{count} NUMA nodes", count=len(device.nodes)) if device.nodes else ""
 
 
@@ -94,9 +94,10 @@ def simulated_words(ids: Sequence[str]) -> str:
 
 
 def status_line(sample: Sample | None) -> str:
-    """Return the line of readings: utilisation, temperature and power, as far as they are known.
+    """Return the line of readings: utilisation, temperature and power, as far as they are known, and the note.
 
-    If none is known, the line is a note, the memory that Layerdeck uses, or "idle".
+    The note says why the driver gave no reading. Without readings and note, the line has the memory that Layerdeck
+    uses, or "idle".
     """
     if sample is None:
         return tr("waiting for a reading")

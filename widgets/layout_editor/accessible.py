@@ -34,7 +34,7 @@ _MOVE_EXPERTS = tr("Ctrl+Up and Ctrl+Down move it to the next device; with Shift
 
 
 class Kind(StrEnum):
-    """Kind of a painted part."""
+    """Kind of a part that the editor paints."""
 
     LANE = "lane"
     LAYER = "layer"
@@ -45,7 +45,7 @@ class Kind(StrEnum):
 
 
 Place = tuple[Kind, int]
-"""Kind and index of a painted part: index of a lane, of a layer, or of the run of layers before a boundary.
+"""Kind and index of a painted part. The index is that of a lane, of a layer, or of the run left of a boundary.
 
 Output, embedding and draft have the index 0.
 """
@@ -61,7 +61,7 @@ class EditorPart(QObject):
 
 
 class Parts:
-    """The `EditorPart` objects of one view by place, each made when a screen reader first needs it."""
+    """The `EditorPart` objects of one view, by kind and index. Each is made when a screen reader first needs it."""
 
     def __init__(self, view: EditorView) -> None:
         self._view = view
@@ -92,7 +92,7 @@ class Parts:
 
 
 def place_of(focus: Focus) -> Place:
-    """Return the place of the part that has the keyboard focus."""
+    """Return kind and index of the part that has the keyboard focus."""
     match focus:
         case BoundaryFocus(index):
             return Kind.BOUNDARY, index

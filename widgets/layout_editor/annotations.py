@@ -42,7 +42,7 @@ class Ruler(QWidget):
         self._palette = DARK
 
     def set_track(self, track: Track | None, palette: Palette) -> None:
-        """Number the layers of `track`; None: show no numbers."""
+        """Number the layers of `track`; None removes the numbers."""
         if track != self._track or palette is not self._palette:
             self._track, self._palette = track, palette
             self.update()
@@ -187,9 +187,9 @@ class LegendEntry:
 def legend_entries(*, experts: bool, pipeline: bool = False, draft: bool = False) -> tuple[LegendEntry, ...]:
     """Return the entries of the legend.
 
-    experts: the model has experts.
-    pipeline: devices hold copies for pipeline parallelism.
-    draft: a draft model is loaded too.
+    experts: whether the model has experts.
+    pipeline: whether devices hold copies for pipeline parallelism.
+    draft: whether a draft model is loaded too.
     """
     return (
         LegendEntry(tr("other programs"), "other"),

@@ -1,4 +1,4 @@
-"""Lanes of two layouts of a model: for each device the layers of both, with the differences hatched."""
+"""Lanes of two layouts of a model: a lane shows the layers of one device in both layouts, with hatched differences."""
 
 from __future__ import annotations
 
@@ -64,6 +64,7 @@ def compared_lanes(one: Preview | None, other: Preview | None) -> tuple[Compared
     A side without a layout is None; then no differences are marked.
     """
     sides = [{} if each is None else {lane.device.id: lane for lane in lane_contents(each)} for each in (one, other)]
+    # A dict and not a set, because it keeps the order of the lanes.
     ids = dict.fromkeys((*sides[0], *sides[1]))
     lanes = []
     for device in ids:
@@ -138,7 +139,7 @@ class ComparedLanes(QScrollArea):
         return self._canvas.lanes
 
     def show_sides(self, one: Preview | None, other: Preview | None) -> None:
-        """Show the previews of the two layouts; None: a side without a layout."""
+        """Show the previews of the two layouts; a side without a layout is None."""
         self._canvas.show_sides((one, other))
         differing = [lane.id for lane in self._canvas.lanes if lane.differs]
         words = tr("The layouts differ on {devices}.", devices=", ".join(differing)) if differing else ""
@@ -175,6 +176,7 @@ class _Canvas(QWidget):
         return QSize(_LEAST_WIDTH, zoomed(round(len(self.lanes) * _PITCH)))
 
     def _track(self) -> Track | None:
+        # Both layouts are of one model, so the layers have the same sizes in both previews.
         preview = self._sides[0] or self._sides[1]
         if preview is None:
             return None

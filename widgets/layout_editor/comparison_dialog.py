@@ -81,12 +81,12 @@ class ComparisonDialog(Dialog):
             box.setEnabled(bool(options))
 
     def say(self, side: int, sentence: str, *, bad: bool = False) -> None:
-        """Show a sentence below the choice of a side; empty: none. `bad`: it is an error."""
+        """Show a sentence below the choice of a side; an empty one hides it. `bad`: the sentence is an error."""
         self.state_labels[side].setText(sentence)
         set_role(self.state_labels[side], "error" if bad else "dim")
 
     def show_side(self, side: int, shown: ShownSide | None) -> None:
-        """Show one side; None: the side has no layout. The shown differences are removed until `show_differences`."""
+        """Show one side; None if it has no layout. The differences disappear until `show_differences` is called."""
         self._sides[side] = shown
         self._comparison = None
         self._show()

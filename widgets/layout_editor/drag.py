@@ -1,4 +1,6 @@
-"""Mouse drags: conversion of pointer positions to moves of the layout, one for each change of the value. No Qt."""
+"""Mouse drags: conversion of pointer positions to moves of the layout. No Qt.
+
+A pointer position becomes a move only if it puts the dragged object on another layer or lane than before."""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ LaneMove = RangeMove | PartMove | OutputMove | EmbeddingMove | DraftMove
 def boundary_limits(layout: Layout, index: int) -> tuple[int, int]:
     """Return the lowest and the highest layer that can be the first one at the right of boundary `index`.
 
-    Both runs of the boundary keep at least one layer.
+    At least one layer stays on each side of the boundary.
     """
     return layout.runs[index].first + 1, layout.runs[index + 1].last
 
@@ -73,7 +75,7 @@ class LaneDrag:
     def move_to(self, x: float, y: float, lanes: Lanes) -> LaneMove | None:
         """Return the move to the lane at `y`.
 
-        None if the drag has not begun, the object is already in that lane, or the rig lacks the lane's device.
+        Return None if the drag has not begun, the object is already in that lane, or the rig lacks the lane's device.
         """
         if not self.begun:
             # The Manhattan length, which Qt compares with `QApplication.startDragDistance` too.

@@ -32,11 +32,10 @@ EMPTY_TEXT = tr("Open a model to see its layers")
 class LayoutEditor(QFrame):
     """Shows a `Preview`, and emits moves of boundaries, layers and the output.
 
-    It computes neither layouts nor memory: whoever receives a move calls `set_preview` with the result. The moves of a
-    drag refer to the layout at its start; one is emitted for each change of the value. A drag ends with
-    `move_finished`, or with `move_cancelled` (Escape, a lost mouse grab), even if nothing moved. A key press is one
-    move and `move_finished`. `end_drag`, or a preview of another model or of other devices, ends a drag without a
-    signal.
+    It computes neither layouts nor memory: the receiver of a move calls `set_preview` with the result. All moves of a
+    drag refer to the layout at its start. A drag ends with `move_finished`, or with `move_cancelled` (Escape, a lost
+    mouse grab), even if nothing moved. A key press emits one move and `move_finished`. `end_drag`, or a preview of
+    another model or of other devices, ends a drag without a signal.
     """
 
     moved = Signal(Move)
@@ -49,7 +48,7 @@ class LayoutEditor(QFrame):
     experts_requested = Signal(str)
     """Requests a move of the experts of all layers. The argument is a key of `EXPERT_TITLES`."""
     expert_outcomes_requested = Signal()
-    """Requests the effect of each move of all experts, for the open menu; the receiver calls `show_expert_outcomes`."""
+    """Requests what each move of experts in the open menu would change; the answer goes to `show_expert_outcomes`."""
     overrides_drop_requested = Signal()
     """Requests to drop the overrides that the split mode does not allow."""
 
@@ -139,13 +138,14 @@ class LayoutEditor(QFrame):
         return self._view
 
     def set_preview(self, preview: Preview | None) -> None:
-        """Show `preview`; None: show the invitation to open a model."""
+        """Show `preview`, or the invitation to open a model if it is None."""
         self._preview = preview
         self._view.set_preview(preview)
         self._pages.setCurrentWidget(self._empty if preview is None else self._view)
         self._title.setVisible(preview is not None)  # the welcome page has a title of its own
         self._numbers_button.setVisible(preview is not None)
         self.numbers.setVisible(preview is not None and self._numbers_button.isChecked())
+        # Hidden fields are filled by `_show_numbers` when they are shown.
         if not self.numbers.isHidden():
             self.numbers.set_preview(preview)
         self._show_legend()
@@ -182,7 +182,7 @@ class LayoutEditor(QFrame):
             self._pages.setCurrentWidget(widget)
 
     def set_loaded(self, loaded: LoadedLayout | None) -> None:
-        """Set the loaded layout; None: no model is loaded.
+        """Set the loaded layout; None if no model is loaded.
 
         If it is the layout of the preview, measured bytes are shown next to the forecast.
         """
@@ -199,7 +199,7 @@ class LayoutEditor(QFrame):
         self._view.set_pins(pins)
 
     def show_expert_outcomes(self, texts: dict[str, str]) -> None:
-        """Show in the open menu the effect of each move of all experts. `texts`: by the key in `EXPERT_TITLES`."""
+        """Show in the open menu what each of its moves of experts would change. `texts`: by key in `EXPERT_TITLES`."""
         self._view.show_expert_outcomes(texts)
 
     def toggle_pin(self) -> None:

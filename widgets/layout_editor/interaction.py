@@ -70,7 +70,7 @@ class Interaction(QObject):
     def set_shown(self, shown: Shown | None, *, same_ground: bool) -> None:
         """Set the preview that the view shows.
 
-        `same_ground`: model and devices are the same as before; else a drag ends.
+        `same_ground`: whether model and devices are the same as before; if not, a drag ends.
         """
         self._shown = shown
         if shown is None or not same_ground:
@@ -231,7 +231,7 @@ class Interaction(QObject):
     # The context menu
 
     def focus_at(self, x: float, y: float) -> bool:
-        """Set the focus to the layer, output, embedding or draft at a point, for its menu; return whether there is one.
+        """Set the focus to the layer, output, embedding or draft at a point, whose menu opens; return False if none.
 
         A selection that contains the layer stays.
         """
@@ -358,10 +358,10 @@ class Interaction(QObject):
                 self._step_lane(shown, -1 if command is Command.LANE_UP else 1)
 
     def _folds(self, command: Command) -> tuple[str, ...]:
-        """Return the machines that the command folds or unfolds.
+        """Return the keys of the machines that the command folds or unfolds.
 
-        `FOLD` is about the machine of the focused part. `FOLD_ALL` folds all that are unfolded; if none is, it unfolds
-        all.
+        For `FOLD` this is the machine of the focused part. For `FOLD_ALL` these are all unfolded machines; if there are
+        none, all machines.
         """
         shown, focus = self._shown, self.focus
         if shown is None:

@@ -142,7 +142,7 @@ class Selection:
 
 
 def run_of(layout: Layout, layer: int) -> int:
-    """Return the index of the run that holds `layer`."""
+    """Return the index of the run (neighbouring layers on one device) that holds `layer`."""
     return next(index for index, run in enumerate(layout.runs) if run.first <= layer <= run.last)
 
 
@@ -151,8 +151,8 @@ def next_stop(
 ) -> Focus | None:
     """Return the next (`step` 1) or previous (-1) Tab stop: the boundaries, then the output; None past the ends.
 
-    `embedding`: the token embedding can be moved, and is a stop after the output.
-    `draft`: there is a draft model, which is the last stop.
+    `embedding`: whether the token embedding can be moved. It is then a stop after the output.
+    `draft`: whether there is a draft model. It is then the last stop.
     """
     # Layers are no stops of the Tab key: a model has up to hundreds, and the arrow keys go through them.
     stops: list[Focus] = [BoundaryFocus(index) for index in range(len(layout.runs) - 1)]

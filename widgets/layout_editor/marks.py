@@ -54,7 +54,7 @@ _PIN_HEAD = 4.0
 class Marks:
     """Rectangles of the marks over the lanes, in scene coordinates.
 
-    `target`: lane in which a drag would drop.
+    `target`: the lane into which the dragged object would be dropped.
     `elsewhere`: layers, KV caches and output that are on another device than the layout asks for.
     """
 
@@ -173,7 +173,9 @@ _HANDLE_OVERHANG = 5.0
 
 
 def handle_places(layout: Layout, lane_of: dict[str, int], track: Track, lanes: Lanes) -> tuple[HandlePlace, ...]:
-    """Return the handle of every boundary: its line spans the lanes of both runs, its dot is in the left run's lane.
+    """Return the handle of each boundary between two devices.
+
+    The line of a handle spans the lanes of both devices; its dot is in the lane of the device left of the boundary.
 
     In split modes tensor and row each device has a slice of every split layer, so only CPU layers at the front have a
     boundary.
@@ -314,7 +316,7 @@ def _hovered_rect(shown: Shown, hover: Target | None) -> QRectF | None:
 
 
 def pill_text(drag: Drag | None) -> str:
-    """Return a text for the effect of the drag if it ended now; empty if there is no drag."""
+    """Return a text for what the drag would do if it ended now; empty if there is no drag."""
     if isinstance(drag, BoundaryDrag):
         # The layout at the start of the drag, cut at the layer where the boundary is now. The preview may be a frame
         # late.

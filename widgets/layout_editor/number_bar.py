@@ -94,7 +94,7 @@ class NumberBar(QFrame):
         around.addWidget(self._scroll)
 
     def set_room(self, height: int) -> None:
-        """Limit the fields to a height that leaves a lane visible in an editor of `height` pixels; the rest scrolls."""
+        """Limit the height of the fields, so that a lane stays visible in an editor of `height` pixels."""
         self._room = max(height - _BESIDE_PX, _LEAST_ROOM_PX)
         self._fit()
 
@@ -120,7 +120,7 @@ class NumberBar(QFrame):
         return self._lanes[device].layers, self._lanes[device].experts
 
     def set_preview(self, preview: Preview | None) -> None:
-        """Show the numbers of `preview`; None: remove the fields of all devices."""
+        """Show the numbers of `preview`; None removes the fields of all devices."""
         devices = [] if preview is None else [each.id for each in preview.rig.all_devices if each.kind != "accel"]
         # Fields stay while the devices do: one that has the keyboard must not be replaced.
         if list(self._lanes) != devices:
@@ -142,7 +142,7 @@ class NumberBar(QFrame):
         self._fit()
 
     def show_answer(self, text: str, *, bad: bool = False) -> None:
-        """Show `text` as the result of the entered line; an empty text hides the result. `bad`: it is an error."""
+        """Show `text` as the result of the entered line; an empty text hides it. `bad`: the result is an error."""
         self._answer.setText(text)
         set_role(self._answer, "error" if bad else "dim")
         self._answer.setVisible(bool(text))

@@ -16,7 +16,7 @@ from engine.planning.plan.report import DeviceRow
 from widgets.common.memory_bar import PlacedWeights
 
 StripKey = Literal["dense", "attention", "ffn", "experts", "kv"]
-"""`attention` and `ffn` are the halves of the `dense` strip, used if an override puts them on different devices."""
+"""A strip of a lane. `attention` and `ffn` are the halves of `dense`, for overrides that separate their devices."""
 
 Blocks = tuple[tuple[StripKey, tuple[int, ...]], ...]
 """For each strip of a lane, the indices of the layers that are drawn in the strip."""
@@ -220,8 +220,8 @@ def placed_weights(preview: Preview, content: LaneContent, row: DeviceRow | None
     """Return the bytes of weights that the layout places on the device of a lane, by the sizes of the tensors.
 
     In split modes "tensor" and "row" a device holds a share of every split layer, and llama.cpp decides the rounding.
-    So experts are assumed to have the same share of the forecast weights as of the whole model. The host holds the
-    weights that no other device holds.
+    Experts are assumed to be the same fraction of a device's forecast weights as of the whole model's weights. The host
+    holds the weights that no other device holds.
     """
     layers = preview.layers
     is_split = preview.layout.split_mode in ("tensor", "row")
@@ -256,7 +256,7 @@ def placed_weights(preview: Preview, content: LaneContent, row: DeviceRow | None
 
 
 def unknown_patterns(layout: Layout) -> int:
-    """Return the number of overrides whose pattern may match any tensor. The lanes do not show the effect of these."""
+    """Return the number of overrides with a pattern that names no known part of layers; the lanes do not draw them."""
     return sum(1 for item in layout.overrides if item.part is None and item.pattern != EMBEDDING_PATTERN)
 
 
@@ -308,7 +308,7 @@ NO_PINS = Pins()
 class PinToggle:
     """A request to pin or unpin layers `(first, last)`, both included, or a part of them.
 
-    `layers`: None for the output layer.
+    `layers` is None if the output layer is to be pinned.
     """
 
     layers: tuple[int, int] | None

@@ -76,8 +76,8 @@ class EditorScene(QGraphicsScene):
     def set_marks(self, marks: Marks, *, active: int | None, focused: int | None) -> None:
         """Show `marks` over the lanes.
 
-        `active`: index of the handle that is hovered or dragged; None: no handle.
-        `focused`: index of the handle with the keyboard focus; None: no handle.
+        `active`: index of the handle that is hovered or dragged, or None.
+        `focused`: index of the handle with the keyboard focus, or None.
         """
         self._overlay.set_marks(marks, self.sceneRect(), self.palette_used)
         for index, item in enumerate(self._handles):

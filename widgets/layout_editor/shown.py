@@ -1,4 +1,4 @@
-"""A preview with the geometry of all its parts in the scene, and the search for the part at a point."""
+"""A preview with the geometry of all its parts in the scene, and the function that finds the part at a point."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class HandleTarget:
 
 @dataclass(frozen=True, slots=True)
 class LayerTarget:
-    """Pointer target: a layer in the lane of its own device."""
+    """Pointer target: a layer, in the lane of the device that holds it."""
 
     layer: int
     lane: int
@@ -130,7 +130,7 @@ class Shown:
         return lanes_of(self.contents)
 
     def run_at(self, layer: int) -> Run:
-        """Return the run that holds `layer`."""
+        """Return the run (neighbouring layers on one device) that holds `layer`."""
         return next(run for run in self.preview.layout.runs if run.first <= layer <= run.last)
 
     def lane_of_layer(self, layer: int) -> int:
@@ -146,6 +146,7 @@ class Shown:
         `home`: the device of the dragged object. If `lane` is the head lane of a machine, drops on `lane` go to `home`.
         """
         found = [_drop_device(content) for content in self.contents]
+        # A drag that ends where it began must not move the object to the roomiest device of the machine.
         if lane is not None and home is not None and self.contents[lane].group is not None:
             found[lane] = home
         return tuple(found)
@@ -274,6 +275,7 @@ class Shown:
         is_home = any(first <= layer <= last for first, last in content.ranges)
         for key, layers in content.blocks:
             strip = strip_of(key, self.lanes)
+            # The KV cache stays on the device of its layer: llama.cpp's overrides are for weights only.
             if key == "kv" or not strip.top <= height <= strip.top + strip.height or layer not in layers:
                 continue
             if key == "experts":

@@ -50,10 +50,7 @@ EDITED = LoadedWords("◐", tr("edited, not loaded"))
 
 
 def loaded_words(preview: Preview, loaded: LoadedLayout | None) -> LoadedWords:
-    """Return the state of the edit in `preview`: loaded, changed since the load, or not loaded.
-
-    The edit consists of layout, settings and side files.
-    """
+    """Return whether layout, settings and side files of `preview` are loaded, edited since the load, or not loaded."""
     if loaded is None:
         return NOT_LOADED
     return EDITED if loaded.differs_from(preview.edit) else LOADED
@@ -148,6 +145,7 @@ def part_tooltip(preview: Preview, layer: int, part: MovablePart) -> str:
     home = layout.device_of(layer)
     if device != home:
         lines.append(tr("The layer and its KV cache are on {device}.", device=home))
+        # Twice: the input of the part goes to its device, and the result comes back.
         if preview.hops is not None:
             lines.append(
                 tr(
@@ -253,7 +251,7 @@ def draft_tooltip(preview: Preview) -> str:
 
 
 def boundary_text(layout: Layout, index: int) -> str:
-    """Return the runs on both sides of a boundary as text, such as "CUDA0 0–18 | CUDA1 19–31"."""
+    """Return devices and layers on both sides of a boundary as text, such as "CUDA0 0–18 | CUDA1 19–31"."""
     left, right = layout.runs[index], layout.runs[index + 1]
     left_text, right_text = range_text(left.first, left.last), range_text(right.first, right.last)
     return f"{left.device} {left_text} | {right.device} {right_text}"
@@ -383,7 +381,7 @@ def is_short(row: DeviceRow, room: DeviceRow | None = None) -> bool:
 
 
 _TOLD_BESIDE_S, _TOLD_BELOW_S = 1.0, 5.0
-"""Least time in seconds for which sending weights is mentioned: in the tooltip, and in the notes."""
+"""Least time in seconds of sending weights to a worker, for a line in the tooltip, and for a line in the notes."""
 _ALIKE = 1.1
 """Two speeds are shown as one if their ratio is at most this."""
 REMEDY = tr("Devices > Measure Speeds makes this exact; each answer improves it too.")
@@ -463,7 +461,7 @@ def _guess_words(speed: SpeedForecast) -> str:
 
 
 def _sending_lines(preview: Preview, least_s: float = _TOLD_BESIDE_S) -> list[str]:
-    """Return a line on sending weights for each worker to which a load sends them for `least_s` seconds or more."""
+    """Return a line for each worker to which a load would send weights for `least_s` seconds or more."""
     return [
         tr(
             "Loading sends {size} to {id}, which takes about {seconds:.0f} s, or less if the worker has cached "
@@ -478,7 +476,7 @@ def _sending_lines(preview: Preview, least_s: float = _TOLD_BESIDE_S) -> list[st
 
 
 def sending_notes(preview: Preview) -> list[str]:
-    """Return a line on sending weights for each worker to which a load sends them for 5 s or more."""
+    """Return the notes on sending weights: a line for each worker to which a load would send them for 5 s or more."""
     return _sending_lines(preview, _TOLD_BELOW_S)
 
 

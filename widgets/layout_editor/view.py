@@ -78,7 +78,7 @@ class EditorView(QGraphicsView):
     experts_requested = Signal(str)
     """Requests a move of the experts of all layers. The argument is a key of `EXPERT_TITLES`."""
     expert_outcomes_requested = Signal()
-    """Requests the effect of each move of all experts, for the open menu; the receiver calls `show_expert_outcomes`."""
+    """Requests what each move of experts in the open menu would change; the answer goes to `show_expert_outcomes`."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -123,7 +123,7 @@ class EditorView(QGraphicsView):
         return self._scene.shown
 
     def set_preview(self, preview: Preview | None) -> None:
-        """Show `preview`; None: show nothing. A drag continues, unless the model or the devices have changed."""
+        """Show `preview`, or nothing if it is None. A drag continues, unless the model or the devices have changed."""
         before = self._scene.shown
         if preview is None:
             self._scene.shown = None
@@ -138,7 +138,7 @@ class EditorView(QGraphicsView):
         self._update_marks()
 
     def set_loaded(self, loaded: LoadedLayout | None) -> None:
-        """Set the loaded layout, with which the preview is compared; None: no model is loaded."""
+        """Set the loaded layout, with which the preview is compared; None if no model is loaded."""
         self._loaded = loaded
         self._show_again()
 
@@ -324,7 +324,10 @@ class EditorView(QGraphicsView):
             self.expert_actions = {}
 
     def show_expert_outcomes(self, texts: dict[str, str]) -> None:
-        """Show the effect of each move of all experts in the open menu; an empty text disables the action."""
+        """Show in the open menu what each of its moves of experts would change.
+
+        `texts`: the changes by key in `EXPERT_TITLES`. An empty or missing text disables the action.
+        """
         for kind, action in self.expert_actions.items():
             text = texts.get(kind, "")
             action.setText(f"{EXPERT_TITLES[kind]}  ({text})" if text else EXPERT_TITLES[kind])

@@ -33,7 +33,7 @@ from widgets.library.entry_words import fact_rows, fit_of, fit_sentence, place_l
 
 @dataclass(frozen=True, slots=True)
 class OpenRequest:
-    """A request to open the model at `path`. `projector`: path of a projector to use; None: use the saved choice."""
+    """A request to open the model at `path`. `projector`: path of a projector; None for the saved choice."""
 
     path: Path
     projector: Path | None = None
@@ -110,7 +110,7 @@ class EntryDetails(QScrollArea):
         return self.quantisations.current
 
     def show_model(self, model: Listed | None) -> None:
-        """Show `model`; None: show nothing. If the model was shown before, text that is being typed is kept."""
+        """Show `model`, or nothing if it is None. If it was shown before, text that is being typed is kept."""
         if model is not None and model == self._model:
             return
         # By key: a scan, a forecast or a saved note gives a new value of the same model.

@@ -70,7 +70,10 @@ class QuantisationList(QTreeWidget):
         self._paint()
 
     def show_model(self, model: Listed, *, keep: bool) -> None:
-        """List the quantisations of `model`. `keep`: keep the selection; else select the proposed quantisation."""
+        """List the quantisations of `model`.
+
+        `keep`: whether the selection stays; if not, the proposed quantisation is selected.
+        """
         before = self.current
         # By label and not by row: a download or a scan can add quantisations in between.
         wanted = before.label if keep and before is not None else model.chosen.label
@@ -138,7 +141,7 @@ class SavedLayouts(QWidget):
         self.set_can_save(False)
 
     def set_can_save(self, can: bool) -> None:
-        """Set whether the present layout can be saved, which needs the shown model to be the open one."""
+        """Set whether the present layout can be saved. It can be saved if the shown model is the open one."""
         self.name_edit.setVisible(can)
         self._heading.setVisible(can or self._rows.count() > 0)
 
@@ -195,7 +198,7 @@ class PresetBox(ComboBox):
 
     @property
     def chosen(self) -> str:
-        """The name of the chosen preset, empty for none."""
+        """The name of the chosen preset; empty if no preset is chosen."""
         return self._chosen
 
     def show_presets(self, names: Sequence[str]) -> None:
@@ -204,7 +207,7 @@ class PresetBox(ComboBox):
         self._fill()
 
     def show_chosen(self, name: str) -> None:
-        """Show the preset `name` as the chosen one; empty for none."""
+        """Show the preset `name` as the chosen one. `name` is empty if no preset is chosen."""
         if name != self._chosen:
             self._chosen = name
             self._fill()

@@ -118,7 +118,7 @@ def _excerpt(text: str, word: str) -> str:
 
 
 def owner_words(model: Listed) -> tuple[str, ...]:
-    """Return the owners of a model's folders, such as programs, as short texts: of a path only the last name."""
+    """Return the owners of a model's folders, such as programs, as short texts. A path is cut to its last part."""
     # Not `Path.name`: an owner may be a name of the hub, or a folder in the spelling of Windows.
     return tuple(owner.rstrip("/\\").replace("\\", "/").rpartition("/")[2] for owner in model.entry.owners)
 
@@ -156,7 +156,7 @@ def short_speed(model: Listed, quantisation: Quantisation) -> str:
 
 
 def answer_sentence(notes: Notes) -> str:
-    """Return a sentence on the speed of the last answer if its layout was not the forecast's; else an empty text."""
+    """Return a sentence on the speed of the last answer; empty if the answer used the layout of the forecast."""
     if not notes.measured:
         return ""
     rate = rate_text(notes.measured)

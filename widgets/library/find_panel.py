@@ -197,7 +197,7 @@ class FindPanel(QWidget):
             self._search()
 
     def show_message(self, text: str) -> None:
-        """Show a message about a request that is running or has failed; empty: hide it."""
+        """Show a message about a request that is running or has failed; an empty text hides the message."""
         self.message_label.setText(text)
         self.message_label.setVisible(bool(text))
 
@@ -212,7 +212,7 @@ class FindPanel(QWidget):
             self.results.addTopLevelItem(item)
 
     def show_repo(self, repo: ShownRepo | None) -> None:
-        """Show the quantisations of a repository; None: no repository is selected."""
+        """Show the quantisations of a repository, or nothing if `repo` is None."""
         self._repo = repo
         self.repo_label.setText("" if repo is None else repo.repo)
         self.why_label.setText(tr("Choose a repository to see how its models fit.") if repo is None else repo.why)

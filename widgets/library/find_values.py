@@ -56,8 +56,9 @@ class JobRow:
 
     `words`: its state.
     `fraction`: downloaded part, 0 to 1; None if unknown.
-    `is_bad`: the download has failed.
-    `may_pause`, `may_resume`, `must_restart`: which of these buttons is shown.
+    `is_bad`: whether the download has failed.
+    `may_pause`, `may_resume`: whether the button that pauses or resumes the download is shown.
+    `must_restart`: whether the button starts the download over instead, because the file on the hub has changed.
     """
 
     id: str
@@ -75,7 +76,7 @@ class JobRow:
 class SearchRequest:
     """A request to search the hub for `text`, or to show the repository if `text` is an address.
 
-    `order`: sort order.
+    `order`: sort order of the results.
     """
 
     text: str

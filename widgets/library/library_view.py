@@ -175,7 +175,7 @@ class LibraryView(QWidget):
         self._arrange()
 
     def show_progress(self, text: str) -> None:
-        """Show a text on the progress of work on the library; empty for none."""
+        """Show a text on the progress of work on the library; an empty text hides it."""
         self.progress_label.setText(text)
 
     def show_starters(self, starters: Sequence[Starter]) -> None:

@@ -45,7 +45,7 @@ class LoadQuestion:
 
 @dataclass(frozen=True, slots=True)
 class LoadChoice:
-    """The answer, and whether to remember it."""
+    """The user's answer in the question bar, and whether to use it for later loads without a question."""
 
     answer: LoadAnswer
     remember: bool = False

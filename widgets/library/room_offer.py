@@ -16,7 +16,7 @@ MAX_BUTTON_PX = 320
 
 @dataclass(frozen=True, slots=True)
 class RoomOffer:
-    """The texts of the bar: a sentence, its two buttons, and their tool tip."""
+    """The texts of the offer to unload idle models: a sentence, two buttons, and a tool tip."""
 
     text: str
     unload_text: str
@@ -25,7 +25,7 @@ class RoomOffer:
 
 
 class RoomOfferBar(QFrame):
-    """The bar; hidden while there is no offer."""
+    """The bar with the offer to unload idle models; hidden while there is no offer."""
 
     unload_requested = Signal()
     load_requested = Signal()

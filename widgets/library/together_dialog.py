@@ -28,7 +28,7 @@ class ModelToChoose:
 
 
 class TogetherDialog(Dialog):
-    """Shows the chosen models, a layout for each, and what all need together on each device. It is not modal.
+    """Shows the chosen models, a layout for each, and the memory that all need on each device. It is not modal.
 
     `chosen_changed` requests new layouts; `load_requested` requests the loads of all models.
     """

@@ -87,7 +87,7 @@ class WelcomePanel(QScrollArea):
     def show_demo(self, *, speaks: bool) -> None:
         """Show which demo model the first button opens.
 
-        `speaks`: whether the demo model gives real answers; if not, it is the made-up model.
+        `speaks`: whether the demo model gives real answers; if not, it is the generated model.
         """
         self.talk_button.setText(tr("Chat with a small model") if speaks else tr("Try the made-up model"))
         self._demo.setText(_TALKS if speaks else _BABBLES)

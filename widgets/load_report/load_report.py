@@ -53,9 +53,9 @@ class LoadReport(QWidget):
     check_requested = Signal()
     proposal_chosen = Signal(int)  # the place of the proposal among those shown
     restart_requested = Signal()
-    """Requests a restart of the stopped lab workers."""
+    """Requests a restart of the stopped lab workers (RPC workers on this computer)."""
     lay_out_requested = Signal()
-    """Requests a layout that does not use the stopped lab workers."""
+    """Requests a layout that does not use the stopped lab workers (RPC workers on this computer)."""
     details_toggled = Signal(bool)
 
     def __init__(self, parent: QWidget | None = None) -> None:
@@ -187,7 +187,7 @@ class LoadReport(QWidget):
     def show_failed(self, event: Failed, *, was_loaded: bool = False) -> None:
         """Show the reason why the load was refused or failed, and remedies if lab workers have stopped.
 
-        `was_loaded`: the load had succeeded, and the model stopped later.
+        `was_loaded`: whether the load had succeeded and the model stopped later.
         """
         self._show_outcome(failed_outcome(event, was_loaded=was_loaded))
         # After `_show_outcome`, which resets it for every ending.
@@ -195,9 +195,9 @@ class LoadReport(QWidget):
         self._show_remedies()
 
     def set_stopped_workers(self, names: tuple[str, ...]) -> None:
-        """Set the names of stopped lab workers.
+        """Set the names of stopped lab workers (RPC workers on this computer).
 
-        If a load failed because of them, offer a restart or a layout without them.
+        If a load failed because of them, the report offers a restart, or a layout without them.
         """
         self._stopped = names
         self._show_remedies()

@@ -95,7 +95,7 @@ def out_of_memory_outcome(
 
     names: names of devices by id.
     proposals: proposals with their effects; if there are none, the sentences of the event are used.
-    short_bytes: memory that the whole layout lacks on this device by its forecast; 0 if unknown.
+    short_bytes: memory that the whole layout lacks on the device that ran out, by its forecast; 0 if unknown.
 
     The event's message says when memory ran out, since that can also happen during an answer.
     """
@@ -163,7 +163,7 @@ def attempt_words(event: Attempt) -> str:
 def failed_outcome(event: Failed, *, was_loaded: bool = False) -> Outcome:
     """Return the outcome of a load that was refused or failed.
 
-    `was_loaded`: the load had succeeded, and the model stopped later.
+    `was_loaded`: whether the load had succeeded and the model stopped later.
     """
     return Outcome(badge=tr("STOPPED") if was_loaded else tr("FAILED"), tone="bad", sentence=event.message)
 

@@ -46,7 +46,7 @@ DIFFERENCE_TITLE = tr("Difference")
 
 @dataclass(frozen=True, slots=True)
 class TableLine:
-    """The cells of one device. `forecast`: as many cells as `measured`; empty if there was no forecast."""
+    """The cells of one device. `forecast` has as many cells as `measured`; it is empty if there was no forecast."""
 
     device: str
     measured: tuple[str, ...]
@@ -87,7 +87,7 @@ SWATCH_PX = 9
 
 
 class ReportTable(QWidget):
-    """The table of one outcome. It is not updated: another outcome needs another table."""
+    """The table of one outcome. Its contents do not change: for another outcome a new table is made."""
 
     def __init__(self, outcome: Outcome, palette: Palette = DARK, parent: QWidget | None = None) -> None:
         super().__init__(parent)

@@ -1,4 +1,4 @@
-"""Blocks, which the parser makes and the document shows: lines and tables of runs, limits, and escaped characters."""
+"""Values between parser and document: blocks (lines and tables), runs of text, limits, and escaped characters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Run:
 
     `formula`: kind of a formula, whose LaTeX source is `text`; empty for other text.
     `token`: kind of a token in highlighted code; empty for other text.
-    `link`: address of a link; empty for none.
+    `link`: address to which the text links; empty if it is no link.
     """
 
     text: str
@@ -38,8 +38,8 @@ class Line:
     `level`: level of a heading.
     `marker`: text before a list item: a bullet, a number or a check box.
     `indent`, `quote`: levels of lists and quotes around the line.
-    `begins`, `ends`: the line is the first or last line of a code block.
-    `joins`: the line of code continues the previous line, which was too long.
+    `begins`, `ends`: whether the line is the first or last line of a code block.
+    `joins`: whether the line of code continues the previous line, which was too long.
     """
 
     kind: LineKind

@@ -89,7 +89,7 @@ class MarkdownDocument(QTextDocument):
 
     @property
     def blocks(self) -> tuple[Block, ...]:
-        """All blocks of the document: the finished ones and the open end."""
+        """All blocks of the document: the final ones, then those that may still change."""
         return (*self._finished, *self._open_end)
 
     def loadResource(self, _kind: int, _name: QUrl | str) -> Any:

@@ -16,9 +16,9 @@ from widgets.markdown.highlight import MAX_LINE_CHARACTERS, highlight
 MAX_INDENT = 8
 """Maximum number of levels of lists and quotes that are indented."""
 MAX_CELLS = 2_000
-"""A table with more cells is shown as lines of text."""
+"""Maximum number of cells of a table. A table with more cells is shown as lines of text."""
 MAX_FORMULA_CHARACTERS = 1_000
-"""A longer formula stays text."""
+"""Maximum length of a formula in characters. A longer formula is shown as its source."""
 BULLETS = ("•", "◦", "▪")
 MAX_TEXT_CHARACTERS = 4_000
 
@@ -211,8 +211,8 @@ def _append(runs: list[Run], run: Run) -> None:
 def _address_beside(link: str, words: str) -> list[Run]:
     """Return the host of a link, or the whole address if it has no host, as a dim run to show after the link's text.
 
-    Nothing is returned if the text `words` is itself an address with the same host. A host anywhere in the text proves
-    nothing: "https://bank.example/?evil.example" looks like another one, and so does text before an @.
+    Nothing is returned if the text `words` is itself an address with the same host. It is not enough that the text
+    contains the host: "https://bank.example/?evil.example" looks like the host bank.example, as text before an @ does.
     """
     host = _host(link)
     # Text without spaces and @ may itself be an address.

@@ -23,7 +23,11 @@ MAX_KEPT = 1_000
 
 @dataclass(frozen=True, slots=True)
 class FormulaKey:
-    """The cache key of a formula. `source`: LaTeX. `is_display`: it stands alone. `colour`: `#rrggbb`."""
+    """The cache key of a formula.
+
+    `source`: LaTeX source of the formula. `is_display`: whether the formula stands on a line of its own.
+    `colour`: text colour as `#rrggbb`.
+    """
 
     source: str
     is_display: bool
@@ -41,11 +45,11 @@ class Formula:
 
 
 DrawFormula = Callable[[FormulaKey], Formula | None]
-"""Renders a formula, in the thread for formulas since it takes time. None if the source is not valid."""
+"""Function that renders a formula, in a thread of its own since that takes time; returns None for invalid source."""
 
 
 class Formulas(QObject):
-    """Cache of rendered formulas. A formula that is not in it is rendered in another thread."""
+    """Cache of rendered formulas. A formula that is not in the cache is rendered in another thread."""
 
     drawn = Signal(FormulaKey)
     """Emitted when a requested formula was rendered, or when that failed."""

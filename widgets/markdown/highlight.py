@@ -18,12 +18,13 @@ SEGMENT_LINES = 80
 beginning. A token that spans two segments may get a wrong colour.
 """
 MAX_CODE_CHARACTERS = 200_000
-"""Longer code is not highlighted."""
+"""Maximum length of highlighted code in characters. Longer code has no colours."""
 MAX_LINE_CHARACTERS = 2_000
-"""A longer line of code is cut into several lines."""
+"""Maximum length of a line of code in characters. A longer line is cut into several lines."""
 MAX_COLOURED_CHARACTERS = 400
-"""A segment with a longer line is not highlighted. Lexers are regular expressions with backtracking: their time may
-grow with the square of a line's length, or faster, and nothing can interrupt them."""
+"""Maximum length of a highlighted line in characters. A segment with a longer line has no colours: lexers are regular
+expressions with backtracking. Their time may grow with the square of a line's length or faster, and nothing can
+interrupt them."""
 MAX_SEGMENT_S = 0.5
 """Limit of processor time for a segment, in seconds.
 If a segment takes longer, code in its language is not highlighted any more.

@@ -15,7 +15,7 @@ DRAW_INTERVAL_MS = 50
 PARSE_SHARE = 3
 """The pause after parsing, as a multiple of its duration: so parsing takes at most a quarter of a thread."""
 AT_ONCE_CHARACTERS = 1_500
-"""A shorter text is parsed at once in the GUI thread, before it is first painted."""
+"""Maximum length in characters of a text that is parsed at once in the GUI thread, before it is first painted."""
 
 
 @dataclass(frozen=True, slots=True)

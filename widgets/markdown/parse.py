@@ -20,7 +20,7 @@ _CLOSING = {"\\(": "\\)", "\\[": "\\]"}
 
 
 def bracket_math(parser: MarkdownIt) -> None:
-    """Add LaTeX's bracket delimiters of formulas to `parser`. Their tokens are the same as those of dollar signs."""
+    r"""Make `parser` accept formulas in `\(...\)` and `\[...\]`. Their tokens are those of formulas in dollar signs."""
     parser.inline.ruler.before("escape", "bracket_math", _inline)
     parser.block.ruler.before("fence", "bracket_math_block", _block)
 
@@ -77,7 +77,7 @@ MAX_NESTING = 100
 MAX_INLINE_CHARACTERS = 5_000
 """Maximum length of a paragraph in which inline Markdown is parsed, in characters."""
 MAX_LINE_CHARACTERS = 4_000
-"""A longer line of plain text is cut into several lines."""
+"""Maximum length of a line of plain text in characters. A longer line is cut into several lines."""
 LINK_SCHEMES = ("http", "https", "mailto")
 
 
@@ -133,7 +133,7 @@ def cut_line(line: str, size: int) -> Iterator[str]:
 
 
 def _bounded_inline(state: StateCore) -> None:
-    """Parse inline Markdown as markdown-it's own rule does. The text of too long paragraphs stays plain."""
+    """Parse inline Markdown as markdown-it's own rule does, except in paragraphs that are too long."""
     for token in state.tokens:
         if token.type != "inline":
             continue

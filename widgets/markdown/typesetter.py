@@ -21,7 +21,7 @@ class Typesetter(QObject):
     """Makes Markdown documents, and runs work for them in other threads.
 
     `parse`, `draw`: run a function in the thread for Markdown, or in the one for formulas.
-    `draw_formula`: renders a formula; None: formulas are shown as their source.
+    `draw_formula`: renders a formula; if it is None, formulas are shown as their LaTeX source.
     """
 
     restyled = Signal()

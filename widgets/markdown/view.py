@@ -93,7 +93,7 @@ class MarkdownView(QTextEdit):
     # ------------------------------------------------------------------ search
 
     def show_matches(self, pattern: re.Pattern[str] | None, current: int | None = None) -> None:
-        """Highlight the matches of `pattern`; None: remove the highlights. `current`: number of the current match."""
+        """Highlight the matches of `pattern`; None removes the highlights. `current`: number of the current match."""
         if pattern is None and self._pattern is None:
             return
         self._pattern, self._current_match = pattern, current

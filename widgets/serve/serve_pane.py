@@ -39,8 +39,8 @@ EXAMPLE_MODEL = "MODEL"
 class ServeSettings:
     """Settings of the API server for its next start.
 
-    `allows_plain`: requests without TLS are accepted also from other computers.
-    `starts_with_window`: the server starts together with the window.
+    `allows_plain`: whether requests without TLS are accepted also from other computers.
+    `starts_with_window`: whether the server starts together with the window.
     """
 
     host: str
@@ -54,7 +54,7 @@ class ServeSettings:
 class ServeStatus:
     """The state of the API server.
 
-    `is_on`: the server runs. `is_busy`: the server is starting or stopping.
+    `is_on`: whether the server runs. `is_busy`: whether the server is starting or stopping.
     `url`: address of the running server.
     `fault`: the reason why the server does not run, with a remedy; empty if there is no error.
     `key`: API key of the server; empty if the key has not been read yet.
@@ -84,7 +84,7 @@ class ServePane(QWidget):
         self._status = ServeStatus()
         self._model, self._n_ctx = "", 0
         self._copy_with_key: Callable[[str], str] | None = None
-        """Function that makes the text to copy from the key, called when the key has been read; None if none waits."""
+        """Function from the key to the text that must be copied once the key has been read; None if there is none."""
         self.switch_button = QPushButton()
         self.state_label = ElidedLabel("", "strong")
         self.copy_url_button = QPushButton(tr("Copy address"))
@@ -263,7 +263,7 @@ class ServePane(QWidget):
         self._refresh()
 
     def show_model(self, name: str, n_ctx: int) -> None:
-        """Set the model for the snippets; an empty name if none is loaded.
+        """Set the model for the snippets. `name` is empty if no model is loaded.
 
         `n_ctx`: context of one request, in tokens.
         """

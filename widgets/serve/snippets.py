@@ -14,7 +14,7 @@ NO_KEY = "none"
 def snippet(program: str, url: str, key: str, model: str, n_ctx: int) -> str:
     """Return the snippet for one of `PROGRAMS`.
 
-    `key`: empty if the server needs none.
+    `key`: API key of the server; empty if the server needs no key.
     `n_ctx`: context of one request, in tokens.
     """
     base, known = f"{url}/v1", key or NO_KEY

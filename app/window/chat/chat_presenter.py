@@ -78,7 +78,7 @@ class ChatPresenter(QObject):
         self._context_used = 0
         """Tokens in the context during an answer: the part of the prompt read so far, then also the answer."""
         self._cut: Cut | None = None
-        """The cut of the context by which shown messages are marked as dropped."""
+        """The turns that the full context left out of the prompt, as they are marked in the shown messages."""
         self._pace = ReadingPace()
         self._logged = ""
         """The last logged message about a chat template that cannot be used."""
@@ -199,9 +199,9 @@ class ChatPresenter(QObject):
             self._context_used = event.context_used
 
     def _on_answer_changed(self, run: AnswerRun) -> None:
-        """Mark messages as dropped if the cut of the full context has moved.
+        """Mark the messages that the full context leaves out of the prompt, if other messages are left out now.
 
-        Most changes of an answer are text only and move no cut, so nothing is done.
+        Most changes of an answer concern only its text, so that nothing is done.
         """
         if run.message.cut != self._cut and self._conversation.open_message is not None:
             self._cut = run.message.cut
@@ -299,7 +299,7 @@ class ChatPresenter(QObject):
         self._pane.show_remark(words)
 
     def _on_context_use(self, use: ContextFill) -> None:
-        """Show the number of tokens at once. The division into parts is shown when the tokens have been counted."""
+        """Show the number of tokens at once, and its parts (such as the system prompt) when they have been counted."""
         self._pane.show_context(None if use.used is None else [_history(use.used)], use.total)
         # A load with another context may let the model see messages that the one before had no room for.
         marked = {message.id for message in self._pane.message_list.messages if message.is_left_out}
@@ -309,7 +309,7 @@ class ChatPresenter(QObject):
             self._counter.count(self._conversation.counted_chat())
 
     def _count_unloaded(self) -> None:
-        """Count the conversation with its draft and attachments, unless the model is loaded and its child counts."""
+        """Count the conversation with unsent text and attachments, unless the child of the loaded model counts."""
         if not self._unloaded.is_wanted:
             self._unloaded.forget()
             return

@@ -38,7 +38,7 @@ class SideBySide(QObject):
         self._others: tuple[OpenModel, ...] = ()
         """Models that can be chosen for the right side, in the order of the list."""
         self._former: Arrangement | None = None
-        """The arrangement before the second chat was shown; None if the chat was already alone."""
+        """The arrangement to restore when the second chat is closed; None if it need not change."""
         chat_view.beside_chosen.connect(lambda place: self._show(self._others[place]))
         chat_view.beside_closed.connect(self.close)
         models.current_changed.connect(self._refresh)

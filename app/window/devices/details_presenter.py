@@ -108,7 +108,7 @@ class DetailsPresenter(QObject):
         self._notices.tell(error)
 
     def _show_holders(self, device_id: str, holders: tuple[MemoryHolder, ...]) -> None:
-        """Show the memory of a device by its users: first loaded models by their own reports, then other processes."""
+        """Show who holds memory of a device: loaded models with the bytes that they report, then other processes."""
         self._asked.discard(device_id)
         details = self._open.get(device_id)
         if details is None:

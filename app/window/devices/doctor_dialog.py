@@ -57,7 +57,7 @@ class DoctorDialog(QDialog):
         examiner.failed.connect(self._on_failed)
 
     def begin(self) -> None:
-        """Start a new examination."""
+        """Start a new examination of this machine."""
         self._report = None
         self.table.setRowCount(0)
         self._show_running(True)

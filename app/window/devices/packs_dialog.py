@@ -34,7 +34,7 @@ _COLUMNS = (tr("Pack"), tr("Backend"), tr("Size"), tr("State"))
 
 
 class PacksDialog(QDialog):
-    """Shows the engine packs of the controller, which installs, checks, switches and removes them."""
+    """Shows the engine packs. `controller` lists them, and installs, checks, enables, disables and removes them."""
 
     machine_check_requested = Signal()
 

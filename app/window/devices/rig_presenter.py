@@ -65,6 +65,7 @@ class RigPresenter(QObject):
     def _on_rig_changed(self, rig: Rig) -> None:
         self._strip.set_devices(rig.all_devices)
         simulated = [device.id for device in rig.devices if device.endpoint in self._lab.endpoints]
+        # The workers of a split by NUMA node use the real processors and memory of their nodes.
         if self._lab.has_nodes:
             simulated = []
         # Devices of a rig file are not searched for, so no variable hides them.

@@ -1,4 +1,4 @@
-"""The presenter of automatic layouts: the dialog with their options, pins in the editor, and the reason of a layout."""
+"""The presenter of automatic layouts: the dialog with their options, pins in the editor, and reasons for a layout."""
 
 from __future__ import annotations
 

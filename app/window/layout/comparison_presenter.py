@@ -54,7 +54,7 @@ class _Found:
 
 @dataclass(frozen=True, slots=True)
 class _Base:
-    """The current plan and the objects that a background thread needs to find another one.
+    """The current plan, and objects with which a background thread finds a plan to compare with it.
 
     `find`: finds the layout by a strategy; it blocks.
     """
@@ -65,7 +65,7 @@ class _Base:
     find: Callable[[str, Plan, CancelToken], Edit]
 
     def with_file(self, file: LayoutFile, folder: Path | None = None) -> Plan:
-        """Return the plan of a layout file on the devices of this base.
+        """Return the plan of a layout file on the devices of the current plan.
 
         The draft model of the file is read: not for the GUI thread.
         `folder`: folder of the file, for its draft model; None for a layout that is saved with the model.
@@ -76,7 +76,7 @@ class _Base:
 
 
 class ComparisonPresenter(OneDialog[ComparisonDialog]):
-    """Fills the comparison of two layouts of the current model. Each side is found in the background."""
+    """Fills the comparison of two layouts of the current model. The layouts are found in the background."""
 
     def __init__(
         self,
@@ -299,7 +299,7 @@ class ComparisonPresenter(OneDialog[ComparisonDialog]):
         return find
 
     def _measured_of(self, model: ModelFile) -> Callable[[Edit], float | None]:
-        """Return a function that looks up the measured speed of an edit of `model`. The function reads a database."""
+        """Return a function that looks up the measured speed of a layout of `model` in a database."""
         path, n_layers, results = model.paths[0], model.n_layers, self._results
         answered, noted = self._speeds.answered_per_second, self._named.noted_speed
 

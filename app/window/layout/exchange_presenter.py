@@ -99,7 +99,7 @@ class ExportPresenter(OneDialog[ExportLayoutDialog]):
 class _Read:
     """The result of reading a text.
 
-    `names`: names of the models in a configuration; empty if it has one.
+    `names`: names of the models in a configuration of several models; else empty.
     `found`: the layout, or None if there is an error. `fault`: the error for people.
     `draft`: the draft that the text names; None if it names none, or if the draft model cannot draft.
     """
@@ -168,6 +168,7 @@ class ImportPresenter(OneDialog[ImportLayoutDialog]):
             return
         text, name = dialog.text, dialog.name
         if plan is None or not text.strip():
+            # The result for the former text must not enable OK.
             self._reading.cancel()
             dialog.show_fault("" if plan is not None else tr("No model is open."))
             return
@@ -209,6 +210,7 @@ class ImportPresenter(OneDialog[ImportLayoutDialog]):
             return
         edit = self._document.edit
         if edit is not None:
+            # Many texts say nothing about a draft; the present one then stays.
             files = edit.side_files if read.draft is None else replace(edit.side_files, draft=read.draft)
             self._document.replace(Edit(found.layout, found.context, files), tr("import layout"))
 

@@ -33,7 +33,10 @@ if TYPE_CHECKING:
 
 
 def outcome_text(found: ExpertOutcome) -> str:
-    """Return the effect of moving experts as text: bytes, and predicted speed before and after; empty if none move."""
+    """Return the effect of moving experts as text: moved bytes, whether the layout then fits, and predicted speeds.
+
+    The text is empty if no experts would move.
+    """
     if not found.n_layers:
         return ""
     size = format_bytes(found.moved_bytes)
@@ -99,7 +102,7 @@ class LayoutPresenter(QObject):
     def _take_line(self, text: str) -> None:
         """Replace the layout by that of a pasted line (shares or llama.cpp options), as one step of undo.
 
-        The answer below the line has the result, and options that were ignored.
+        The text below the input line then shows the new layout, and the options that were ignored.
         """
         from engine.planning.exchange.typed_line import take_line
 

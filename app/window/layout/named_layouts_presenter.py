@@ -59,6 +59,7 @@ class NamedLayoutsPresenter(OneDialog[NamedLayoutsDialog]):
         """Return a slot that calls `do` with the layout in a row."""
 
         def call(row: int) -> None:
+            # The layouts are read in the background, so the row may not exist any more.
             if row < len(self._named.documents):
                 do(self._named.documents[row])
 

@@ -31,7 +31,7 @@ from widgets.controls.values import AdapterName, DraftChoice, ProposedDraft, Sid
 
 
 class SettingsPresenter(OneDialog[SettingsDialog]):
-    """Opens the dialog with the settings of the current model, and puts changes into its edit."""
+    """Opens the dialog with the settings for the next load of the current model, and applies changes at once."""
 
     def __init__(
         self,

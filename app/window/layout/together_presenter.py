@@ -17,7 +17,7 @@ from widgets.library.together_dialog import ModelToChoose, TogetherDialog
 
 
 class TogetherPresenter(OneDialog[TogetherDialog]):
-    """Offers open, recent and known models, shows the layouts that are found for the chosen ones, and loads them."""
+    """Offers open and recent models and those of the library, shows the layouts of the chosen ones, and loads them."""
 
     def __init__(
         self, several: SeveralModels, models: OpenModels, library: Library, settings: Settings, window: QWidget

@@ -219,6 +219,7 @@ class LoadReportPresenter(QObject):
             self._set_busy(status.waits)
         elif status.phase is Phase.STOPPING:
             self._set_busy(tr("Cancelling"))
+        # During a load, `_on_progress` sets the text.
         elif status.phase is not Phase.LOADING:
             self._set_busy("")
 

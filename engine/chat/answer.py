@@ -57,7 +57,7 @@ from engine.runtime.session.events import Cancelled, Crashed, Done, Failed, OutO
 class AnswerOptions:
     """Settings of one answer. Later changes of the conversation or the model do not change them.
 
-    `system`: the system prompt; empty: none.
+    `system`: the system prompt; empty if there is none.
     `template`: a chat template instead of the model's; empty: the model's.
     `n_ctx`: context size in tokens; None: unknown.
     `model`, `model_identity`, `layout`: name, digest and layout of the model, stored with the message.
@@ -513,9 +513,9 @@ class AnswerRun:
             self._thought_s = self._clock()
 
     def _timings(self, draft: DraftStatistics | None = None, **counted: float | None) -> Timings:
-        """Return token counts and times of the answer. If it continues an earlier part, the earlier part's are added.
+        """Return token counts and times of the whole answer, including the part that this run continues.
 
-        `counted`: token counts of the model's report. Times are measured by this run.
+        `counted`: token counts from the model's report. The times of this run are measured here.
         """
         thought_s = self._clock() if self.is_thinking else self._thought_s
         timings = Timings(

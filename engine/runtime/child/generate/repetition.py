@@ -1,8 +1,8 @@
 """Detection of an answer that repeats itself without end, as answers of small models do.
 
 Only an exact repetition counts: the same tokens again and again at the end of the answer. Numbered lists, tables with
-values and poems with a refrain differ from line to line, so they are none. Rows of code and ASCII art may be alike for
-long, so they need many more tokens than prose.
+values and poems with a refrain differ from line to line, so they do not count. Code and ASCII art may have many equal
+rows, so more repeated tokens are needed there than in prose.
 """
 
 from __future__ import annotations
@@ -61,8 +61,10 @@ def repeated_periods(tokens: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def is_endless(period: int, n_tokens: int, text: str) -> bool:
-    """Return whether `n_tokens` tokens that repeat with `period` are a repetition that would not end by itself.
+    """Return whether a repetition is long enough to be regarded as endless.
 
+    `period`: length of the repeated text, in tokens.
+    `n_tokens`: number of tokens in all repetitions together.
     `text`: text of one period.
     """
     times, tokens = (PROSE_TIMES, PROSE_TOKENS) if _is_prose(text) else (OTHER_TIMES, OTHER_TOKENS)
@@ -91,6 +93,7 @@ class RepetitionDetector:
         if self._until_check:
             return False
         self._until_check = CHECKED_EVERY
+        # Only at checks, so the list is up to CHECKED_EVERY tokens longer than the window.
         del self._latest[:-WINDOW]
         return any(
             n_tokens >= PROSE_TOKENS and is_endless(period, n_tokens, self._text_of(self._latest[-period:]))

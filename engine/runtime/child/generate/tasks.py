@@ -39,11 +39,11 @@ class Task:
 class SequenceTask(Task, ABC):
     """A request whose tokens are computed in the common batch, and which continues with the logits of the last token.
 
-    `tokens`: all tokens that its slot must have. Those that the slot does not have yet are computed.
+    `tokens`: all tokens of the prompt and the answer so far. The loop computes tokens that its slot lacks.
     `media`: computes the images and sounds among the tokens.
-    `checkpoint_positions`: numbers of tokens after which a checkpoint is worth its memory; empty if none is needed.
+    `checkpoint_positions`: token positions at which a checkpoint is useful; empty if none is needed.
     `slot`: slot of the task; None while it waits for one.
-    `draft`: counts the drafts of the task; None if nothing is drafted for it.
+    `draft`: draft statistics of the task; None if nothing is drafted for it.
     """
 
     def __init__(

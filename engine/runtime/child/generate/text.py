@@ -88,7 +88,7 @@ class PieceDecoder:
 
     A character whose bytes are split over several tokens is returned with the last of these tokens.
 
-    `told`: special tokens that are written by their names. All others give no text.
+    `told`: names of the special tokens that are written by their names. All other special tokens give no text.
     """
 
     def __init__(self, loaded: LoadedContext, told: Collection[str] = ()) -> None:

@@ -1,6 +1,6 @@
-"""Handler of `Embed`: computes texts in batches.
+"""Handler of `Embed`: computes the embeddings of texts in batches.
 
-A batch has at most one text for each sequence of the context, and as many tokens as a micro batch.
+A batch has at most one text for each sequence of the context, and at most as many tokens as a micro batch.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The draft model of a load: its request, and the check that it has the vocabulary of the model.
 
-A draft model proposes tokens by their ids, so that both vocabularies must agree. As in llama.cpp's
-`common_speculative_are_compatible`, their sizes may differ a little, because models of a family are padded differently,
-and the first tokens may differ, because they are special tokens that nobody writes.
+A draft model proposes tokens by their ids, so both vocabularies must agree. As in llama.cpp's
+`common_speculative_are_compatible`, two differences are allowed. The sizes may differ a little, because models of a
+family are padded differently. The first tokens may differ, because they are special tokens that no text contains.
 """
 
 from __future__ import annotations

@@ -23,9 +23,9 @@ NODES_AT_ONCE = 32
 """Graph nodes between two checks of the stop flag: about a layer of a projector."""
 _TEXT_CHUNK = 0
 _SHAPES = ((1, 1), (4, 3), (3, 2), (16, 9), (2, 1), (1, 2))
-"""Ratios of width and height that are tried for the largest image.
+"""Ratios of width to height that are tried for the largest image.
 
-Sizes are rounded to whole patches, so that another shape than a square may have more of them.
+Sizes are rounded to whole patches, so an image that is not square may have more patches than a square one.
 """
 _SOUND_S = 30
 """Seconds of the longest stretch of sound that mtmd encodes at once (Whisper's window)."""

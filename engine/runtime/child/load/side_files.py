@@ -127,7 +127,7 @@ class Projector:
 
 @dataclass(frozen=True, slots=True)
 class LoadedSideFiles:
-    """Adapters and projector of a model. `parts`: their bytes; those from the log are rounded to 0.01 MiB."""
+    """Adapters and projector of a model. `parts`: their memory; sizes from the log are rounded to 0.01 MiB."""
 
     adapters: Adapters
     projector: Projector | None = None
@@ -230,7 +230,7 @@ class SideFileLoader:
         raise self._refusal(file.path, "llama.cpp cannot use it as an adapter of this model")
 
     def _end_refused(self, placed: tuple[Part, ...], failed: FailedAllocation) -> None:
-        """Report that a device has no room for the projector's largest image, and exit the process."""
+        """Report that a device has no room for the projector's largest image. The caller then exits the process."""
         self._free.note(failed)
         self._send_final(
             AllocationFailure(

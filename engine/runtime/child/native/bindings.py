@@ -263,9 +263,7 @@ def _low_level() -> Any:
 
 
 def _libraries(low: Any) -> list[ctypes.CDLL]:
-    """Return the library handles for looking up symbols: on POSIX a single one finds all, on Windows there is one for
-    each DLL.
-    """
+    """Return the library handles in which symbols are looked up: a single one on POSIX, on Windows one for each DLL."""
     if sys.platform != "win32":
         return [low._lib]
     folder = Path(low.__file__).parent / "lib"

@@ -78,9 +78,9 @@ def _read(engine: Bindings, function: object, subject: int, values: int) -> dict
 
 
 def read_map(fill: Callable[[int], object], values: int) -> dict[int, tuple[int, ...]] | None:
-    """Return the map that a C++ function returns, with `values` sizes for each key; None if it is not a map of
-    libstdc++.
+    """Return the `std::map` that a C++ function returns, with `values` sizes for each key.
 
+    Return None if the memory does not look like a map of libstdc++.
     `fill`: calls the function with the address at which it writes the map.
     """
     if not sys.platform.startswith("linux"):

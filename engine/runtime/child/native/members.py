@@ -96,7 +96,7 @@ class MemberBuffers:
         self._watched.append((buffer_type, original, replacement))
 
     def weights_begin(self) -> None:
-        """Drop the allocations counted so far, which are small ones of `Links`. Called before weights are loaded."""
+        """Forget the allocations counted so far (small buffers of `Links`). Called before weights are loaded."""
         self._pending.clear()
 
     def weights_done(self) -> None:
@@ -130,10 +130,10 @@ class MemberBuffers:
         )
 
     def split(self, parts: tuple[Part, ...]) -> tuple[Part, ...]:
-        """Return `parts` with the Meta device's part replaced by those of its members.
+        """Return `parts` with the part of the Meta device replaced by a part for each member.
 
-        Each member gets the whole compute buffer. The parts are unchanged if the counts do not agree with llama.cpp's
-        figures.
+        Each member gets the whole compute buffer. If the counted bytes do not agree with llama.cpp's figures, the parts
+        are returned unchanged.
         """
         meta = [part for part in parts if part.buffer_type.startswith(META_PREFIX)]
         if len(meta) != 1 or not self._agrees(meta[0]):

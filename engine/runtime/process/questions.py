@@ -68,7 +68,7 @@ class Questions:
     `argv`: command; None for the model child.
     `cancel`: cancels the request that runs.
     `name`: role of the process, for process lists and the log.
-    `environment`, `messages`, `own_group`: as of `ChildProcess`.
+    `environment`, `messages`, `own_group`: arguments of `ChildProcess`.
     """
 
     def __init__(
@@ -163,9 +163,9 @@ class Questions:
     ) -> _Answer:
         """Send `request` and return its answer.
 
-        `cancel`: used instead of the token of this child.
+        `cancel`: token for this request; None for the token that was given to this object.
         `cancelled`: called every `CANCEL_POLL_S` seconds; True cancels the request.
-        `timeout_s`: time limit of the answer; it cannot be longer than that of this child. None for that of this child.
+        `timeout_s`: time limit of the answer, at most the limit of this object; None for the limit of this object.
         `about`: description of the request, for the log.
 
         Raises:
@@ -280,7 +280,7 @@ class SpareChild:
         self._closed = False
 
     def prepare(self) -> None:
-        """Start the spare child with the environment of the last `take`. Does nothing if there is one, or if closed."""
+        """Start the spare child with the environment of the last `take`. Does nothing if a spare child runs or if closed."""
         with self._lock:
             if self._closed or (self._child is not None and not self._child.has_ended):
                 return
@@ -317,8 +317,7 @@ class SpareChild:
 
 
 class KeptChild:
-    """A child process that is kept between requests. The first request starts it; a request after its end starts a new
-    one.
+    """A child process that is kept between requests. A request starts a new child if none is running.
 
     The child stays in our process group and is killed with it. `close` may be called in any thread, all other methods
     in one thread.
@@ -338,8 +337,8 @@ class KeptChild:
     def ask(self, request: Job, answer_type: type[_Answer]) -> _Answer:
         """Send `request` and return its answer. A child that fails to answer is killed.
 
-        If a child that an earlier request started fails, except by its time limit, a new child gets the request once
-        more.
+        If the child was already running before this request and fails, a new child gets the request once more. An
+        answer that took too long is not requested again.
 
         Raises:
             WorkerStalledError: the answer took longer than `request.seconds`.

@@ -99,7 +99,7 @@ class OpenTunnel(Request, frozen=True, tag="open_tunnel", kw_only=True):
     `certificate`: pinned certificate of the machine, base64 of DER.
     `identity`: path of our own certificate and key.
     `port`: local port; 0: any free port.
-    `device`: name of the device on that machine; empty: its only device (older versions of the program have just one).
+    `device`: name of the device on that machine; empty for the only device of a machine with an older version.
     """
 
     endpoint: str

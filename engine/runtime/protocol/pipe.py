@@ -2,9 +2,9 @@
 
 The order is the same in all children. `begin_child` takes over standard output and sends the hello. The first request
 is read in the main thread. The child then gives up the rights that this request does not need, and only then starts
-other threads: Landlock and `no_new_privs` bind the calling thread and the threads that it starts later, so that a
-thread started earlier would keep all rights. From then on a thread reads further requests. The end of the input ends
-the process, whatever native code is doing.
+other threads: Landlock and `no_new_privs` bind the calling thread and the threads that it starts later, so a thread
+started earlier would keep all rights. One of the other threads reads further requests. The end of the input ends the
+process, even while native code computes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ MAX_MESSAGE_BYTES = 256 << 20
 """Longest message in JSON, in both directions. 1,000 embeddings of 8,192 numbers take about 170 MB."""
 READ_BYTES = 1 << 16
 ALARM_GRACE_S = 1.0
-"""Seconds by which the kernel's alarm is later than the parent's kill. It ends a child whose parent is gone."""
+"""Seconds from a request's time limit, at which the parent kills the child, to the kernel's alarm.
+
+The alarm ends a child whose parent is gone.
+"""
 _SOURCE_PATH = re.compile(r"^\S*[/\\](?=\S+:\d+:)")
 """Matches the folder of a source file at the start of an assertion's text: a path on the build machine."""
 

@@ -131,7 +131,7 @@ class DraftSource(msgspec.Struct, frozen=True, kw_only=True):
 class Probe(Request, frozen=True, tag="probe", kw_only=True):
     """Load without memory (`no_alloc`) to get llama.cpp's own numbers; answered by `Probed` or `Failure`.
 
-    `access`: as of `Load`.
+    `access`: files that the child may open from now on; None for no limit.
     `memory_bytes`: private memory that the child may add to what it uses now; 0 for no limit.
     """
 
@@ -197,7 +197,7 @@ class ImageFile(msgspec.Struct, frozen=True, tag="image", kw_only=True):
 
 
 class SoundFile(msgspec.Struct, frozen=True, tag="sound", kw_only=True):
-    """A sound of a conversation. `length_ms`: its length. `sha256`, `data`: as of `ImageFile`."""
+    """A sound of a conversation. `length_ms`: its length. `sha256`, `data`: hash and content, as in `ImageFile`."""
 
     sha256: str
     length_ms: int
@@ -270,7 +270,7 @@ class Generate(ModelRequest, frozen=True, tag="generate", kw_only=True):
     `prompt`: raw text, used if `messages` is empty.
     `max_tokens`: longest answer in tokens; None for no limit.
     `stop`: texts that end the answer. The answer ends before the first of them.
-    `sampling`: all sampling settings; None: the single settings here, and else llama.cpp's defaults.
+    `sampling`: all sampling settings. None: settings such as `temperature` are taken from the fields of this request.
     `template`: chat template; empty for the model's own.
     `begun`: first part of the answer. It is added to the end of the prompt, and not sent back.
     `thinking`: pairs of texts that enclose reasoning. If the prompt ends with the first text of a pair, that text is
@@ -319,7 +319,7 @@ class CountTokens(ModelRequest, frozen=True, tag="count_tokens", kw_only=True):
 
     `messages`: a conversation, counted both as a whole prompt and message by message.
     `texts`, `media`: further texts, images and sounds, each counted alone.
-    `template`: as of `Generate`.
+    `template`: chat template; empty for the model's own.
     """
 
     messages: tuple[ChatMessage, ...] = ()
@@ -333,8 +333,8 @@ class CountVocabulary(Job, frozen=True, tag="count_vocabulary", kw_only=True):
     """Count tokens with the vocabulary of a model that is not loaded; answered by `Counted` with `n_ctx` 0.
 
     `path`: the model's first file.
-    `idle_s`: seconds without a request after which the child ends.
-    `access`: as of `Load`.
+    `idle_s`: seconds without a request after which the child ends by itself.
+    `access`: files that the child may open from now on; None for no limit.
     """
 
     path: str
@@ -346,7 +346,7 @@ class CountVocabulary(Job, frozen=True, tag="count_vocabulary", kw_only=True):
 class RenderTemplate(ModelRequest, frozen=True, tag="render_template", kw_only=True):
     """Render a conversation to its prompt, without generating; answered by `Rendered`.
 
-    `template`: as of `Generate`.
+    `template`: chat template; empty for the model's own.
     `tokenise`: whether the answer contains the tokens too.
     """
 
@@ -390,7 +390,7 @@ class Serve(Request, frozen=True, tag="serve", kw_only=True):
     `cap_bytes`: limit of its allocations, by RLIMIT_DATA; None for no limit.
     `kept_weights`: existing folder in which it caches weights that clients send; None for no cache.
     `kept_quota_bytes`: largest size of that cache.
-    `client_port`: local port from which alone connections are accepted, if the system can filter; None for no filter.
+    `client_port`: the only local port whose connections are accepted, if the system can filter; None for no filter.
     `numa_node`: NUMA node to whose processors and memory it is bound; None for no node.
     """
 

@@ -202,8 +202,7 @@ def _stop_timeout_s(state: State) -> float:
 
 
 def _update_timer(transition: Transition) -> None:
-    """Start the stop timer if every request is being stopped, else cancel it. When the timer expires, the child is
-    killed.
+    """Start the stop timer if every request is being stopped, else cancel it. When it expires, the child is killed.
 
     While other requests continue, a request that is slow to stop does no harm, and killing the child would end the
     other requests too. The stall timeout finds a child that hangs.

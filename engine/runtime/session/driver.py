@@ -298,7 +298,7 @@ class Driver:
     def _next_result(self) -> _Result | None:
         """Wait for the next result in the queue and return it.
 
-        None: a timer expired first, and was reported to the machine.
+        Return None if a timer expired first; the machine has then got `TimerExpired`.
         """
         if not self._timers:
             return self._results.get()
@@ -407,9 +407,9 @@ class Driver:
 
 
 def has_changed(model: ModelFile) -> bool:
-    """Return whether the file of `model` has other tensors now than when its header was read. Blocks.
+    """Return whether the tensors in the file of `model` have changed since its header was read. Blocks.
 
-    False if the file cannot be read; the child then reports why.
+    Return False if the file cannot be read; the child then reports why.
     """
     try:
         now = read_model(model.paths[0])

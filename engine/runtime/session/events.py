@@ -35,7 +35,7 @@ ANSWER_STAGE_WORDS: Mapping[AnswerStage, str] = {
     "prompt": tr("while it read the prompt"),
     "answer": tr("during the answer"),
 }
-"""Words for the stages of an answer, such as "while it read the prompt"; they need no "while" before them."""
+"""Words for the stages of an answer in a sentence: "while it read the prompt", "during the answer"."""
 
 
 def stage_words(stage: Stage | AnswerStage) -> str:
@@ -58,7 +58,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
 class Progress(Event, frozen=True, kw_only=True, tag="progress"):
     """Progress of a load.
 
-    `fraction`: done part of the stage, 0 to 1; None if llama.cpp does not report it.
+    `fraction`: completed fraction of the stage, 0 to 1; None if llama.cpp does not report it.
     `device`: id of the device that is being filled; None if unknown.
     """
 
@@ -183,7 +183,7 @@ class Done(Event, frozen=True, kw_only=True, tag="done"):
     `replaced`: why the model's chat template was not used, as a sentence; empty if it was used.
     `replaced_for_log`: the same without quotations from the conversation. JSON output leaves it out.
     `dropped_tokens`: tokens that context shifts removed during the answer.
-    `draft`: counts and gain of its drafts; None if the load has none.
+    `draft`: statistics of speculative decoding; None if the load has no draft.
     """
 
     prompt_tokens: int

@@ -57,8 +57,8 @@ INTERNAL_FAILURE = Failed(kind="internal", message=tr("An internal error ended t
 def begin(transition: Transition, order: LoadOrder) -> None:
     """Begin a load. Nothing else may be running.
 
-    If the same order (edit) was loaded before and ran out of memory in an answer, and other layouts may be tried, that
-    load counts as the first attempt.
+    If the same edit was loaded before and ran out of memory in an answer, that load counts as the first attempt,
+    provided that other layouts may be tried.
     """
     load, exhausted = LoadRun(order, order.plan), transition.state.exhausted
     if exhausted is not None and order.retry.retries and order.plan.edit == exhausted.edit:
@@ -78,8 +78,7 @@ def cancelled_before_it_began() -> Cancelled:
 def cancel(transition: Transition) -> None:
     """Cancel the running load, if there is one.
 
-    If the load waits for work that starts no process, it ends at once; else it ends when the child or the work has
-    ended.
+    A load that waits for work without a process ends at once. Otherwise it ends when the child or the work has ended.
     """
     load = transition.state.load
     if load is None or load.cancelled:
@@ -218,7 +217,7 @@ def _take_forecast(transition: Transition, answer: inputs.Forecasted) -> None:
 
 
 def _choose_after(transition: Transition, tried: Tried) -> None:
-    """Begin the choice of another layout after one that did not fit, if the retry policy allows one more."""
+    """Begin to choose another layout after `tried`, which did not fit, if the retry policy allows another attempt."""
     load = transition.load
     transition.change_load(latest=tried)
     history = (*load.tried, tried)
@@ -276,7 +275,7 @@ def _explain(transition: Transition) -> None:
 
 
 def _base(transition: Transition) -> Plan:
-    """Return the ordered plan with tables of its own (`LoadRun.base`), for planning in a worker thread."""
+    """Return the ordered plan with its own estimate tables (`LoadRun.base`), for planning in a worker thread."""
     assert transition.load.base is not None
     return transition.load.base
 

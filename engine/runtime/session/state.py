@@ -144,19 +144,19 @@ class LoadRun:
 
     `asked`: the order.
     `plan`: the plan that is being tried.
-    `base`: plan of the order with tables of its own, which no other thread uses; None until it is prepared.
+    `base`: plan of the order with its own estimate tables, which no other thread uses; None until it is prepared.
     `step`: what the load waits for.
     `ticket`: number of the work (slow effect) for which the load waits; None if it waits for a child.
     `request`: request for the child; None until the plan is prepared.
     `is_real`: whether the layout is going to be loaded, even if its forecast does not fit.
     `unchecked`: endpoints that are greeted after the old child has ended, because that child uses them.
-    `tenths`: back-off with which the layout was planned, in tenths; see `engine.planning.fit.step_back`.
+    `tenths`: back-off of the layout after a refusal, in tenths of a device's capacity (`engine.planning.fit.step_back`).
     `latest`: the layout that did not fit, while another one is being chosen.
     `tried`: all layouts that did not fit.
     `attempts`: all attempts so far, with the current one; empty if no other layouts may be tried.
     `ending`: result of the load, until the child has ended or the proposals are found.
     `cancelled`: whether the load was cancelled and is ending.
-    `of_answer`: True: nothing is being loaded. A model ran out of memory in an answer, and proposals are searched for.
+    `of_answer`: whether nothing is being loaded, and proposals are searched for after an answer ran out of memory.
     """
 
     asked: LoadOrder

@@ -530,7 +530,7 @@ class AnswerRun:
 
 
 def new_question(text: str, parent: str | None, attachments: Sequence[Attachment] = ()) -> Message:
-    """Return a message of the role "user" that follows the message `parent`; None: a first message."""
+    """Return a message of the role "user". `parent`: id of the message before it; None for a first message."""
     return Message(
         id=new_id(), role="user", content=text, parent=parent, attachments=tuple(attachments), created_ms=now_ms()
     )

@@ -361,9 +361,9 @@ def check_finite(schema: Document, place: str) -> None:
 
 
 def _needs(schema: object, budget: SchemaBudget) -> Iterator[str]:
-    """Yield the references (`$ref`) that every value must follow to match the schema.
+    """Yield the references (`$ref`) that apply to every value that matches the schema.
 
-    References in optional parts are left out, such as those in properties that are not required.
+    References in optional parts are left out, such as references in properties that are not required.
     """
     pending = [schema]
     while pending:

@@ -25,8 +25,8 @@ _STRONGER = 2
 def missing_bytes(tried: Sequence[Tried]) -> dict[str, int]:
     """Return how many bytes the first layout lacked on each device that refused memory, by device id.
 
-    If a device does not report its free memory, or has enough but fragmented, the refused buffer and all later
-    allocations count as missing.
+    If a device does not report its free memory, or if enough memory was free but fragmented, the refused buffer and all
+    later allocations count as missing.
     `tried`: the layouts that did not fit, in their order; at least one.
     """
     first = tried[0]

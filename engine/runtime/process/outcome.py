@@ -82,7 +82,7 @@ class EndReason(StrEnum):
 class ProcessOutcome:
     """How a child ended.
 
-    `exit_code`: None if a signal ended it, if it never ran, or if it cannot be ended.
+    `exit_code`: its exit status; None if a signal ended it, if it never ran, or if it cannot be ended.
     `signal`: number of the signal that ended it; else None.
     `detail`: fault of a BROKEN or NOT_STARTED child; duration of the silence of a STALLED one.
     `abort_text`: text of the failed assertion, which the child sent before it aborted; else empty.

@@ -280,7 +280,7 @@ class SpareChild:
         self._closed = False
 
     def prepare(self) -> None:
-        """Start the spare child with the environment of the last `take`. Does nothing if a spare child runs or if closed."""
+        """Start the spare child with the environment of the last `take`. Does nothing if it runs, or after `close`."""
         with self._lock:
             if self._closed or (self._child is not None and not self._child.has_ended):
                 return

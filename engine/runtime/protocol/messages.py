@@ -160,7 +160,8 @@ class Probed(Message, frozen=True, tag="probed", kw_only=True):
     `parts`: bytes in each buffer type.
     `exact`: False if llama.cpp's function for the breakdown was not found. Then only compute buffers are given, from
     the log, with a resolution of 0.01 MiB.
-    `flash_attention`, `graph_splits`: as llama.cpp logged them; None if it did not.
+    `flash_attention`: whether flash attention is used; None if llama.cpp did not log it.
+    `graph_splits`: number of graph splits, as llama.cpp's text; None if it did not log it.
     """
 
     parts: tuple[Part, ...]
@@ -227,7 +228,7 @@ class AllocationFailure(Message, frozen=True, tag="allocation_failure", kw_only=
     `parts`: bytes that had been allocated before, in each buffer type.
     `text`: llama.cpp's own message.
     `draft`: whether it was the draft model that needed the memory.
-    `request`: None for a load.
+    `request`: id of the request to the loaded model; None for a load.
     """
 
     stage: LoadStage

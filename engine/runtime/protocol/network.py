@@ -17,7 +17,7 @@ class TransferFile(msgspec.Struct, frozen=True, kw_only=True):
 
     `target`: path of the whole file.
     `link`: path at which a link to it is made, as in the Hugging Face cache; None for no link.
-    `size_bytes`, `sha256`, `etag`: as the hub reports them; None if it does not.
+    `size_bytes`, `sha256`, `etag`: size, hash and version tag that the hub reports; None if it does not.
     `commit`: commit of the repository, only to be shown.
     """
 

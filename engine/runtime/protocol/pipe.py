@@ -67,7 +67,7 @@ class Pipe:
         self.send_all((message,))
 
     def send_all(self, messages: Iterable[Message]) -> None:
-        """Write several messages at once. If the parent has closed the pipe, the process ends."""
+        """Write several messages together. If the parent has closed the pipe, the process ends."""
         data = b"".join(map(_line, messages))
         with self._lock:
             self._write(data)

@@ -46,7 +46,7 @@ class DeviceRef(msgspec.Struct, frozen=True, kw_only=True):
     `id`: our device id; "CPU" is the host.
     `backend`: ggml's backend.
     `name`: ggml's device name.
-    `pci_bus_id`: None if the device has none.
+    `pci_bus_id`: PCI id; None if the device has none.
     `endpoint`: `host:port` of the RPC server; None for a local device.
     `endpoint_device`: index of the device on that server.
     """
@@ -62,7 +62,7 @@ class DeviceRef(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ListDevices(Request, frozen=True, tag="list_devices", kw_only=True):
-    """List local devices and those of RPC servers; answered by `DeviceList`.
+    """List local devices and devices of RPC servers; answered by `DeviceList`.
 
     The endpoints must have been greeted: ggml aborts the child if it cannot connect to one.
 
@@ -373,8 +373,8 @@ class SaveSequence(ModelRequest, frozen=True, tag="save_sequence", kw_only=True)
 class RestoreSequence(ModelRequest, frozen=True, tag="restore_sequence", kw_only=True):
     """Read a saved KV state into a slot, as a cached prefix for later prompts; answered by `SequenceRestored`.
 
-    The sender chooses the file: `engine.chat.saved_kv_states.SavedKvStates.find` returns the one of the conversation
-    whose key (model, KV types, SWA setting, streams, adapters) is that of the loaded model. The child then checks the
+    The sender chooses the file with `engine.chat.saved_kv_states.SavedKvStates.find`: a file of the conversation whose
+    key (model, KV types, SWA setting, streams, adapters) equals the key of the loaded model. The child then checks the
     file's header against the loaded context. A `Failure` of kind `model_file` means that no load of this model can
     restore the file; kind `argument` means that a load with other settings may.
     """

@@ -1,4 +1,4 @@
-"""Requests to the loaded model in the state machine: any number at once, each with exactly one ending.
+"""Requests to the loaded model in the state machine: any number may run concurrently, each has exactly one ending.
 
 The child itself orders the requests (slots, waiting requests). This module only lists the running requests, turns the
 child's messages into events, and supervises stops.

@@ -116,7 +116,7 @@ class Explain:
 
     `plan`: the plan that was ordered.
     `tried`: the layouts that failed.
-    `ending`: the failure of the last of them.
+    `ending`: the failure of the last layout.
     `constraints`: limits of the search.
     """
 

@@ -124,7 +124,7 @@ class Loaded(Event, frozen=True, kw_only=True, tag="loaded"):
     `forecast`: forecast memory of the same devices; empty if the forecast did not cover the model.
     `elsewhere`: layers and caches that are on another device than the layout asks for.
     `seconds`: time of each stage of the load, in the order of the stages.
-    `sent`: what was sent to each RPC worker; empty without workers, or if the system does not count it.
+    `sent`: bytes sent to each RPC worker; empty without workers, or if the system does not count bytes.
     """
 
     devices: tuple[DeviceRow, ...]
@@ -247,7 +247,7 @@ class Crashed(Event, frozen=True, kw_only=True, tag="crashed"):
     """The child process ended by itself without an answer.
 
     `signal`: number of the signal that ended it; None if it exited.
-    `exit_code`: None if a signal ended it.
+    `exit_code`: its exit status; None if a signal ended it.
     """
 
     kind: str

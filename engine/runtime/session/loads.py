@@ -2,7 +2,7 @@
 
 1. `_prepare`: the plan becomes a request (`Step.PREPARING`). A plan that breaks a rule ends the load here.
 2. If other layouts may be tried, `_try` probes the layout (FORECASTING). If it does not fit, `_choose_after` looks for
-   the next layout (CHOOSING), which is probed in turn.
+   the next layout (CHOOSING), and `_try` probes that one.
 3. `_greet` asks the RPC workers (GREETING), so that a dead one costs no child.
 4. The child of the model that was loaded before ends (REPLACING), because its memory is needed.
 5. `_start` starts a child (LOADING). `LoadedModel` becomes the event `Loaded`, with measured bytes for each device.
@@ -96,7 +96,7 @@ def cancel(transition: Transition) -> None:
 
 
 def conclude(transition: Transition, ending: LoadEnding) -> None:
-    """Handle the ending of a layout that was loaded for real: end the load, or try another layout.
+    """Handle the ending of a real load (not a probe) of a layout: end the load order, or try another layout.
 
     The child must have ended.
     """

@@ -4,8 +4,8 @@ It does no input or output and reads no clock. `driver.py` carries out the effec
 This module takes commands and sorts reports; `loads.py` has the steps of a load, `answers.py` the requests.
 
 Promises, which `tests/engine/runtime/session` checks with random inputs: each load and each request has exactly one
-ending; nothing starts after close; the loaded model stays until the new layout is loaded for real; no effect names a
-child that has ended.
+ending; nothing starts after close; the loaded model stays until the real load of the new layout begins; no effect names
+a child that has ended.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ class LoadedInfo:
     `n_ctx_seq`: context of one request in tokens.
     `slots`: number of requests that are computed at the same time.
     `chat_template`: whether the model's file has a chat template.
-    `flash_attention`: None if llama.cpp did not report it.
+    `flash_attention`: whether flash attention is used; None if llama.cpp did not report it.
     `layer_devices`: device id of each layer, the output layer last.
     `kv_devices`: index and device id of each layer with a KV cache.
     `context`: context settings that were used.
@@ -150,7 +150,7 @@ class LoadRun:
     `request`: request for the child; None until the plan is prepared.
     `is_real`: whether the layout is going to be loaded, even if its forecast does not fit.
     `unchecked`: endpoints that are greeted after the old child has ended, because that child uses them.
-    `tenths`: back-off of the layout after a refusal, in tenths of a device's capacity (`engine.planning.fit.step_back`).
+    `tenths`: back-off of the layout after a refusal, in tenths of a device's capacity (`planning.fit.step_back`).
     `latest`: the layout that did not fit, while another one is being chosen.
     `tried`: all layouts that did not fit.
     `attempts`: all attempts so far, with the current one; empty if no other layouts may be tried.

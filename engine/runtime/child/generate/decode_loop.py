@@ -314,7 +314,7 @@ class DecodeLoop:
         return missing
 
     def _until_checkpoint(self, task: SequenceTask) -> int:
-        """Return how many tokens of a task may be computed at once: up to the next checkpoint, image or sound."""
+        """Return how many tokens of a task a batch may have: those before the next checkpoint, image or sound."""
         if task.slot is None:
             return task.missing
         return min(task.readable, self._slots.until_checkpoint(task.slot, task.missing, task.checkpoint_positions))

@@ -66,7 +66,7 @@ class KeptCheckpoint(msgspec.Struct, frozen=True, array_like=True, forbid_unknow
 class SequenceHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Header of a saved KV state, which shows whether the loaded context can restore the state.
 
-    `streams`: number of sequences with KV buffers of their own.
+    `streams`: number of streams of the KV cache (`n_stream` in llama.cpp): 1 if it is unified, else `n_seq_max`.
     `flash_attention`: whether flash attention was on. Without flash attention llama.cpp stores V transposed, so the
     states differ.
     `tokens`: number of tokens.

@@ -96,11 +96,9 @@ def without_rope(low: Any, model: int) -> int | None:
 
 
 def check_rotation(low: Any, model: int, name: str) -> None:
-    """Raise `RequestError` if the model's RoPE rotates no elements, because ggml's operation on the CPU would never
-    end.
+    """Raise `RequestError` if the model's RoPE rotates no elements: ggml's operation on the CPU would never end.
 
-    The cause is in `ggml_compute_forward_rope_flt`: it steps back by two at the first rotated element, and forward by
-    two after that element.
+    The cause is the loop of `ggml_compute_forward_rope_flt`, which then steps back and forward by two elements in turn.
     `low`: the module `llama_cpp.llama_cpp`.
     `model`: address of the model.
     `name`: name of the model's file, for the error.

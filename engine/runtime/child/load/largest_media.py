@@ -62,7 +62,7 @@ def reserve_largest(
     log: EngineLog,
     end: Callable[[FailedAllocation], None],
 ) -> None:
-    """Make mtmd reserve memory for the largest input of each kind. If a device refuses it, the process exits.
+    """Make mtmd reserve memory for the largest image and sound. If a device refuses the memory, the process exits.
 
     mtmd does not check whether `ggml_backend_sched_reserve` succeeded, and would write to buffers that do not exist.
     `library`: the binding of mtmd.

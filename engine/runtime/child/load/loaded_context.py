@@ -186,8 +186,8 @@ class LoadedContext:
     def limit_operations(self, stop: StopFlag, *, on_devices: bool) -> None:
         """Limit the time of each operation from now on. `stop`: flag that stops computations of this context.
 
-        `on_devices`: whether devices other than the CPU compute. Single operations of such devices cannot be seen, so
-        the limit is that of a whole graph.
+        `on_devices`: whether devices other than the CPU compute. Their single operations cannot be observed, so the
+        limit then applies to a whole graph.
         """
         # Weights of the largest operation: an equal share of a layer, or the output matrix. Attention multiplies each
         # token with all keys and all values of a layer, hence the factor 2.

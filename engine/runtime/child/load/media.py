@@ -35,7 +35,7 @@ class MediaPart:
     `chunk`: index of its mtmd chunk in the prompt.
     `n_positions`: positions that it takes in the sequence.
     `n_cells`: KV cells that it takes.
-    `at_once`: whether it has non-causal attention, so that it must be computed in one batch.
+    `at_once`: whether it must be computed in one batch, because it has non-causal attention.
     """
 
     file: MediaFile

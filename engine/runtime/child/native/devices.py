@@ -125,8 +125,9 @@ class ResolvedDevices:
         return name
 
     def id_of_buffer_name(self, name: str) -> str:
-        """Return our id of the device that has the buffer type with this name, such as `RPC0[127.0.0.1:50052]`; "CPU"
-        if none has.
+        """Return our id of the device whose buffer type has this name, such as `RPC0[127.0.0.1:50052]`.
+
+        Return "CPU" if no device has a buffer type with this name.
         """
         for device_id, address in self.by_id.items():
             buffer_type = self.engine.device_buffer_type(address)

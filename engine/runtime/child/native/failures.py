@@ -56,7 +56,7 @@ class StepLimit:
     memory, and if the system refuses memory llama.cpp ends the process without naming the file.
 
     `say`: sends the reason before the process ends.
-    `what`: the input that is the cause, in words.
+    `what`: name of the input that makes the call slow, for the message.
     `remedy`: advice to the user, as a sentence.
     `seconds`, `size_bytes`: the limits; None for `STEP_SECONDS` and `STEP_BYTES`.
     """

@@ -97,8 +97,9 @@ class LogFacts:
 
     `layer_devices`: device of each layer.
     `cache_devices`: device of each layer with a KV cache.
-    `buffers`, `failed`: in the order of the log.
-    `flash_attention`, `graph_splits`: None if not logged.
+    `buffers`, `failed`: logged buffers and failed allocations, in the order of the log.
+    `flash_attention`: whether flash attention is used; None if not logged.
+    `graph_splits`: number of graph splits, as llama.cpp's text; None if not logged.
     `input_copies`: number of copies for pipeline parallelism; 1 if there is none.
     `projector_bytes`: weights of the projector.
     `errors`: last lines of level ERROR.

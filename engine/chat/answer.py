@@ -99,7 +99,7 @@ class AskOverflow:
     """Effect (command for the driver) of an `AnswerRun`: ask a person whether to drop the oldest turns, then call
     `answer_overflow`.
 
-    `sentence`: the question; empty: remove an earlier question from the screen.
+    `sentence`: the question; if empty, the driver removes an earlier question from the screen.
     """
 
     sentence: str
@@ -109,7 +109,7 @@ class AskOverflow:
 class Notice:
     """Effect (command for the driver) of an `AnswerRun`: show `sentence` to the person.
 
-    The answer continues meanwhile.
+    The answer continues without waiting for the person.
     """
 
     sentence: str
@@ -160,8 +160,8 @@ class Append:
 class Finish:
     """Last effect (command for the driver) of an `AnswerRun`: store the complete message. The answer has ended.
 
-    `done`: the model's final report; None: the answer failed.
-    `failure`: a sentence on why the answer failed; empty: it did not fail.
+    `done`: the model's final report; None if the answer failed.
+    `failure`: a sentence on why the answer failed; empty if it did not fail.
     """
 
     message: Message
@@ -398,7 +398,7 @@ class AnswerRun:
         return (Append(self.message.id, content, reasoning, calls),) if content or reasoning or calls else ()
 
     def written(self, piece: Append) -> None:
-        """Add a piece to the text of `message`. Call it when the piece is on disk or cannot be stored."""
+        """Add a piece to the text of `message`. Called when the piece is on disk or cannot be stored."""
         if not self.has_ended:
             content, reasoning = self.message.content + piece.content, self.message.reasoning + piece.reasoning
             calls = calls_with(self.message.calls, piece.calls)

@@ -300,8 +300,8 @@ def _between(text: str, begin: str, end: str, place: int) -> tuple[str, int] | N
     """Return the text between the next `begin` and `end` marks from index `place` on, and the index after the `end`
     mark.
 
-    None if there is no such pair. A regular expression would be slow here: for each `begin` mark that has no `end` mark
-    it would search up to the end of the text.
+    Return None if there is no such pair. A regular expression would be slow here: for each `begin` mark without an
+    `end` mark it would search up to the end of the text.
     """
     first = text.find(begin, place)
     last = text.find(end, first + len(begin)) if first >= 0 else -1
@@ -357,7 +357,7 @@ def _mistral(_types: Types) -> CallParser:
 def _gemma(inner: str) -> tuple[str, str]:
     """Return name and arguments (as JSON) of a call in Gemma's form: `call:look{town:<escape>Bonn<escape>,days:2}`.
 
-    Gemma 4 writes another mark than `<escape>` around strings.
+    Gemma 4 uses a different mark than `<escape>` around strings.
     """
     # NUL marks the places of texts below.
     match = _GEMMA_CALL.fullmatch(inner.replace("\0", "\N{REPLACEMENT CHARACTER}"))

@@ -24,7 +24,7 @@ OVERFLOWS: tuple[Overflow, ...] = ("drop", "stop", "ask")
 DEFAULT_RESERVE = 1024
 """Tokens reserved for an answer that has no token limit, if the context has room for them."""
 RESERVE_SHARE = 4
-"""Divisor of the context size: at most one part in four is reserved for the answer."""
+"""Divisor of the context size: at most a quarter of the context is reserved for the answer."""
 ROOM_AFTER = 0.75
 """Share of the available tokens that the prompt may fill after turns were left out, so that the next turns fit."""
 COUNT_FROM = 0.5

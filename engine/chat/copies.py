@@ -29,7 +29,7 @@ INTERVAL_SECONDS = 600.0
 FIRST_LOOK_SECONDS = 60.0
 """Seconds from opening the database to the first check for changes.
 
-The delay keeps copies out of the window's start.
+Without the delay, a copy would slow down the start of the window.
 """
 KEPT_LAST = 3
 KEPT_DAYS = 3
@@ -71,7 +71,7 @@ class DatabaseCopies:
     def make(self) -> None:
         """Make a copy, and remove the copies that need not be kept any more.
 
-        Other processes can write meanwhile: in WAL mode a reader does not block writers.
+        Other processes can write during the copy: in WAL mode a reader does not block writers.
 
         Raises:
             DamageFound: the database is damaged; there is no new copy.

@@ -29,7 +29,7 @@ Row = Mapping[str, Value]
 
 @dataclass(frozen=True, slots=True)
 class AddedRows:
-    """Counts of the messages that a recovery added from the damaged database to the copy, and of those that are lost.
+    """Number of messages that a recovery added from the damaged database to the copy, and number of lost messages.
 
     `n_messages`: number of messages that the copy did not have, or had in an earlier state.
     `n_lost`: number of messages in the damaged file's index that neither file contains; None: the index cannot be read.
@@ -144,7 +144,7 @@ def _can_read(read: Callable[[str], object], document: Value) -> bool:
 def _or_empty(row: Row, column: str, read: Callable[[str], object], empty: str = "") -> Row:
     """Return a row. If `read` cannot parse the JSON in `column`, return it with `empty` in this column instead.
 
-    Without this, the whole row would be lost.
+    Otherwise the whole row would be lost.
     """
     return row if column not in row or _can_read(read, row[column]) else {**row, column: empty}
 

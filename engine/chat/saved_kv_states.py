@@ -70,7 +70,7 @@ def model_identity(model: ModelFile) -> str:
 
 
 def key_of(model: str, settings: ContextSettings, adapters: Sequence[Adapter] = ()) -> KvStateKey:
-    """Return the key of a loaded model's states. `model`: its identity (`model_identity`)."""
+    """Return the key of a loaded model's saved KV states. `model`: its identity (`model_identity`)."""
     # With separate streams the KV cache has another shape, which a state must match.
     streams = 1 if settings.kv_unified else settings.n_seq_max
     words = "|".join(f"{each.path}*{each.scale:g}" for each in adapters)

@@ -115,7 +115,7 @@ def mended_tree(messages: Iterable[Message], leaf: str | None) -> MessageTree:
 def select(tree: MessageTree, message: str) -> MessageTree:
     """Return the tree with a shown path that contains `message`.
 
-    The path stays if it already contains the message; else it leads to the newest leaf below the message.
+    If the present path contains the message, nothing changes. Else the new path leads to the newest leaf below it.
     """
     if any(shown.id == message for shown in tree.path):
         return tree

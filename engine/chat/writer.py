@@ -22,7 +22,7 @@ from engine.base.sqlite_file import FAULTS, passes
 from engine.chat.recovery import damage_met
 
 BATCH_SECONDS = 0.04
-"""Shortest time in seconds between two commits. A single change is written at once; streamed pieces share commits."""
+"""Shortest time in seconds between two commits. Pieces of an answer that come within it share a commit."""
 RETRY_SECONDS = 2.0
 """Shortest time in seconds between two attempts to write while the disk is full.
 

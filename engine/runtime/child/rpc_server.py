@@ -127,7 +127,7 @@ def serve(engine: Bindings, request: Serve) -> Serving:
 
 
 def _bind(request: Serve) -> bool:
-    """Bind this thread to the NUMA node of the request; return whether its memory is bound, not only its processors."""
+    """Bind this thread to the NUMA node of the request; return whether memory is bound as well as processors."""
     if request.numa_node is None:
         return False
     node = next((each for each in read_nodes() if each.number == request.numa_node and each.can_serve), None)

@@ -32,7 +32,7 @@ from engine.runtime.protocol.requests import DeviceRef, FileAccess, Probe
 
 DEFAULT_TIMEOUT_S = 60.0
 ENDPOINTS_TIMEOUT_S = 8.0
-"""Time limit of a probe over RPC, in seconds. With the greeting before (2 s), it succeeds or fails within 10 s."""
+"""Time limit of a probe over RPC, in seconds. With the greeting before it (2 s), a probe takes at most 10 s."""
 
 
 class Probes:
@@ -44,8 +44,7 @@ class Probes:
     `cache`: results of former probes; None for no cache.
     `timeout_s`: time limit of each probe, in seconds.
     `argv`: command of the child; None for the real one.
-    `spare`: provides the child, with its own time limit and command instead of `timeout_s` and `argv`. None: a new
-    child is started.
+    `spare`: provides the child, and replaces `timeout_s` and `argv` by its own. None: a new child is started.
     """
 
     def __init__(
@@ -268,7 +267,7 @@ class ProbeRun:
             return probes.probed(self._plan)
 
     def cancel(self) -> None:
-        """Cancel the probe: `run` raises soon, or at once if it is called later."""
+        """Cancel the probe: a running `run` soon raises an error, and a later call raises it immediately."""
         self._cancel.cancel()
 
 
@@ -322,7 +321,7 @@ class ProbeCache:
         return plan.with_probed(rows)
 
     def keep(self, plan: Plan) -> None:
-        """Add the probed rows of `plan` to the cache. Does nothing if it has none."""
+        """Add the probed rows of `plan` to the cache. Does nothing if `plan` has no probed rows."""
         if plan.key is None or plan.probed is None:
             return
         with self._lock:

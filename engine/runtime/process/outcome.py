@@ -43,7 +43,7 @@ _OF_LOOKUP = re.compile(
 )
 """Pattern of the C++ runtime's message on a failed lookup in a map.
 
-llama.cpp's tokenizers look up tokens that a vocabulary should have, such as those of single bytes.
+llama.cpp's tokenizers look up tokens that a vocabulary should have, such as the tokens of single bytes.
 """
 _OF_VALUES = re.compile(r"eps >= 0")
 """Pattern of assertions about a number from the model file (a norm's epsilon), in the sources of `_OF_LAYOUTS`."""

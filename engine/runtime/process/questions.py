@@ -267,7 +267,7 @@ class SpareChild:
     """Keeps one child started ahead of time, so that the next probe need not wait for the start of its process.
 
     The spare child has loaded llama.cpp's code but touched no device, so that it holds no device memory. Thread-safe.
-    `prepare` blocks for the start of a process. `close` blocks for the end of one, and so may `take`.
+    `prepare` blocks until a process has started. `close`, and sometimes `take`, block until a process has ended.
     """
 
     def __init__(self, *, timeout_s: float, argv: Sequence[str] | None = None, name: str = "probe") -> None:
@@ -396,7 +396,7 @@ def error_with_endpoints(
 ) -> EngineError:
     """Return an error that names the RPC endpoints in use if one of them may be the cause; else return `error`.
 
-    The endpoints had answered a greeting before. A crash or silence afterwards means that one did not answer
+    The endpoints had answered a greeting before. A crash or silence afterwards means that an endpoint did not answer
     llama.cpp's requests, or answered wrongly.
 
     `routes`: local address of the tunnel for each endpoint that is reached through one.

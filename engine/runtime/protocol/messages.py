@@ -521,7 +521,7 @@ class Aborting(Message, frozen=True, tag="aborting", kw_only=True):
     """The process is about to abort; sent by ggml's abort callback, before SIGABRT.
 
     `text`: the failed assertion.
-    `device`: our id of the device on which an allocation failed during a computation; empty if that is not the cause.
+    `device`: our id of the device on which an allocation failed during a computation; empty if no allocation failed.
     `free_bytes`: free memory of that device; None if unknown.
     `requested_bytes`: size of the failed allocation; None if the log does not contain it.
     """

@@ -34,7 +34,7 @@ class Download(Request, frozen=True, tag="download", kw_only=True):
     """Download files one after another; answered by `DownloadProgress`s, then `Downloaded` or `Failure`.
 
     `refs`: path and text of small files to write at the end.
-    `token`: access token of the hub; None for none.
+    `token`: access token of the hub; None for anonymous access.
     `restart`: whether to discard a partial file if the hub's file has changed since.
     `connections`: largest number of connections at the same time.
     `segment_bytes`: size of the segment that one connection fetches.

@@ -49,7 +49,7 @@ _encode = msgspec.json.Encoder().encode
 class Pipe:
     """The child's pipe to the parent: it sends messages. Thread-safe.
 
-    It uses standard output. What native libraries print there goes to standard error instead.
+    It uses standard output. Text that native libraries print to standard output goes to standard error instead.
     """
 
     def __init__(self) -> None:
@@ -101,7 +101,7 @@ class Pipe:
 
 
 def _line(message: Message) -> bytes:
-    """Return a message as a line of JSON. One that is too long becomes a `Failure` of its request."""
+    """Return a message as a line of JSON. A message that is too long becomes a `Failure` of its request."""
     data = _encode(message)
     # The newline below counts too.
     if len(data) >= MAX_MESSAGE_BYTES:
@@ -199,7 +199,7 @@ class Limits:
 
     `rights`: row of the table in `engine.base.confinement`. Its `memory_bytes` limit the address space that the child
     adds to what it uses now.
-    `readable`, `writable`: files and folders of the first request.
+    `readable`, `writable`: files and folders that the first request needs.
     """
 
     rights: Rights
@@ -210,7 +210,7 @@ class Limits:
 def begin_child(engine: str) -> Pipe:
     """Prepare this process as a child and send the hello. Return its pipe to the parent.
 
-    Core files are disabled, because one would hold weights and conversations. Log lines go to the parent's log.
+    Core files are disabled, because they would hold weights and conversations. Log lines go to the parent's log.
 
     `engine`: name and version of the software in this process.
     """

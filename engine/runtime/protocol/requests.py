@@ -251,7 +251,7 @@ NO_INPUT = TemplateInput()
 class ModelRequest(Request, frozen=True, kw_only=True):
     """Base class of requests to a loaded model. If all slots are in use, requests wait in the order of their arrival.
 
-    `id`: number chosen by the sender, which never uses one twice for the same child.
+    `id`: number chosen by the sender; unique among all requests to the same child.
     """
 
     outlasts_stop: ClassVar[bool] = False
@@ -451,7 +451,7 @@ class MeasureThreads(Request, frozen=True, tag="measure_threads", kw_only=True):
 
     `counts`: numbers of threads, in the order in which they are measured.
     `size_bytes`: memory to allocate for the matrix.
-    `measured_s`: seconds for each number and each of the two products.
+    `measured_s`: seconds of measuring for each number of threads and each of the two products.
     """
 
     counts: tuple[int, ...]

@@ -161,7 +161,7 @@ class DriverOptions:
     """Options of a driver.
 
     `stall_timeout_s`: longest silence of the child, in seconds.
-    `stop_timeout_s`: seconds from a stop until a child that has not stopped is dead.
+    `stop_timeout_s`: seconds after a stop request within which a child that does not stop is killed and gone.
     `argv`: command of the child; None for the real one.
     """
 

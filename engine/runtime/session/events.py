@@ -39,7 +39,7 @@ ANSWER_STAGE_WORDS: Mapping[AnswerStage, str] = {
 
 
 def stage_words(stage: Stage | AnswerStage) -> str:
-    """Return words that tell the time of a stage in a sentence, such as "while warming up"."""
+    """Return a stage as a time clause for a sentence, such as "while warming up"."""
     match stage:
         case "prompt" | "answer":
             return ANSWER_STAGE_WORDS[stage]

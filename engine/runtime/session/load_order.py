@@ -33,7 +33,7 @@ class LoadOrder:
     """An order to load a plan.
 
     `retry`: policy for other layouts if this one does not fit.
-    `stall_limit_s`: longest time without progress, in seconds, after which the child is ended; None for the session's.
+    `stall_limit_s`: longest time without progress, in seconds, before the child is ended; None for the default.
     """
 
     plan: Plan

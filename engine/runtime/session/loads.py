@@ -192,7 +192,7 @@ def _take_prepared(transition: Transition, answer: inputs.Prepared) -> None:
 
 
 def _try(transition: Transition, plan: Plan, reason: str, tenths: int = 0) -> None:
-    """Begin an attempt with a layout: forecast its memory by a probe, or else by the arithmetic."""
+    """Begin an attempt with a layout: forecast its memory by a probe, or by arithmetic if no probe is possible."""
     attempt = LoadAttempt(len(transition.load.attempts) + 1, plan.edit.layout, reason)
     transition.change_load(plan=plan, tenths=tenths, is_real=False, attempts=(*transition.load.attempts, attempt))
     transition.report(Attempt(number=attempt.number, layout=layout_words(plan.edit.layout), reason=reason))
@@ -346,7 +346,7 @@ def _start(transition: Transition) -> None:
 
 
 def take_message(transition: Transition, message: AnyMessage) -> None:
-    """Handle a message of the child that loads."""
+    """Handle a message of the loading child."""
     load = transition.load
     if load.cancelled:
         return
@@ -410,7 +410,7 @@ def _become_ready(transition: Transition, message: LoadedModel) -> None:
 
 
 def take_child_end(transition: Transition, outcome: ProcessOutcome, diagnose: Callable[[], None]) -> None:
-    """Handle the end of a child: the one that loads, or the one of the model loaded before.
+    """Handle the end of the child that loads, or of the child of the model loaded before.
 
     `diagnose`: called to find the cause if the child ended without reporting one.
     """

@@ -156,5 +156,7 @@ class ModelSession:
         self._driver.take(inputs.QueryMemory())
 
     def close(self) -> None:
-        """Stop everything for good, and wait a bounded time for the child's end. A second call only waits."""
+        """Stop everything, refuse later calls, and wait a bounded time until the child has ended.
+
+        A second call only waits."""
         self._driver.close()

@@ -26,7 +26,7 @@ from engine.runtime.session.events import STAGE_WORDS, AnyEvent, LoadEnding, Out
 from engine.runtime.session.load_order import LoadAttempt, LoadOrder
 
 STOP_TIMEOUT_S = 2.0
-"""Seconds from a stop until a child that has not stopped is dead."""
+"""Seconds after a stop request within which a child that does not stop is killed and gone."""
 READING_PATIENCE = 15
 """Factor of `STOP_TIMEOUT_S` while devices other than the CPU compute a prompt.
 
@@ -243,7 +243,7 @@ class Exhausted:
 
     `edit`: layout and settings that were loaded.
     `tried`: the layout with the refusal of the device.
-    `ending`: the event that reported it.
+    `ending`: the event that reported the lack of memory.
     """
 
     edit: Edit
@@ -267,7 +267,7 @@ class State:
     `has_failed`: whether the last load failed, or its child was lost.
     `unload_wanted`: whether the child must end when nothing runs any more.
     `closing`: whether the session is closed, and so refuses commands.
-    `without_tensor_api`: whether loads leave out Metal's tensor API, because one failed in it.
+    `without_tensor_api`: whether loads leave out Metal's tensor API, because an earlier load failed in it.
     """
 
     stop_timeout_s: float = STOP_TIMEOUT_S

@@ -2,7 +2,7 @@
 
 Each batch has one token of every running answer, perhaps with drafted ones after it (`Drafting`), and as many tokens of
 prompts as `PromptBudget` allows. Requests beyond the free slots wait in the order of their arrival. If a failed batch
-damaged a sequence, its tokens are computed again.
+damaged a sequence, the tokens of the sequence are computed again.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ LARGEST_REST = 0.25
 """Share by which a batch may exceed the budget if it then ends the prompt, as a small last batch costs more per token.
 """
 SECONDS_WITH_ANSWERS = 0.15
-"""Longest time in seconds of a batch of prompt tokens while answers run, whose next tokens wait for the batch."""
+"""Longest time in seconds of a batch with prompt tokens while answers run, because their next tokens wait for it."""
 
 
 class PromptBudget:
@@ -314,7 +314,7 @@ class DecodeLoop:
         return missing
 
     def _until_checkpoint(self, task: SequenceTask) -> int:
-        """Return how many tokens of a task a batch may have: those before the next checkpoint, image or sound."""
+        """Return how many tokens of a task one batch may have: those before the next checkpoint, image or sound."""
         if task.slot is None:
             return task.missing
         return min(task.readable, self._slots.until_checkpoint(task.slot, task.missing, task.checkpoint_positions))

@@ -2,7 +2,7 @@
 
 As in llama.cpp's `common_sampler_sample`, a token is sampled without the grammar, and then checked. Only if the grammar
 refuses the token, the grammar filters all tokens, which is slow. `llama_sampler_accept` aborts the process on a refused
-token, so each token is checked before.
+token, so each token is checked before it is accepted.
 
 llama.cpp's grammar parser recurses for each bracket and expands each repetition. `grammar_fault` refuses grammars that
 would overflow its stack or memory, and `StepLimit` ends the process if parsing is slow nevertheless.
@@ -22,7 +22,7 @@ from engine.runtime.child.native.failures import StepLimit, failure
 MAX_DEPTH = 3000
 """Deepest nesting of brackets in a grammar. The stack of llama.cpp's parser has room for some 20,000."""
 MAX_ELEMENTS = 200_000
-"""Largest number of characters, classes and names with all repetitions expanded, as the parser expands them."""
+"""Largest number of characters, character classes and rule names, counted after repetitions are expanded."""
 _TOKENS = re.compile(
     r"""(?P<skipped>\#[^\n]*|\s+)
     |(?P<literal>"(?:\\.|[^"\\])*"?|\[(?:\\.|[^\]\\])*\]?)
@@ -35,7 +35,7 @@ _MAX_DIGITS = 6
 
 
 def grammar_fault(grammar: str) -> str:
-    """Return why a grammar must not be passed to llama.cpp's parser; empty if it may. The syntax is not checked."""
+    """Return why a grammar must not be passed to llama.cpp's parser; empty if it is harmless. Syntax is not checked."""
     sums, last = [0], 0
     for token in _TOKENS.finditer(grammar):
         match token.lastgroup, token[0]:

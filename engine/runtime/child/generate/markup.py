@@ -111,8 +111,8 @@ class Shield:
     def is_changed(self, message: ChatMessage, rendered: str) -> bool:
         """Return whether the template has changed the text of a shielded message.
 
-        Always False for messages of the assistant. Templates may remove the reasoning at the beginning of their text,
-        but that cannot join two halves of a name.
+        Messages of the assistant count as unchanged: a template may remove the reasoning at their beginning, but that
+        cannot join two halves of a special token's name.
         """
         return message.role != "assistant" and message.content.strip() not in rendered
 

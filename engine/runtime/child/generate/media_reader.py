@@ -73,7 +73,7 @@ class MediaReader:
         return DECODED
 
     def _chunks_with(self, media: Media, part: MediaPart, stop: StopFlag) -> Any:
-        """Return the prompt's mtmd chunks with the decoded file of `part`; None if a stop was requested meanwhile.
+        """Return the prompt's mtmd chunks with the decoded file of `part`; None if a stop came during decoding.
 
         The parts of one file are computed one after another, so the file is decoded once.
         """

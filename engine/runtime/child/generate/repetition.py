@@ -25,7 +25,7 @@ not count.
 _CODE = frozenset("<>{}[]()|=\\/_#*~^+;`\t")
 """Characters that hardly occur in prose."""
 _TAIL = 24
-"""Number of last tokens that are searched for earlier in the answer; fewer than in any repetition that counts."""
+"""Number of tokens at the end of the answer whose earlier occurrence shows a repetition, which is always longer."""
 _MOST_PERIODS = 64
 """Most earlier occurrences of the last `_TAIL` tokens that are examined. A run of equal tokens yields many of them."""
 _MIN_LETTERS = 4
@@ -76,9 +76,9 @@ def _is_prose(text: str) -> bool:
 
 
 class RepetitionDetector:
-    """Checks the tokens of one answer while they are sampled.
+    """Detects endless repetition in one answer while its tokens are sampled.
 
-    `text_of`: returns the text of some tokens.
+    `text_of`: function that returns the text of a token list.
     """
 
     def __init__(self, text_of: Callable[[Sequence[int]], str]) -> None:

@@ -41,7 +41,7 @@ class DamagedSequenceError(SequenceFileError):
 
 
 class ModelIdentity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Identity of a model: its figures from llama.cpp, and a digest of its metadata. The layout does not change it.
+    """Identity of a model: numbers that llama.cpp reports, and a digest of its metadata. It is the same in any layout.
 
     `metadata`: SHA-256 of all keys and values of the file's metadata.
     """

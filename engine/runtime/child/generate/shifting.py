@@ -27,7 +27,7 @@ KEPT_SHARE = 0.75
 With a larger share, shifts would follow each other quickly.
 """
 _OTHER_TEXTS = ("0", "1")
-"""Two texts with different first characters. One of them replaces a message, to find its start in the prompt."""
+"""Two texts with different first characters. One of them replaces a message to find where it begins in the prompt."""
 
 
 def kept_tokens(

@@ -12,7 +12,7 @@ from engine.runtime.child.load.loaded_context import LoadedContext
 MIN_COPIED_TOKENS = 16
 """Smallest number of tokens that copying a prefix must save, because a copy between streams moves a whole KV cache."""
 MOST_COPIED_BYTES = 64 << 20
-"""Largest recurrent state of a sequence that is copied at every step, so that rejected drafts can be undone."""
+"""Largest recurrent state in bytes that is copied before a batch with drafts, so that rejected drafts can be undone."""
 
 
 @dataclass(eq=False, slots=True)
@@ -76,9 +76,8 @@ class Slots:
         The slot's `tokens` are then the cached prefix of `wanted`, which is not computed again. At least the last token
         of `wanted` is left to compute, because its logits are needed.
 
-        The same choice decides whether a restored KV state is used: `_usable` counts the tokens that its slot has in
-        common with the prompt. A prompt that leaves out old messages, or has another system prompt, shares only its
-        beginning.
+        A slot with a restored KV state is chosen in the same way: `_usable` counts the tokens that it has in common
+        with the prompt. A prompt that leaves out old messages, or has another system prompt, shares only its beginning.
         """
         free = self.free
         if not free:
@@ -136,8 +135,7 @@ class Slots:
             slot.copy_pending = False
 
     def shift(self, slot: Slot, kept: int) -> int:
-        """Remove half of the tokens after the first `kept` from the KV cache, and move the later tokens to their
-        positions.
+        """Remove the older half of the tokens after the first `kept`, and move the newer half to the freed positions.
 
         Return the number of removed tokens; 0 if llama.cpp cannot remove them.
         """

@@ -97,7 +97,9 @@ class SequenceTask(Task, ABC):
 
     @abstractmethod
     def read(self, count: int) -> Answer | None:
-        """Record the progress after a batch; return a message about it, or None. `count`: KV cells of the batch."""
+        """Record the progress after a batch; return a message about it, or None.
+
+        `count`: number of KV cells that the batch filled."""
 
     @abstractmethod
     def take_logits(self, place: int, answers: list[Message]) -> bool:
@@ -110,8 +112,8 @@ class SequenceTask(Task, ABC):
 class StandaloneTask(Task, ABC):
     """A request that does its own work in parts, between two batches.
 
-    `n_slots`: largest number of empty slots that the task can use. It waits until it gets at least one. 0: the task
-    needs no slot and begins at once.
+    `n_slots`: largest number of empty slots that the task can use. The task waits until at least one is free. 0: it
+    needs no slot and does not wait.
     """
 
     n_slots = 0

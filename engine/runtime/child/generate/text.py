@@ -43,7 +43,7 @@ def tokenizer_limit(loaded: LoadedContext, size: int) -> StepLimit:
     """Return the time and memory limit for tokenising a text of `size` bytes with the model's vocabulary.
 
     Measured for each byte of text: 0.2 to 1.1 µs and 40 to 140 bytes of memory with a BPE vocabulary of 49,152 tokens;
-    with SPM up to 2.4 µs for 100 kB without a space, and more for longer ones.
+    with SPM up to 2.4 µs for 100 kB without a space, and more for longer texts without a space.
     """
     return StepLimit(
         loaded.engine.send_abort_text,

@@ -48,7 +48,7 @@ Smaller tensors are never cached (`HASH_THRESHOLD` of ggml-rpc).
 """
 _I8 = 24
 _WEIGHTS = 1
-"""`GGML_BACKEND_BUFFER_USAGE_WEIGHTS`: usage of a buffer for weights. Only for these ggml-rpc sends the hash first."""
+"""`GGML_BACKEND_BUFFER_USAGE_WEIGHTS`. ggml-rpc sends the hash of a tensor first only in buffers with this usage."""
 _ROOM_BYTES = 1 << 16
 _POLL_S = 0.1
 
@@ -98,7 +98,7 @@ class Links:
 
     @property
     def workers(self) -> tuple[_Worker, ...]:
-        """The workers whose connections have byte counters of the system."""
+        """The workers for whose connections the system counts bytes."""
         return tuple(worker for worker in self._workers if worker.address in self._began)
 
     def written(self) -> dict[str, int]:

@@ -191,7 +191,7 @@ class _Kernel:
     def _call(self, name: str, *arguments: Any, types: Sequence[Any] = ()) -> int:
         """Add an operation to the graph by calling a ggml function; return the address of the result.
 
-        `types`: ctypes of the arguments after the tensors, which come first.
+        `arguments`: tensors, followed by other values. `types`: ctypes of these other values.
         """
         n_tensors = len(arguments) - len(types)
         bound = self._engine.bind(name, ctypes.c_void_p, *(ctypes.c_void_p,) * (1 + n_tensors), *types)

@@ -3,7 +3,7 @@ loaded.
 
 For most projectors mtmd's own warm-up uses a smaller image ("avoid OOM on warmup" in clip.cpp), so a large image could
 run out of memory in the middle of a question. Without this warm-up mtmd reserves memory for the first input that it
-encodes (`clip_encode`: `is_allocated`). So the largest input is encoded here, and ended at its first graph node.
+encodes (`clip_encode`: `is_allocated`). So the largest input is encoded here; its graph ends at the first node.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SHAPES = ((1, 1), (4, 3), (3, 2), (16, 9), (2, 1), (1, 2))
 Sizes are rounded to whole patches, so an image that is not square may have more patches than a square one.
 """
 _SOUND_S = 30
-"""Seconds of the longest stretch of sound that mtmd encodes at once (Whisper's window)."""
+"""Length in seconds of the longest sound that mtmd encodes in one pass (Whisper's window)."""
 
 
 class NodeWatch:

@@ -72,7 +72,7 @@ class LoadedContext:
     hidden_rows: int = 0
     """Number of rows of hidden states in the output buffer, which MTP heads read; 0 if the model has no such heads."""
     limit: NodeLimit | None = None
-    """Limit of the time of an operation; None for no limit."""
+    """Time limit of each operation of a computation; None for no limit."""
     _special_tokens: SpecialTokens | None = None
 
     @property

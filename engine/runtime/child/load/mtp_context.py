@@ -22,7 +22,7 @@ def wants_mtp(load: Load) -> bool:
 
 
 def check_engine(engine: Bindings) -> None:
-    """Raise `RequestError` if this version of llama.cpp lacks what MTP heads need."""
+    """Raise `RequestError` if this version of llama.cpp lacks functions that MTP heads need."""
     if not engine.has_nextn:
         raise failure(
             "argument",

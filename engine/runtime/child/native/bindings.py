@@ -127,7 +127,7 @@ class Bindings:
         # ctypes callbacks that native code holds: a callback that Python collects would be a dangling pointer.
         self._kept: list[Any] = []
         self.projector_log_callback: Any = None
-        """Log callback for mtmd, without debug lines: those quote the text of conversations."""
+        """Log callback for mtmd. It drops debug lines, which quote the text of conversations."""
 
     def on_abort(self, say: Callable[[str], None]) -> None:
         """Set the function that gets the text of a failed assertion. The process aborts when this function returns."""

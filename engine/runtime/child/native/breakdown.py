@@ -185,7 +185,7 @@ def logged_parts(
 def _split_context(total_bytes: int, has_attention: bool, logged_recurrent: int | None) -> tuple[int, int]:
     """Return the bytes of KV cache and of recurrent state in a buffer type; their sum is `total_bytes`.
 
-    The log's rounded size is only used if the buffer type has both.
+    The log's rounded sizes are only used if the buffer type has both KV cache and recurrent state.
     """
     if logged_recurrent is None:
         return total_bytes, 0

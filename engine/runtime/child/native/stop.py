@@ -23,7 +23,7 @@ _MOST_NODES = 1 << 30
 
 @cache
 def _counts() -> bool:
-    """Return whether `sem_post` works like that of glibc (`sysdeps/nptl/internaltypes.h`), which `StopFlag` needs."""
+    """Return whether `sem_post` works like glibc's (`sysdeps/nptl/internaltypes.h`), which `StopFlag` needs."""
     if not sys.platform.startswith("linux") or ctypes.sizeof(ctypes.c_void_p) != 8 or sys.byteorder != "little":
         return False
     post = getattr(ctypes.CDLL(None), "sem_post", None)

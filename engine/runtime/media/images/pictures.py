@@ -45,7 +45,7 @@ class ImageFacts:
 
 
 def is_image(data: bytes) -> bool:
-    """Return whether the first bytes of a file are those of a supported image format."""
+    """Return whether a file has a supported image format, by its first bytes."""
     return data.startswith(_MAGIC) or (data[:4] == _RIFF and data[8:12] == _WEBP)
 
 

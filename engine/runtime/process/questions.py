@@ -308,7 +308,7 @@ class SpareChild:
         return Questions(timeout_s=self._timeout_s, argv=self._argv, name=self._name, environment=environment)
 
     def close(self) -> None:
-        """End the spare child, and wait for it a bounded time. Later calls of `prepare` do nothing."""
+        """End the spare child, and wait a bounded time for its end. Later calls of `prepare` do nothing."""
         with self._lock:
             self._closed = True
             child, self._child = self._child, None

@@ -145,7 +145,7 @@ class LoadRun:
     `asked`: the order.
     `plan`: the plan that is being tried.
     `base`: plan of the order with its own estimate tables, which no other thread uses; None until it is prepared.
-    `step`: what the load waits for.
+    `step`: the present step, which names what the load waits for.
     `ticket`: number of the work (slow effect) for which the load waits; None if it waits for a child.
     `request`: request for the child; None until the plan is prepared.
     `is_real`: whether the layout is going to be loaded, even if its forecast does not fit.

@@ -15,9 +15,9 @@ CHECKED_EVERY = 32
 WINDOW = 1536
 """Number of latest tokens that are checked."""
 PROSE_TIMES, PROSE_TOKENS = 6, 144
-"""Smallest number of repetitions, and of tokens in all of them, from which a text of words counts as endless."""
+"""Least number of repetitions, and least number of tokens in all of them together, of an endless text of words."""
 OTHER_TIMES, OTHER_TOKENS = 12, 1024
-"""Smallest number of repetitions, and of tokens in all of them, from which other texts count as endless.
+"""Least number of repetitions, and least number of tokens in all of them together, of other endless texts.
 
 Other texts are numbers, code, table rows and rules of dashes. The limits are so large that an array of 500 zeros does
 not count.

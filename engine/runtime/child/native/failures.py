@@ -140,7 +140,7 @@ class _Watch:
 
 
 _watch = _Watch()
-"""The only watching thread of this process. One is enough, because only the main thread makes limited calls."""
+"""The only watching thread of this process. One is enough, because only the main thread makes calls with a limit."""
 
 
 NODE_SECONDS = 15.0

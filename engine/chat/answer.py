@@ -58,8 +58,8 @@ class AnswerOptions:
     """Settings of one answer. Later changes of the conversation or the model do not change them.
 
     `system`: the system prompt; empty if there is none.
-    `template`: a chat template instead of the model's; empty: the model's.
-    `n_ctx`: context size in tokens; None: unknown.
+    `template`: chat template of the conversation; empty for the model's own.
+    `n_ctx`: context size in tokens; None if unknown.
     `model`, `model_identity`, `layout`: name, digest and layout of the model, stored with the message.
     `tools`: the tools that the model may call, with the chat template in use.
     """

@@ -4,8 +4,8 @@
   which weights are read. It is measured for each type, because on CPUs the unpacking of the type decides.
 - A product with many columns gives the arithmetic speed, which decides the speed of prompts.
 - A graph with many additions of one column gives the cost of a graph node that reads almost nothing.
-- Reading a few bytes back gives the round trip. It also waits for the end of the computation; on RPC devices nothing
-  else does.
+- Reading a few bytes back gives the round trip. It also waits until the computation has ended, which ggml does not do
+  by itself on RPC devices.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from engine.runtime.protocol.requests import DeviceRef, MeasureSpeed, MeasureThr
 
 _F16, _F32 = 1, 0
 _Q4_K = 12
-"""ggml type of the matrix with which numbers of threads are compared (Q4_K).
+"""ggml type (Q4_K) of the matrix in `measure_threads`.
 
 Most models have this type. Its kernel computes more per byte than that of F16.
 """

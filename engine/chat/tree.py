@@ -277,7 +277,7 @@ def tree_with(tree: MessageTree, messages: Mapping[str, Message], leaf: str | No
 
 
 def _without(tree: MessageTree, gone: set[str]) -> MessageTree:
-    """Return the tree without the messages with ids in `gone`. Their children move to the nearest remaining ancestor."""
+    """Return the tree without the messages in `gone` (ids). Their children move to the nearest remaining ancestor."""
     messages: dict[str, Message] = {}
     for message in tree.messages.values():
         if message.id not in gone:

@@ -28,7 +28,7 @@ RESERVE_SHARE = 4
 ROOM_AFTER = 0.75
 """Share of the available tokens that the prompt may fill after turns were left out, so that the next turns fit."""
 COUNT_FROM = 0.5
-"""Characters per token of context, up to which a prompt is assumed to fit, so that its tokens are not counted."""
+"""A prompt with at most this number of characters for each token of `n_ctx` is assumed to fit, and not counted."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,12 +38,12 @@ ENDPOINTS_TIMEOUT_S = 8.0
 class Probes:
     """Runs probes one after another in a child process, which starts with the first probe that is not cached.
 
-    As a context manager it ends the child when the block is left. Use it in one thread only; another thread may call
-    `cancel`, which ends the running probe.
+    As a context manager it ends the child when the block is left. Use it in one thread only.
 
     `cache`: results of former probes; None for no cache.
     `timeout_s`: time limit of each probe, in seconds.
     `argv`: command of the child; None for the real one.
+    `cancel`: token that another thread may cancel to end the running probe; None if probes are not cancelled.
     `spare`: provides the child, and replaces `timeout_s` and `argv` by its own. None: a new child is started.
     """
 

@@ -206,6 +206,7 @@ class ChildProcess:
         deadline_s = time.monotonic() + timeout_s
         if not self._ended.wait(timeout_s):
             return None
+        # `_ended` is set before the supervisor closes the pipes and ends, so it is joined too.
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, deadline_s - time.monotonic()))

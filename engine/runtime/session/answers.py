@@ -169,6 +169,7 @@ def _end(transition: Transition, run: RequestRun, ending: RequestEnding) -> None
     """End a request and report its ending. No other function does that."""
     left = tuple(each for each in transition.state.requests if each.id != run.id)
     transition.change(requests=left)
+    # From now on silence is no stall: an idle child sends nothing.
     if not left:
         transition.watch(False)
     transition.report(ending)

@@ -315,6 +315,7 @@ class Driver:
         return None
 
     def _perform(self, result: _Result) -> None:
+        # The message has left the queue: the child's reader thread may add another one.
         if result.is_message:
             self._room.release()
         if result.snapshot is not None:

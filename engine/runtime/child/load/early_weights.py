@@ -145,6 +145,7 @@ class Links:
             counts, now_s = self._counts(), time.monotonic()
             for address in self._seconds:
                 written, queued = counts.get(address, (0, 0))
+                # A tensor is under way: bytes wait in the socket, or more than its hash was written.
                 if queued or written > before.get(address, 0) + _HASHED_BYTES:
                     self._seconds[address] += now_s - last_s
             before, last_s = {address: written for address, (written, _) in counts.items()}, now_s

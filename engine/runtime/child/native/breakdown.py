@@ -104,6 +104,7 @@ def _plausible(space: _Map) -> bool:
     """Return whether `space` is the header of a red-black tree: the root's parent must be the header itself."""
     if space.count == 0:
         return space.root is None
+    # A larger map of another standard library would have written into `spare`.
     if space.count > MAX_BUFFER_TYPES or not space.root or any(space.spare):
         return False
     header = ctypes.addressof(space) + _Map.color.offset

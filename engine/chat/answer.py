@@ -57,9 +57,9 @@ from engine.runtime.session.events import Cancelled, Crashed, Done, Failed, OutO
 class AnswerOptions:
     """Settings of one answer. Later changes of the conversation or the model do not change them.
 
-    `system`: the system prompt; empty: none.
-    `template`: a chat template instead of the model's; empty: the model's.
-    `n_ctx`: context size in tokens; None: unknown.
+    `system`: the system prompt; empty if there is none.
+    `template`: chat template of the conversation; empty for the model's own.
+    `n_ctx`: context size in tokens; None if unknown.
     `model`, `model_identity`, `layout`: name, digest and layout of the model, stored with the message.
     `tools`: the tools that the model may call, with the chat template in use.
     """
@@ -99,7 +99,7 @@ class AskOverflow:
     """Effect (command for the driver) of an `AnswerRun`: ask a person whether to drop the oldest turns, then call
     `answer_overflow`.
 
-    `sentence`: the question; empty: remove an earlier question from the screen.
+    `sentence`: the question; if empty, the driver removes an earlier question from the screen.
     """
 
     sentence: str
@@ -109,7 +109,7 @@ class AskOverflow:
 class Notice:
     """Effect (command for the driver) of an `AnswerRun`: show `sentence` to the person.
 
-    The answer continues meanwhile.
+    The answer continues without waiting for the person.
     """
 
     sentence: str
@@ -160,8 +160,8 @@ class Append:
 class Finish:
     """Last effect (command for the driver) of an `AnswerRun`: store the complete message. The answer has ended.
 
-    `done`: the model's final report; None: the answer failed.
-    `failure`: a sentence on why the answer failed; empty: it did not fail.
+    `done`: the model's final report; None if the answer failed.
+    `failure`: a sentence on why the answer failed; empty if it did not fail.
     """
 
     message: Message
@@ -398,7 +398,7 @@ class AnswerRun:
         return (Append(self.message.id, content, reasoning, calls),) if content or reasoning or calls else ()
 
     def written(self, piece: Append) -> None:
-        """Add a piece to the text of `message`. Call it when the piece is on disk or cannot be stored."""
+        """Add a piece to the text of `message`. Called when the piece is on disk or cannot be stored."""
         if not self.has_ended:
             content, reasoning = self.message.content + piece.content, self.message.reasoning + piece.reasoning
             calls = calls_with(self.message.calls, piece.calls)
@@ -513,9 +513,9 @@ class AnswerRun:
             self._thought_s = self._clock()
 
     def _timings(self, draft: DraftStatistics | None = None, **counted: float | None) -> Timings:
-        """Return token counts and times of the answer. If it continues an earlier part, the earlier part's are added.
+        """Return token counts and times of the whole answer, including the part that this run continues.
 
-        `counted`: token counts of the model's report. Times are measured by this run.
+        `counted`: token counts from the model's report. The times of this run are measured here.
         """
         thought_s = self._clock() if self.is_thinking else self._thought_s
         timings = Timings(
@@ -530,7 +530,7 @@ class AnswerRun:
 
 
 def new_question(text: str, parent: str | None, attachments: Sequence[Attachment] = ()) -> Message:
-    """Return a message of the role "user" that follows the message `parent`; None: a first message."""
+    """Return a message of the role "user". `parent`: id of the message before it; None for a first message."""
     return Message(
         id=new_id(), role="user", content=text, parent=parent, attachments=tuple(attachments), created_ms=now_ms()
     )

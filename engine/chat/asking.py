@@ -22,7 +22,7 @@ MAX_SENT_BYTES = 96 << 20
 SYSTEM = ""
 """Key of the system prompt in mappings by message id."""
 HEAD_CHARACTERS = 32
-"""Number of characters at the beginning of a message's text that are searched for to find the message in a prompt."""
+"""Length in characters of the beginning of a message, by which the message is found in the text of a prompt."""
 
 
 def chat_messages(system: str, shown: Sequence[Message], tools: ToolUse = NO_TOOLS) -> tuple[ChatMessage, ...]:
@@ -156,8 +156,8 @@ def choices_in_prompt(pieces: Sequence[str], shown: Sequence[Message]) -> Mappin
     """Return the recorded token choices of earlier answers for the tokens of a prompt, by index in `pieces`.
 
     `pieces`: text of each token of the prompt. `shown`: the messages from which the prompt was made. An answer in a
-    prompt may be divided into other tokens than when it was generated, because the prompt is tokenised as a whole. A
-    choice is used only if a token begins at the same character and has the same text.
+    prompt may have other token boundaries than the generated answer, because the prompt is tokenised as a whole. A
+    choice is used only if a token of the prompt begins at the same character and has the same text.
     """
     text = "".join(pieces)
     begins = zip(pieces, accumulate(map(len, pieces), initial=0), strict=False)
@@ -171,6 +171,7 @@ def choices_in_prompt(pieces: Sequence[str], shown: Sequence[Message]) -> Mappin
         begin = text.find(head, after) if head else -1
         if begin < 0:
             continue
+        # Messages are in the prompt's order: the next one cannot match inside this one.
         after = begin + len(head)
         # A template may remove white space around an answer.
         place = begin - (len(words) - len(words.lstrip()))
@@ -185,9 +186,7 @@ def choices_in_prompt(pieces: Sequence[str], shown: Sequence[Message]) -> Mappin
 
 
 def _choices_of_content(message: Message) -> tuple[TokenChoice, ...]:
-    """Return the token choices of an answer's text. Those of its thought are left out, because prompts contain no
-    thought.
-    """
+    """Return the token choices of an answer without those of its thought, because a prompt contains no thoughts."""
     if not message.reasoning:
         return message.choices
     text = "".join(choice.text for choice in message.choices)
@@ -199,6 +198,6 @@ def _choices_of_content(message: Message) -> tuple[TokenChoice, ...]:
 
 
 def _says_something(message: Message) -> bool:
-    # A tool may have nothing to tell; its empty result is one.
+    # The result of a tool may be empty, but its call must have one.
     is_result = message.role == "tool" and bool(message.call_id)
     return bool(message.content.strip() or message.attachments) or is_result or any(map(is_whole, message.calls))

@@ -47,10 +47,9 @@ class CallParser(ABC):
         """All text of the call so far. It becomes content of the answer if it turns out not to be a call."""
 
     def add(self, text: str) -> tuple[str, str | None]:
-        """Parse the next piece of text. Return the arguments that this piece contains, and the text after the end of
-        the call.
+        """Parse the next piece of text; return the call's arguments in this piece, and the text after the call's end.
 
-        The second value is None while the call has not ended.
+        The text after the end is None while the call has not ended.
         """
         self.text += text
         arguments, rest = self.read(text)
@@ -60,9 +59,7 @@ class CallParser(ABC):
 
     @abstractmethod
     def read(self, text: str) -> tuple[str, str | None]:
-        """Parse the next piece of text. Called by `add`, and has its arguments and results; `add` only records the
-        text.
-        """
+        """Parse the next piece of text. Implemented by subclasses; `add` calls it and returns its result."""
 
     def end(self) -> str:
         """Return the arguments that are still held back. Called when the model's text ends before this call does."""
@@ -100,7 +97,7 @@ class JsonCall(CallParser):
         self._token: list[str] = []
         self._is_value = False
         self._held = ""
-        """Arguments that came before the name, held back until the name is known."""
+        """Arguments that the model wrote before the function's name, held back until the name is known."""
 
     def read(self, text: str) -> tuple[str, str | None]:
         given: list[str] = []
@@ -303,8 +300,8 @@ def _between(text: str, begin: str, end: str, place: int) -> tuple[str, int] | N
     """Return the text between the next `begin` and `end` marks from index `place` on, and the index after the `end`
     mark.
 
-    None if there is no such pair. A regular expression would be slow here: for each `begin` mark that has no `end` mark
-    it would search up to the end of the text.
+    Return None if there is no such pair. A regular expression would be slow here: for each `begin` mark without an
+    `end` mark it would search up to the end of the text.
     """
     first = text.find(begin, place)
     last = text.find(end, first + len(begin)) if first >= 0 else -1
@@ -360,7 +357,7 @@ def _mistral(_types: Types) -> CallParser:
 def _gemma(inner: str) -> tuple[str, str]:
     """Return name and arguments (as JSON) of a call in Gemma's form: `call:look{town:<escape>Bonn<escape>,days:2}`.
 
-    Gemma 4 writes another mark than `<escape>` around strings.
+    Gemma 4 uses a different mark than `<escape>` around strings.
     """
     # NUL marks the places of texts below.
     match = _GEMMA_CALL.fullmatch(inner.replace("\0", "\N{REPLACEMENT CHARACTER}"))
@@ -393,10 +390,10 @@ GAP = "\n\n"
 
 
 def begin_marks_of(template: str) -> tuple[str, ...]:
-    """Return the marks before a call that a chat template contains.
+    """Return the marks with which calls begin, of those that a chat template contains.
 
-    If the template knows no tools, this is the mark of Hermes models, which our own description of the tools
-    prescribes.
+    If it contains none, return the Hermes mark `<tool_call>`. Layerdeck's own system prompt asks for this mark if the
+    template cannot describe tools.
     """
     found = tuple(mark for mark in STYLES if mark in template)
     if not found and HARMONY not in template:
@@ -415,7 +412,7 @@ def is_harmony(template: str) -> bool:
 
 
 def types_of(tools: Sequence[Mapping[str, Any]]) -> Types:
-    """Return the JSON types of the parameters in OpenAI tool definitions, by tool and parameter."""
+    """Return the JSON types of the parameters in OpenAI tool definitions, by tool name and parameter name."""
     found: dict[str, dict[str, object]] = {}
     for tool in tools:
         function = tool.get("function") or {}

@@ -24,14 +24,11 @@ OVERFLOWS: tuple[Overflow, ...] = ("drop", "stop", "ask")
 DEFAULT_RESERVE = 1024
 """Tokens reserved for an answer that has no token limit, if the context has room for them."""
 RESERVE_SHARE = 4
-"""Divisor of the context size: at most one part in four is reserved for the answer."""
+"""Divisor of the context size: at most a quarter of the context is reserved for the answer."""
 ROOM_AFTER = 0.75
 """Share of the available tokens that the prompt may fill after turns were left out, so that the next turns fit."""
 COUNT_FROM = 0.5
-"""Share of the context size.
-
-A prompt is assumed to fit, and its tokens are not counted, if it has at most this share of `n_ctx` as characters.
-"""
+"""A prompt with at most this number of characters for each token of `n_ctx` is assumed to fit, and not counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +57,11 @@ class ContextUse:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The decision on which messages the prompt contains. Messages are given by id, in the order of the path.
+    """Decision which messages of a path the prompt contains. Messages are given by id, in the order of the path.
 
     `decision`: `fits` (perhaps after turns were left out), `ask` (ask a person), or `full` (the prompt cannot be sent).
     `shown`, `left_out`: messages in the prompt, and messages left out of it.
-    `newly`: messages that this decision leaves out and earlier decisions did not.
+    `newly`: messages in `left_out` that no earlier decision had left out.
     `over_tokens`: number of tokens beyond the available room; 0 if the prompt fits.
     """
 
@@ -116,7 +113,7 @@ def shift_fault(sampling: SamplingSettings, context: ContextSettings) -> str:
 def shift_sentence(kept_tokens: int) -> str:
     """Return the sentence for people when the context was shifted during an answer.
 
-    `kept_tokens`: tokens before the gap.
+    `kept_tokens`: number of tokens at the start of the context that were not removed.
     """
     return tr(
         "The context was full during this answer. It went on, but the model no longer sees what followed the first "
@@ -151,7 +148,7 @@ def tokens_of(messages: Iterable[str], contents: Iterable[int], prompt: int) -> 
 
     `messages`: message ids.
     `contents`: tokens of each message's text.
-    `prompt`: tokens of the whole prompt; the result has this sum.
+    `prompt`: tokens of the whole prompt, to which the returned counts add up.
     """
     found = dict(zip(messages, contents, strict=True))
     if found:
@@ -248,10 +245,10 @@ def _fit(
 
 
 def cut_of_path(path: Sequence[Message], n_ctx: int | None) -> Cut | None:
-    """Return the cut (turns left out of the prompt) of a path's last answer.
+    """Return the cut (turns left out of the prompt) that a path's last answer has stored.
 
-    None: there is no such cut, or it does not apply to this context. `n_ctx`: size of the context in tokens; None:
-    unknown.
+    Return None if there is no cut, or if the context is longer than the one for which the cut was made.
+    `n_ctx`: size of the context in tokens; None if unknown.
     """
     last = next((message for message in reversed(path) if message.role == "assistant"), None)
     return None if last is None or not _holds(last.cut, n_ctx) else last.cut
@@ -260,7 +257,7 @@ def cut_of_path(path: Sequence[Message], n_ctx: int | None) -> Cut | None:
 def cut_of_answer(tree: MessageTree, answer: str, n_ctx: int | None) -> Cut | None:
     """Return the cut (turns left out of the prompt) for the prompt of an answer.
 
-    This is the answer's own cut, else the cut of its newest version that has one, else the cut of the answer before it.
+    If the answer has no cut, return the cut of its newest version with a cut, or else the cut of the previous answer.
     """
     return next(
         (message.cut for message in _versions(tree, answer) if _holds(message.cut, n_ctx)),

@@ -13,18 +13,18 @@ TITLE_CHARACTERS = 60
 class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     """A conversation without its messages. Times are milliseconds since 1970 (UTC).
 
-    `folder`: name of its folder in the list; empty: none.
-    `leaf`: id of the last shown message; None: there are no messages.
-    `system`: its own system prompt; empty: the prompt of the preset, if any.
-    `preset`: name of its preset; empty: none.
+    `folder`: name of its folder in the list; empty if it is in no folder.
+    `leaf`: id of the last shown message; None if there are no messages.
+    `system`: its own system prompt; empty for the prompt of the preset, if any.
+    `preset`: name of its preset; empty if it has none.
     `settings`: its own sampling settings, by the names of `SamplingSettings`.
-    `template`: a chat template instead of the model's; empty: the model's.
-    `tools`: definitions of the tools that the model may call, as an OpenAI JSON list; empty: none. The text is stored
-    as typed, even with errors.
+    `template`: its own chat template; empty for the model's.
+    `tools`: definitions of the tools that the model may call, as an OpenAI JSON list; empty for no tools. The text is
+    stored as typed, even with errors.
     `draft`: typed text that was not sent.
     `results`: typed tool results that were not sent, by `result_key`.
-    `forked_from`: id of the conversation from which it was branched; None: none.
-    `deleted_ms`: time of its deletion, until it is purged; None: not deleted.
+    `forked_from`: id of the conversation from which it was branched; None if it was not branched.
+    `deleted_ms`: time of its deletion, until it is purged; None if it is not deleted.
     """
 
     id: str

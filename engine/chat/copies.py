@@ -29,7 +29,7 @@ INTERVAL_SECONDS = 600.0
 FIRST_LOOK_SECONDS = 60.0
 """Seconds from opening the database to the first check for changes.
 
-The delay keeps copies out of the window's start.
+Without the delay, a copy would slow down the start of the window.
 """
 KEPT_LAST = 3
 KEPT_DAYS = 3
@@ -71,7 +71,7 @@ class DatabaseCopies:
     def make(self) -> None:
         """Make a copy, and remove the copies that need not be kept any more.
 
-        Other processes can write meanwhile: in WAL mode a reader does not block writers.
+        Other processes can write during the copy: in WAL mode a reader does not block writers.
 
         Raises:
             DamageFound: the database is damaged; there is no new copy.
@@ -107,9 +107,9 @@ class DatabaseCopies:
             raise DamageFound(fault)
 
     def confirm(self) -> None:
-        """Give the newest copy the database's current time, so that `is_current` is true again.
+        """Set the file time of the newest copy to that of the database, so that `is_current` is true again.
 
-        Called after a close that changed the time of the database file, but no row.
+        Called after closing the database has changed the time of its file, but no row.
         """
         for newest in self.paths()[:1]:
             with suppress(OSError):
@@ -145,6 +145,7 @@ class DatabaseCopies:
         return self.database.stat().st_mtime_ns
 
     def _require_room(self) -> None:
+        # A copy that filled the disk would keep the database itself from storing messages.
         needed_bytes = self.database.stat().st_size + RESERVE_BYTES
         if shutil.disk_usage(self.folder).free < needed_bytes:
             raise OSError(28, tr("no room on the disk"))
@@ -226,7 +227,7 @@ _TIME_FORMAT = "%Y%m%d-%H%M%S"
 def kept_of(newest_first: Sequence[Path]) -> set[Path]:
     """Return the copies to keep: the last `KEPT_LAST` copies, and the last copy of each of the last `KEPT_DAYS` days.
 
-    Days without copies do not count.
+    A day without a copy is not one of the `KEPT_DAYS`.
     """
     of_day: dict[str, Path] = {}
     for path in newest_first:

@@ -19,10 +19,9 @@ from engine.chat.schema import calls_of, deltas_of, details_of, results_of, sett
 _TITLE_CHARACTERS = 60
 _TABLES = ("conversation", "message", "piece", "attachment")
 _MAX_GAP = 100_000
-"""Largest number of row ids that are read one by one between the last row of the forward scan and that of the backward
-one.
+"""Largest number of row ids that are tried one by one in the gap between the forward and the backward scan.
 
-It is limited because a damaged page may contain any number as a row id.
+The number is limited because a damaged page may contain any number as a row id.
 """
 Value = int | float | str | bytes | None
 Row = Mapping[str, Value]
@@ -30,7 +29,7 @@ Row = Mapping[str, Value]
 
 @dataclass(frozen=True, slots=True)
 class AddedRows:
-    """Counts of the messages that a recovery added from the damaged database to the copy, and of those that are lost.
+    """Number of messages that a recovery added from the damaged database to the copy, and number of lost messages.
 
     `n_messages`: number of messages that the copy did not have, or had in an earlier state.
     `n_lost`: number of messages in the damaged file's index that neither file contains; None: the index cannot be read.
@@ -76,13 +75,14 @@ def add_readable_rows(damaged: Path, connection: sqlite3.Connection) -> AddedRow
 
 
 def _sound_rows(source: sqlite3.Connection, target: sqlite3.Connection, table: str) -> tuple[Row, ...]:
-    """Return the readable rows of a table that have all columns of the first version and no unknown column.
+    """Return the readable rows of a table that have all columns of schema version 1 and no unknown column.
 
-    Rows with zero bytes in a text are left out, because they come from a page of zeros.
-    `target`: the undamaged database, from which the columns are read.
+    Rows with NUL characters in a text are left out, because they come from a page of zeros.
+    `target`: the undamaged database, whose column names are the known ones.
     """
     columns = target.execute(f"PRAGMA table_info ({table})").fetchall()
     known = {name for _, name, *_ in columns} | {"rowid"}
+    # Columns of later versions have a default, so rows of an old database lack them.
     of_first_version = {name for _, name, _, _, default, _ in columns if default is None}
     return tuple(
         row
@@ -95,8 +95,8 @@ def _sound_rows(source: sqlite3.Connection, target: sqlite3.Connection, table: s
 def _readable_rows(source: sqlite3.Connection, table: str) -> Iterator[Row]:
     """Yield the rows of a table by row id, except those on unreadable pages.
 
-    A damaged page ends the scan from the first row. Then a second scan runs backwards from the last row. The rows
-    between the ends of the two scans are read one by one.
+    A damaged page ends the forward scan. Then a backward scan begins at the last row. The row ids between the ends of
+    both scans are tried one by one.
     """
     rows: dict[int, Row] = {}
     if not _scan(source, table, "ASC", rows):
@@ -144,7 +144,7 @@ def _can_read(read: Callable[[str], object], document: Value) -> bool:
 def _or_empty(row: Row, column: str, read: Callable[[str], object], empty: str = "") -> Row:
     """Return a row. If `read` cannot parse the JSON in `column`, return it with `empty` in this column instead.
 
-    Without this, the whole row would be lost.
+    Otherwise the whole row would be lost.
     """
     return row if column not in row or _can_read(read, row[column]) else {**row, column: empty}
 
@@ -153,9 +153,9 @@ def _or_empty(row: Row, column: str, read: Callable[[str], object], empty: str =
 
 
 def _put(connection: sqlite3.Connection, table: str, row: Row, *, replaces: bool = False) -> int:
-    """Insert a row under a new row number; return the number of changed rows.
+    """Insert a row with a new rowid; return the number of changed rows.
 
-    `replaces`: whether to update an existing row with the same id; if false, that row stays.
+    `replaces`: whether to update an existing row with the same id; if false, the existing row is unchanged.
     """
     names = [name for name in row if name not in ("rowid", "number")]
     updates = ", ".join(f"{name} = excluded.{name}" for name in names if name != "id")
@@ -191,9 +191,7 @@ def _add_message(connection: sqlite3.Connection, row: Row) -> int:
 
 
 def _add_pieces(connection: sqlite3.Connection, pieces: tuple[Row, ...]) -> None:
-    """Replace the copy's pieces (text of an unfinished message), unless the damaged file has fewer pieces of this
-    message.
-    """
+    """Replace the pieces (stored text) of each unfinished message, unless the damaged file has fewer of them."""
     by_message: dict[Value, list[Row]] = {}
     for piece in pieces:
         by_message.setdefault(piece["message"], []).append(piece)

@@ -123,6 +123,7 @@ def _start_of(pid: int) -> str:
 @cache
 def _boot() -> str:
     """Return the first digits of the kernel's boot id, which changes at each boot; empty if it cannot be read."""
+    # Ticks since boot repeat after each boot; the boot id tells equal ticks of two boots apart.
     with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")[:8]
     return ""
@@ -145,7 +146,7 @@ def _open(path: Path) -> sqlite3.Connection:
 def _mend(connection: sqlite3.Connection) -> None:
     """Mark the unfinished messages of ended processes as interrupted, and join the pieces of their text."""
     alive: Callable[[str], bool] = cache(is_alive)
-    # Pieces of a message that has no writer are of a process that was taken for ended before it was.
+    # A message without a writer has pieces if its process was taken for ended, and then wrote more.
     open_messages = connection.execute(
         "SELECT id, writer FROM message WHERE writer IS NOT NULL UNION ALL SELECT id, writer FROM message"
         " WHERE writer IS NULL AND state = 'interrupted' AND id IN (SELECT DISTINCT message FROM piece)"
@@ -183,8 +184,9 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def _newer(path: Path) -> str:
-    """Return the reason for refusing a database with a newer schema version; else, or if it cannot be read, an empty
-    text.
+    """Return why this program cannot use the database if its schema version is newer; else an empty text.
+
+    The text is also empty if the version cannot be read because the file is damaged.
     """
     try:
         with _looking(path) as connection:
@@ -220,9 +222,7 @@ def _damage(path: Path) -> str:
 
 @contextmanager
 def _looking(path: Path) -> Iterator[sqlite3.Connection]:
-    """Provide a connection for checks of a database. If the file is missing or empty, the database is an empty one in
-    memory.
-    """
+    """Provide a connection for checks of a database. A missing or empty file is replaced by a database in memory."""
     place = path if path.exists() and path.stat().st_size else ":memory:"
     with closing(sqlite3.connect(place, timeout=BUSY_SECONDS, isolation_level=None)) as connection:
         yield connection

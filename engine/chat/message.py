@@ -41,7 +41,7 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     `cached_tokens`: prompt tokens that were in the KV cache.
     `thinking_tokens`: generated tokens of the thought.
     `first_token_seconds`: time from the request to the first token.
-    `draft`: counts and gain of the drafts of the last part of the answer; None if there were none.
+    `draft`: statistics of speculative decoding in the last part of the answer; None if nothing was drafted.
     """
 
     prompt_tokens: int = 0
@@ -104,9 +104,10 @@ class Attachment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cut(msgspec.Struct, frozen=True):
-    """The turns that a full context left out of a prompt: all before the message `first`, except pinned ones.
+    """The turns that were left out of a prompt because the context was full.
 
-    `n_ctx`: size of that context in tokens.
+    `first`: id of the first message after them. All turns before it are left out, except pinned ones.
+    `n_ctx`: size of the context in tokens.
     """
 
     first: str
@@ -118,7 +119,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
 
     `parent`: id of the message before it; None: a first message.
     `pinned`: whether its turn stays in the prompt when old turns are dropped.
-    `call_id`: id of the call whose result it is; empty unless the role is "tool".
+    `call_id`: id of the tool call that a message of the role "tool" answers; else empty.
 
     The other fields are used by answers:
     `reasoning`: the thought before `content`.
@@ -128,7 +129,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     `stop_reason`: why generation ended, as in the engine's `Done` event.
     `note`: a sentence on an error or on dropped turns.
     `choices`: alternatives of its first tokens (thought included) if they were requested; at most `MAX_CHOICES`.
-    `cut`: the turns that its prompt left out; None: none.
+    `cut`: the turns that were left out of the answer's prompt; None if there were none.
     `calls`: tool calls that the model wrote after `content`.
     """
 

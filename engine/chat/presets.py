@@ -93,9 +93,7 @@ def chat_sampling(model: ModelFile | None, preset: Preset | None, settings: Mapp
 
 
 def chat_template(model: ModelFile | None, own: str = "") -> str:
-    """Return the chat template in use: the conversation's own template (`own`), else the model's; empty without
-    either.
-    """
+    """Return the chat template in use: the conversation's own (`own`) or the model's; empty if both are missing."""
     found = own or ("" if model is None else model.metadata.get(TEMPLATE_KEY))
     return found if isinstance(found, str) else ""
 

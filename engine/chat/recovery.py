@@ -32,10 +32,9 @@ def damage_record(path: Path) -> Path:
 
 
 def damage_met(path: Path, error: Exception) -> ChatError | None:
-    """Record damage for the next start, and return the error to show, if an exception means that the database is
-    damaged.
+    """Return the error to show if an exception means that the database is damaged; else None.
 
-    None: the exception does not mean damage.
+    The damage is also recorded for the next start.
     """
     if isinstance(error, UnicodeEncodeError) or not is_damage(error):
         return None  # UnicodeEncodeError is about new text and not about the file.

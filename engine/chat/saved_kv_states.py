@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 DEFAULT_QUOTA_BYTES = 10 * GIB
 SUFFIX = ".state"
 MIN_TOKENS = 128
-"""Number of tokens below which no state is saved: processing them again is faster than using a file."""
+"""Smallest number of tokens for which a state is saved: computing fewer again is faster than reading a file."""
 UNFINISHED_S = 3600.0
 """Age in seconds from which an unfinished file is removed: it belongs to a child that was killed."""
 
@@ -38,7 +38,7 @@ class KvStateKey:
     """The properties of model and KV cache that must be equal for a saved state to be restored.
 
     `model`: identity of the model (`model_identity`).
-    `streams`: number of separate sequences in the KV cache.
+    `streams`: number of streams of the KV cache (`n_stream` in llama.cpp): 1 if it is unified, else `n_seq_max`.
     `adapters`: paths and scales of the loaded LoRA adapters as text; empty: none.
     """
 
@@ -70,7 +70,7 @@ def model_identity(model: ModelFile) -> str:
 
 
 def key_of(model: str, settings: ContextSettings, adapters: Sequence[Adapter] = ()) -> KvStateKey:
-    """Return the key of a loaded model's states. `model`: its identity (`model_identity`)."""
+    """Return the key of a loaded model's saved KV states. `model`: its identity (`model_identity`)."""
     # With separate streams the KV cache has another shape, which a state must match.
     streams = 1 if settings.kv_unified else settings.n_seq_max
     words = "|".join(f"{each.path}*{each.scale:g}" for each in adapters)

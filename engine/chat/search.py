@@ -13,7 +13,7 @@ from engine.chat.schema import text as readable
 DEFAULT_HITS = 100
 TRIGRAM = 3
 MAX_WANTED_CHARACTERS = 1000
-"""Largest number of characters of a search text; the rest is ignored, because SQLite limits the length of LIKE
+"""Largest number of characters of a search text; further ones are ignored, because SQLite limits the length of LIKE
 patterns.
 """
 BEFORE_CHARACTERS, AFTER_CHARACTERS = 40, 120

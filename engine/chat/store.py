@@ -263,7 +263,7 @@ class ChatStore:
         return self._writer.do(lambda connection: _execute(connection, statement, [conversation]))
 
     def purge(self, deleted_before_ms: int) -> Future[None]:
-        """Remove conversations deleted before a time (ms since 1970) for good, and files that no message uses."""
+        """Erase conversations that were deleted before a time (ms since 1970), and files that no message uses."""
 
         def job(connection: sqlite3.Connection) -> None:
             connection.execute("DELETE FROM conversation WHERE deleted_ms < ?", (deleted_before_ms,))

@@ -31,7 +31,7 @@ FAMILIES: tuple[Marks, ...] = (
     Marks("<|channel|>analysis<|message|>", "<|end|>"),
     Marks("<|channel>thought", "<channel|>"),
 )
-"""Thinking tags of Qwen and DeepSeek; of fine-tunes (three pairs); of Seed, Mistral, Command, gpt-oss and Gemma."""
+"""Thinking tags, in this order: Qwen and DeepSeek, three of fine-tunes, Seed, Mistral, Command, gpt-oss, Gemma."""
 SKIPPED = ("<|start|>assistant", "<|channel|>final<|message|>", "<|START_RESPONSE|>")
 """Tags before an answer that are part of neither the answer nor the thought."""
 CONTROL_MARKS = frozenset(
@@ -43,7 +43,7 @@ CONTROL_MARKS = frozenset(
 """Tags that are control tokens in some vocabularies. They are in the text only if the request names them."""
 
 _COMMON = ("<|end|>",)
-"""End tags that other model families (Phi) also write after each message. Without the begin tag there is no thought."""
+"""End tags that models without thoughts (Phi) use too. They count only if the template also has the begin tag."""
 
 
 class Delta(NamedTuple):

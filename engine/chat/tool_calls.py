@@ -40,7 +40,7 @@ class CallDelta:
 
 
 class Found(NamedTuple):
-    """The text and the pieces of calls that a piece of the model's text adds to an answer."""
+    """Result of reading a piece of the model's text: content of the answer, and pieces of tool calls."""
 
     content: str = ""
     calls: tuple[CallDelta, ...] = ()
@@ -61,7 +61,7 @@ def calls_with(calls: Sequence[ToolCall], deltas: Iterable[CallDelta]) -> tuple[
 
 
 class CallReader:
-    """Separates the tool calls from the content of one streamed answer. The text that it reads contains no thought."""
+    """Separates the tool calls from the content of one streamed answer, whose thought was removed before."""
 
     def __init__(self, template: str, types: Types | None = None, *, forced: bool = False) -> None:
         """Create a reader for a model's chat template.
@@ -156,7 +156,7 @@ class CallReader:
             self._call, self._held = STYLES[mark](self._types), held[end:]
             self._call.text = held[len(content) : end]
             return self._after_calls(content)
-        # White space before a call belongs to neither.
+        # White space before a call belongs to neither content nor call, so it is held back until more text comes.
         clear = len(held) - max(overlap(held, each) for each in (*self._marks, *NOISE))
         clear = len(held[:clear].rstrip()) if self._types else clear
         content, self._held = held[:clear], held[clear:]
@@ -172,16 +172,14 @@ class CallReader:
         return f"{GAP if self._has_content else ''}{content}"
 
     def _continues_list(self, held: str) -> bool:
-        """Return whether `held` begins another call of the same list.
+        """Return whether `held`, the text after a call, begins another call of the same list.
 
-        Mistral and Llama write several calls without a mark before each.
+        Mistral and Llama models write a mark only before the first call of a list.
         """
         return held.startswith("{") and (self._is_bare or MISTRAL in self._marks or PYTHON_TAG in self._marks)
 
     def _read_harmony(self) -> str:
-        """Read a message of gpt-oss's format from the held text: begin a call, or return the message's text without
-        marks.
-        """
+        """Read gpt-oss's format (harmony) from the held text: begin a call, or return message text without marks."""
         held = self._held.lstrip() if not self._has_content or self._is_between else self._held
         if held.startswith("<|end|>"):
             self._held = held[len("<|end|>") :]
@@ -211,6 +209,7 @@ class CallReader:
             self._bare = False
         else:
             self._is_between = True
+            # Clients parse the arguments as JSON, so a call without parameters gets an empty object.
             if not self._arguments_given:
                 calls.append(CallDelta(self._index - 1, "{}"))
         self._call, self._named = None, False

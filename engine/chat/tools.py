@@ -32,7 +32,7 @@ MAX_CHARACTERS = 1 << 18
 """Largest number of characters of a conversation's tool definitions."""
 _MAX_DIGITS = 9
 NO_RESULT = "(no result)"
-"""Result of a call that a person left without one; it is stored, and the model reads it."""
+"""Text that is stored, and sent to the model, as the result of a call for which the user typed no result."""
 
 Document = dict[str, Any]
 NO_TEXTS: Mapping[str, str] = MappingProxyType({})
@@ -85,8 +85,8 @@ class ToolUse:
     def messages(self, messages: Sequence[ChatMessage]) -> tuple[ChatMessage, ...]:
         """Return messages in a form that the chat template can write.
 
-        If the template cannot write tools, the system prompt describes them. It becomes a new first message if there is
-        none.
+        If the template cannot write tools, the system prompt describes them. If there is no system prompt, one is added
+        as the first message.
         """
         has_calls = any(each.calls or each.call_id for each in messages)
         if not self.knows_tools and (self.tools or has_calls):
@@ -145,7 +145,7 @@ def _short(call_id: str) -> str:
 
 
 def is_whole(call: ToolCall) -> bool:
-    """Return whether the arguments of a call are a complete JSON object; if not, the answer was cut off within it."""
+    """Return whether the arguments of a call are a complete JSON object; if not, the answer ended inside the call."""
     try:
         return isinstance(json.loads(call.arguments), dict)
     except (ValueError, RecursionError):
@@ -317,7 +317,7 @@ class SchemaBudget:
 
 
 def check_finite(schema: Document, place: str) -> None:
-    """Refuse a schema that always requires itself, because no finite value matches it.
+    """Raise an error for a schema that always requires itself, because no finite value matches it.
 
     Example: a list with at least one item, where each item is again such a list. A schema that may contain itself but
     need not, such as a tree, is accepted.
@@ -361,9 +361,9 @@ def check_finite(schema: Document, place: str) -> None:
 
 
 def _needs(schema: object, budget: SchemaBudget) -> Iterator[str]:
-    """Yield the references (`$ref`) that every value must follow to match the schema.
+    """Yield the references (`$ref`) that apply to every value that matches the schema.
 
-    References in optional parts are left out, such as those in properties that are not required.
+    References in optional parts are left out, such as references in properties that are not required.
     """
     pending = [schema]
     while pending:

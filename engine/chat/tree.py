@@ -115,7 +115,7 @@ def mended_tree(messages: Iterable[Message], leaf: str | None) -> MessageTree:
 def select(tree: MessageTree, message: str) -> MessageTree:
     """Return the tree with a shown path that contains `message`.
 
-    The path stays if it already contains the message; else it leads to the newest leaf below the message.
+    If the present path contains the message, nothing changes. Else the new path leads to the newest leaf below it.
     """
     if any(shown.id == message for shown in tree.path):
         return tree
@@ -139,9 +139,9 @@ def add(tree: MessageTree, message: Message) -> MessageTree:
 
 
 def edited(tree: MessageTree, message: str, content: str, *, created_ms: int) -> MessageTree:
-    """Return the tree with a new version of a message, which has other content and is shown.
+    """Return the tree with a new version of a message, which has the text `content` and is shown.
 
-    Messages that follow the old version stay below it.
+    Messages below the old version stay there.
     """
     old = tree.messages[message]
     new = Message(
@@ -158,7 +158,7 @@ def edited(tree: MessageTree, message: str, content: str, *, created_ms: int) ->
 
 
 def edited_result(tree: MessageTree, message: str, content: str, *, created_ms: int) -> MessageTree:
-    """Return the tree with a new version of a tool result, which has other content and is shown.
+    """Return the tree with a new version of a tool result, which has the text `content` and is shown.
 
     Results of parallel calls that follow `message` on the shown path are copied below the new version. So each call
     keeps its result.
@@ -199,18 +199,15 @@ def branched(tree: MessageTree, message: str) -> MessageTree:
 
 
 def renamed_cut(cut: Cut | None, ids: Mapping[str, str]) -> Cut | None:
-    """Return the cut (turns left out of the prompt) of a copied message, with the new id of the message at which it
-    ends.
+    """Return the cut (turns left out of the prompt) of a copied message, with the new id of `Cut.first`.
 
-    `ids`: new ids by old ids. Returns None if the message at which the cut ends was not copied.
+    `ids`: new ids by old ids. Returns None if the message `Cut.first` was not copied.
     """
     return None if cut is None or cut.first not in ids else Cut(ids[cut.first], cut.n_ctx)
 
 
 def turn_of(tree: MessageTree, message: str) -> str:
-    """Return the id of the question of a message's turn. Without a question before the message, return the message's
-    id.
-    """
+    """Return the id of the question that a message's turn begins with; the message's own id if there is no question."""
     for earlier in reversed(tree.path_to(message)):
         if earlier.role == "user":
             return earlier.id
@@ -280,7 +277,7 @@ def tree_with(tree: MessageTree, messages: Mapping[str, Message], leaf: str | No
 
 
 def _without(tree: MessageTree, gone: set[str]) -> MessageTree:
-    """Return the tree without the messages `gone`. Their children move to the nearest remaining ancestor."""
+    """Return the tree without the messages in `gone` (ids). Their children move to the nearest remaining ancestor."""
     messages: dict[str, Message] = {}
     for message in tree.messages.values():
         if message.id not in gone:
@@ -293,7 +290,7 @@ def _without(tree: MessageTree, gone: set[str]) -> MessageTree:
 def _cut_after(tree: MessageTree, message: Message, gone: set[str]) -> Cut | None:
     """Return the cut (turns left out of the prompt) of a message after the messages `gone` were removed.
 
-    If the message at which the cut ends was removed, the cut ends at the next remaining message of the path.
+    If the message `Cut.first` was removed, the next remaining message of the path takes its place.
     """
     cut = message.cut
     if cut is None or cut.first not in gone:
@@ -312,8 +309,8 @@ def _nearest(tree: MessageTree, message: str | None, gone: set[str]) -> str | No
 def _leaf_after(tree: MessageTree, left: MessageTree, gone: set[str]) -> str | None:
     """Return the id of the shown leaf after the messages `gone` were removed from `tree`.
 
-    The result is the old leaf if it remains. Else it is the newest leaf below the nearest version of the first removed
-    message of the shown path. If there is no other version, it is the newest leaf below the nearest remaining ancestor.
+    If the old leaf was removed, the nearest version of the first removed message of the shown path takes its place, or
+    else the nearest remaining ancestor. The result is the newest leaf below that message.
     `left`: the tree of the remaining messages.
     """
     if tree.leaf is None or tree.leaf not in gone:

@@ -22,7 +22,7 @@ from engine.base.sqlite_file import FAULTS, passes
 from engine.chat.recovery import damage_met
 
 BATCH_SECONDS = 0.04
-"""Shortest time in seconds between two commits. A single change is written at once; streamed pieces share commits."""
+"""Shortest time in seconds between two commits. Pieces of an answer that come within it share a commit."""
 RETRY_SECONDS = 2.0
 """Shortest time in seconds between two attempts to write while the disk is full.
 
@@ -59,7 +59,8 @@ class Writer:
     def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
         self._path = path
         self._connection = connection
-        # `with_all` runs waiting jobs in a transaction, which must not write to a full disk.
+        # `with_all` runs waiting jobs in a transaction, which must not write to a full disk. Without spilling, SQLite
+        # writes changed pages at the commit only.
         connection.execute("PRAGMA cache_spill = OFF")
         self._queue: queue.SimpleQueue[_QueuedJob | None] = queue.SimpleQueue()
         self._closed = False
@@ -71,8 +72,7 @@ class Writer:
         self._thread.start()
 
     def do(self, job: Job, *, comes_again: bool = False) -> Future[None]:
-        """Queue a job for the next transaction. If a job of this transaction fails, each of its jobs is run again
-        alone.
+        """Queue a job for the next transaction. If the transaction fails, each of its jobs gets one of its own.
 
         `comes_again`: whether a later job writes the same data again.
         """

@@ -47,8 +47,8 @@ def load_request(plan: Plan, *, sequences: Path | None = None, is_known: bool = 
     `is_known`: whether the same load succeeded before (`Load.is_known`).
 
     Raises:
-        ModelFileError: a path is not UTF-8 text, which JSON and llama.cpp need. RuleViolationError, LayoutError: as of
-        `Plan.parameters`.
+        ModelFileError: a path is not UTF-8 text, which JSON and llama.cpp need.
+        RuleViolationError, LayoutError: the layout cannot be loaded (`Plan.parameters`).
     """
     side_files = plan.edit.side_files
     # Landlock lets the child open only these files, all parts of a split model included.
@@ -74,16 +74,16 @@ def load_request(plan: Plan, *, sequences: Path | None = None, is_known: bool = 
 EARLY_BYTES = 10 << 20
 """Size above which a worker caches a tensor: `HASH_THRESHOLD` of ggml-rpc."""
 EARLY_LEAST_BYTES = 400 << 20
-"""Smallest number of bytes of weights that are sent early.
+"""Smallest total size of large weights for which weights are sent early, in bytes.
 
-Finding out that a worker does not cache costs 20 MiB on its link.
+The test whether a worker caches weights sends up to 20 MiB over its link.
 """
 
 
 def early_weights(plan: Plan) -> tuple[EarlyWeights, ...]:
-    """Return the large weights of each RPC device, to be sent before the load; empty unless several workers get some.
+    """Return the large weights of each RPC device, to be sent before the load; empty for fewer than two workers.
 
-    In a split mode that cuts tensors other bytes are sent, so nothing can be sent early.
+    Also empty in row and tensor split, where llama.cpp sends slices, so whole tensors in a worker's cache are no use.
     """
     layout, model = plan.edit.layout, plan.model
     if layout.split_mode != "layer":
@@ -142,7 +142,7 @@ def _draft_source(plan: Plan) -> DraftSource | None:
 
 
 def _learned_positions(model: ModelFile) -> int | None:
-    """Return the number of learned position embeddings of the model; None if it has none, as models with RoPE.
+    """Return the number of learned position embeddings of the model; None if it has none, such as a model with RoPE.
 
     ggml aborts at a position beyond them (`ggml_get_rows`), and llama.cpp does not check this.
     """
@@ -168,8 +168,7 @@ def probe_request(plan: Plan) -> Probe:
 def draft_probe_request(plan: Plan) -> Probe | None:
     """Return the request of a dry run of the draft model alone; None if the plan has no draft model.
 
-    The dry run needs the same files, devices and memory as `probe_request`, so the same child can carry it out. Raises
-    as
+    It needs the same files, devices and memory as `probe_request`, so the same child can carry it out. Raises as
     `load_request` does.
     """
     of_draft = plan.draft_plan
@@ -251,7 +250,7 @@ def environment_for(rig: Rig, used: Collection[str]) -> dict[str, str]:
         found[HIP_VARIABLE] = ",".join(hip) or NO_DEVICE
     if vulkan is not None:
         found[VULKAN_VARIABLE] = ",".join(vulkan)
-    # HIP reads CUDA's variable where its own is missing, and would find none of its cards among these UUIDs.
+    # HIP reads CUDA's variable if its own is missing, and would find none of its cards among these UUIDs.
     has_hip = any(device.backend == "HIP" and not device.is_rpc for device in rig.devices)
     cards = None if has_hip and HIP_VARIABLE not in found else _visible_cards(rig, used)
     if cards is not None:
@@ -262,8 +261,8 @@ def environment_for(rig: Rig, used: Collection[str]) -> dict[str, str]:
 def _visible_numbers(rig: Rig, used_ids: Collection[str], backend: str, name: str) -> tuple[str, ...] | None:
     """Return the entries for the used devices in a variable such as `HIP_VISIBLE_DEVICES`; None if it must not be set.
 
-    A hidden device changes ggml's numbers of the others. So the variable is only set if every device has a PCI id, by
-    which the child finds it.
+    If a device is hidden, ggml numbers the visible devices anew. So the variable is only set if every device has a PCI
+    id, by which the child finds it.
 
     `backend`: ggml's backend.
     `name`: ggml's name of a device without its number, such as "ROCm". The number counts the devices that are visible

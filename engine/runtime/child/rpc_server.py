@@ -75,9 +75,10 @@ SLACK_BYTES = 8 << 20
 Measured: 3.4 MiB with a model of 252 MiB.
 """
 RECEIVE_SHARE = 64
-"""Divisor of the cap for the server's receive buffer, which holds a tensor while the server copies it to the device.
+"""Divisor of the memory cap: this part of it is added for the server's receive buffer.
 
-The largest tensors of a model may need more. Then a plan that uses the whole cap fails.
+The buffer holds a tensor while the server copies it to the device. The largest tensors of a model may need more. Then
+a plan that uses the whole cap fails.
 """
 DEFAULT_STACK_BYTES = 2 << 20
 SERVER_STACK_BYTES = 1 << 20
@@ -126,7 +127,7 @@ def serve(engine: Bindings, request: Serve) -> Serving:
 
 
 def _bind(request: Serve) -> bool:
-    """Bind this thread to the NUMA node of the request; return whether its memory is bound, not only its processors."""
+    """Bind this thread to the NUMA node of the request; return whether memory is bound as well as processors."""
     if request.numa_node is None:
         return False
     node = next((each for each in read_nodes() if each.number == request.numa_node and each.can_serve), None)
@@ -208,7 +209,7 @@ def _wait_until_listening(host: str, port: int, ended: threading.Event) -> None:
 def is_listening(host: str, port: int) -> bool:
     """Return whether this process listens at an address.
 
-    The system's table shows it. A test connection would take the only place in the server's backlog.
+    The answer comes from /proc/net/tcp, because a test connection would take the only place in the server's backlog.
     """
     if sys.platform.startswith("linux") and TABLE.exists():
         # The socket must be ours: another process may have taken the port since it was found free.
@@ -239,7 +240,7 @@ def _guard(port: int, client_port: int) -> bool:
 
 
 def _slack_bytes(cap_bytes: int, n_threads: int) -> int:
-    """Return the bytes that the server needs besides tensors. Each compute thread after the first one adds a stack."""
+    """Return the bytes that the server needs in addition to tensors, such as a stack for each further thread."""
     if not sys.platform.startswith("linux"):
         return 0
     import resource

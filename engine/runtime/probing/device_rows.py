@@ -33,9 +33,9 @@ def rows_from_parts(
     """Return a row for every device of `rig`, the host last, from the bytes in each buffer type.
 
     Parts of devices that are not in the rig are left out. The overhead of a device is 0, because llama.cpp does not
-    report it. For a tensor split llama.cpp reports a single Meta device; then the members of the split get weights and
-    state from `estimate` with the grade `estimated`, and each member gets the whole reported compute buffer.
-    `grade`: grade of all other rows.
+    report it. For a tensor split llama.cpp reports a single Meta device. Then the rows of the split's members have
+    weights and state from `estimate`, the whole reported compute buffer, and the grade `estimated`.
+    `grade`: grade of the rows of devices that are not such members.
     `estimate`: estimated memory of the members of a tensor split; None if llama.cpp reported each member.
     """
     sums: dict[str, list[int]] = {device_id: [0] * len(_SUMS) for device_id in rig.ids}

@@ -32,20 +32,19 @@ from engine.runtime.protocol.requests import DeviceRef, FileAccess, Probe
 
 DEFAULT_TIMEOUT_S = 60.0
 ENDPOINTS_TIMEOUT_S = 8.0
-"""Time limit of a probe over RPC, in seconds. With the greeting before (2 s), it succeeds or fails within 10 s."""
+"""Time limit of a probe over RPC, in seconds. With the greeting before it (2 s), a probe takes at most 10 s."""
 
 
 class Probes:
     """Runs probes one after another in a child process, which starts with the first probe that is not cached.
 
-    As a context manager it ends the child when the block is left. Use it in one thread only; another thread may call
-    `cancel`, which ends the running probe.
+    As a context manager it ends the child when the block is left. Use it in one thread only.
 
     `cache`: results of former probes; None for no cache.
     `timeout_s`: time limit of each probe, in seconds.
     `argv`: command of the child; None for the real one.
-    `spare`: provides the child, with its own time limit and command instead of `timeout_s` and `argv`. None: a new
-    child is started.
+    `cancel`: token that another thread may cancel to end the running probe; None if probes are not cancelled.
+    `spare`: provides the child, and replaces `timeout_s` and `argv` by its own. None: a new child is started.
     """
 
     def __init__(
@@ -124,7 +123,7 @@ class Probes:
                 raise error(f"{device}: {greeting.sentence}", device=device, endpoint=endpoint)
 
     def _started(self, environment: Mapping[str, str], request: Probe) -> Questions:
-        """Return the child for a probe: the one of the last probe if it has the same environment, files and devices."""
+        """Return the child for a probe: that of the last probe if it has the same environment, files and devices."""
         # A child gave up all files, ports of RPC servers and memory but those of its first probe, and ggml reads its
         # variables only once.
         rights = request.access, request.devices, request.memory_bytes
@@ -170,8 +169,8 @@ def _with_draft(device: Device, row: DeviceRow, of_draft: DeviceRow) -> DeviceRo
 def _completed(plan: Plan, rows: tuple[DeviceRow, ...]) -> tuple[DeviceRow, ...]:
     """Return the rows of a dry load (`no_alloc`), completed with computed values that a dry load cannot give.
 
-    These are: the overhead of devices; mapped weights, because a dry load maps nothing and counts all weights as
-    memory; the rounding of pinned host buffers; and compute buffers if they differ from those of a load
+    The computed values are: the overhead of devices; mapped weights, because a dry load maps nothing and counts all
+    weights as memory; the rounding of pinned host buffers; and compute buffers if a load has other ones
     (`_plans_otherwise`).
     """
     resolved = plan.resolved
@@ -196,8 +195,8 @@ def _completed(plan: Plan, rows: tuple[DeviceRow, ...]) -> tuple[DeviceRow, ...]
 def _plans_otherwise(plan: Plan) -> bool:
     """Return whether the compute buffers of a dry load differ from those of a load, which happens on CUDA devices.
 
-    A dry load ignores which attention stays on the CPU, and to which devices norms are pinned. In these cases our
-    computed sizes agree with the load to the byte (`tests/zoo`).
+    A dry load ignores two assignments of a load: attention that stays on the CPU, and norms that are pinned to a
+    device. In these cases the computed sizes agree with a load to the byte (`tests/zoo`).
     """
     placement = place(plan.edit.layout, plan.rig, plan.settings)
     entries = [entry for entry in placement.entries if entry != CPU_ID]
@@ -225,7 +224,7 @@ _BESIDE = (
     "late_bytes",
     "draft_bytes",
 )
-"""Fields of a row that side files (adapters, projector) change."""
+"""Fields of a row to which side files (adapters, projector, draft model) add memory."""
 
 
 def _with_side_files(device: Device, whole: DeviceRow, alone: DeviceRow, row: DeviceRow) -> DeviceRow:
@@ -268,7 +267,7 @@ class ProbeRun:
             return probes.probed(self._plan)
 
     def cancel(self) -> None:
-        """Cancel the probe: `run` raises soon, or at once if it is called later."""
+        """Cancel the probe: a running `run` soon raises an error, and a later call raises it immediately."""
         self._cancel.cancel()
 
 
@@ -300,8 +299,8 @@ class ProbeCache:
     def is_known_on_host(self, plan: Plan) -> bool:
         """Return whether `plan` was loaded before, uses the host alone, and fits into its present free memory.
 
-        If so, a large batch in the warm-up cannot reveal a lack of memory. The same does not hold for a card, which may
-        have lost memory that no driver reports.
+        If so, a large batch in the warm-up cannot reveal a lack of memory. On a card it can, because a card may have
+        lost memory that no driver reports.
         """
         if plan.edit.side_files or plan.parameters.devices or not self._loaded:
             return False
@@ -311,7 +310,7 @@ class ProbeCache:
         return known and plan.report.fits
 
     def over(self, plan: Plan) -> Plan:
-        """Return `plan` with its rows from the cache; unchanged if there are none. A changed file has another key."""
+        """Return `plan` with its cached rows; unchanged if it has none. After a change of the file the key differs."""
         if not self._rows or plan.key is None:
             return plan
         with self._lock:
@@ -322,7 +321,7 @@ class ProbeCache:
         return plan.with_probed(rows)
 
     def keep(self, plan: Plan) -> None:
-        """Add the probed rows of `plan` to the cache. Does nothing if it has none."""
+        """Add the probed rows of `plan` to the cache. Does nothing if `plan` has no probed rows."""
         if plan.key is None or plan.probed is None:
             return
         with self._lock:

@@ -19,14 +19,14 @@ from engine.planning.plan.report import DeviceRow, FitReport
 from engine.runtime.probing.probe import Probes
 
 _STRONGER = 2
-"""Largest number of times that a change is made larger after a probe has shown that it is too small."""
+"""How often a proposed change is made larger, at most, if its probe shows that it frees too little memory."""
 
 
 def missing_bytes(tried: Sequence[Tried]) -> dict[str, int]:
     """Return how many bytes the first layout lacked on each device that refused memory, by device id.
 
-    If a device does not report its free memory, or has enough but fragmented, the refused buffer and all later
-    allocations count as missing.
+    If a device does not report its free memory, or if enough memory was free but fragmented, the refused buffer and all
+    later allocations count as missing.
     `tried`: the layouts that did not fit, in their order; at least one.
     """
     first = tried[0]
@@ -79,8 +79,7 @@ class ProposalCheck:
         self._search_until_s = self._until_s - limit_s / 2
 
     def run(self) -> tuple[Proposal, ...]:
-        """Return the proposals. A proposal that frees too little by its probe is replaced by a larger change, or left
-        out.
+        """Return the proposals. If a probe shows that one frees too little, it is made larger or left out.
 
         Blocks for at most `limit_s` seconds and one probe.
         """
@@ -91,7 +90,8 @@ class ProposalCheck:
     def _checked(self, proposal: Proposal) -> Proposal | None:
         """Return `proposal`, or a larger change of its kind, with probed rows; None if no such change fits.
 
-        It is returned unchanged if it cannot be probed: another model holds an RPC worker, or no time is left.
+        `proposal` is returned unchanged if it cannot be probed, because another model holds an RPC worker or no time is
+        left.
         """
         unseen: dict[str, int] = {}
         wanted: Proposal | None = proposal
@@ -135,7 +135,7 @@ class ProposalCheck:
         return FitReport(rows).fits and relieved
 
     def _stronger(self, proposal: Proposal, unseen: Mapping[str, int]) -> Proposal | None:
-        """Return a larger change of the same kind; None if there is none.
+        """Return a proposal of the same kind that frees more memory; None if there is none.
 
         `unseen`: bytes on each device by which the probe exceeded the estimate.
         """

@@ -40,7 +40,7 @@ _MAX_STDERR_LINE_BYTES = 4096
 # driver in the kernel may still take seconds to disappear.
 _ASK_S = 1.0
 _OVERSLEPT_S = 3.0
-"""Seconds by which a wait must exceed its timeout to show that this process was stopped or the machine suspended."""
+"""If a wait ends this many seconds after its timeout, this process was stopped, or the machine was suspended."""
 _TERMINATE_S = 0.5
 _KILL_WAIT_S = 5.0
 _EXIT_AFTER_EOF_S = 2.0
@@ -69,8 +69,8 @@ class ChildProcess:
     `environment`: variables to add to our own.
     `about`: work of the child, for the log.
     `messages`: union of the message types that it may send.
-    `own_group`: True: it leads a process group of its own. False: it stays in our process group and is killed with it,
-    which is for children of children.
+    `own_group`: whether it leads a process group of its own. False for the child of a child, which is killed together
+    with its parent's group.
     `before_send`: replaces a request just before it is written, in the writer thread.
     """
 
@@ -167,7 +167,7 @@ class ChildProcess:
         self._requests.put(request)
 
     def watch(self, active: bool) -> None:
-        """Turn the stall timeout on or off. The timeout counts from this call, and is on after the start of the child.
+        """Turn the stall timeout on or off; after `start` it is on. The timeout counts from this call.
 
         `active`: False while the child has no work.
         """
@@ -206,6 +206,7 @@ class ChildProcess:
         deadline_s = time.monotonic() + timeout_s
         if not self._ended.wait(timeout_s):
             return None
+        # `_ended` is set before the supervisor closes the pipes and ends, so it is joined too.
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, deadline_s - time.monotonic()))
@@ -358,6 +359,7 @@ class ChildProcess:
                     self._condition.wait()
                     continue
                 begun_s = time.monotonic()
+                # Each message renews `_last_sign_s`, so a slow child lives as long as it reports.
                 left_s = self._last_sign_s + self._stall_timeout_s - begun_s
                 if left_s <= 0:
                     return EndReason.STALLED, f"{self._stall_timeout_s:g} s"
@@ -380,6 +382,7 @@ class ChildProcess:
                 self._condition.wait(left_s)
             terminate_s = self._terminate_s if reason is EndReason.STOPPED else _TERMINATE_S
             left = self._stdout_closed
+        # A child that closed its output is about to exit by itself: no signal unless it takes too long.
         assert self._process is not None
         if left and wait_for_exit(self._process, terminate_s) is not None:
             return

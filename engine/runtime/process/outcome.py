@@ -43,10 +43,10 @@ _OF_LOOKUP = re.compile(
 )
 """Pattern of the C++ runtime's message on a failed lookup in a map.
 
-llama.cpp's tokenizers look up tokens that a vocabulary should have, such as those of single bytes.
+llama.cpp's tokenizers look up tokens that a vocabulary should have, such as the tokens of single bytes.
 """
 _OF_VALUES = re.compile(r"eps >= 0")
-"""Pattern of assertions about a number from the model file in the sources of `_OF_LAYOUTS`. `eps` is that of a norm."""
+"""Pattern of assertions about a number from the model file (a norm's epsilon), in the sources of `_OF_LAYOUTS`."""
 _OF_LAYOUTS = re.compile(
     r"ggml-(?:alloc|backend|cuda|rpc|vulkan|metal|sycl|hip|cpu|threading|opencl|cann)|llama-(?:context|kv|memory|batch|io)"
     r"|common\.cuh|\.cu$|\.metal$|^ops\.cpp$|^repack\.cpp$"
@@ -82,7 +82,7 @@ class EndReason(StrEnum):
 class ProcessOutcome:
     """How a child ended.
 
-    `exit_code`: None if a signal ended it, if it never ran, or if it cannot be ended.
+    `exit_code`: its exit status; None if a signal ended it, if it never ran, or if it cannot be ended.
     `signal`: number of the signal that ended it; else None.
     `detail`: fault of a BROKEN or NOT_STARTED child; duration of the silence of a STALLED one.
     `abort_text`: text of the failed assertion, which the child sent before it aborted; else empty.
@@ -158,14 +158,12 @@ class ProcessOutcome:
 
     @property
     def may_be_of_model(self) -> bool:
-        """Whether the model file may be the cause: the child crashed in llama.cpp, or an assertion about the file
-        failed.
-        """
+        """Whether the model file may be the cause: llama.cpp crashed, or an assertion about the file failed."""
         return self.is_fault_of_engine or (self.reason is EndReason.ITSELF and self._is_about_model)
 
     @property
     def _is_about_model(self) -> bool:
-        """Whether an assertion or abort that concerns the model file ended the child."""
+        """Whether a failed assertion or an abort ended the child, and its cause is the model file."""
         if _OF_READING.search(self.abort_text) or any(map(_OF_LOOKUP.search, self.stderr_tail)):
             return True
         source = _ABORT_SOURCE.search(self.abort_text)

@@ -68,7 +68,7 @@ class Questions:
     `argv`: command; None for the model child.
     `cancel`: cancels the request that runs.
     `name`: role of the process, for process lists and the log.
-    `environment`, `messages`, `own_group`: as of `ChildProcess`.
+    `environment`, `messages`, `own_group`: arguments of `ChildProcess`.
     """
 
     def __init__(
@@ -163,9 +163,9 @@ class Questions:
     ) -> _Answer:
         """Send `request` and return its answer.
 
-        `cancel`: used instead of the token of this child.
+        `cancel`: token for this request; None for the token that was given to this object.
         `cancelled`: called every `CANCEL_POLL_S` seconds; True cancels the request.
-        `timeout_s`: time limit of the answer; it cannot be longer than that of this child. None for that of this child.
+        `timeout_s`: time limit of the answer, at most the limit of this object; None for the limit of this object.
         `about`: description of the request, for the log.
 
         Raises:
@@ -267,7 +267,7 @@ class SpareChild:
     """Keeps one child started ahead of time, so that the next probe need not wait for the start of its process.
 
     The spare child has loaded llama.cpp's code but touched no device, so that it holds no device memory. Thread-safe.
-    `prepare` blocks for the start of a process. `close` blocks for the end of one, and so may `take`.
+    `prepare` blocks until a process has started. `close`, and sometimes `take`, block until a process has ended.
     """
 
     def __init__(self, *, timeout_s: float, argv: Sequence[str] | None = None, name: str = "probe") -> None:
@@ -280,7 +280,7 @@ class SpareChild:
         self._closed = False
 
     def prepare(self) -> None:
-        """Start the spare child with the environment of the last `take`. Does nothing if there is one, or if closed."""
+        """Start the spare child with the environment of the last `take`. Does nothing if it runs, or after `close`."""
         with self._lock:
             if self._closed or (self._child is not None and not self._child.has_ended):
                 return
@@ -308,7 +308,7 @@ class SpareChild:
         return Questions(timeout_s=self._timeout_s, argv=self._argv, name=self._name, environment=environment)
 
     def close(self) -> None:
-        """End the spare child, and wait for it a bounded time. Later calls of `prepare` do nothing."""
+        """End the spare child, and wait a bounded time for its end. Later calls of `prepare` do nothing."""
         with self._lock:
             self._closed = True
             child, self._child = self._child, None
@@ -317,8 +317,7 @@ class SpareChild:
 
 
 class KeptChild:
-    """A child process that is kept between requests. The first request starts it; a request after its end starts a new
-    one.
+    """A child process that is kept between requests. A request starts a new child if none is running.
 
     The child stays in our process group and is killed with it. `close` may be called in any thread, all other methods
     in one thread.
@@ -338,8 +337,8 @@ class KeptChild:
     def ask(self, request: Job, answer_type: type[_Answer]) -> _Answer:
         """Send `request` and return its answer. A child that fails to answer is killed.
 
-        If a child that an earlier request started fails, except by its time limit, a new child gets the request once
-        more.
+        If the child was already running before this request and fails, a new child gets the request once more. An
+        answer that took too long is not requested again.
 
         Raises:
             WorkerStalledError: the answer took longer than `request.seconds`.
@@ -397,7 +396,7 @@ def error_with_endpoints(
 ) -> EngineError:
     """Return an error that names the RPC endpoints in use if one of them may be the cause; else return `error`.
 
-    The endpoints had answered a greeting before. A crash or silence afterwards means that one did not answer
+    The endpoints had answered a greeting before. A crash or silence afterwards means that an endpoint did not answer
     llama.cpp's requests, or answered wrongly.
 
     `routes`: local address of the tunnel for each endpoint that is reached through one.

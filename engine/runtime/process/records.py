@@ -1,8 +1,8 @@
 """Log records about children: a line of JSON at each start, to diagnose a problem from the log of another machine.
 
 A line `start {...}` has the fields `child, pid, layerdeck, engine, python, system, release, request, devices,
-environment`. A device has the fields `id`, `backend` and `index`. `index` counts the devices of that backend, or those
-of its RPC server. A record has neither network addresses nor text of a conversation, and its length is limited.
+environment`. A device has the fields `id`, `backend` and `index`: its number among the devices of the backend or of its
+RPC server. A record has neither network addresses nor text of a conversation, and its length is limited.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LOGGED = (
     "CUDA_", "GGML_", "GPU_", "HIP_", "HSA_", "LAYERDECK_", "LLAMA_", "MALLOC_", "MESA_", "NVIDIA_", "OMP_",
     "OPENBLAS_", "ROCR_", "SYCL_", "VK_", "ZE_",
 )  # fmt: skip
-"""Prefixes of the environment variables in a record: those that engines, drivers and our children read."""
+"""Prefixes of the environment variables that a record contains: engines, drivers and our children read them."""
 
 _log = logging.getLogger("layerdeck.engine")
 
@@ -69,7 +69,7 @@ def log_record(kind: str, facts: Mapping[str, object]) -> None:
 def device_facts(refs: Iterable[DeviceRef]) -> list[dict[str, object]]:
     """Return id, backend and index of each device for a record, for at most `MAX_DEVICES` devices.
 
-    The index counts the devices of a backend, or those of an RPC server.
+    The index is the device's number among the devices of its backend or of its RPC server.
     """
     found: list[dict[str, object]] = []
     before: Counter[str] = Counter()

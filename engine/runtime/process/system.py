@@ -43,7 +43,7 @@ def spawn(
 
     `further`: environment variables to add.
     `own_group`: whether the process leads a process group of its own.
-    `stderr`: as of `subprocess.Popen`.
+    `stderr`: argument of `subprocess.Popen`.
 
     Raises:
         OSError: it cannot be started.
@@ -84,18 +84,18 @@ _SET_SIGNAL = 10
 
 @cache
 def _make_pipe_of_our_life() -> tuple[int, int]:
-    """Return a pipe whose writing end is open in this process only, so that the kernel closes it when this process
-    ends.
+    """Return a pipe whose writing end is closed by the kernel when this process ends, and not before.
 
-    Nothing is written to the pipe.
+    The writing end is open in this process only. Nothing is written to the pipe.
     """
     return os.pipe()
 
 
 def _open_lifeline() -> int | None:
-    """Open the reading end of our lifeline pipe once more, for one child; None if the system cannot."""
+    """Open the reading end of the pipe of `_make_pipe_of_our_life` anew, for one child; None if the system cannot."""
     if not sys.platform.startswith("linux"):
         return None
+    # Opened anew, because owner and signal belong to an open file: a duplicate would share them with all children.
     # A confined process cannot open it again; its children end by the end of their input.
     with suppress(OSError):
         return os.open(f"/proc/self/fd/{_make_pipe_of_our_life()[0]}", os.O_RDONLY | os.O_CLOEXEC)
@@ -103,8 +103,7 @@ def _open_lifeline() -> int | None:
 
 
 def _end_with_us(lifeline: int, owner: int) -> None:
-    """Make the kernel kill `owner` (a process id, or a negative group id) when this process has ended, for whatever
-    reason.
+    """Make the kernel kill `owner` (a process id, or a negative group id) when this process ends for any reason.
 
     A child that computes or still imports modules notices the end of its input late on a busy machine. The kernel sends
     the signal of an asynchronous file (`O_ASYNC`, fcntl(2)) when the last writer of the pipe is gone. Owner and signal

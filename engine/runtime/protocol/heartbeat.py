@@ -1,7 +1,7 @@
-"""Heartbeat of a child whose native code is silent, from processor time, memory, disk and network use of the process.
+"""Heartbeat of a child during native code that reports nothing, based on counters of the resources that it uses.
 
 llama.cpp reports nothing while it allocates or computes a long batch. The parent regards a child as stalled after 60 s
-of silence. So a child sends a heartbeat as long as these counters show that it works.
+of silence. So a child sends a heartbeat as long as its processor time, memory, disk or network use shows that it works.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class ResourceUse:
 def current_use(*, with_network: bool = True) -> ResourceUse:
     """Return the resource use of this process. On a system without /proc all fields but the processor time are 0.
 
-    `with_network`: whether to count the bytes of TCP connections too, which reads every open descriptor; if not, they
-    are 0.
+    `with_network`: whether to count the bytes of TCP connections too, which reads every open descriptor. If false,
+    `network_bytes` is 0.
     """
     network_bytes = _network_bytes() if with_network else 0
     return ResourceUse(time.process_time(), resident_bytes(), _read_bytes(), network_bytes)

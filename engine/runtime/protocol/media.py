@@ -1,8 +1,8 @@
 """Cache of images and sounds at both ends of the pipe, so that each file is sent to a child once.
 
 Each `Generate` carries the whole conversation, whose images may take 96 MiB. Later requests carry only the hashes of
-files that the child has. Both ends apply the same rule to the same requests in the same order, so that each knows which
-files the other one has.
+files that the child has. Parent and child apply the same rule to the same requests in the same order, so both caches
+hold the same files.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class MediaCache:
         return self._with_files(request, shortened)
 
     def complete(self, request: Generate) -> Generate:
-        """Child's end: return the request with the data of all its files, also of those from earlier requests."""
+        """Child's end: return the request with the data of all its files, from the cache if it was not sent again."""
 
         def completed(file: MediaFile) -> MediaFile:
             self._use(file)

@@ -1,7 +1,7 @@
 """Messages from a child: one JSON object a line, a `Hello` with the protocol version first.
 
-The child writes them on its original standard output. What native code prints to standard output goes to standard
-error, which is text for the log. `engine/runtime/protocol/requests.py` has the requests, which they answer.
+The child writes them to its original standard output. Text that native code prints to standard output goes to standard
+error instead, which is for the log. The requests are in `engine/runtime/protocol/requests.py`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Hello(Message, frozen=True, tag="hello", kw_only=True):
 class GgmlDevice(msgspec.Struct, frozen=True, kw_only=True):
     """A device as ggml reports it.
 
-    `kind`, `mixes_streams`: as of `Device`.
+    `kind`, `mixes_streams`: fields of `Device` with the same names.
     `free_bytes`, `total_bytes`: memory of the device; both 0 if it does not report it.
     `endpoint`: RPC server of the device; None if it is local.
     `endpoint_device`: index of the device on that server.
@@ -62,7 +62,7 @@ class GgmlDevice(msgspec.Struct, frozen=True, kw_only=True):
     `host_alignment_bytes`: alignment of tensors in its pinned host buffers; 0 if it has none.
     `largest_tensor_bytes`: largest tensor that it computes with; 0 for no limit.
     `largest_buffer_bytes`: largest buffer that it allocates; 0 for no limit.
-    `uuid`: UUID of the card if it is one of `ListDevices.known_cards`, and so its memory was not read; else None.
+    `uuid`: UUID of a card of `ListDevices.known_cards`, whose free memory was not read; None for other devices.
     """
 
     name: str
@@ -90,9 +90,9 @@ class DeviceSpeed(Message, frozen=True, tag="device_speed", kw_only=True):
     `read_bytes_per_second`: rate at which a matrix product with one column reads F16 weights.
     `round_trip_s`: seconds to read a few bytes back.
     `sent_bytes_per_second`: rate of copies to the device.
-    `by_type`: rate as `read_bytes_per_second` for each requested type.
+    `by_type`: bytes per second, as `read_bytes_per_second`, with weights of each requested type.
     `op_s`: seconds for a graph node that computes next to nothing; None if not measured.
-    `products`: weights times tokens per second in a matrix product with many columns, for each type.
+    `products`: multiplications per second (weights times tokens) in a matrix product with many columns, for each type.
     `by_type` and `products` also have rates of other kernels, by the names of `engine/planning/speed/speeds.py`.
     """
 
@@ -160,7 +160,8 @@ class Probed(Message, frozen=True, tag="probed", kw_only=True):
     `parts`: bytes in each buffer type.
     `exact`: False if llama.cpp's function for the breakdown was not found. Then only compute buffers are given, from
     the log, with a resolution of 0.01 MiB.
-    `flash_attention`, `graph_splits`: as llama.cpp logged them; None if it did not.
+    `flash_attention`: whether flash attention is used; None if llama.cpp did not log it.
+    `graph_splits`: number of graph splits, as llama.cpp's text; None if it did not log it.
     """
 
     parts: tuple[Part, ...]
@@ -172,9 +173,9 @@ class Probed(Message, frozen=True, tag="probed", kw_only=True):
 class StageProgress(Message, frozen=True, tag="stage_progress", kw_only=True):
     """Progress of a load, sent at least every second while the counters of the process show work.
 
-    `fraction`: done part of the stage, 0 to 1; None if unknown.
+    `fraction`: completed fraction of the stage, 0 to 1; None if unknown.
     `device`: device being filled; None if unknown.
-    `draft`: whether the draft model is loaded, which begins when the model itself is ready.
+    `draft`: whether the draft model is being loaded, which begins when the model itself is ready.
     """
 
     stage: LoadStage
@@ -197,12 +198,12 @@ class SentWeights(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoadedModel(Message, frozen=True, tag="loaded_model", kw_only=True):
-    """Result of a load that succeeded. Fields without a line here are as of `LoadedInfo` in `session/state.py`.
+    """Result of a load that succeeded. `LoadedInfo` in `session/state.py` describes the fields without a line here.
 
     `parts`: measured bytes in each buffer type.
     `layer_devices`: device id of each layer from llama.cpp's log, the output layer last.
     `kv_devices`: index and device id of each layer with a KV cache, from the same log.
-    `sent`: what the load sent to each RPC worker; empty where the system has no such counters.
+    `sent`: bytes sent to each RPC worker; empty if the system does not count them.
     """
 
     parts: tuple[Part, ...]
@@ -227,7 +228,7 @@ class AllocationFailure(Message, frozen=True, tag="allocation_failure", kw_only=
     `parts`: bytes that had been allocated before, in each buffer type.
     `text`: llama.cpp's own message.
     `draft`: whether it was the draft model that needed the memory.
-    `request`: None for a load.
+    `request`: id of the request to the loaded model; None for a load.
     """
 
     stage: LoadStage
@@ -285,7 +286,7 @@ class Reading(Answer, frozen=True, tag="reading", kw_only=True):
 # An answer may have thousands of these: an array has no repeated keys, and `gc=False` saves the garbage collector from
 # visiting objects that cannot be part of a cycle.
 class TokenChoice(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A sampled token and the most probable ones. Probabilities are those before all samplers, at temperature 1.
+    """A sampled token and the most probable tokens, with probabilities before all samplers, at temperature 1.
 
     `likeliest`: text and probability of the most probable tokens, in descending order. The sampled one may be among
     them.
@@ -299,8 +300,8 @@ class TokenChoice(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Piece(Answer, frozen=True, tag="piece", kw_only=True):
     """Generated text, never empty.
 
-    `choices`: the tokens sampled since the last piece, if they were requested. The start of a possible stop text is
-    held back, so that its text comes in a later piece than its tokens.
+    `choices`: the tokens sampled since the last piece, if they were requested. Text that may begin a stop text is held
+    back, so it may come in a later piece than its tokens.
     `context_used`: KV cells of the sequence now.
     """
 
@@ -336,8 +337,8 @@ class DraftStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
     `drafted_tokens`: tokens that were drafted.
     `accepted_tokens`: drafted tokens that the model sampled too.
-    `steps`: batches that continued the answer; each added one token more than it accepted drafted ones.
-    `gain`: speed of the answer divided by its speed without drafts, over the timed steps; None if too few were timed.
+    `steps`: number of batches that continued the answer. Each added its accepted drafted tokens and one more token.
+    `gain`: speed of the answer divided by its speed without drafts, over the timed steps; None for too few of them.
     Steps with drafts are compared with steps without drafts at the same number of running answers
     (`engine.runtime.child.generate.draft_gain`).
     `paused`: why drafting was paused; empty if it was not.
@@ -371,8 +372,8 @@ class Generated(FinalMessage, frozen=True, tag="generated", kw_only=True):
     `generation_seconds`: time from the first token to the end.
     `context_used`: KV cells of the sequence at the end.
     `stop_text`: the stop text that ended the answer; empty if none did.
-    `replaced`: as of `Rendered`.
-    `replaced_for_log`: the same without text from the template, which may quote the conversation.
+    `replaced`: why the chat template failed and a plain form was used instead; empty if it did not fail.
+    `replaced_for_log`: the same reason without text from the template, which may quote the conversation.
     `checkpoint_bytes`: host memory taken by the checkpoints of all sequences.
     `dropped_tokens`: tokens that context shifts removed during the answer.
     `draft`: speculative decoding of the answer; None if the load has no draft.
@@ -433,7 +434,7 @@ class Rendered(FinalMessage, frozen=True, tag="rendered", kw_only=True):
     """The prompt of a conversation.
 
     `replaced`: why the chat template failed and a plain form was used instead, as a sentence; empty if it did not fail.
-    `tokens`, `pieces`: as of `Tokenised`, if requested. An image or a sound is one entry.
+    `tokens`, `pieces`: the prompt's tokens and the text of each, if requested. An image or a sound is one entry.
     `n_tokens`: length of the prompt in KV cells, images and sounds at their full length.
     """
 
@@ -468,7 +469,7 @@ class Serving(Message, frozen=True, tag="serving", kw_only=True):
     `caps_enforced`: whether the system limits its memory; False if it has no RLIMIT_DATA.
     `baseline_bytes`: VmData of the process before any allocation of a client.
     `is_guarded`: whether only connections from `Serve.client_port` are accepted.
-    `is_memory_bound`: whether its memory comes from `Serve.numa_node` alone; its processors are of that node anyway.
+    `is_memory_bound`: whether its memory comes only from `Serve.numa_node`. Its threads run on that node in any case.
     """
 
     port: int
@@ -520,7 +521,7 @@ class Aborting(Message, frozen=True, tag="aborting", kw_only=True):
     """The process is about to abort; sent by ggml's abort callback, before SIGABRT.
 
     `text`: the failed assertion.
-    `device`: our id of the device on which an allocation failed during a computation; empty if that is not the cause.
+    `device`: our id of the device on which an allocation failed during a computation; empty if no allocation failed.
     `free_bytes`: free memory of that device; None if unknown.
     `requested_bytes`: size of the failed allocation; None if the log does not contain it.
     """

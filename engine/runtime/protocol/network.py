@@ -17,7 +17,7 @@ class TransferFile(msgspec.Struct, frozen=True, kw_only=True):
 
     `target`: path of the whole file.
     `link`: path at which a link to it is made, as in the Hugging Face cache; None for no link.
-    `size_bytes`, `sha256`, `etag`: as the hub reports them; None if it does not.
+    `size_bytes`, `sha256`, `etag`: size, hash and version tag that the hub reports; None if it does not.
     `commit`: commit of the repository, only to be shown.
     """
 
@@ -34,7 +34,7 @@ class Download(Request, frozen=True, tag="download", kw_only=True):
     """Download files one after another; answered by `DownloadProgress`s, then `Downloaded` or `Failure`.
 
     `refs`: path and text of small files to write at the end.
-    `token`: access token of the hub; None for none.
+    `token`: access token of the hub; None for anonymous access.
     `restart`: whether to discard a partial file if the hub's file has changed since.
     `connections`: largest number of connections at the same time.
     `segment_bytes`: size of the segment that one connection fetches.
@@ -99,7 +99,7 @@ class OpenTunnel(Request, frozen=True, tag="open_tunnel", kw_only=True):
     `certificate`: pinned certificate of the machine, base64 of DER.
     `identity`: path of our own certificate and key.
     `port`: local port; 0: any free port.
-    `device`: name of the device on that machine; empty: its only device (older versions of the program have just one).
+    `device`: name of the device on that machine; empty for the only device of a machine with an older version.
     """
 
     endpoint: str

@@ -2,9 +2,9 @@
 
 The order is the same in all children. `begin_child` takes over standard output and sends the hello. The first request
 is read in the main thread. The child then gives up the rights that this request does not need, and only then starts
-other threads: Landlock and `no_new_privs` bind the calling thread and the threads that it starts later, so that a
-thread started earlier would keep all rights. From then on a thread reads further requests. The end of the input ends
-the process, whatever native code is doing.
+other threads: Landlock and `no_new_privs` bind the calling thread and the threads that it starts later, so a thread
+started earlier would keep all rights. One of the other threads reads further requests. The end of the input ends the
+process, even while native code computes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ MAX_MESSAGE_BYTES = 256 << 20
 """Longest message in JSON, in both directions. 1,000 embeddings of 8,192 numbers take about 170 MB."""
 READ_BYTES = 1 << 16
 ALARM_GRACE_S = 1.0
-"""Seconds by which the kernel's alarm is later than the parent's kill. It ends a child whose parent is gone."""
+"""Seconds from a request's time limit, at which the parent kills the child, to the kernel's alarm.
+
+The alarm ends a child whose parent is gone.
+"""
 _SOURCE_PATH = re.compile(r"^\S*[/\\](?=\S+:\d+:)")
 """Matches the folder of a source file at the start of an assertion's text: a path on the build machine."""
 
@@ -46,7 +49,7 @@ _encode = msgspec.json.Encoder().encode
 class Pipe:
     """The child's pipe to the parent: it sends messages. Thread-safe.
 
-    It uses standard output. What native libraries print there goes to standard error instead.
+    It uses standard output. Text that native libraries print to standard output goes to standard error instead.
     """
 
     def __init__(self) -> None:
@@ -64,7 +67,7 @@ class Pipe:
         self.send_all((message,))
 
     def send_all(self, messages: Iterable[Message]) -> None:
-        """Write several messages at once. If the parent has closed the pipe, the process ends."""
+        """Write several messages together. If the parent has closed the pipe, the process ends."""
         data = b"".join(map(_line, messages))
         with self._lock:
             self._write(data)
@@ -98,7 +101,7 @@ class Pipe:
 
 
 def _line(message: Message) -> bytes:
-    """Return a message as a line of JSON. One that is too long becomes a `Failure` of its request."""
+    """Return a message as a line of JSON. A message that is too long becomes a `Failure` of its request."""
     data = _encode(message)
     # The newline below counts too.
     if len(data) >= MAX_MESSAGE_BYTES:
@@ -196,7 +199,7 @@ class Limits:
 
     `rights`: row of the table in `engine.base.confinement`. Its `memory_bytes` limit the address space that the child
     adds to what it uses now.
-    `readable`, `writable`: files and folders of the first request.
+    `readable`, `writable`: files and folders that the first request needs.
     """
 
     rights: Rights
@@ -207,7 +210,7 @@ class Limits:
 def begin_child(engine: str) -> Pipe:
     """Prepare this process as a child and send the hello. Return its pipe to the parent.
 
-    Core files are disabled, because one would hold weights and conversations. Log lines go to the parent's log.
+    Core files are disabled, because they would hold weights and conversations. Log lines go to the parent's log.
 
     `engine`: name and version of the software in this process.
     """

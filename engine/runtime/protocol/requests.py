@@ -46,7 +46,7 @@ class DeviceRef(msgspec.Struct, frozen=True, kw_only=True):
     `id`: our device id; "CPU" is the host.
     `backend`: ggml's backend.
     `name`: ggml's device name.
-    `pci_bus_id`: None if the device has none.
+    `pci_bus_id`: PCI id; None if the device has none.
     `endpoint`: `host:port` of the RPC server; None for a local device.
     `endpoint_device`: index of the device on that server.
     """
@@ -62,7 +62,7 @@ class DeviceRef(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ListDevices(Request, frozen=True, tag="list_devices", kw_only=True):
-    """List local devices and those of RPC servers; answered by `DeviceList`.
+    """List local devices and devices of RPC servers; answered by `DeviceList`.
 
     The endpoints must have been greeted: ggml aborts the child if it cannot connect to one.
 
@@ -131,7 +131,7 @@ class DraftSource(msgspec.Struct, frozen=True, kw_only=True):
 class Probe(Request, frozen=True, tag="probe", kw_only=True):
     """Load without memory (`no_alloc`) to get llama.cpp's own numbers; answered by `Probed` or `Failure`.
 
-    `access`: as of `Load`.
+    `access`: files that the child may open from now on; None for no limit.
     `memory_bytes`: private memory that the child may add to what it uses now; 0 for no limit.
     """
 
@@ -197,7 +197,7 @@ class ImageFile(msgspec.Struct, frozen=True, tag="image", kw_only=True):
 
 
 class SoundFile(msgspec.Struct, frozen=True, tag="sound", kw_only=True):
-    """A sound of a conversation. `length_ms`: its length. `sha256`, `data`: as of `ImageFile`."""
+    """A sound of a conversation. `length_ms`: its length. `sha256`, `data`: hash and content, as in `ImageFile`."""
 
     sha256: str
     length_ms: int
@@ -251,7 +251,7 @@ NO_INPUT = TemplateInput()
 class ModelRequest(Request, frozen=True, kw_only=True):
     """Base class of requests to a loaded model. If all slots are in use, requests wait in the order of their arrival.
 
-    `id`: number chosen by the sender, which never uses one twice for the same child.
+    `id`: number chosen by the sender; unique among all requests to the same child.
     """
 
     outlasts_stop: ClassVar[bool] = False
@@ -270,7 +270,7 @@ class Generate(ModelRequest, frozen=True, tag="generate", kw_only=True):
     `prompt`: raw text, used if `messages` is empty.
     `max_tokens`: longest answer in tokens; None for no limit.
     `stop`: texts that end the answer. The answer ends before the first of them.
-    `sampling`: all sampling settings; None: the single settings here, and else llama.cpp's defaults.
+    `sampling`: all sampling settings. None: settings such as `temperature` are taken from the fields of this request.
     `template`: chat template; empty for the model's own.
     `begun`: first part of the answer. It is added to the end of the prompt, and not sent back.
     `thinking`: pairs of texts that enclose reasoning. If the prompt ends with the first text of a pair, that text is
@@ -319,7 +319,7 @@ class CountTokens(ModelRequest, frozen=True, tag="count_tokens", kw_only=True):
 
     `messages`: a conversation, counted both as a whole prompt and message by message.
     `texts`, `media`: further texts, images and sounds, each counted alone.
-    `template`: as of `Generate`.
+    `template`: chat template; empty for the model's own.
     """
 
     messages: tuple[ChatMessage, ...] = ()
@@ -333,8 +333,8 @@ class CountVocabulary(Job, frozen=True, tag="count_vocabulary", kw_only=True):
     """Count tokens with the vocabulary of a model that is not loaded; answered by `Counted` with `n_ctx` 0.
 
     `path`: the model's first file.
-    `idle_s`: seconds without a request after which the child ends.
-    `access`: as of `Load`.
+    `idle_s`: seconds without a request after which the child ends by itself.
+    `access`: files that the child may open from now on; None for no limit.
     """
 
     path: str
@@ -346,7 +346,7 @@ class CountVocabulary(Job, frozen=True, tag="count_vocabulary", kw_only=True):
 class RenderTemplate(ModelRequest, frozen=True, tag="render_template", kw_only=True):
     """Render a conversation to its prompt, without generating; answered by `Rendered`.
 
-    `template`: as of `Generate`.
+    `template`: chat template; empty for the model's own.
     `tokenise`: whether the answer contains the tokens too.
     """
 
@@ -373,8 +373,8 @@ class SaveSequence(ModelRequest, frozen=True, tag="save_sequence", kw_only=True)
 class RestoreSequence(ModelRequest, frozen=True, tag="restore_sequence", kw_only=True):
     """Read a saved KV state into a slot, as a cached prefix for later prompts; answered by `SequenceRestored`.
 
-    The sender chooses the file: `engine.chat.saved_kv_states.SavedKvStates.find` returns the one of the conversation
-    whose key (model, KV types, SWA setting, streams, adapters) is that of the loaded model. The child then checks the
+    The sender chooses the file with `engine.chat.saved_kv_states.SavedKvStates.find`: a file of the conversation whose
+    key (model, KV types, SWA setting, streams, adapters) equals the key of the loaded model. The child then checks the
     file's header against the loaded context. A `Failure` of kind `model_file` means that no load of this model can
     restore the file; kind `argument` means that a load with other settings may.
     """
@@ -390,7 +390,7 @@ class Serve(Request, frozen=True, tag="serve", kw_only=True):
     `cap_bytes`: limit of its allocations, by RLIMIT_DATA; None for no limit.
     `kept_weights`: existing folder in which it caches weights that clients send; None for no cache.
     `kept_quota_bytes`: largest size of that cache.
-    `client_port`: local port from which alone connections are accepted, if the system can filter; None for no filter.
+    `client_port`: the only local port whose connections are accepted, if the system can filter; None for no filter.
     `numa_node`: NUMA node to whose processors and memory it is bound; None for no node.
     """
 
@@ -451,7 +451,7 @@ class MeasureThreads(Request, frozen=True, tag="measure_threads", kw_only=True):
 
     `counts`: numbers of threads, in the order in which they are measured.
     `size_bytes`: memory to allocate for the matrix.
-    `measured_s`: seconds for each number and each of the two products.
+    `measured_s`: seconds of measuring for each number of threads and each of the two products.
     """
 
     counts: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""Requests to the loaded model in the state machine: any number at once, each with exactly one ending.
+"""Requests to the loaded model in the state machine: any number may run concurrently, each has exactly one ending.
 
 The child itself orders the requests (slots, waiting requests). This module only lists the running requests, turns the
 child's messages into events, and supervises stops.
@@ -169,6 +169,7 @@ def _end(transition: Transition, run: RequestRun, ending: RequestEnding) -> None
     """End a request and report its ending. No other function does that."""
     left = tuple(each for each in transition.state.requests if each.id != run.id)
     transition.change(requests=left)
+    # From now on silence is no stall: an idle child sends nothing.
     if not left:
         transition.watch(False)
     transition.report(ending)
@@ -202,8 +203,7 @@ def _stop_timeout_s(state: State) -> float:
 
 
 def _update_timer(transition: Transition) -> None:
-    """Start the stop timer if every request is being stopped, else cancel it. When the timer expires, the child is
-    killed.
+    """Start the stop timer if every request is being stopped, else cancel it. When it expires, the child is killed.
 
     While other requests continue, a request that is slow to stop does no harm, and killing the child would end the
     other requests too. The stall timeout finds a child that hangs.

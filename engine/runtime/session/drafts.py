@@ -1,4 +1,4 @@
-"""Words for the drafts of an answer (speculative decoding)."""
+"""Texts for people about the drafts of an answer (speculative decoding)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PAUSES: dict[DraftPause, str] = {
 
 
 def draft_words(drafts: DraftStatistics | None) -> list[str]:
-    """Return texts on the drafts of an answer: what they gained, and why they were paused. Empty if there were none."""
+    """Return texts about the drafts of an answer: their gain, and why they were paused; empty if there were none."""
     if drafts is None:
         return []
     words = []

@@ -161,7 +161,7 @@ class DriverOptions:
     """Options of a driver.
 
     `stall_timeout_s`: longest silence of the child, in seconds.
-    `stop_timeout_s`: seconds from a stop until a child that has not stopped is dead.
+    `stop_timeout_s`: seconds after a stop request within which a child that does not stop is killed and gone.
     `argv`: command of the child; None for the real one.
     """
 
@@ -298,7 +298,7 @@ class Driver:
     def _next_result(self) -> _Result | None:
         """Wait for the next result in the queue and return it.
 
-        None: a timer expired first, and was reported to the machine.
+        Return None if a timer expired first; the machine has then got `TimerExpired`.
         """
         if not self._timers:
             return self._results.get()
@@ -315,6 +315,7 @@ class Driver:
         return None
 
     def _perform(self, result: _Result) -> None:
+        # The message has left the queue: the child's reader thread may add another one.
         if result.is_message:
             self._room.release()
         if result.snapshot is not None:
@@ -407,9 +408,9 @@ class Driver:
 
 
 def has_changed(model: ModelFile) -> bool:
-    """Return whether the file of `model` has other tensors now than when its header was read. Blocks.
+    """Return whether the tensors in the file of `model` have changed since its header was read. Blocks.
 
-    False if the file cannot be read; the child then reports why.
+    Return False if the file cannot be read; the child then reports why.
     """
     try:
         now = read_model(model.paths[0])

@@ -26,7 +26,7 @@ class StartChild:
 
     `child`: number of the child in later effects and inputs.
     `without_tensor_api`: whether the child must not use Metal's tensor API.
-    `stall_limit_s`: stall timeout in seconds; None: that of the driver.
+    `stall_limit_s`: stall timeout in seconds; None for the driver's default.
     """
 
     child: int
@@ -116,7 +116,7 @@ class Explain:
 
     `plan`: the plan that was ordered.
     `tried`: the layouts that failed.
-    `ending`: the failure of the last of them.
+    `ending`: the failure of the last layout.
     `constraints`: limits of the search.
     """
 
@@ -141,8 +141,8 @@ class CancelWork:
 class SetTimer:
     """Effect: start the stop timer, which reports `TimerExpired`.
 
-    `timeout_s`: seconds from the stop until the child must be dead. The timer expires earlier, to leave time for the
-    kill.
+    `timeout_s`: seconds from the stop request until the child must have ended. The timer expires earlier, to leave time
+    for killing the child.
     """
 
     timer: int

@@ -35,11 +35,11 @@ ANSWER_STAGE_WORDS: Mapping[AnswerStage, str] = {
     "prompt": tr("while it read the prompt"),
     "answer": tr("during the answer"),
 }
-"""Words for the stages of an answer, such as "while it read the prompt"; they need no "while" before them."""
+"""Words for the stages of an answer in a sentence: "while it read the prompt", "during the answer"."""
 
 
 def stage_words(stage: Stage | AnswerStage) -> str:
-    """Return words that tell the time of a stage in a sentence, such as "while warming up"."""
+    """Return a stage as a time clause for a sentence, such as "while warming up"."""
     match stage:
         case "prompt" | "answer":
             return ANSWER_STAGE_WORDS[stage]
@@ -58,7 +58,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
 class Progress(Event, frozen=True, kw_only=True, tag="progress"):
     """Progress of a load.
 
-    `fraction`: done part of the stage, 0 to 1; None if llama.cpp does not report it.
+    `fraction`: completed fraction of the stage, 0 to 1; None if llama.cpp does not report it.
     `device`: id of the device that is being filled; None if unknown.
     """
 
@@ -124,7 +124,7 @@ class Loaded(Event, frozen=True, kw_only=True, tag="loaded"):
     `forecast`: forecast memory of the same devices; empty if the forecast did not cover the model.
     `elsewhere`: layers and caches that are on another device than the layout asks for.
     `seconds`: time of each stage of the load, in the order of the stages.
-    `sent`: what was sent to each RPC worker; empty without workers, or if the system does not count it.
+    `sent`: bytes sent to each RPC worker; empty without workers, or if the system does not count bytes.
     """
 
     devices: tuple[DeviceRow, ...]
@@ -183,7 +183,7 @@ class Done(Event, frozen=True, kw_only=True, tag="done"):
     `replaced`: why the model's chat template was not used, as a sentence; empty if it was used.
     `replaced_for_log`: the same without quotations from the conversation. JSON output leaves it out.
     `dropped_tokens`: tokens that context shifts removed during the answer.
-    `draft`: counts and gain of its drafts; None if the load has none.
+    `draft`: statistics of speculative decoding; None if the load has no draft.
     """
 
     prompt_tokens: int
@@ -247,7 +247,7 @@ class Crashed(Event, frozen=True, kw_only=True, tag="crashed"):
     """The child process ended by itself without an answer.
 
     `signal`: number of the signal that ended it; None if it exited.
-    `exit_code`: None if a signal ended it.
+    `exit_code`: its exit status; None if a signal ended it.
     """
 
     kind: str

@@ -33,7 +33,7 @@ class LoadOrder:
     """An order to load a plan.
 
     `retry`: policy for other layouts if this one does not fit.
-    `stall_limit_s`: longest time without progress, in seconds, after which the child is ended; None for the session's.
+    `stall_limit_s`: longest time without progress, in seconds, before the child is ended; None for the default.
     """
 
     plan: Plan
@@ -69,7 +69,7 @@ class LoadAttempt:
     `number`: number of the attempt, from 1.
     `reason`: why this layout was tried, as a sentence.
     `outcome`: result as a sentence; empty while the layout is being tried.
-    `loaded`: whether it was loaded for real; False if it was only probed and did not fit.
+    `loaded`: whether a load of it was tried; False if its forecast did not fit and so no load was tried.
     """
 
     number: int

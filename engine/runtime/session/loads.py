@@ -2,7 +2,7 @@
 
 1. `_prepare`: the plan becomes a request (`Step.PREPARING`). A plan that breaks a rule ends the load here.
 2. If other layouts may be tried, `_try` probes the layout (FORECASTING). If it does not fit, `_choose_after` looks for
-   the next layout (CHOOSING), which is probed in turn.
+   the next layout (CHOOSING), and `_try` probes that one.
 3. `_greet` asks the RPC workers (GREETING), so that a dead one costs no child.
 4. The child of the model that was loaded before ends (REPLACING), because its memory is needed.
 5. `_start` starts a child (LOADING). `LoadedModel` becomes the event `Loaded`, with measured bytes for each device.
@@ -57,8 +57,8 @@ INTERNAL_FAILURE = Failed(kind="internal", message=tr("An internal error ended t
 def begin(transition: Transition, order: LoadOrder) -> None:
     """Begin a load. Nothing else may be running.
 
-    If the same order (edit) was loaded before and ran out of memory in an answer, and other layouts may be tried, that
-    load counts as the first attempt.
+    If the same edit was loaded before and ran out of memory in an answer, that load counts as the first attempt,
+    provided that other layouts may be tried.
     """
     load, exhausted = LoadRun(order, order.plan), transition.state.exhausted
     if exhausted is not None and order.retry.retries and order.plan.edit == exhausted.edit:
@@ -78,8 +78,7 @@ def cancelled_before_it_began() -> Cancelled:
 def cancel(transition: Transition) -> None:
     """Cancel the running load, if there is one.
 
-    If the load waits for work that starts no process, it ends at once; else it ends when the child or the work has
-    ended.
+    A load that waits for work without a process ends at once. Otherwise it ends when the child or the work has ended.
     """
     load = transition.state.load
     if load is None or load.cancelled:
@@ -97,7 +96,7 @@ def cancel(transition: Transition) -> None:
 
 
 def conclude(transition: Transition, ending: LoadEnding) -> None:
-    """Handle the ending of a layout that was loaded for real: end the load, or try another layout.
+    """Handle the ending of a real load (not a probe) of a layout: end the load order, or try another layout.
 
     The child must have ended.
     """
@@ -193,7 +192,7 @@ def _take_prepared(transition: Transition, answer: inputs.Prepared) -> None:
 
 
 def _try(transition: Transition, plan: Plan, reason: str, tenths: int = 0) -> None:
-    """Begin an attempt with a layout: forecast its memory by a probe, or else by the arithmetic."""
+    """Begin an attempt with a layout: forecast its memory by a probe, or by arithmetic if no probe is possible."""
     attempt = LoadAttempt(len(transition.load.attempts) + 1, plan.edit.layout, reason)
     transition.change_load(plan=plan, tenths=tenths, is_real=False, attempts=(*transition.load.attempts, attempt))
     transition.report(Attempt(number=attempt.number, layout=layout_words(plan.edit.layout), reason=reason))
@@ -218,7 +217,7 @@ def _take_forecast(transition: Transition, answer: inputs.Forecasted) -> None:
 
 
 def _choose_after(transition: Transition, tried: Tried) -> None:
-    """Begin the choice of another layout after one that did not fit, if the retry policy allows one more."""
+    """Begin to choose another layout after `tried`, which did not fit, if the retry policy allows another attempt."""
     load = transition.load
     transition.change_load(latest=tried)
     history = (*load.tried, tried)
@@ -276,7 +275,7 @@ def _explain(transition: Transition) -> None:
 
 
 def _base(transition: Transition) -> Plan:
-    """Return the ordered plan with tables of its own (`LoadRun.base`), for planning in a worker thread."""
+    """Return the ordered plan with its own estimate tables (`LoadRun.base`), for planning in a worker thread."""
     assert transition.load.base is not None
     return transition.load.base
 
@@ -347,7 +346,7 @@ def _start(transition: Transition) -> None:
 
 
 def take_message(transition: Transition, message: AnyMessage) -> None:
-    """Handle a message of the child that loads."""
+    """Handle a message of the loading child."""
     load = transition.load
     if load.cancelled:
         return
@@ -411,7 +410,7 @@ def _become_ready(transition: Transition, message: LoadedModel) -> None:
 
 
 def take_child_end(transition: Transition, outcome: ProcessOutcome, diagnose: Callable[[], None]) -> None:
-    """Handle the end of a child: the one that loads, or the one of the model loaded before.
+    """Handle the end of the child that loads, or of the child of the model loaded before.
 
     `diagnose`: called to find the cause if the child ended without reporting one.
     """

@@ -4,8 +4,8 @@ It does no input or output and reads no clock. `driver.py` carries out the effec
 This module takes commands and sorts reports; `loads.py` has the steps of a load, `answers.py` the requests.
 
 Promises, which `tests/engine/runtime/session` checks with random inputs: each load and each request has exactly one
-ending; nothing starts after close; the loaded model stays until the new layout is loaded for real; no effect names a
-child that has ended.
+ending; nothing starts after close; the loaded model stays until the real load of the new layout begins; no effect names
+a child that has ended.
 """
 
 from __future__ import annotations
@@ -249,8 +249,8 @@ def _diagnose(transition: Transition, outcome: ProcessOutcome, stage: Stage | No
 def _has_exhausted(transition: Transition, outcome: ProcessOutcome, loaded: LoadedInfo) -> bool:
     """Handle the end of a child that ran out of memory during an answer; return False if it ended for another reason.
 
-    If other layouts may be tried, the requests end, and the next load of the same order goes on from here. If not, the
-    requests wait for proposals, as a load does.
+    If other layouts may be tried, the requests end, and the next load of the same order tries another layout first.
+    Otherwise the requests wait for proposals, as a failed load does.
     """
     state, order = transition.state, loaded.order
     is_reading = all(run.state in (RequestState.ASKED, RequestState.READING) for run in state.requests)
@@ -302,7 +302,7 @@ def _file_name(transition: Transition, plan: Plan) -> str:
 
 
 def _with_progress(transition: Transition, outcome: ProcessOutcome, ending: Failed | Crashed) -> Failed | Crashed:
-    """Return `ending`, with a sentence on the load's progress if the child of a load has stalled."""
+    """Return `ending`. If a load has stalled, its message gets a sentence on how far the load was."""
     load = transition.state.load
     if load is None or outcome.reason is not EndReason.STALLED:
         return ending

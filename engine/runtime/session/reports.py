@@ -34,7 +34,7 @@ _GENERATING = tr("while generating")
 
 
 def loaded_event(plan: Plan, message: LoadedModel) -> Loaded:
-    """Return the event `Loaded` with measured rows and the plan's forecast; empty if it did not cover the model."""
+    """Return the event `Loaded` with measured rows, and forecast rows unless the model needs a probe for a forecast."""
     measured = rows_from_parts(message.parts, plan.rig, Grade.MEASURED, member_estimate(plan, message.parts))
     measured = with_copies(measured, plan.rig, plan.resolved.model_estimate.devices)
     elsewhere = placement_differences(
@@ -182,7 +182,7 @@ def crash_event(
 
 
 def progress_words(progress: LoadProgress) -> str:
-    """Return sentences on how far a stalled load was, and what to do if it was only slow."""
+    """Return sentences on the progress of a stalled load, and on the remedy if it was only slow."""
     fraction = progress.fraction
     reached = (
         tr("The load had got as far as {stage_words}.", stage_words=STAGE_WORDS[progress.stage])
@@ -201,8 +201,8 @@ def memory_event(
 ) -> OutOfMemory | None:
     """Return the ending for a child whose allocation failed during a computation; None if something else ended it.
 
-    Pools, cuBLAS workspaces and converted weights are allocated during the warm-up and the first long prompt, after the
-    buffers that the forecast contains. `allocated`: rows of those buffers.
+    Pools, cuBLAS workspaces and converted weights are allocated late, during the warm-up and the first long prompt. The
+    forecast does not contain them. `allocated`: rows of the buffers that were allocated before.
     """
     if not outcome.ran_out_of_memory:
         return None
@@ -253,7 +253,7 @@ def lost_event(
     `stage`: stage of the load; None if the child was answering (`is_answering`) or idle.
     `devices`: devices that the child used, by endpoint.
     `greetings`: results of greeting the workers after the loss, which show the lost one; may be empty.
-    `known`, `model`: as of `crash_event`.
+    `known`: sentences about known faults of llama.cpp with this plan. `model`: name of the model's file.
     """
     to_blame = _endpoints_to_blame(outcome, devices, greetings)
     if not to_blame:
@@ -285,9 +285,7 @@ def _is_busy(greeting: Greeting | None) -> bool:
 
 
 def _is_back(held: Sequence[Device], greeting: Greeting | None) -> bool:
-    """Return whether the devices `held` belong to a paired machine whose worker has answered the greeting after the
-    loss.
-    """
+    """Return whether the devices `held` are on a paired machine whose worker answered a greeting after the loss."""
     return greeting is not None and greeting.ok and all(device.fingerprint is not None for device in held)
 
 

@@ -70,7 +70,7 @@ class ModelSession:
     """Loads a model into a child process, sends it requests, and ends it. Thread-safe; only `close` waits.
 
     Each load has exactly one ending, however many layouts were tried for it, and so has each request. If the child is
-    lost while it has nothing to do, one more `Crashed` or `Failed` reports that.
+    lost while no load and no request runs, one more `Crashed` or `Failed` reports the loss.
 
     `receiver`: called in the session's thread with each new snapshot, each event that belongs to no `stream`, and
     readings of device memory. A snapshot comes before the events that it follows from. The call should return soon,
@@ -156,5 +156,7 @@ class ModelSession:
         self._driver.take(inputs.QueryMemory())
 
     def close(self) -> None:
-        """Stop everything for good, and wait a bounded time for the child's end. A second call only waits."""
+        """Stop everything, refuse later calls, and wait a bounded time until the child has ended.
+
+        A second call only waits."""
         self._driver.close()

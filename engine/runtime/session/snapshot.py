@@ -17,7 +17,7 @@ class Pending:
     """A load that has not ended.
 
     `order`: the order of the load.
-    `waits`: what it waits for, as a clause without a full stop; empty if it runs.
+    `waits`: reason why it waits, as a clause without a full stop; empty if it does not wait.
     `cancelled`: whether it was cancelled and is ending.
     """
 

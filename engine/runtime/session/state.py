@@ -26,7 +26,7 @@ from engine.runtime.session.events import STAGE_WORDS, AnyEvent, LoadEnding, Out
 from engine.runtime.session.load_order import LoadAttempt, LoadOrder
 
 STOP_TIMEOUT_S = 2.0
-"""Seconds from a stop until a child that has not stopped is dead."""
+"""Seconds after a stop request within which a child that does not stop is killed and gone."""
 READING_PATIENCE = 15
 """Factor of `STOP_TIMEOUT_S` while devices other than the CPU compute a prompt.
 
@@ -74,7 +74,7 @@ class LoadedInfo:
     `n_ctx_seq`: context of one request in tokens.
     `slots`: number of requests that are computed at the same time.
     `chat_template`: whether the model's file has a chat template.
-    `flash_attention`: None if llama.cpp did not report it.
+    `flash_attention`: whether flash attention is used; None if llama.cpp did not report it.
     `layer_devices`: device id of each layer, the output layer last.
     `kv_devices`: index and device id of each layer with a KV cache.
     `context`: context settings that were used.
@@ -144,19 +144,19 @@ class LoadRun:
 
     `asked`: the order.
     `plan`: the plan that is being tried.
-    `base`: plan of the order with tables of its own, which no other thread uses; None until it is prepared.
-    `step`: what the load waits for.
+    `base`: plan of the order with its own estimate tables, which no other thread uses; None until it is prepared.
+    `step`: the present step, which names what the load waits for.
     `ticket`: number of the work (slow effect) for which the load waits; None if it waits for a child.
     `request`: request for the child; None until the plan is prepared.
     `is_real`: whether the layout is going to be loaded, even if its forecast does not fit.
     `unchecked`: endpoints that are greeted after the old child has ended, because that child uses them.
-    `tenths`: back-off with which the layout was planned, in tenths; see `engine.planning.fit.step_back`.
+    `tenths`: back-off of the layout after a refusal, in tenths of a device's capacity (`planning.fit.step_back`).
     `latest`: the layout that did not fit, while another one is being chosen.
     `tried`: all layouts that did not fit.
     `attempts`: all attempts so far, with the current one; empty if no other layouts may be tried.
     `ending`: result of the load, until the child has ended or the proposals are found.
     `cancelled`: whether the load was cancelled and is ending.
-    `of_answer`: True: nothing is being loaded. A model ran out of memory in an answer, and proposals are searched for.
+    `of_answer`: whether nothing is being loaded, and proposals are searched for after an answer ran out of memory.
     """
 
     asked: LoadOrder
@@ -243,7 +243,7 @@ class Exhausted:
 
     `edit`: layout and settings that were loaded.
     `tried`: the layout with the refusal of the device.
-    `ending`: the event that reported it.
+    `ending`: the event that reported the lack of memory.
     """
 
     edit: Edit
@@ -267,7 +267,7 @@ class State:
     `has_failed`: whether the last load failed, or its child was lost.
     `unload_wanted`: whether the child must end when nothing runs any more.
     `closing`: whether the session is closed, and so refuses commands.
-    `without_tensor_api`: whether loads leave out Metal's tensor API, because one failed in it.
+    `without_tensor_api`: whether loads leave out Metal's tensor API, because an earlier load failed in it.
     """
 
     stop_timeout_s: float = STOP_TIMEOUT_S

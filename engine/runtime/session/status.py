@@ -42,7 +42,7 @@ class ModelStatus:
     `phase`: one of STOPPED, LOADING, READY, ANSWERING and STOPPING. Requests that the window makes for itself, such as
     counting tokens, do not count as ANSWERING.
     `is_edited`: whether the edited layout or settings differ from those that are loaded.
-    `waits`: what a load waits for before it begins, as a sentence; empty if no load waits.
+    `waits`: reason why a load has not begun, as a sentence; empty if no load waits.
     `fault`: why the model is gone, if it can be loaded again with the same settings.
     `is_parked`: whether it was unloaded to free memory, so that the next question loads it again.
     """

@@ -110,9 +110,8 @@ def next_checkpoint(held: int, positions: Sequence[int], last_checkpoint: int, s
 
 
 def least_missed(checkpoints: Sequence[Checkpoint]) -> int:
-    """Return the index of the checkpoint to drop: the one whose neighbours are nearest to each other, never the last
-    one.
-    """
+    """Return the index of the checkpoint to drop: the one whose neighbours are nearest to each other; not the last."""
+    # Dropping a checkpoint costs at most the tokens between its neighbours.
     ends = [0, *(checkpoint.tokens for checkpoint in checkpoints)]
     return min(range(len(checkpoints) - 1), key=lambda place: ends[place + 2] - ends[place], default=0)
 
@@ -133,8 +132,8 @@ def checkpoint_positions(
 ) -> tuple[int, ...]:
     """Return the token positions in a prompt at which checkpoints are useful, ascending; empty if none are needed.
 
-    They are estimates, because parts of the prompt are tokenised alone. A checkpoint at a wrong position only saves
-    less.
+    The positions are estimates, because parts of the prompt are tokenised alone. A checkpoint at a wrong position saves
+    less computing, but is correct.
     `text`: the prompt's text.
     `count`: number of tokens of the prompt.
     """

@@ -2,7 +2,7 @@
 
 Each batch has one token of every running answer, perhaps with drafted ones after it (`Drafting`), and as many tokens of
 prompts as `PromptBudget` allows. Requests beyond the free slots wait in the order of their arrival. If a failed batch
-damaged a sequence, its tokens are computed again.
+damaged a sequence, the tokens of the sequence are computed again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from engine.runtime.protocol.requests import ModelRequest
 FIRST_TOKENS = 32
 """Number of prompt tokens in the first batch, when the speed is unknown.
 
-A layout on the CPU may compute one a second.
+It is small because a layout on the CPU may compute only one token per second.
 """
 SECONDS_ALONE = 2.0
 """Longest time in seconds of a batch of prompt tokens while no answer is running.
@@ -38,9 +38,12 @@ A batch of several micro batches keeps several devices busy, and each micro batc
 aborts the batch early, and `WorkHeartbeat` sends heartbeats while it is computed.
 """
 LARGEST_REST = 0.25
-"""A rest of a prompt of at most this part of a batch is added to the batch: computed alone it costs more per token."""
+"""Share by which a batch may exceed the budget if it then completes the prompt.
+
+A small last batch would cost more per token.
+"""
 SECONDS_WITH_ANSWERS = 0.15
-"""Longest time in seconds of a batch of prompt tokens while answers run, whose next tokens wait for the batch."""
+"""Longest time in seconds of a batch with prompt tokens while answers run, because their next tokens wait for it."""
 
 
 class PromptBudget:
@@ -62,6 +65,7 @@ class PromptBudget:
         if self._tokens_per_second is None:
             return min(FIRST_TOKENS, self._most)
         seconds = SECONDS_WITH_ANSWERS if with_answers else SECONDS_ALONE
+        # Not below FIRST_TOKENS: `note` ignores smaller batches, so the measured speed would never change again.
         tokens = max(FIRST_TOKENS, int(self._tokens_per_second * seconds))
         if not with_answers and missing <= tokens * (1 + LARGEST_REST):
             tokens = missing
@@ -76,11 +80,11 @@ class PromptBudget:
 class _Share(NamedTuple):
     """The part of a batch that belongs to one task.
 
-    `begin`, `end`: indices into the task's tokens.
-    `place`: index of the part's last token in the batch, for its logits. Drafted tokens follow it.
-    `cells`: KV cells that the tokens take.
+    `begin`, `end`: range of the computed tokens in the task's token list.
+    `place`: index in the batch of the last of these tokens, whose logits are used. The drafted tokens follow it.
+    `cells`: number of KV cells that the tokens take.
     `drafts`: drafted tokens.
-    `copy`: state of the slot before the batch, if rejected drafts cannot be removed in another way.
+    `copy`: state of the slot before the batch, if rejected drafts can be removed only by restoring it.
     `is_answer`: whether the task was answering before the batch.
     """
 
@@ -96,7 +100,7 @@ class _Share(NamedTuple):
 
     @property
     def computed(self) -> Computed:
-        """The tokens of the part, with their places."""
+        """Tokens of this part with their position in the sequence and their index in the batch, for `Drafting`."""
         tokens = [*self.task.tokens[self.begin : self.end], *self.drafts]
         place = self.place + 1 - (self.end - self.begin)
         return Computed(self.slot.number, self.begin, place, tokens, not self.drafts)
@@ -150,14 +154,14 @@ class DecodeLoop:
 
     def stop(self, request: int | None) -> None:
         """Stop the request with this number; None stops all."""
-        # A list of its own, because `_end` changes the lists of tasks.
+        # A copy, because `_end` changes the lists of tasks.
         for task in [task for task in self._tasks() if request in (None, task.id)]:
             self._end(task, task.stopped())
 
     def tell_reading(self) -> None:
-        """Send the progress of a running request as a heartbeat, unless its computation exceeds the limit.
+        """Send the progress of a running request (`Reading`) as a heartbeat. May be called in any thread.
 
-        May be called in any thread.
+        If a computation exceeds the time limit of its operations, the process ends instead.
         """
         look_at_nodes()
         self._outbox.send_reading(lambda: [task.reading for task in (*self._running, *self._standalone)[:1]])
@@ -284,6 +288,7 @@ class DecodeLoop:
             else:
                 if drafted:
                     copy = self._slots.copy_state(slot)
+                # Logits are needed after the last known token and after each draft, but not inside a prompt.
                 outputs = len(drafted) + (end == len(tokens))
                 place = batch.extend([*tokens[held:end], *drafted], held, slot.number, outputs=outputs) - len(drafted)
             shares.append(_Share(task, slot, held, end, place, count, drafted, copy, task.is_answering))
@@ -292,8 +297,8 @@ class DecodeLoop:
     def _counts(self) -> list[int]:
         """Return how many tokens of each running request go into the next batch.
 
-        Each answer gets its one token. Prompts share the remaining room evenly; another prompt comes first in each
-        batch.
+        Each answer gets one token. Prompts share the remaining room evenly; with each batch another prompt is the first
+        to get tokens.
         """
         missing = [self._until_checkpoint(task) for task in self._running]
         if max(missing) <= 1:
@@ -304,21 +309,20 @@ class DecodeLoop:
         room = min(self._batch.size - answers, self._prompt_budget.tokens(wanted, with_answers=answers > 0))
         first = self._first_reader = (self._first_reader + 1) % len(readers)
         in_turn = readers[first:] + readers[:first]
+        # `share_evenly` gives the remainder of the division to the first of the list, so the list is rotated.
         counts = share_evenly(room, [missing[index] for index in in_turn])
         for index, count in zip(in_turn, counts, strict=True):
             missing[index] = count
         return missing
 
     def _until_checkpoint(self, task: SequenceTask) -> int:
-        """Return how many tokens of a task may be computed at once: up to the next checkpoint, image or sound."""
+        """Return how many tokens of a task one batch may have: those before the next checkpoint, image or sound."""
         if task.slot is None:
             return task.missing
         return min(task.readable, self._slots.until_checkpoint(task.slot, task.missing, task.checkpoint_positions))
 
     def _go_on(self, shares: Sequence[_Share]) -> None:
-        """Add the tokens of a computed batch to the slots, sample the next tokens, and send all resulting messages
-        together.
-        """
+        """Continue after a computed batch: add its tokens to the slots, sample the next ones, and send the messages."""
         answers: list[Message] = []
         ended: list[SequenceTask] = []
         for share in shares:
@@ -329,7 +333,7 @@ class DecodeLoop:
                 slot.tokens += task.tokens[begun:end]
             # llama.cpp has made pending copies between streams with this batch.
             slot.copy_pending = False
-            # Not as long as the state is that of drafts too.
+            # With drafts the state includes tokens that may be rejected; `_sample` takes the checkpoint then.
             if not share.drafts:
                 self._slots.checkpoint_if_due(slot, task.tokens, task.checkpoint_positions)
             told = task.read(share.cells)
@@ -343,8 +347,7 @@ class DecodeLoop:
         self._outbox.send_soon(answers, self._batch_s)
 
     def _sample(self, share: _Share, answers: list[Message]) -> bool:
-        """Sample the next token of a task, and one more after each accepted draft token; drop the rejected draft
-        tokens.
+        """Sample a task's next token, and one more after each accepted draft; remove rejected drafts from the slot.
 
         Return whether the task continues.
         """
@@ -367,10 +370,10 @@ class DecodeLoop:
         return goes_on
 
     def _make_room(self, shares: Sequence[_Share]) -> None:
-        """Make room after llama_decode found no KV slot (status 1): empty unused slots.
+        """Empty unused slots after llama_decode found no room for a batch in the KV cache (status 1).
 
-        If no slot is unused, the request that got its slot last loses it. It starts anew when another request has
-        ended.
+        If all slots are in use, the request that got its slot last loses the slot. That request starts anew when
+        another one has ended.
         """
         if self._slots.empty_free():
             return

@@ -2,7 +2,7 @@
 
 As in llama.cpp's `common_sampler_sample`, a token is sampled without the grammar, and then checked. Only if the grammar
 refuses the token, the grammar filters all tokens, which is slow. `llama_sampler_accept` aborts the process on a refused
-token, so each token is checked before.
+token, so each token is checked before it is accepted.
 
 llama.cpp's grammar parser recurses for each bracket and expands each repetition. `grammar_fault` refuses grammars that
 would overflow its stack or memory, and `StepLimit` ends the process if parsing is slow nevertheless.
@@ -22,7 +22,7 @@ from engine.runtime.child.native.failures import StepLimit, failure
 MAX_DEPTH = 3000
 """Deepest nesting of brackets in a grammar. The stack of llama.cpp's parser has room for some 20,000."""
 MAX_ELEMENTS = 200_000
-"""Largest number of characters, classes and names with all repetitions expanded, as the parser expands them."""
+"""Largest number of characters, character classes and rule names, counted after repetitions are expanded."""
 _TOKENS = re.compile(
     r"""(?P<skipped>\#[^\n]*|\s+)
     |(?P<literal>"(?:\\.|[^"\\])*"?|\[(?:\\.|[^\]\\])*\]?)
@@ -35,7 +35,7 @@ _MAX_DIGITS = 6
 
 
 def grammar_fault(grammar: str) -> str:
-    """Return why a grammar must not be passed to llama.cpp's parser; empty if it may. The syntax is not checked."""
+    """Return why a grammar must not be passed to llama.cpp's parser; empty if it is harmless. Syntax is not checked."""
     sums, last = [0], 0
     for token in _TOKENS.finditer(grammar):
         match token.lastgroup, token[0]:
@@ -70,7 +70,10 @@ MAX_GRAMMAR_CHARACTERS = 1 << 16
 MAX_SCHEMA_CHARACTERS = 1 << 15
 MAX_CONVERTED_CHARACTERS = 1 << 18
 MAX_COUNT = 2000
-"""Largest minItems, maxLength and so on in a schema. The converter makes one bracket of the grammar for each unit."""
+"""Largest minItems, maxItems, minLength and maxLength in a schema.
+
+The converter nests one bracket of the grammar for each optional item or character.
+"""
 _COUNT = re.compile(r'(?:"(?:min|max)(?:Items|Length)"\s*:\s*(\d+)|\{\s*(?:\d+\s*,\s*)?(\d{5,}))')
 _REFUSED = float("-inf")
 _ENTRY_NUMBERS = 3
@@ -78,12 +81,12 @@ _ENTRY_NUMBERS = 3
 
 
 def grammar_text(settings: SamplingSettings, say: Callable[[str], None]) -> str:
-    """Return the grammar for an answer; empty: no grammar.
+    """Return the grammar (GBNF) for an answer; empty if the settings have neither a grammar nor a schema.
 
-    `say`: called with a sentence before the process ends, if the conversion exceeds a limit (`StepLimit`).
+    `say`: called with a sentence before the process ends because the conversion exceeded a limit (`StepLimit`).
 
     Raises:
-        RequestError: a grammar and a schema are given, one is too long, or one cannot be used.
+        RequestError: both a grammar and a schema are given, or the given one is too long or invalid.
     """
     if settings.grammar and settings.json_schema:
         raise failure(
@@ -164,6 +167,7 @@ class Grammar:
         candidates = self._candidates(place)
         token = self._chosen(chain, candidates)
         if not self._allows(token):
+            # Read anew: the sampler chain has sorted and cut the first array.
             candidates = self._candidates(place)
             self._low.llama_sampler_apply(self._sampler, ctypes.byref(candidates))
             if max(memoryview(self._entries).cast("B").cast("f")[1::_ENTRY_NUMBERS]) == _REFUSED:

@@ -38,7 +38,7 @@ class PromptText(NamedTuple):
 
     @property
     def broken(self) -> str:
-        """The text with an invisible character in each literal name: mtmd then finds no special tokens there."""
+        """The text with a zero-width space inside each literal name, so that mtmd finds no special token there."""
         text = self.text
         for start, _ in reversed(self.literal):
             text = f"{text[: start + 1]}{_BREAK}{text[start + 1 :]}"
@@ -81,7 +81,7 @@ class Shield:
         return [self._message(each, is_changed) for each, is_changed in zip(messages, strict, strict=True)]
 
     def template_input(self, template_input: TemplateInput) -> TemplateInput:
-        """Return the template's input with placeholders in the descriptions of tools. Its `values` stay as they are."""
+        """Return the template's input with placeholders in the descriptions of tools; `values` are unchanged."""
         return msgspec.structs.replace(template_input, tools=self._shielded_json(template_input.tools))
 
     def prompt(self, rendered: str) -> PromptText:
@@ -95,6 +95,7 @@ class Shield:
         parts: list[str] = []
         literal: list[tuple[int, int]] = []
         length = end = whole = 0
+        # `literal` gets the ranges in the text with names, which differ in length from the placeholders.
         for match in self._placeholder.finditer(rendered):
             name = self._name(int(match[1]))
             before = rendered[end : match.start()]
@@ -110,8 +111,8 @@ class Shield:
     def is_changed(self, message: ChatMessage, rendered: str) -> bool:
         """Return whether the template has changed the text of a shielded message.
 
-        False for all messages of the assistant: templates leave out their reasoning, which removes only the beginning
-        of the text.
+        Messages of the assistant count as unchanged: a template may remove the reasoning at their beginning, but that
+        cannot join two halves of a special token's name.
         """
         return message.role != "assistant" and message.content.strip() not in rendered
 
@@ -141,8 +142,8 @@ class Shield:
     def _shielded_json(self, text: str) -> str:
         r"""Return JSON text with placeholders for names of special tokens in its strings.
 
-        Names may be hidden by escapes, as in `\u003c|im_end|>`; the renderer decodes them. The name `<|"|>` always has
-        an escape.
+        Names may be hidden by JSON escapes, as in `\u003c|im_end|>`, because the renderer decodes them. The name
+        `<|"|>` contains an escaped quote in any case.
         """
         if "\\" not in text:
             return self._shielded(text)
@@ -189,8 +190,9 @@ def render_shielded(
     template_input: TemplateInput,
     render: Callable[[Sequence[ChatMessage], TemplateInput], str],
 ) -> PromptText:
-    """Return the prompt that `render` makes of a conversation, in which special token names of the conversation are
-    plain text.
+    """Return the rendered prompt of a conversation, in which names of special tokens in messages are plain text.
+
+    `render`: renders messages and template input to the prompt's text.
 
     Raises:
         GuessedMarkError: the template changes the text so that it cannot be distinguished from markup.
@@ -240,6 +242,7 @@ def _markup(special: SpecialTokens, prompt: PromptText) -> list[re.Match[str]]:
     while special.names is not None and (match := special.names.search(prompt.text, place)) is not None:
         while part < len(prompt.literal) and prompt.literal[part][1] <= match.start():
             part += 1
+        # A match that reaches into a literal part is no markup, but a later one may begin inside it.
         if part < len(prompt.literal) and prompt.literal[part][0] < match.end():
             place = match.start() + 1
             continue

@@ -19,7 +19,7 @@ _FLOAT_BYTES = ctypes.sizeof(ctypes.c_float)
 
 
 class MediaReader:
-    """Reads the images and sounds of one prompt. A file is decoded only if the KV cache does not hold it already."""
+    """Computes the images and sounds of one prompt. A file whose embeddings are in the KV cache is not decoded."""
 
     def __init__(self, loaded: LoadedContext, prompt: MediaPrompt = NO_MEDIA) -> None:
         self._loaded = loaded
@@ -32,8 +32,8 @@ class MediaReader:
     def read(self, part: MediaPart, position: int, sequence: int, stop: StopFlag) -> int:
         """Compute a part at the end of a sequence, and return the status of llama_decode.
 
-        The status is `ABORTED` if any request was stopped meanwhile. The decode loop then handles the stop, and calls
-        this method again.
+        The status is `ABORTED` if any request was stopped during the call. The decode loop then handles the stop, and
+        calls this method again if its own request continues.
         `position`: position of the part's first token in the sequence.
 
         Raises:
@@ -73,7 +73,7 @@ class MediaReader:
         return DECODED
 
     def _chunks_with(self, media: Media, part: MediaPart, stop: StopFlag) -> Any:
-        """Return the prompt's mtmd chunks with the decoded file of `part`; None if a stop was requested meanwhile.
+        """Return the prompt's mtmd chunks with the decoded file of `part`; None if a stop came during decoding.
 
         The parts of one file are computed one after another, so the file is decoded once.
         """

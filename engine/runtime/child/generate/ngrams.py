@@ -1,7 +1,7 @@
 """N-gram drafts (prompt lookup): the last tokens are found earlier in the sequence, and what followed there is drafted.
 
-Text is repeated when a model quotes the prompt, changes code, or loops. The idea is that of llama.cpp's `ngram-simple`;
-here an index finds the place, so that a search costs the same in a long sequence.
+Text is repeated when a model quotes the prompt, changes code, or loops. llama.cpp's `ngram-simple` drafts in the same
+way. The index here makes a search as fast in a long sequence as in a short one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class NgramIndex:
         self._indexed = N
 
     def draft(self, tokens: Sequence[int], most: int) -> list[int]:
-        """Return up to `most` tokens that may follow `tokens`; empty if its last n-gram is new."""
+        """Return up to `most` tokens that may follow `tokens`; empty if their last n-gram did not occur before."""
         count = len(tokens)
         if count <= N:
             return []

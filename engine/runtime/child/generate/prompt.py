@@ -32,7 +32,7 @@ from engine.runtime.protocol.requests import (
 )
 
 _FILE_SIZE = 1 << 20
-"""Size in bytes with which an image or a sound counts for the limit of a step: it is divided here, not decoded."""
+"""Bytes that each image or sound adds to the text size for `tokenizer_limit`. mtmd does not decode the file here."""
 _REMEDY = (
     "Choose the model's projector (mmproj file) in the settings, and load again. If one is loaded, choose another one."
 )
@@ -58,7 +58,7 @@ def read_prompt(
     template: str = "",
     template_input: TemplateInput = NO_INPUT,
 ) -> tuple[MediaPrompt, Replaced, tuple[int, ...]]:
-    """Return the prompt, why its chat template was replaced, and the token positions worth a checkpoint.
+    """Return the prompt, the reason if its chat template was replaced, and the token positions for checkpoints.
 
     `messages`: the conversation.
     `prompt`: raw text, used if there are no messages.
@@ -134,7 +134,7 @@ def media_for(loaded: LoadedContext, files: Sequence[MediaFile]) -> Media:
 
 
 def _check_batches(loaded: LoadedContext, prompt: MediaPrompt) -> None:
-    """Raise `RequestError` if an image or sound must be computed at once and exceeds a batch; llama.cpp would abort."""
+    """Raise `RequestError` if an image or sound must be computed in one batch but is larger; llama.cpp would abort."""
     most = min(loaded.batch_tokens, int(loaded.engine.low.llama_n_ubatch(loaded.context)))
     whole = max((part.n_cells for part in prompt.parts.values() if part.at_once), default=0)
     if whole > most:
@@ -158,7 +158,7 @@ def chat_text(
     template: str = "",
     template_input: TemplateInput = NO_INPUT,
 ) -> tuple[PromptText, Replaced]:
-    """Return the prompt of a conversation as text, and why its chat template was replaced, if it failed.
+    """Return the prompt of a conversation as text, and the reason if its chat template failed and was replaced.
 
     Names of special tokens in the conversation are plain text (`markup.py`).
 
@@ -205,10 +205,10 @@ _END_TOKENS = 16
 
 
 def with_answer_start(loaded: LoadedContext, request: Generate, read: MediaPrompt) -> tuple[list[int], str]:
-    """Return the prompt's tokens with the start of the answer (`Generate.begun`), and the text of the first piece.
+    """Return the prompt's tokens with the start of the answer (`Generate.begun`), and the text to send first.
 
-    That text is the opening reasoning tag if the template has written one at the end of the prompt, else empty.
-
+    The text to send first is the opening reasoning tag if the template has written one at the end of the prompt, else
+    empty.
     `read`: the prompt.
 
     Raises:

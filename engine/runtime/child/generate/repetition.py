@@ -1,8 +1,8 @@
 """Detection of an answer that repeats itself without end, as answers of small models do.
 
 Only an exact repetition counts: the same tokens again and again at the end of the answer. Numbered lists, tables with
-values and poems with a refrain differ from line to line, so they are none. Rows of code and ASCII art may be alike for
-long, so they need many more tokens than prose.
+values and poems with a refrain differ from line to line, so they do not count. Code and ASCII art may have many equal
+rows, so more repeated tokens are needed there than in prose.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ CHECKED_EVERY = 32
 WINDOW = 1536
 """Number of latest tokens that are checked."""
 PROSE_TIMES, PROSE_TOKENS = 6, 144
-"""Smallest number of repetitions, and of tokens in all of them, from which a text of words counts as endless."""
+"""Least number of repetitions, and least number of tokens in all of them together, of an endless text of words."""
 OTHER_TIMES, OTHER_TOKENS = 12, 1024
-"""Smallest number of repetitions, and of tokens in all of them, from which other texts count as endless.
+"""Least number of repetitions, and least number of tokens in all of them together, of other endless texts.
 
 Other texts are numbers, code, table rows and rules of dashes. The limits are so large that an array of 500 zeros does
 not count.
@@ -25,7 +25,7 @@ not count.
 _CODE = frozenset("<>{}[]()|=\\/_#*~^+;`\t")
 """Characters that hardly occur in prose."""
 _TAIL = 24
-"""Number of last tokens that are searched for earlier in the answer; fewer than in any repetition that counts."""
+"""Number of tokens at the end of the answer whose earlier occurrence shows a repetition, which is always longer."""
 _MOST_PERIODS = 64
 """Most earlier occurrences of the last `_TAIL` tokens that are examined. A run of equal tokens yields many of them."""
 _MIN_LETTERS = 4
@@ -61,8 +61,10 @@ def repeated_periods(tokens: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def is_endless(period: int, n_tokens: int, text: str) -> bool:
-    """Return whether `n_tokens` tokens that repeat with `period` are a repetition that would not end by itself.
+    """Return whether a repetition is long enough to be regarded as endless.
 
+    `period`: length of the repeated text, in tokens.
+    `n_tokens`: number of tokens in all repetitions together.
     `text`: text of one period.
     """
     times, tokens = (PROSE_TIMES, PROSE_TOKENS) if _is_prose(text) else (OTHER_TIMES, OTHER_TOKENS)
@@ -74,9 +76,9 @@ def _is_prose(text: str) -> bool:
 
 
 class RepetitionDetector:
-    """Checks the tokens of one answer while they are sampled.
+    """Detects endless repetition in one answer while its tokens are sampled.
 
-    `text_of`: returns the text of some tokens.
+    `text_of`: function that returns the text of a token list.
     """
 
     def __init__(self, text_of: Callable[[Sequence[int]], str]) -> None:
@@ -91,6 +93,7 @@ class RepetitionDetector:
         if self._until_check:
             return False
         self._until_check = CHECKED_EVERY
+        # Only at checks, so the list is up to CHECKED_EVERY tokens longer than the window.
         del self._latest[:-WINDOW]
         return any(
             n_tokens >= PROSE_TOKENS and is_endless(period, n_tokens, self._text_of(self._latest[-period:]))

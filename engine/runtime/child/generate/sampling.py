@@ -24,11 +24,11 @@ from engine.runtime.protocol.requests import Generate, Logits
 
 MIN_KEEP = 1
 MIROSTAT_TOKENS = 100
-"""Mirostat's parameter m, the number of tokens from which it estimates: llama.cpp's value."""
+"""Mirostat's parameter m, the number of tokens for its estimate of the distribution; llama.cpp uses the same value."""
 
 
 def settings_of(request: Generate) -> SamplingSettings:
-    """Return the sampling settings of a request: `sampling`, or settings from its single fields if that is None."""
+    """Return a request's sampling settings: `sampling` if given, else settings made from fields such as `top_k`."""
     return request.sampling or SamplingSettings(
         temperature=request.temperature,
         top_k=request.top_k,
@@ -45,7 +45,7 @@ def settings_of(request: Generate) -> SamplingSettings:
 class SamplerChain:
     """The sampler chain of one request; greedy at temperature 0. Call `free` when the request ends.
 
-    `tokens`: tokens of the prompt, which penalties count too.
+    `tokens`: tokens of the prompt, which repetition penalties include.
     """
 
     def __init__(self, loaded: LoadedContext, settings: SamplingSettings, tokens: Sequence[int]) -> None:

@@ -1,8 +1,8 @@
 """The file of a saved KV state, and the check whether it fits the loaded context.
 
-The file has a magic, a version, the length of a JSON header, the header, the tokens as 32-bit numbers, llama.cpp's
-bytes of the sequence, and from version 2 on those of checkpoints. It is untrusted: every size is checked before memory
-is allocated, and llama.cpp checks the bytes when it reads them.
+The file has a magic, a version, the length of a JSON header, the header, the tokens as 32-bit numbers, the sequence's
+state as llama.cpp wrote it, and from version 2 on the states of checkpoints. It is untrusted: every size is checked
+before memory is allocated, and llama.cpp checks each state when it reads it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class DamagedSequenceError(SequenceFileError):
 
 
 class ModelIdentity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Identity of a model: its figures from llama.cpp, and a digest of its metadata. The layout does not change it.
+    """Identity of a model: numbers that llama.cpp reports, and a digest of its metadata. It is the same in any layout.
 
     `metadata`: SHA-256 of all keys and values of the file's metadata.
     """
@@ -66,7 +66,7 @@ class KeptCheckpoint(msgspec.Struct, frozen=True, array_like=True, forbid_unknow
 class SequenceHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Header of a saved KV state, which shows whether the loaded context can restore the state.
 
-    `streams`: number of sequences with KV buffers of their own.
+    `streams`: number of streams of the KV cache (`n_stream` in llama.cpp): 1 if it is unified, else `n_seq_max`.
     `flash_attention`: whether flash attention was on. Without flash attention llama.cpp stores V transposed, so the
     states differ.
     `tokens`: number of tokens.
@@ -108,8 +108,8 @@ def write_sequence(
 ) -> int:
     """Write a saved KV state atomically, and return the size of the file in bytes.
 
-    `states`: state of the sequence, then those of its checkpoints.
-    `header`: returns the header for a digest.
+    `states`: state of the sequence, then the state of each checkpoint.
+    `header`: returns the file's header for the SHA-256 digest of tokens and states.
 
     Raises:
         SequenceFileError: the file cannot be written.
@@ -220,7 +220,7 @@ def _tokens(token_bytes: bytes) -> list[int]:
 
 _TEXT_BYTES = 4096
 _CELL_BYTES = 64
-"""Upper bound of the bytes that llama.cpp writes for a token besides keys and values."""
+"""Upper bound of the bytes that llama.cpp writes for each token in addition to its keys and values."""
 _SLACK_BYTES = 1 << 20
 
 

@@ -1,9 +1,9 @@
 """Context shift: when the context is full, older tokens are removed so that the answer can continue.
 
-As in llama.cpp's server, the first tokens stay, half of the others are removed from the KV cache, and the later ones
-move to their positions (`llama_memory_seq_rm`, `llama_memory_seq_add`; llama.cpp rotates K with the next batch). The
-state after a shift is not exactly that of the remaining tokens, because it was computed with the removed ones too. So
-no later prompt may use it beyond the first tokens (`Slot.exact`), and it is not saved.
+As in llama.cpp's server, the first tokens stay, the older half of the others is removed from the KV cache, and the
+newer half moves to their positions (`llama_memory_seq_rm`, `llama_memory_seq_add`; llama.cpp rotates K with the next
+batch). The state of the moved tokens was computed with the removed tokens before them. So a later prompt can use only
+the state of the first tokens (`Slot.exact`), and a shifted state is not saved.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ KEPT_SHARE = 0.75
 With a larger share, shifts would follow each other quickly.
 """
 _OTHER_TEXTS = ("0", "1")
-"""Two texts with different first characters. One of them replaces a message, to find its start in the prompt."""
+"""Two texts with different first characters. One of them replaces a message to find where it begins in the prompt."""
 
 
 def kept_tokens(
@@ -35,7 +35,7 @@ def kept_tokens(
 ) -> int | None:
     """Return how many tokens at the start of the prompt stay in the KV cache at a context shift.
 
-    None means that the context is not shifted: the answer ends when the context is full.
+    Return None if the context is not shifted, so that the answer ends when the context is full.
 
     Raises:
         RequestError: the request demands a shift, and none is possible. The sentence names the reason.

@@ -10,9 +10,9 @@ from engine.runtime.child.generate.checkpoints import MOST, Checkpoint, Checkpoi
 from engine.runtime.child.load.loaded_context import LoadedContext
 
 MIN_COPIED_TOKENS = 16
-"""Smallest number of tokens that the copy of a prefix must save. A copy between streams moves a whole KV cache."""
+"""Smallest number of tokens that copying a prefix must save, because a copy between streams moves a whole KV cache."""
 MOST_COPIED_BYTES = 64 << 20
-"""Largest recurrent state of a sequence that is copied at every step, so that rejected drafts can be undone."""
+"""Largest recurrent state in bytes that is copied before a batch with drafts, so that rejected drafts can be undone."""
 
 
 @dataclass(eq=False, slots=True)
@@ -41,7 +41,7 @@ class Slot:
     exact: int | None = None
 
     def hold(self, tokens: Sequence[int]) -> None:
-        """Set the list of tokens that are in the cache now, and drop checkpoints that do not belong to them."""
+        """Set the list of tokens that are in the cache now, and drop checkpoints beyond the unchanged beginning."""
         kept = common_prefix(self.tokens, tokens)
         self.tokens[:] = tokens
         self.checkpoints[:] = [checkpoint for checkpoint in self.checkpoints if checkpoint.tokens <= kept]
@@ -76,9 +76,8 @@ class Slots:
         The slot's `tokens` are then the cached prefix of `wanted`, which is not computed again. At least the last token
         of `wanted` is left to compute, because its logits are needed.
 
-        The same choice decides whether a restored KV state is used: `_usable` counts the tokens that its slot has in
-        common with the prompt. A prompt that leaves out old messages, or has another system prompt, shares only its
-        beginning.
+        A slot with a restored KV state is chosen in the same way: `_usable` counts the tokens that it has in common
+        with the prompt. A prompt that leaves out old messages, or has another system prompt, shares only its beginning.
         """
         free = self.free
         if not free:
@@ -136,8 +135,7 @@ class Slots:
             slot.copy_pending = False
 
     def shift(self, slot: Slot, kept: int) -> int:
-        """Remove half of the tokens after the first `kept` from the KV cache, and move the later tokens to their
-        positions.
+        """Remove the older half of the tokens after the first `kept`, and move the newer half to the freed positions.
 
         Return the number of removed tokens; 0 if llama.cpp cannot remove them.
         """
@@ -152,7 +150,7 @@ class Slots:
         return dropped
 
     def drop_end(self, slot: Slot) -> None:
-        """Remove the KV cells after the tokens of a slot; empty the slot if that is not possible."""
+        """Remove KV cells beyond the tokens of a slot. Empty the slot if llama.cpp cannot remove them."""
         low, memory = self._loaded.engine.low, self._loaded.memory
         if not low.llama_memory_seq_rm(memory, slot.number, len(slot.tokens), -1):
             self.empty(slot)
@@ -160,7 +158,7 @@ class Slots:
     # ------------------------------------------------------------------ drafts
 
     def can_roll_back(self, slot: Slot) -> bool:
-        """Return whether rejected drafts can be removed from a slot, if need be by a copy of its state."""
+        """Return whether rejected drafts can be removed from a slot, directly or by restoring a copy of its state."""
         if not self._whole_only:
             return True
         return self._taker.size_bytes(slot.number) <= min(MOST_COPIED_BYTES, self._taker.most_bytes)
@@ -172,10 +170,10 @@ class Slots:
         return self._taker.take(slot.number, len(slot.tokens), self._taker.size_bytes(slot.number))
 
     def roll_back(self, slot: Slot, copy: Checkpoint | None) -> None:
-        """Remove rejected drafts from the KV cache; they come after the tokens of a slot.
+        """Remove rejected drafts, which follow a slot's tokens in the KV cache.
 
-        If that is not possible, the slot is set back to `copy` or to an earlier checkpoint, or emptied. Its request
-        then computes the lost tokens again.
+        If llama.cpp cannot remove them, restore `copy` or else the last checkpoint, or empty the slot. The request then
+        computes the lost tokens again.
         """
         low, memory, held = self._loaded.engine.low, self._loaded.memory, len(slot.tokens)
         can_cut = not self._whole_only and self._holds_window(slot, held)
@@ -190,6 +188,7 @@ class Slots:
     def restore_checkpoints(self) -> None:
         """Set every slot back to its last checkpoint, or empty it, after a failed batch with recurrent state."""
         for slot in self.all:
+            # llama.cpp would make a pending copy with the next batch, over the restored state.
             checkpoint = slot.checkpoints[-1] if slot.checkpoints and not slot.copy_pending else None
             if checkpoint is not None and self._taker.restore(slot.number, checkpoint):
                 slot.hold(slot.tokens[: checkpoint.tokens])
@@ -197,7 +196,7 @@ class Slots:
                 self.empty(slot)
 
     def reconcile(self, slot: Slot, wanted: Sequence[int]) -> None:
-        """Set the slot's tokens, after a failed or aborted batch, to the part of `wanted` that llama.cpp still has.
+        """After a failed or aborted batch, set a slot's tokens to the prefix of `wanted` that is in the KV cache.
 
         The last token of `wanted` is removed in any case and computed again, because its logits were not used. Drafts
         are removed too.
@@ -246,9 +245,7 @@ class Slots:
             slot.checkpoints.append(taken)
 
     def adopt(self, slot: Slot, tokens: Sequence[int], checkpoints: Sequence[Checkpoint]) -> None:
-        """Set the tokens of a slot that was restored from a file, and add as many of its checkpoints as there is room
-        for.
-        """
+        """Set the tokens of a slot that was restored from a file, and add its checkpoints as far as memory allows."""
         slot.hold(tokens)
         for checkpoint in checkpoints:
             if self._taker.is_needed and self._make_room(slot, checkpoint.size_bytes):
@@ -256,7 +253,7 @@ class Slots:
                 slot.last_checkpoint = checkpoint.tokens
 
     def _make_room(self, slot: Slot, size_bytes: int) -> bool:
-        """Drop checkpoints until there is room for one more of `slot`; return whether there is.
+        """Drop checkpoints until one of `size_bytes` can be added to `slot`; return False if it is too large.
 
         The checkpoints of the least recently used slot are dropped first.
         """
@@ -296,8 +293,8 @@ class Slots:
     def _can_copy_from(self, slot: Slot, wanted: Sequence[int]) -> bool:
         """Return whether the usable prefix of a slot can be copied to another slot.
 
-        Between streams llama.cpp copies only with the next batch. This would overwrite sliding windows that are
-        restored from a checkpoint before it, so such a prefix cannot be copied.
+        llama.cpp copies between streams only when it computes the next batch. The copy would then overwrite sliding
+        windows that were restored from a checkpoint. So a prefix that needs a checkpoint cannot be copied.
         """
         if not (self._streams and self._window > 0):
             return True
@@ -307,6 +304,7 @@ class Slots:
         """Return whether a sliding-window cache still has all positions that the token after `kept` attends to."""
         if self._window <= 0 or not kept:
             return True
+        # The bound of llama.cpp's server (`pos_min_thold`). The position is -1 if the sequence has no cells.
         low, memory = self._loaded.engine.low, self._loaded.memory
         oldest = int(low.llama_memory_seq_pos_min(memory, slot.number))
         return 0 <= oldest <= max(0, kept - self._window)

@@ -39,11 +39,11 @@ class Task:
 class SequenceTask(Task, ABC):
     """A request whose tokens are computed in the common batch, and which continues with the logits of the last token.
 
-    `tokens`: all tokens that its slot must have. Those that the slot does not have yet are computed.
+    `tokens`: all tokens of the prompt and the answer so far. The loop computes tokens that its slot lacks.
     `media`: computes the images and sounds among the tokens.
-    `checkpoint_positions`: numbers of tokens after which a checkpoint is worth its memory; empty if none is needed.
+    `checkpoint_positions`: token positions at which a checkpoint is useful; empty if none is needed.
     `slot`: slot of the task; None while it waits for one.
-    `draft`: counts the drafts of the task; None if nothing is drafted for it.
+    `draft`: draft statistics of the task; None if nothing is drafted for it.
     """
 
     def __init__(
@@ -97,7 +97,9 @@ class SequenceTask(Task, ABC):
 
     @abstractmethod
     def read(self, count: int) -> Answer | None:
-        """Record the progress after a batch; return a message about it, or None. `count`: KV cells of the batch."""
+        """Record the progress after a batch; return a message about it, or None.
+
+        `count`: number of KV cells that the batch filled."""
 
     @abstractmethod
     def take_logits(self, place: int, answers: list[Message]) -> bool:
@@ -110,8 +112,8 @@ class SequenceTask(Task, ABC):
 class StandaloneTask(Task, ABC):
     """A request that does its own work in parts, between two batches.
 
-    `n_slots`: largest number of empty slots that the task can use. It waits until it gets at least one. 0: the task
-    needs no slot and begins at once.
+    `n_slots`: largest number of empty slots that the task can use. The task waits until at least one is free. 0: it
+    needs no slot and does not wait.
     """
 
     n_slots = 0

@@ -43,7 +43,7 @@ def tokenizer_limit(loaded: LoadedContext, size: int) -> StepLimit:
     """Return the time and memory limit for tokenising a text of `size` bytes with the model's vocabulary.
 
     Measured for each byte of text: 0.2 to 1.1 µs and 40 to 140 bytes of memory with a BPE vocabulary of 49,152 tokens;
-    with SPM up to 2.4 µs for 100 kB without a space, and more for longer ones.
+    with SPM up to 2.4 µs for 100 kB without a space, and more for longer texts without a space.
     """
     return StepLimit(
         loaded.engine.send_abort_text,
@@ -88,7 +88,7 @@ class PieceDecoder:
 
     A character whose bytes are split over several tokens is returned with the last of these tokens.
 
-    `told`: special tokens that are written by their names. All others give no text.
+    `told`: names of the special tokens that are written by their names. All other special tokens give no text.
     """
 
     def __init__(self, loaded: LoadedContext, told: Collection[str] = ()) -> None:

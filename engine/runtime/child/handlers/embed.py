@@ -1,6 +1,6 @@
-"""Handler of `Embed`: computes texts in batches.
+"""Handler of `Embed`: computes the embeddings of texts in batches.
 
-A batch has at most one text for each sequence of the context, and as many tokens as a micro batch.
+A batch has at most one text for each sequence of the context, and at most as many tokens as a micro batch.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Embedding(StandaloneTask):
         return Embedded(request=self.id, vectors=tuple(self._vectors), prompt_tokens=prompt_tokens)
 
     def _fill(self) -> list[int]:
-        """Fill the batch with the next texts; return the sequence id of each."""
+        """Fill the batch with the next texts; return the sequence id of each text in it."""
         self._batch.clear()
         sequences = []
         for slot, tokens in zip(self.slots, self._texts[len(self._vectors) :], strict=False):

@@ -57,8 +57,7 @@ class Generation(SequenceTask):
     """A running generation: the task of a `Generate`.
 
     `tokens`: the prompt, then the sampled tokens.
-    `first`: opening reasoning tag at the end of the prompt, which is also sent as the first text of the answer; else
-    empty.
+    `first`: opening reasoning tag if the prompt ends with one, else empty. It is sent as the first text of the answer.
     `prompt`: the prompt with its images and sounds.
     `positions`: token positions in the prompt at which checkpoints are useful.
     `replaced`: why the chat template was replaced by a plain form; empty if it was not.

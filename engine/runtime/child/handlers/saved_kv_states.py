@@ -73,7 +73,7 @@ def begin_saving(loaded: LoadedContext, slots: Slots, request: SaveSequence) -> 
 
 
 class SaveTask(StandaloneTask):
-    """Task that writes a saved KV state in a thread of its own, so that answers continue meanwhile."""
+    """Task that writes a saved KV state in a thread of its own, so that answers do not wait for the disk."""
 
     def __init__(
         self, request: SaveSequence, tokens: list[int], states: list[memoryview], header: SequenceHeader

@@ -1,8 +1,8 @@
 """The draft model of a load: its request, and the check that it has the vocabulary of the model.
 
-A draft model proposes tokens by their ids, so that both vocabularies must agree. As in llama.cpp's
-`common_speculative_are_compatible`, their sizes may differ a little, because models of a family are padded differently,
-and the first tokens may differ, because they are special tokens that nobody writes.
+A draft model proposes tokens by their ids, so both vocabularies must agree. As in llama.cpp's
+`common_speculative_are_compatible`, two differences are allowed. The sizes may differ a little, because models of a
+family are padded differently. The first tokens may differ, because they are special tokens that no text contains.
 """
 
 from __future__ import annotations
@@ -96,11 +96,9 @@ def without_rope(low: Any, model: int) -> int | None:
 
 
 def check_rotation(low: Any, model: int, name: str) -> None:
-    """Raise `RequestError` if the model's RoPE rotates no elements, because ggml's operation on the CPU would never
-    end.
+    """Raise `RequestError` if the model's RoPE rotates no elements: ggml's operation on the CPU would never end.
 
-    The cause is in `ggml_compute_forward_rope_flt`: it steps back by two at the first rotated element, and forward by
-    two after that element.
+    The cause is the loop of `ggml_compute_forward_rope_flt`, which then steps back and forward by two elements in turn.
     `low`: the module `llama_cpp.llama_cpp`.
     `model`: address of the model.
     `name`: name of the model's file, for the error.

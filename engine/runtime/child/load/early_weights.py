@@ -37,9 +37,9 @@ _ACKED_AT = 120
 _QUEUED = 0x5411
 """SIOCOUTQ: the ioctl for the number of bytes written to a socket that the other end has not acknowledged."""
 _HASHED_BYTES = 4096
-"""Largest number of bytes that ggml-rpc writes for a tensor that the worker already has: only its hash.
+"""Largest number of bytes that ggml-rpc writes for a tensor that is in the worker's cache: the tensor's hash.
 
-A tensor that has to be sent has at least 10 MiB.
+A tensor that is not in the cache has at least 10 MiB.
 """
 _PROBE_BYTES = (10 << 20) + 4096
 """Size in bytes of a tensor of zeros that is sent to find out whether a worker caches weights.
@@ -48,7 +48,7 @@ Smaller tensors are never cached (`HASH_THRESHOLD` of ggml-rpc).
 """
 _I8 = 24
 _WEIGHTS = 1
-"""`GGML_BACKEND_BUFFER_USAGE_WEIGHTS`: usage of a buffer for weights. Only for these ggml-rpc sends the hash first."""
+"""`GGML_BACKEND_BUFFER_USAGE_WEIGHTS`. ggml-rpc sends the hash of a tensor first only in buffers with this usage."""
 _ROOM_BYTES = 1 << 16
 _POLL_S = 0.1
 
@@ -98,7 +98,7 @@ class Links:
 
     @property
     def workers(self) -> tuple[_Worker, ...]:
-        """The workers whose connections have byte counters of the system."""
+        """The workers for whose connections the system counts bytes."""
         return tuple(worker for worker in self._workers if worker.address in self._began)
 
     def written(self) -> dict[str, int]:
@@ -106,7 +106,7 @@ class Links:
         return {address: written for address, (written, _) in self._counts().items()}
 
     def _counts(self) -> dict[str, tuple[int, int]]:
-        """Return (bytes written so far, bytes of these not acknowledged yet) for each worker, by its address."""
+        """Return (bytes written so far, written bytes that are not acknowledged yet) by the worker's address."""
         # The connections were found once: this is read ten times a second, and neither a look at each descriptor of
         # the process nor a name server that takes seconds may hold it up.
         found: dict[str, tuple[int, int]] = {}
@@ -145,6 +145,7 @@ class Links:
             counts, now_s = self._counts(), time.monotonic()
             for address in self._seconds:
                 written, queued = counts.get(address, (0, 0))
+                # A tensor is under way: bytes wait in the socket, or more than its hash was written.
                 if queued or written > before.get(address, 0) + _HASHED_BYTES:
                     self._seconds[address] += now_s - last_s
             before, last_s = {address: written for address, (written, _) in counts.items()}, now_s
@@ -311,7 +312,7 @@ def _peers(address: str) -> set[tuple[str, int]]:
 
 
 def _connections(addresses: Sequence[str]) -> dict[str, socket.socket]:
-    """Return a duplicate of this process' connection to each address; addresses without one are left out."""
+    """Return a duplicate socket of this process's connection to each address; unconnected addresses are left out."""
     peers = {peer: address for address in addresses for peer in _peers(address)}
     found: dict[str, socket.socket] = {}
     for entry in Path("/proc/self/fd").iterdir():
@@ -340,7 +341,7 @@ def _duplicate(descriptor: int) -> socket.socket:
 
 
 def _counts(link: socket.socket) -> tuple[int, int]:
-    """Return (bytes written to a connection, bytes of these that the other end has not acknowledged)."""
+    """Return (bytes written to a connection, written bytes that the worker has not acknowledged)."""
     import fcntl
 
     info = link.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _ACKED_AT + _ACKED.size)

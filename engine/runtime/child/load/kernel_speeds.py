@@ -1,6 +1,6 @@
-"""Measures kernels that a plain matrix product does not stand for: experts, repacked weights, attention, scans.
+"""Measures kernels whose speed a plain matrix product does not predict: experts, repacked weights, attention, scans.
 
-On CPUs their rates differ from those of a plain product by a factor of up to 20, and decide the speed of prompts.
+On CPUs these kernels are up to 20 times as fast or as slow as a plain product, and decide the speed of prompts.
 """
 
 from __future__ import annotations
@@ -27,16 +27,18 @@ _LARGE_BYTES = 64 << 20
 _KV_HEADS, _QUERIES, _CELLS = 8, 2, 1024
 """Number of KV heads, number of query heads for each KV head, and number of cells in the KV cache.
 
-With several heads in a cell each head is read in steps, which takes up to three times as long on a CPU.
+With several heads in a cell, the rows of one head are read with a stride, which takes up to three times as long on a
+CPU.
 """
 _HEAD_WIDTHS = (64, 128, 256)
 _SCANS = {"scan": (128, 64, 32), "scan.decays": (16, 1, 1024)}
-"""(Width of the state, width of a head, number of heads) by kernel: as in Mamba 2, and as in Mamba.
+"""(Width of the state, width of a head, number of heads) by kernel. "scan" has Mamba 2's shape, "scan.decays" Mamba's.
 
-Mamba's scan computes a decay for each element of the state, Mamba 2's and all later ones one for each head.
+Mamba's scan computes a decay for each element of the state. The scans of Mamba 2 and later models compute one for each
+head.
 """
 _CONVOLVED, _CHANNELS = 4, 512
-"""Tokens that a convolution reads for each channel, with the one that it computes; and number of channels."""
+"""Kernel width of a convolution in tokens, the computed token included, and number of channels."""
 _MEASURED_S = 0.06
 _MAX_PASSES = 40
 _N_TENSORS = 4096
@@ -47,17 +49,17 @@ The next size is used if a pass takes less than `SHORT_S` seconds.
 """
 SHORT_S = 0.002
 _TOO_SHORT_S = 0.00005
-"""Duration of a pass in seconds below which the start of the kernel takes too much of it. Such a kernel is left out."""
+"""Shortest usable duration of a pass in seconds. In a shorter one the start of the kernel takes too large a part."""
 _REPACKED_BUFFER = b"CPU_REPACK"
 
 Speeds = dict[str, float]
 
 
 def kernel_speeds(engine: Bindings, device: int, request: MeasureSpeed, end: float) -> tuple[Speeds, Speeds]:
-    """Return (bytes read per second with one token, products per second), by the names of kernels.
+    """Return two tables by kernel name: bytes read per second with one token, and products per second.
 
-    The names are those of `engine/planning/speed/speeds.py`. Kernels that the device does not support are left out, as
-    are those that would begin after `end` (seconds of `time.perf_counter`).
+    Names are as in `engine/planning/speed/speeds.py`. Kernels that the device does not support are left out. No kernel
+    is measured after the time `end` (seconds of `time.perf_counter`).
     """
     read: Speeds = {}
     products: Speeds = {}
@@ -79,6 +81,7 @@ def kernel_speeds(engine: Bindings, device: int, request: MeasureSpeed, end: flo
     row_size = engine.bind("ggml_row_size", ctypes.c_size_t, ctypes.c_int, ctypes.c_int64)
     for width in _HEAD_WIDTHS:
         for suffix, tokens, heads in (("", _TOKENS, _KV_HEADS), (".1", 1, _KV_HEADS), (".1.alone", 1, 1)):
+            # Keys and values, two bytes each (F16).
             each_bytes = 2 * 2 * width * heads * _CELLS
             n_layers = 1 if tokens > 1 else max(1, min(request.size_bytes, _LARGE_BYTES) // each_bytes)
             count = float(_CELLS * _QUERIES * heads * 2 * width * tokens * n_layers)
@@ -100,6 +103,7 @@ def kernel_speeds(engine: Bindings, device: int, request: MeasureSpeed, end: flo
         count = float(_WIDTH * _ROWS * _TOKENS)
         product = partial(_Kernel.product, type_number=number, rows=_ROWS, n_tokens=_TOKENS)
         measure(products, f"{name}.repacked", count, product, repacked=True)
+        # ggml repacks a matrix only if its rows are a multiple of 4 or 8 (ggml_repack_get_optimal_repack_type).
         rows = min(request.size_bytes, _LARGE_BYTES) // row_size(number, _WIDTH) // 8 * 8
         product = partial(_Kernel.product, type_number=number, rows=rows, n_tokens=1)
         measure(read, f"{name}.repacked", float(rows * row_size(number, _WIDTH)), product, repacked=True)
@@ -107,10 +111,10 @@ def kernel_speeds(engine: Bindings, device: int, request: MeasureSpeed, end: flo
 
 
 class _Kernel:
-    """One operation on a device, with its tensors. A context manager that frees everything.
+    """One operation on a device, with its tensors. A context manager that frees tensors, buffers and backend.
 
-    `build`: adds the tensors and returns the operation's result.
-    `repacked`: whether the weights are in the CPU's repacked memory.
+    `build`: adds the tensors and returns the address of the operation's result tensor.
+    `repacked`: whether the weights are in a buffer of the CPU's type for repacked weights.
     `is_supported`: False if the device cannot compute the operation; then nothing is allocated.
     """
 
@@ -187,7 +191,7 @@ class _Kernel:
     def _call(self, name: str, *arguments: Any, types: Sequence[Any] = ()) -> int:
         """Add an operation to the graph by calling a ggml function; return the address of the result.
 
-        `types`: ctypes of the arguments after the tensors, which come first.
+        `arguments`: tensors, followed by other values. `types`: ctypes of these other values.
         """
         n_tensors = len(arguments) - len(types)
         bound = self._engine.bind(name, ctypes.c_void_p, *(ctypes.c_void_p,) * (1 + n_tensors), *types)
@@ -195,12 +199,12 @@ class _Kernel:
         return result
 
     def product(self, type_number: int, rows: int, n_tokens: int, growth: int) -> int:
-        """Add a product of one matrix with the columns of `n_tokens` tokens."""
+        """Add a product of one matrix with `n_tokens` columns, one for each token."""
         matrix = self._tensor(type_number, (_WIDTH, rows * growth), weights=True)
         return self._call("ggml_mul_mat", matrix, self._tensor(_F32, (_WIDTH, n_tokens)))
 
     def experts(self, type_number: int, growth: int) -> int:
-        """Add a product in which each token uses some of the experts, in turns."""
+        """Add a product with expert matrices: each token uses `_USED` experts, all experts equally often."""
         matrices = self._tensor(type_number, (_WIDTH, _ROWS * growth, _EXPERTS), weights=True)
         columns, ids = self._tensor(_F32, (_WIDTH, 1, _TOKENS)), self._tensor(_I32, (_USED, _TOKENS))
         chosen = [index % _EXPERTS for index in range(_USED * _TOKENS)]
@@ -210,7 +214,7 @@ class _Kernel:
     def attention(self, width: int, n_tokens: int, n_heads: int, n_layers: int, growth: int) -> int:
         """Add flash attention of `n_tokens` tokens to a KV cache in F16, in each of `n_layers` layers.
 
-        A token reads the caches of all layers once, so none of them is in the CPU's caches when it is read.
+        Each layer has a KV cache of its own. So with enough layers no KV cache is still in a CPU cache when it is read.
         """
         mask, n_heads = self._tensor(_F16, (_CELLS, n_tokens)), n_heads * growth
         real = ctypes.c_float
@@ -223,9 +227,9 @@ class _Kernel:
         return result
 
     def _cache(self, width: int, n_heads: int) -> int:
-        """Return the cache of keys or values, a row for each head.
+        """Return a cache of keys or values, permuted so that each head has its own matrix.
 
-        As in llama.cpp, the heads of a cell are neighbours in memory, so each head reads in steps.
+        As in llama.cpp, the heads of a cell are neighbours in memory, so the rows of one head are read with a stride.
         """
         cache = self._tensor(_F16, (width, n_heads, _CELLS))
         return self._call("ggml_permute", cache, 0, 2, 1, 3, types=(ctypes.c_int,) * 4)
@@ -257,6 +261,7 @@ class _Kernel:
 
         The fastest pass counts because other programs can only make a pass slower.
         """
+        # Without the time of reading a result back, which is no part of the kernel.
         trip = min(self._timed(self._ask) for _ in range(5))
         end, best, n_passes = time.perf_counter() + _MEASURED_S, self._timed(self._pass), 1
         while time.perf_counter() < end and n_passes < _MAX_PASSES:

@@ -3,7 +3,7 @@ loaded.
 
 For most projectors mtmd's own warm-up uses a smaller image ("avoid OOM on warmup" in clip.cpp), so a large image could
 run out of memory in the middle of a question. Without this warm-up mtmd reserves memory for the first input that it
-encodes (`clip_encode`: `is_allocated`). So the largest input is encoded here, and ended at its first graph node.
+encodes (`clip_encode`: `is_allocated`). So the largest input is encoded here; its graph ends at the first node.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ NODES_AT_ONCE = 32
 """Graph nodes between two checks of the stop flag: about a layer of a projector."""
 _TEXT_CHUNK = 0
 _SHAPES = ((1, 1), (4, 3), (3, 2), (16, 9), (2, 1), (1, 2))
-"""Ratios of width and height that are tried for the largest image.
+"""Ratios of width to height that are tried for the largest image.
 
-Sizes are rounded to whole patches, so that another shape than a square may have more of them.
+Sizes are rounded to whole patches, so an image that is not square may have more patches than a square one.
 """
 _SOUND_S = 30
-"""Seconds of the longest stretch of sound that mtmd encodes at once (Whisper's window)."""
+"""Length in seconds of the longest sound that mtmd encodes in one pass (Whisper's window)."""
 
 
 class NodeWatch:
@@ -62,7 +62,7 @@ def reserve_largest(
     log: EngineLog,
     end: Callable[[FailedAllocation], None],
 ) -> None:
-    """Make mtmd reserve memory for the largest input of each kind. If a device refuses it, the process exits.
+    """Make mtmd reserve memory for the largest image and sound. If a device refuses the memory, the process exits.
 
     mtmd does not check whether `ggml_backend_sched_reserve` succeeded, and would write to buffers that do not exist.
     `library`: the binding of mtmd.

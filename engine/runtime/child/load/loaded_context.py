@@ -30,7 +30,10 @@ DECODED, NO_SLOT, ABORTED = 0, 1, 2
 FLOAT_BYTES = 4
 NO_VOCABULARY = 0
 SLOWEST_RATE = 1.5e8
-"""Lowest number of multiplications per second of a CPU core. Slow cores do ten times as many with quantised weights."""
+"""Multiplications per second of the slowest CPU core that `NodeLimit` allows for.
+
+Slow cores reach ten times this rate with quantised weights.
+"""
 POOLING_NONE, POOLING_RANK = 0, 4
 
 
@@ -69,7 +72,7 @@ class LoadedContext:
     hidden_rows: int = 0
     """Number of rows of hidden states in the output buffer, which MTP heads read; 0 if the model has no such heads."""
     limit: NodeLimit | None = None
-    """Limit of the time of an operation; None for no limit."""
+    """Time limit of each operation of a computation; None for no limit."""
     _special_tokens: SpecialTokens | None = None
 
     @property
@@ -145,10 +148,7 @@ class LoadedContext:
 
     @property
     def output_rows(self) -> int:
-        """Number of rows of logits in the output buffer: one for each sequence and one for each drafted token.
-
-        No batch needs more.
-        """
+        """Largest number of rows of logits that a batch needs: one for each sequence and one for each drafted token."""
         rows = self.n_sequences * (1 if self.draft is None else self.draft.n_tokens + 1)
         return max(self.n_sequences, min(rows, self.batch_tokens))
 
@@ -186,9 +186,11 @@ class LoadedContext:
     def limit_operations(self, stop: StopFlag, *, on_devices: bool) -> None:
         """Limit the time of each operation from now on. `stop`: flag that stops computations of this context.
 
-        `on_devices`: whether devices other than the CPU compute. Single operations of such devices cannot be seen, so
-        the limit is that of a whole graph.
+        `on_devices`: whether devices other than the CPU compute. Their single operations cannot be observed, so the
+        limit then applies to a whole graph.
         """
+        # Weights of the largest operation: an equal share of a layer, or the output matrix. Attention multiplies each
+        # token with all keys and all values of a layer, hence the factor 2.
         low, model = self.engine.low, self.model
         n_layers, width = max(1, int(low.llama_model_n_layer(model))), int(low.llama_model_n_embd(model))
         weights = int(low.llama_model_n_params(model))
@@ -205,7 +207,7 @@ class LoadedContext:
             self.engine.low.llama_memory_clear(self.memory, False)
 
     def failed_computation(self, status: int, free: FreeMemory) -> AllocationFailure | Failure:
-        """Return the failure for a status other than `DECODED`, from the log since `begin_computation`."""
+        """Return the failure of a batch whose status is not `DECODED`, from log lines since `begin_computation`."""
         refused = allocation_failure(self.devices, self.log.facts, free, "context", self.parts())
         return refused or decode_failure(status, self.log.facts)
 
@@ -253,8 +255,9 @@ class LoadedContext:
         return int(low.llama_model_n_embd_out(self.model)) if decodes else 0
 
     def embeddings_bytes(self, tokens: int) -> int:
-        """Return the size in bytes of the output buffer while `tokens` tokens are embedded: logits and embedding of
-        each.
+        """Return the size in bytes of the output buffer while `tokens` tokens are embedded.
+
+        llama.cpp then reserves logits and an embedding for each token.
         """
         width = int(self.engine.low.llama_model_n_embd_out(self.model))
         return FLOAT_BYTES * tokens * (self.vocabulary_size + width)

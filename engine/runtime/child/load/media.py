@@ -1,8 +1,8 @@
 """Images and sounds in prompts, through llama.cpp's mtmd: the projector's embeddings take the place of tokens.
 
-In a slot's token list an image is a run of one negative number, as long as the positions that it takes. With M-RoPE
-these are fewer than its KV cells. A sound is one such run, or one for each 30 s. The number stands for exactly what was
-computed (projector, file, place in the prompt, size). So cached prefixes with images are compared like any others.
+In a slot's token list an image is one negative number, repeated for each position that the image takes. With M-RoPE an
+image takes fewer positions than KV cells. A sound has one such number, or one for each 30 s. The number identifies what
+was computed: projector, file, place in the prompt and size. So cached prefixes with images are compared as token lists.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class MediaPart:
     `chunk`: index of its mtmd chunk in the prompt.
     `n_positions`: positions that it takes in the sequence.
     `n_cells`: KV cells that it takes.
-    `at_once`: whether it has non-causal attention, so that it must be computed in one batch.
+    `at_once`: whether it must be computed in one batch, because it has non-causal attention.
     """
 
     file: MediaFile
@@ -65,6 +65,7 @@ class MediaPrompt:
         """Return the number of KV cells that `tokens`, a prefix or continuation of this prompt, take."""
         if not self.parts:
             return len(tokens)
+        # Each position of a part is one token, so only its further cells are added.
         held = set(tokens)
         return len(tokens) + sum(
             part.n_cells - part.n_positions for number, part in self.parts.items() if number in held

@@ -1,8 +1,8 @@
 """Loads a model: allocate and read the weights, load side files, make the context, warm up.
 
 `ModelLoader` carries out a `Load` and reports exactly how it ended; another `ModelLoader` then loads the draft model.
-`ModelParameters` and `context_struct` translate our settings to llama.cpp's structs. Every field is written, because
-the defaults of llama.cpp and of the binding differ from ours. Probes use the same two.
+`ModelParameters` and `context_struct` translate our settings to llama.cpp's structs, for loads and probes alike. Every
+field is written, because the defaults of llama.cpp and of the binding differ from ours.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ PLAIN_HOST_BUFFER = "CPU"
 class ModelLoader:
     """Carries out one `Load`, from the request to the loaded context. Use it in the main thread only.
 
-    `target`: the model for which this load loads the draft model; None if this load is not that of a draft model.
+    `target`: the loaded main model, if this load is that of its draft model; else None.
     """
 
     def __init__(
@@ -230,7 +230,7 @@ class ModelLoader:
         self._side_file_loader = SideFileLoader(engine, self._devices, log, self._free, stop, reporter.send_final)
 
     def run(self) -> tuple[LoadedContext, LoadedModel]:
-        """Load the model; return the loaded context and the message about it.
+        """Load the model; return the loaded context and the message `LoadedModel`.
 
         Raises:
             RequestError: with `AllocationFailure`, `Failure` or `Stopped`. Nothing stays allocated.
@@ -308,6 +308,7 @@ class ModelLoader:
         Raises:
             RequestError: as `run`. The model itself stays allocated.
         """
+        # `log.begin` of the second loader replaces the facts.
         placed, facts = loaded.parts(), self._log.facts
         self._reporter.begin_draft(lambda message: failure_of_draft(message, placed).message)
         try:

@@ -1,8 +1,8 @@
 """The context of a model's MTP heads: layers at its end that predict the token after the next one.
 
 As in llama.cpp's common/speculative.cpp (`common_speculative_impl_draft_mtp`), the heads have a context of their own
-with the type `LLAMA_CONTEXT_TYPE_MTP`. Each of its tokens brings the hidden state that the model computed for the token
-before (`MtpDrafter`).
+with the type `LLAMA_CONTEXT_TYPE_MTP`. The input of this context is a token and the hidden state that the model
+computed for the token before it (`MtpDrafter`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def wants_mtp(load: Load) -> bool:
 
 
 def check_engine(engine: Bindings) -> None:
-    """Raise `RequestError` if this version of llama.cpp lacks what MTP heads need."""
+    """Raise `RequestError` if this version of llama.cpp lacks functions that MTP heads need."""
     if not engine.has_nextn:
         raise failure(
             "argument",
@@ -37,8 +37,9 @@ def check_heads(engine: Bindings, model: int, name: str) -> None:
 
 
 def keep_hidden(loaded: LoadedContext) -> None:
-    """Make a context return hidden states: the model's context those of all tokens, the heads' context those of output
-    rows.
+    """Make a context return hidden states for MTP heads.
+
+    The model's context returns the states of all tokens, the heads' context only those of output rows.
     """
     loaded.engine.set_nextn(loaded.context, True, loaded.is_mtp)
     loaded.hidden_rows = loaded.n_sequences if loaded.is_mtp else loaded.batch_tokens

@@ -129,7 +129,7 @@ def dry_projector(
 
 
 def backend_buffer_types(engine: Bindings, devices: ResolvedDevices, entries: Iterable[str]) -> list[int]:
-    """Return the buffer type of each backend of a context: of the devices, the accelerators, and the CPU last.
+    """Return the buffer type of each backend of a context: devices first, then accelerators, the CPU last.
 
     `entries`: ids of the layout's devices.
     """
@@ -159,9 +159,9 @@ def without_surplus(
 ) -> dict[int, BufferBytes]:
     """Return a dry run's sizes with compute buffers corrected for pipeline parallelism.
 
-    A dry run assigns the norms to other backends than a load does. So a dry run plans the copies of the hidden state at
-    other boundaries. It counts one set of copies too many for a device with a single entry in the layout. If the layout
-    has no CPU entries, it counts one set too few for the device of the first entry.
+    Pipeline parallelism copies the hidden state at boundaries between backends. A dry run assigns the norms to other
+    backends than a load does, so its boundaries differ. For a device with a single entry in the layout it counts one
+    set of copies too many. For the device of the first entry it counts one set too few if the layout has no CPU entry.
 
     `buffer_types`: from `backend_buffer_types`.
     `host`: buffer type of CPU backends.

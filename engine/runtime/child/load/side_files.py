@@ -53,7 +53,7 @@ def loaded_bytes(library: Any, handle: int) -> dict[int, int] | None:
 def exact_parts(devices: ResolvedDevices, file: ProjectorFile, sizes: dict[int, int] | None) -> tuple[Part, ...] | None:
     """Return weights and compute buffers of a projector; None if `sizes` do not agree with the file's header.
 
-    `sizes`: from `loaded_bytes`.
+    `sizes`: bytes by device address, from `loaded_bytes`.
     """
     home = devices.by_id[file.device]
     if sizes is None or not file.plain_bytes or sizes.get(home, 0) < file.plain_bytes:
@@ -127,7 +127,7 @@ class Projector:
 
 @dataclass(frozen=True, slots=True)
 class LoadedSideFiles:
-    """Adapters and projector of a model. `parts`: their bytes; those from the log are rounded to 0.01 MiB."""
+    """Adapters and projector of a model. `parts`: their memory; sizes from the log are rounded to 0.01 MiB."""
 
     adapters: Adapters
     projector: Projector | None = None
@@ -230,7 +230,7 @@ class SideFileLoader:
         raise self._refusal(file.path, "llama.cpp cannot use it as an adapter of this model")
 
     def _end_refused(self, placed: tuple[Part, ...], failed: FailedAllocation) -> None:
-        """Report that a device has no room for the projector's largest image, and exit the process."""
+        """Report that a device has no room for the projector's largest image. The caller then exits the process."""
         self._free.note(failed)
         self._send_final(
             AllocationFailure(
@@ -302,7 +302,7 @@ def new_marker() -> str:
 
 
 def limits_of(context: ContextSettings) -> str:
-    """Return the limits for images as text, a part of embedding keys; empty if the projector's own limits apply."""
+    """Return the image limits of the settings as text for `Media.name_of`; empty for the projector's own limits."""
     limits = (context.image_min_tokens, context.image_max_tokens)
     return "" if limits == (None, None) else "-".join("" if each is None else str(each) for each in limits)
 
@@ -329,7 +329,7 @@ def projector_library() -> Any:
     """Return the binding of libmtmd.
 
     Raises:
-        RequestError: this build of llama-cpp-python has none.
+        RequestError: this build of llama-cpp-python has no libmtmd.
     """
     try:
         from llama_cpp import mtmd_cpp

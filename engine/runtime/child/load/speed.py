@@ -2,9 +2,10 @@
 
 - A token multiplies every weight with one column. So the product of a large matrix with one column gives the rate at
   which weights are read. It is measured for each type, because on CPUs the unpacking of the type decides.
-- A product with many columns gives the arithmetic speed, which decides for prompts.
-- A graph of many sums of one column gives the cost of a graph node that reads almost nothing.
-- Reading a few bytes back gives the round trip. It also waits for the computation, which RPC devices otherwise do not.
+- A product with many columns gives the arithmetic speed, which decides the speed of prompts.
+- A graph with many additions of one column gives the cost of a graph node that reads almost nothing.
+- Reading a few bytes back gives the round trip. It also waits until the computation has ended, which ggml does not do
+  by itself on RPC devices.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from engine.runtime.protocol.requests import DeviceRef, MeasureSpeed, MeasureThr
 
 _F16, _F32 = 1, 0
 _Q4_K = 12
-"""ggml type of the matrix with which numbers of threads are compared (Q4_K).
+"""ggml type (Q4_K) of the matrix in `measure_threads`.
 
 Most models have this type. Its kernel computes more per byte than that of F16.
 """
@@ -50,12 +51,14 @@ _SUMS = 256
 _TOKENS = 128
 """Number of columns of the product for prompts, enough for arithmetic to limit the speed instead of memory."""
 _PRODUCT_COLUMNS, _ROWS = 2048, (256, 1024, 4096)
-"""Columns of the matrix for the product of prompts, and its numbers of rows: more rows if a pass takes less than
-`SHORT_S`.
+"""Columns of the matrix for the product of prompts, and the numbers of rows to try, ascending.
+
+The next larger number is used if a pass takes less than `SHORT_S`.
 """
 _THREAD_ROWS = 1024
-"""Rows of the matrix for the product of prompts with several numbers of threads; few, because one thread computes it
-too.
+"""Rows of the matrix for products with many columns in `measure_threads`.
+
+They are few, because a single thread computes this product too.
 """
 _MEASURED_PRODUCT_S = 0.15
 _GRAPH_NODES = 512
@@ -102,9 +105,10 @@ def measure_speed(engine: Bindings, request: MeasureSpeed) -> DeviceSpeed:
 
 
 def measure_threads(engine: Bindings, request: MeasureThreads) -> ThreadSpeeds:
-    """Measure products of the CPU with each number of threads: one column at a time, and many at once.
+    """Measure matrix products on the CPU with each number of threads: with one column, and with many.
 
-    The product with one column is a graph of many parts, because all threads wait for each other after each node.
+    The product with one column is divided into many graph nodes, because threads wait for each other after each node of
+    a model's graph too.
 
     Raises:
         RequestError: the host has no room for the matrix.
@@ -125,9 +129,9 @@ def measure_threads(engine: Bindings, request: MeasureThreads) -> ThreadSpeeds:
 
 
 def _products_per_second(engine: Bindings, device: int, request: MeasureSpeed, type_number: int) -> float:
-    """Return the weights times tokens per second of a matrix product.
+    """Return the multiplications per second (weights times tokens) of a matrix product.
 
-    On a fast device larger matrices are measured too.
+    A larger matrix is measured if a pass takes less than `SHORT_S` seconds.
     """
     for rows in _ROWS:
         with _Graph(
@@ -142,10 +146,10 @@ def _products_per_second(engine: Bindings, device: int, request: MeasureSpeed, t
 
 
 class _Graph:
-    """A matrix and columns on a device, and the graph that multiplies them. A context manager that frees everything.
+    """A matrix and columns on a device, and the graph that multiplies them. A context manager that frees all of them.
 
     `type_number`: ggml type of the matrix.
-    `sums`: if not 0, the graph consists of this many additions of the column, without the matrix.
+    `sums`: number of additions of the column, which the graph then has instead of the product; 0: the product.
     `rows`: rows of the matrix; 0: as many as fit into `size_bytes`.
     `tokens`: number of columns that are multiplied with the matrix (tokens of a batch).
     `columns`: number of columns of the matrix.
@@ -262,6 +266,7 @@ class _Graph:
 
     def read_bytes_per_second(self, measured_s: float) -> float:
         """Return the rate at which the matrix is read, in bytes per second. `measured_s`: seconds of repeated runs."""
+        # One pass first: it may compile kernels and wake the device.
         self._work()
         whole_s, trip_s = _best(self._work, measured_s, self._clock), self._round_trip_s()
         found = float(self._matrix_bytes) / max(whole_s - trip_s, 1e-9)

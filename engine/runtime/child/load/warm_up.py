@@ -57,7 +57,7 @@ class StageReporter:
         self._ticks.__exit__(kind, error, trace)
 
     def begin_draft(self, as_draft: Callable[[Message], Message]) -> None:
-        """Begin the load of the draft model. `as_draft`: marks a final message as one about the draft model."""
+        """Begin the load of the draft model. `as_draft`: turns a final message into one about the draft model."""
         self._is_draft, self._as_draft = True, as_draft
 
     def enter(self, stage: LoadStage, fraction: float | None = None) -> None:
@@ -148,6 +148,7 @@ class WarmUp:
         `longest`: largest number of tokens of a sequence in that batch.
         """
         loaded = self._loaded
+        # Outputs in all rows: llama.cpp sizes the buffer by the outputs of a batch (llama_context::output_reserve).
         batch = loaded.new_batch(rows)
         for sequence, begin in enumerate(range(0, rows, longest)):
             length = min(longest, rows - begin)

@@ -127,7 +127,7 @@ class Bindings:
         # ctypes callbacks that native code holds: a callback that Python collects would be a dangling pointer.
         self._kept: list[Any] = []
         self.projector_log_callback: Any = None
-        """Log callback for mtmd, without debug lines: those quote the text of conversations."""
+        """Log callback for mtmd. It drops debug lines, which quote the text of conversations."""
 
     def on_abort(self, say: Callable[[str], None]) -> None:
         """Set the function that gets the text of a failed assertion. The process aborts when this function returns."""
@@ -263,9 +263,7 @@ def _low_level() -> Any:
 
 
 def _libraries(low: Any) -> list[ctypes.CDLL]:
-    """Return the library handles for looking up symbols: on POSIX a single one finds all, on Windows there is one for
-    each DLL.
-    """
+    """Return the library handles in which symbols are looked up: a single one on POSIX, on Windows one for each DLL."""
     if sys.platform != "win32":
         return [low._lib]
     folder = Path(low.__file__).parent / "lib"

@@ -78,9 +78,9 @@ def _read(engine: Bindings, function: object, subject: int, values: int) -> dict
 
 
 def read_map(fill: Callable[[int], object], values: int) -> dict[int, tuple[int, ...]] | None:
-    """Return the map that a C++ function returns, with `values` sizes for each key; None if it is not a map of
-    libstdc++.
+    """Return the `std::map` that a C++ function returns, with `values` sizes for each key.
 
+    Return None if the memory does not look like a map of libstdc++.
     `fill`: calls the function with the address at which it writes the map.
     """
     if not sys.platform.startswith("linux"):
@@ -104,6 +104,7 @@ def _plausible(space: _Map) -> bool:
     """Return whether `space` is the header of a red-black tree: the root's parent must be the header itself."""
     if space.count == 0:
         return space.root is None
+    # A larger map of another standard library would have written into `spare`.
     if space.count > MAX_BUFFER_TYPES or not space.root or any(space.spare):
         return False
     header = ctypes.addressof(space) + _Map.color.offset
@@ -185,7 +186,7 @@ def logged_parts(
 def _split_context(total_bytes: int, has_attention: bool, logged_recurrent: int | None) -> tuple[int, int]:
     """Return the bytes of KV cache and of recurrent state in a buffer type; their sum is `total_bytes`.
 
-    The log's rounded size is only used if the buffer type has both.
+    The log's rounded sizes are only used if the buffer type has both KV cache and recurrent state.
     """
     if logged_recurrent is None:
         return total_bytes, 0

@@ -17,7 +17,7 @@ _PCI_ID_SIZE = 32
 
 @dataclass(frozen=True, slots=True)
 class DriverCard:
-    """A CUDA device. `uuid`: in NVML's form; a slice of a card (MIG) has a UUID of its own."""
+    """A CUDA device. `uuid`: its UUID in NVML's form; for a slice of a card (MIG) the UUID of the slice."""
 
     pci_bus_id: str
     uuid: str

@@ -125,8 +125,9 @@ class ResolvedDevices:
         return name
 
     def id_of_buffer_name(self, name: str) -> str:
-        """Return our id of the device that has the buffer type with this name, such as `RPC0[127.0.0.1:50052]`; "CPU"
-        if none has.
+        """Return our id of the device whose buffer type has this name, such as `RPC0[127.0.0.1:50052]`.
+
+        Return "CPU" if no device has a buffer type with this name.
         """
         for device_id, address in self.by_id.items():
             buffer_type = self.engine.device_buffer_type(address)
@@ -153,7 +154,7 @@ class ResolvedDevices:
 
 
 def list_devices(engine: Bindings, request: ListDevices, packs: tuple[PackLoad, ...] = ()) -> DeviceList:
-    """Return the local devices and those of each endpoint. If an endpoint does not answer, ggml aborts the process.
+    """Return the local devices and the devices of all endpoints. If an endpoint is silent, ggml aborts the process.
 
     `packs`: results of loading engine packs, for the answer.
     """
@@ -237,7 +238,7 @@ def _endpoint_devices(engine: Bindings, endpoint: str) -> list[int]:
 def _known_cards(engine: Bindings, devices: Iterable[int], uuids: Collection[str]) -> dict[int, DriverCard]:
     """Return the driver's cards with these UUIDs, by the address of their ggml device.
 
-    Empty if the cards cannot be assigned to ggml's devices with certainty.
+    Return no cards if they cannot be assigned to ggml's devices with certainty.
     """
     # With unified memory ggml tells the memory of the host, which the card's driver knows nothing of.
     if not uuids or UNIFIED_VARIABLE in os.environ:
@@ -264,7 +265,8 @@ def _describe(
 ) -> GgmlDevice:
     """Return the description of a device.
 
-    `card`: the driver's facts about it, if known. Then no context is made on the card, and its free memory is 0.
+    `card`: the CUDA driver's facts about it; None if unknown. With them no CUDA context is made, and the returned free
+    memory is 0.
     """
     if card is None:
         props = engine.device_props(device)

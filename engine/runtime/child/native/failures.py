@@ -53,10 +53,10 @@ class StepLimit:
 
     Resident memory is measured, by a thread that runs only while there are such calls. The system's resource limits are
     not suitable: drivers of graphics cards reserve hundreds of GiB of address space and map host memory as private
-    memory, and after a refused allocation llama.cpp ends without a word about the file.
+    memory, and if the system refuses memory llama.cpp ends the process without naming the file.
 
     `say`: sends the reason before the process ends.
-    `what`: the input that is the cause, in words.
+    `what`: name of the input that makes the call slow, for the message.
     `remedy`: advice to the user, as a sentence.
     `seconds`, `size_bytes`: the limits; None for `STEP_SECONDS` and `STEP_BYTES`.
     """
@@ -132,6 +132,7 @@ class _Watch:
             idle += 1
             if idle < _IDLE_LOOKS:
                 continue
+            # Again, under the lock: `begin` may have set a step since, and starts no thread while `_is_on`.
             with self._lock:
                 if self._running is None:
                     self._is_on = False
@@ -139,7 +140,7 @@ class _Watch:
 
 
 _watch = _Watch()
-"""The process's only watching thread. One is enough, because only the main thread makes calls that are limited."""
+"""The only watching thread of this process. One is enough, because only the main thread makes calls with a limit."""
 
 
 NODE_SECONDS = 15.0
@@ -147,8 +148,7 @@ NODE_SECONDS = 15.0
 
 
 class NodeLimit:
-    """Ends the process if a computation does not get beyond one operation of the graph. A context manager around each
-    computation.
+    """Ends the process if one operation of a graph takes too long. A context manager around each computation.
 
     The progress is checked each second (`look_at_nodes`). The process ends only if an operation exceeds `seconds` of
     time and also `seconds` of processor time. Time alone proves nothing on a busy machine, and processor time alone is

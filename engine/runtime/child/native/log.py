@@ -81,7 +81,7 @@ class RefusedComputing:
 
 @dataclass(frozen=True, slots=True)
 class FailedCard:
-    """A card on which a call of CUDA failed for another reason than memory.
+    """A card on which a CUDA call failed for a reason other than memory.
 
     `device`: ggml's name.
     `text`: error text of the driver.
@@ -97,8 +97,9 @@ class LogFacts:
 
     `layer_devices`: device of each layer.
     `cache_devices`: device of each layer with a KV cache.
-    `buffers`, `failed`: in the order of the log.
-    `flash_attention`, `graph_splits`: None if not logged.
+    `buffers`, `failed`: logged buffers and failed allocations, in the order of the log.
+    `flash_attention`: whether flash attention is used; None if not logged.
+    `graph_splits`: number of graph splits, as llama.cpp's text; None if not logged.
     `input_copies`: number of copies for pipeline parallelism; 1 if there is none.
     `projector_bytes`: weights of the projector.
     `errors`: last lines of level ERROR.
@@ -115,7 +116,7 @@ class LogFacts:
     errors: deque[str] = field(default_factory=lambda: deque(maxlen=ERROR_LINES))
 
     def logged_bytes(self, use: BufferUse) -> dict[str, int]:
-        """Return the logged bytes of all buffers with one use, by buffer type."""
+        """Return the logged bytes of all buffers with the use `use`, by buffer type."""
         sizes: dict[str, int] = {}
         for buffer in self.buffers:
             if buffer.use == use:
@@ -151,9 +152,9 @@ class EngineLog:
         self.devices: ResolvedDevices | None = None
         """Devices of the load; None before the first load."""
         self.refused: RefusedComputing | None = None
-        """The device that refused memory during a computation, after which the engine aborts; None if there is none."""
+        """The device that refused memory during a computation, after which the engine aborts; None if none did."""
         self.failed: FailedCard | None = None
-        """The card on which a call of CUDA failed, after which the engine aborts; None if there is none."""
+        """The card on which a CUDA call failed, after which the engine aborts; None if no call failed."""
         self._card_error: tuple[str, str] | None = None
         """Backend and text of a logged error of a card, until a following line names the card."""
         self._refused_bytes: int | None = None
@@ -317,7 +318,7 @@ def allocation_failure(
 
 
 def model_failure(path: str, facts: LogFacts) -> Failure:
-    """Return the failure of a model that llama.cpp did not load, if no allocation failed."""
+    """Return the failure of a load that llama.cpp refused for a reason other than a failed allocation."""
     reason, name = facts.reason().removeprefix("error loading model: "), Path(path).name
     failure = _device_failure(reason, f"reading {name}")
     if failure is not None:

@@ -96,7 +96,7 @@ class MemberBuffers:
         self._watched.append((buffer_type, original, replacement))
 
     def weights_begin(self) -> None:
-        """Drop the allocations counted so far, which are small ones of `Links`. Called before weights are loaded."""
+        """Forget the allocations counted so far (small buffers of `Links`). Called before weights are loaded."""
         self._pending.clear()
 
     def weights_done(self) -> None:
@@ -130,10 +130,10 @@ class MemberBuffers:
         )
 
     def split(self, parts: tuple[Part, ...]) -> tuple[Part, ...]:
-        """Return `parts` with the Meta device's part replaced by those of its members.
+        """Return `parts` with the part of the Meta device replaced by a part for each member.
 
-        Each member gets the whole compute buffer. The parts are unchanged if the counts do not agree with llama.cpp's
-        figures.
+        Each member gets the whole compute buffer. If the counted bytes do not agree with llama.cpp's figures, the parts
+        are returned unchanged.
         """
         meta = [part for part in parts if part.buffer_type.startswith(META_PREFIX)]
         if len(meta) != 1 or not self._agrees(meta[0]):
@@ -155,8 +155,8 @@ class MemberBuffers:
     def _agrees(self, whole: Part) -> bool:
         """Return whether the counts agree with llama.cpp's figures.
 
-        Each figure of llama.cpp is a sum of largest slices. So it must lie between the bytes of the largest member and
-        the bytes of all members together.
+        llama.cpp adds up the largest slices. So its figures must lie between the bytes of the largest member and the
+        bytes of all members together.
         """
         state = {device: self._kv[device] + self._recurrent[device] for device in self._kv}
         pairs = ((self._weights, whole.weights_bytes), (state, whole.kv_cache_bytes + whole.recurrent_bytes))

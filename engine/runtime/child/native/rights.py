@@ -52,7 +52,7 @@ def data_bytes() -> int:
 
 
 def limit_data(limit_bytes: int) -> bool:
-    """Limit the private memory of this process with RLIMIT_DATA, for good; return False if the system cannot."""
+    """Limit the private memory of this process with RLIMIT_DATA, permanently; return False if the system cannot."""
     if not sys.platform.startswith("linux"):
         return False
     import resource

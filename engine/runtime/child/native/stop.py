@@ -23,7 +23,7 @@ _MOST_NODES = 1 << 30
 
 @cache
 def _counts() -> bool:
-    """Return whether `sem_post` works like that of glibc (`sysdeps/nptl/internaltypes.h`), which `StopFlag` needs."""
+    """Return whether `sem_post` works like glibc's (`sysdeps/nptl/internaltypes.h`), which `StopFlag` needs."""
     if not sys.platform.startswith("linux") or ctypes.sizeof(ctypes.c_void_p) != 8 or sys.byteorder != "little":
         return False
     post = getattr(ctypes.CDLL(None), "sem_post", None)
@@ -42,8 +42,7 @@ def _stopped() -> int:
 
 
 class StopFlag:
-    """The stop flag in native memory, which aborts the running load or batch; also the list of stops that are not
-    handled yet.
+    """The stop flag in native memory, which aborts the running load or batch, and the list of unhandled stops.
 
     llama.cpp calls its abort callback for each graph node. A Python callback would take the interpreter lock (GIL)
     hundreds of times for each token. So the callback is the C function `sem_post`, and the flag is a semaphore: each
@@ -76,7 +75,10 @@ class StopFlag:
 
     @property
     def nodes(self) -> int | None:
-        """Number of graph nodes that the CPU began since some earlier time; None if they cannot be counted."""
+        """Counter that grows by one with each graph node on the CPU; None if nodes cannot be counted.
+
+        It is set back to 0 from time to time, so only a change of its value means something.
+        """
         if not _counts():
             return None
         with self._lock:

@@ -41,7 +41,7 @@ class DrawFormula(Job, frozen=True, tag="draw_formula", kw_only=True):
 
 
 class DrawnFormula(Message, frozen=True, tag="drawn_formula", kw_only=True):
-    """A drawn formula. `svg`: empty if the source is invalid. `depth_px`: height of the part below the baseline."""
+    """A drawn formula. `svg`: the drawing; empty if the source is invalid. `depth_px`: height below the baseline."""
 
     svg: str = ""
     width_px: float = 0.0

@@ -45,7 +45,7 @@ class ImageFacts:
 
 
 def is_image(data: bytes) -> bool:
-    """Return whether the first bytes of a file are those of a supported image format."""
+    """Return whether a file has a supported image format, by its first bytes."""
     return data.startswith(_MAGIC) or (data[:4] == _RIFF and data[8:12] == _WEBP)
 
 
@@ -102,7 +102,10 @@ FORMATS = {
 }
 MAX_PIXELS = 64_000_000
 MAX_SIDE_PX = 2048
-"""Longest side of an image for a model; larger ones are scaled down. Projectors use less, and pixels take 12 MiB."""
+"""Longest side of an image for a model, in pixels. Larger images are scaled down.
+
+Projectors use fewer pixels. A square image of this size takes 12 MiB.
+"""
 THUMBNAIL_PX = 224
 SECONDS = 20.0
 _WHITE = (255, 255, 255)

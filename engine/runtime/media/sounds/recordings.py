@@ -31,7 +31,7 @@ class SoundFacts:
 
 
 def is_sound(data: bytes) -> bool:
-    """Return whether the first bytes of a file are those of a supported sound format."""
+    """Return whether a file has a supported sound format, by its first bytes."""
     return bool(kind_of_sound(data))
 
 
@@ -114,7 +114,7 @@ class DecodedSound(Message, frozen=True, tag="decoded_sound", kw_only=True):
 
 
 def kind_of_sound(data: bytes) -> str:
-    """Return the key of `MIMES` for a file by its first bytes; empty if it is none of them."""
+    """Return the sound format of a file (a key of `MIMES`) by its first bytes; empty if the format is not supported."""
     if data[:4] == b"RIFF" and data[8:12] == b"WAVE":
         return "wav"
     if data.startswith(b"fLaC"):

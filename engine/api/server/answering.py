@@ -145,10 +145,10 @@ class _Answers:
         return Part()
 
     async def _check(self, index: int, event: RequestEvent) -> None:
-        """Check an event of answer `index`.
+        """Stop all answers if an event says that answer `index` has failed.
 
         Raises:
-            ApiError: the event ends the answer, and is not `Done`.
+            ApiError: the answer has ended without `Done`.
         """
         if isinstance(event, RequestEnding) and not isinstance(event, Done):
             self.close()

@@ -75,7 +75,7 @@ class _Slot:
         self.lent: HeldModel | None = None
         """Memory of a model that is lent to the pool (`ModelPool.lend`); None: the pool loads the model itself."""
         self.ended: asyncio.Future[LoadEnding] | None = None
-        """Future of the result of its load; None: the pool has not loaded it."""
+        """Future with the result of the model's load; None: the pool has not loaded the model."""
 
     @property
     def snapshot(self) -> Snapshot:
@@ -175,7 +175,7 @@ class ModelPool:
         self._changed.set()
 
     def take_back(self, id: str) -> None:
-        """End the effect of `lend`: the pool no longer uses the caller's session. Call it in the event loop.
+        """Undo `lend`: the pool no longer uses the caller's session. Call it in the event loop.
 
         If requests wait for the model, the pool then loads it itself.
         """
@@ -264,7 +264,7 @@ class ModelPool:
         return self._profiles[slot.entry.id]
 
     async def _enter(self, slot: _Slot) -> None:
-        """Wait until the model is loaded, and count a request as one of its users."""
+        """Wait until the model is loaded, and add one request to the number of its users."""
         if self._is_closed:
             raise _ending()
         if slot.is_ready:

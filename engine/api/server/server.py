@@ -150,7 +150,7 @@ class ApiServer:
         self.loop.call_soon_threadsafe(self.pool.lend, entry, session, held)
 
     def take_back(self, id: str) -> None:
-        """End the effect of `lend`: no new request uses the caller's session. For any thread."""
+        """Undo `lend`: no new request uses the caller's session. For any thread."""
         self.loop.call_soon_threadsafe(self.pool.take_back, id)
 
     @property
@@ -257,7 +257,7 @@ class _Protocol(H11Protocol):
     def _check_flushed(self, before_bytes: int) -> None:
         """Close the connection if the last bytes of an answer stay unsent because the client reads nothing.
 
-        The handler has already returned then, so only this timer can notice it.
+        The handler of the request has already returned, so only this timer can notice such a client.
         """
         unsent_bytes, self._flush_timer = self._unsent_bytes, None
         if unsent_bytes and unsent_bytes >= before_bytes and (self.cycle is None or self.cycle.response_complete):

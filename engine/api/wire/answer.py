@@ -38,7 +38,7 @@ def event_of(document: object, name: str = "") -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The text and tool calls that one event adds to an answer.
+    """The text and tool calls that one streamed event adds to an answer.
 
     `choices`: the chosen tokens with their probabilities; empty unless the client asks for them.
     """

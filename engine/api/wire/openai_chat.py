@@ -260,7 +260,7 @@ def choice_of(choice: str | dict[str, Any] | None) -> str:
     In the chat API the name is in the object `function`; in the Responses API it is one level higher.
 
     Raises:
-        ApiError: the value is no such choice.
+        ApiError: the value has another form, or names no function.
     """
     if choice is None:
         return AUTO

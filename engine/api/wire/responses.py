@@ -145,7 +145,8 @@ def _schema(wanted: object) -> str:
 class _Items:
     """Builds chat messages from the input items of a `/v1/responses` request.
 
-    Reasoning items and call items become parts of the assistant's message that is next to them.
+    A reasoning item becomes part of the assistant's next message. A call item becomes part of the assistant's message
+    directly before it; if there is none, it becomes a message of its own.
     """
 
     def __init__(self) -> None:

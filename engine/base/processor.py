@@ -33,7 +33,7 @@ class Processor:
 
     @property
     def threads(self) -> int:
-        """The number of threads that computes fastest: one for each performance core, limited by the quota."""
+        """The number of threads with which computations are fastest: one per performance core, limited by the quota."""
         return max(1, min(self.performance_cores, self.quota_cores or self.performance_cores))
 
 
@@ -125,7 +125,7 @@ def _power_saving(usable: frozenset[int], devices: Path) -> frozenset[int]:
 
 
 def parse_list(text: str) -> frozenset[int]:
-    """Return the numbers in a list such as `0-7,16`; empty if the text is not such a list."""
+    """Return the numbers in a list of the kernel such as `0-7,16`; empty if the text has another form."""
     found: set[int] = set()
     for part in filter(None, text.split(",")):
         first, _, last = part.partition("-")

@@ -19,9 +19,9 @@ CHILDREN = {
     "tunnel": "engine.machines.tunnel",
     "formula": "engine.runtime.media.images.formula",
 }
-"""Python module of each child program.
+"""Python module of each child program, by the program's name.
 
-The bundled executable runs it if it is started with `--NAME` (`app.program`).
+The bundled executable runs this module if it is started with the argument `--NAME` (`app.program`).
 """
 
 

@@ -61,7 +61,7 @@ def parse_count(text: str) -> int:
 
 
 def format_share(size_bytes: int, whole_bytes: int) -> str:
-    """Return `size_bytes` as a number such as "0.98", in the unit that `format_bytes` chooses for `whole_bytes`."""
+    """Return `size_bytes` as text without unit, such as "0.98", in the unit of `format_bytes(whole_bytes)`."""
     factor, digits = (GIB, 2) if whole_bytes >= GIB else (MIB, 1) if whole_bytes >= MIB else (KIB, 1)
     return f"{size_bytes / factor:.{digits}f}"
 

@@ -40,7 +40,8 @@ class ForeignDraft:
     `types`: types of speculative decoding by llama.cpp's names; empty if none is given.
     `model`: path of the draft model; empty if there is none.
     `n_tokens`: largest number of drafted tokens; None for the default.
-    `n_gpu_layers`, `devices`: as in `ForeignLoad`, for the draft model.
+    `n_gpu_layers`: number of the draft model's layers on devices; None if the option is missing.
+    `devices`: llama.cpp's names of the draft model's devices; None if the option is missing.
     `type_k`, `type_v`: types of the draft model's KV cache.
     """
 
@@ -58,14 +59,14 @@ class ForeignLoad:
     """The options of a load in a command or file of another program.
 
     `program`: name of the program for sentences.
-    `model`: path or name as written; empty if there is none.
-    `n_gpu_layers`: None if the program decides.
+    `model`: path or name of the model as written; empty if there is none.
+    `n_gpu_layers`: number of layers on devices; None if the program decides.
     `devices`: llama.cpp's names of devices; None if the program decides, empty for no device.
     `servers`: RPC endpoints in the order of `--rpc`.
     `shares`: numbers of option `-ts`.
-    `stops_pipeline`: whether an override that matches no tensor prevents pipeline parallelism.
+    `stops_pipeline`: whether there is an override that matches no tensor, which only disables pipeline parallelism.
     `projector`: path of the projector file; empty if there is none.
-    `projector_device`: llama.cpp's name of its device; "none" for the CPU, empty if the program decides.
+    `projector_device`: llama.cpp's name of the projector's device; "none" for the CPU, empty if the program decides.
     `adapters`: (path, scale) of each LoRA adapter.
     `draft`: options of speculative decoding; None if there are none.
     `notes`: sentences for the user on what was left out.
@@ -165,7 +166,7 @@ class ForeignOptions:
 
 
 def whole_number(text: str) -> int | None:
-    """Parse `text` as a decimal whole number; None if it is anything else, or has more than 32 bits with sign."""
+    """Parse `text` as a decimal whole number; None if it has another form, or does not fit into an int32."""
     digits = text.strip().removeprefix("-")
     if not digits.isascii() or not digits.isdigit() or len(digits) > 10:
         return None
@@ -174,7 +175,7 @@ def whole_number(text: str) -> int | None:
 
 
 def real_number(text: str) -> float | None:
-    """Parse `text` as a finite number; None if it is anything else."""
+    """Parse `text` as a finite number; None if it has another form."""
     try:
         number = float(text)
     except ValueError:

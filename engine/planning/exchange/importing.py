@@ -225,9 +225,9 @@ class _Arranger:
         return [CPU_ID] * (self._positions - offloaded) + homes
 
     def _split(self, listed: Sequence[tuple[str, float]], offloaded: int) -> Layout | None:
-        """Return a layout in mode tensor or row.
+        """Return the layout in mode tensor or row; None if a device is listed twice, which only mode layer allows.
 
-        None if a device is listed twice, which is possible in mode layer only.
+        `listed`: (device id, share) of each device. `offloaded`: number of layers on devices, including the output.
         """
         members = [(device, share) for device, share in listed if share > 0]
         if len({device for device, _ in members}) < len(members):
@@ -349,9 +349,9 @@ class _Arranger:
 
 
 def _parts(pattern: str, device: str, n_layers: int) -> Iterator[Override]:
-    """Yield an override of a part of layers if `pattern` is exactly the regex that this program makes for that part.
+    """Yield the override of a layer part, such as experts, if `pattern` is exactly this program's regex for that part.
 
-    Nothing is yielded for any other pattern.
+    Nothing is yielded for any other pattern. `device`: device of the override. `n_layers`: layers of the model.
     """
     head = _PART_HEAD.match(pattern)
     if head is None:

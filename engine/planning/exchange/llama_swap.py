@@ -117,7 +117,7 @@ def _expanded(text: str, macros: Mapping[str, str]) -> str:
 
 
 def _pairs(said: object) -> dict[str, str]:
-    """Return the macros by name from `said`, a mapping or a list of mappings. Any other value gives no macros."""
+    """Return the macros by name in `said`, a mapping or a list of mappings; empty for any other value."""
     mappings = said if isinstance(said, list) else [said]
     return {
         str(name): str(value)

@@ -1,7 +1,7 @@
 """A plan's layout as options of llama.cpp's programs: `-dev`, `-ngl`, `-ts` and `-ot`.
 
 llama.cpp's library accepts the CPU as an entry of the device list, but its programs refuse it (`parse_device_list`).
-So layers of a CPU run in between are counted for the device before it, and `-ot` puts their weights on the CPU.
+So CPU layers between two devices are counted for the first of these devices, and `-ot` puts their weights on the CPU.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class PlacementWords:
 
     `devices`: device ids for `-dev`.
     `counts`: numbers for `-ts`: layers of each device, or its share in modes tensor and row.
-    `overrides`: for `-ot`, or words of another option that has the same effect.
+    `overrides`: overrides for `-ot`, or the words of another option with the same effect.
     `notes`: sentences for the user on differences from the plan.
     """
 

@@ -214,8 +214,9 @@ def _split(words: PlacementWords) -> Iterator[str]:
 
 
 def device_notes(plan: Plan, used: tuple[str, ...]) -> Iterator[str]:
-    """Yield sentences on devices that another program may not find: other names, tunnels, RPC workers of this program.
+    """Yield sentences on devices that another program may be unable to use.
 
+    These are devices that it may name differently, devices behind our encrypted tunnel, and workers of this program.
     `used`: ids of the devices that the command uses.
     """
     devices = [device for device in plan.rig.devices if device.id in used]

@@ -46,7 +46,7 @@ def all_to_cpu(plan: Plan) -> Layout:
 def back_as_fit(plan: Plan) -> Layout:
     """Return the layout with as many experts as fit moved from the CPU to the devices of their layers.
 
-    Experts of the last layers move first. Those that stay on the CPU are then one range, as with strategy "experts".
+    Experts of the last layers move first. So the layers whose experts stay on the CPU are one range.
     """
     layout = plan.edit.layout
     limits = {
@@ -96,7 +96,7 @@ def by_count(plan: Plan, device: str, count: int, speeds: Speeds) -> Layout:
 
 
 def outcome(plan: Plan, layout: Layout, speeds: Speeds) -> ExpertOutcome:
-    """Return what changes if `layout` replaces the layout of `plan`."""
+    """Return how moving experts from the layout of `plan` to `layout` changes memory and speed."""
     now, work, changed = plan.edit.layout, Work(plan.model), plan.with_layout(layout)
     moved = [
         layer

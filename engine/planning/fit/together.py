@@ -33,9 +33,9 @@ DEFAULT_STRATEGY = "fewest"
 _SMALL_PART = 8
 """Divisor of the file size of the largest model: models of at most that size count as small."""
 _MUCH_PART = 8
-"""Divisor of a model's number of layers.
+"""Divisor of a model's number of layers; the result is the number of layers that counts as a gain.
 
-If so large a part of the layers leaves the CPU when another model is left out, that is a gain.
+A model gains if at least so many of its layers leave the CPU when another model is left out.
 """
 
 
@@ -250,10 +250,10 @@ class _Planner:
         return max(found, key=lambda each: _score(each, wanted, small))
 
     def give_way(self, wanted: Sequence[Wanted], found: Together) -> GiveWay | None:
-        """Return the model that should be left out because other models gain by that; None if there is none.
+        """Return the model that should be left out, and the gains of the other models; None if no other model gains.
 
-        It is the least important model without which all others are wholly on devices; else the one whose absence gains
-        most.
+        It is the least important model without which all others are wholly on devices. If there is none, it is the
+        model without which the most others fit, with the fewest layers on the CPU.
         """
         best: tuple[tuple[int, int], GiveWay] | None = None
         small = small_models(wanted)
@@ -309,10 +309,7 @@ class _Planner:
         return Placed(wanted.name, Plan(wanted.memory, rig, Edit(found.layout, found.context, wanted.side_files)))
 
     def _cheapest(self, rig: Rig) -> list[Device]:
-        """Return the devices of `rig` that may hold layers: the slowest first.
-
-        Among equally fast ones, least room first.
-        """
+        """Return the devices of `rig` that may hold layers, the slowest first; of equal ones, the fullest first."""
         off = self._constraints.off
         devices = [each for each in rig.devices if each.kind != "accel" and each.id not in off]
         # Of equal cards the fuller one first: another model may need the whole of the emptier one.

@@ -64,7 +64,7 @@ class Pin:
 class PartPin:
     """A constraint: one part (such as experts) of layers `first` to `last`, both included, must be on `device`.
 
-    The rest of these layers may be on other devices.
+    Other parts of these layers may be on other devices.
     """
 
     device: str

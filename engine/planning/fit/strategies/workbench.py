@@ -1,4 +1,4 @@
-"""`Workbench`: what all strategies share, such as the usable devices, their room, and the memory of a layout."""
+"""`Workbench`: values and estimates for all strategies, such as usable devices, their room, and memory of layouts."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ class Workbench:
     def layout(self, places: Sequence[str], output: str | None = None, overrides: Sequence[Override] = ()) -> Layout:
         """Return the layout with layer i on device `places[i]`.
 
-        Pinned layers, output layer and parts are on their own devices.
+        Pinned layers, a pinned output layer and pinned parts are on the devices to which they are pinned.
         """
         kept = [self.pinned.get(index, device) for index, device in enumerate(places)]
         made = replace(make_layout(self.n_layers, kept, self.output or output), overrides=tuple(overrides))
@@ -195,9 +195,9 @@ class Workbench:
         return self._needs.within({key: max(0, size - left_free.get(key, 0)) for key, size in self.usable.items()})
 
     def _with_room_for_projector(self, on_host: Plan, side_files: SideFiles) -> SideFiles:
-        """Return the side files with the projector put on a device.
+        """Return the side files with a fixed device for the projector: the one chosen if all layers are on the CPU.
 
-        `on_host`: plan with all layers on the CPU; the projector gets the device that is chosen for it there.
+        `on_host`: plan with all layers on the CPU.
         """
         if side_files.projector is None:
             return side_files

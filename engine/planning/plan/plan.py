@@ -132,9 +132,9 @@ class Plan:
         return replace(device, overhead_bytes=least_bytes)
 
     def computing(self, device: Device) -> ComputingNeed:
-        """Return this plan's properties on `device` in the form of a `ComputingNeed`, to find needs of earlier loads.
+        """Return a `ComputingNeed` with the properties of this plan on `device`, for comparison with earlier loads.
 
-        Its `overhead_bytes` is 0.
+        Its `overhead_bytes` is 0: the result describes the plan and contains no measurement.
         """
         model, context = self.model, self.settings
         return ComputingNeed(

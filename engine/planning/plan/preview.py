@@ -165,10 +165,9 @@ class PreviewTables:
         return any(each.name == EMBEDDING for each in model.global_tensors) and not ties_embedding(model)
 
     def answered_speed(self, plan: Plan, speeds: Speeds, answered: Answered) -> SpeedForecast | None:
-        """Return the predicted speed of an answer that was given with another edit (layout, settings) than that of
-        `plan`.
+        """Return the predicted speed of the answer `answered`, whose edit (layout, settings) is not that of `plan`.
 
-        None if its devices are no longer there. The last result is cached, because it is the same during a drag.
+        None if devices of that edit are missing now. The last result is cached, because it is the same during a drag.
         """
         known, answer = self._answered, answered.answer
         if known is None or known[0] != answered or known[1].ids != plan.rig.ids or known[2] is not speeds:
@@ -287,9 +286,10 @@ def make_preview(
 def _anchored_speeds(
     tables: PreviewTables, plan: Plan, speeds: Speeds, answered: Answered, usual: SpeedForecast
 ) -> tuple[SpeedForecast, SpeedForecast]:
-    """Return (`usual`, prediction for as many tokens in the context as the answer had), both scaled by the answer.
+    """Return two predictions for `plan`, both scaled by the measured speed of the answer `answered`.
 
-    `usual`: prediction for the usual number of tokens in the context.
+    The first is `usual`, which is for the usual number of tokens in the context. The second is for as many tokens in
+    the context as the answer had.
     """
     answer = answered.answer
     fill_tokens = min(answer.fill_tokens, plan.settings.n_ctx_each)

@@ -191,9 +191,9 @@ def device_needs(estimate: MemoryEstimate, rig: Rig) -> dict[str, DeviceMemory]:
 
 
 def with_measured_overhead(device: Device, memory: DeviceMemory) -> DeviceMemory:
-    """Return `memory` with its overhead replaced by the one that was measured on `device`.
+    """Return `memory` with its overhead replaced by the overhead that was measured on `device`.
 
-    The result is unchanged if none was measured, or if the device holds nothing.
+    `memory` is returned unchanged if no overhead was measured, or if the device holds nothing.
     """
     # A device that holds nothing is not opened by the load, so it has no fixed cost.
     if device.overhead_bytes is None or not memory.need_bytes:

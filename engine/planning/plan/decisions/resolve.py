@@ -124,7 +124,10 @@ def _decide_sizes(
 class Beside:
     """Memory of a layout with side files (projector, LoRA adapters, draft).
 
-    `alone`: memory of the layout without side files. The other fields are as in `Resolved`.
+    `estimate`: memory of the layout with side files.
+    `alone`: memory of the layout without side files.
+    `projector_device`: device id of the projector; the CPU if there is no projector.
+    `draft`: the draft model on its devices; None if there is none.
     """
 
     estimate: MemoryEstimate

@@ -117,7 +117,7 @@ class SpeedForecast:
     `n_tokens`: for an answer, tokens in the context before it; for a prompt, its length.
     `devices`: seconds of each device that takes part.
     `source`: least reliable source among devices with a noticeable share of the time.
-    `is_learnt`: whether the prediction was corrected by measured answers of such layouts.
+    `is_learnt`: whether the prediction was corrected by measured answers with layouts of the same class.
     `prompt`: for an answer, the prediction for a prompt of `n_tokens`; None if `n_tokens` is 0, and for a prompt.
     `links`: links to RPC workers on other machines that take part.
     """
@@ -331,7 +331,7 @@ class CostModel:
         is_learnt: bool,
         prompt: SpeedForecast | None = None,
     ) -> SpeedForecast:
-        """Return the prediction for one token from the costs of its batch.
+        """Return the prediction for one token, made from the costs of a batch.
 
         `scale`: factor from seconds of the batch to seconds of a token, with the learnt ratio.
         `factors`: learnt factor by device id.

@@ -30,7 +30,7 @@ class Speeds:
     `by_type`: bytes per second at which weights of other tensor types are read, by type name.
     `op_seconds`: seconds of a small computation that reads no weights.
     `links`: latency and throughput of transfers.
-    `products`: number of weights times number of tokens per second in large batches, by type name or kernel.
+    `products`: multiplications (weights times tokens) per second in large batches, by type name or kernel.
     `factors`: learnt ratio of real to predicted time; the key `LINKS` is for transfers.
     `ratios`: remaining ratio of real to predicted time, by class of layout (`layout_class`).
     `prompt_factors`, `prompt_ratios`: factors and ratios for prompts.
@@ -122,8 +122,8 @@ are all constants of this module that are called fitted.
 _DESCRIBED_SECONDS, DESCRIBED_BYTES = 3.3e-6, 900
 """Cost of sending one node of a ggml graph to an RPC worker: seconds of processor time, and bytes.
 
-The bytes are those of two to three tensors in the message. The seconds are for writing, reading and making them, and
-for views, which `Work.ops` does not count. Fitted.
+The bytes are the size of two to three tensors in the message. The seconds are for writing and reading these tensors,
+for creating them in the worker, and for views, which `Work.ops` does not count. Fitted.
 """
 _OP_SECONDS = 4e-6
 """Seconds of a computation that reads next to nothing: the start of a kernel, or a barrier of the CPU's threads.
@@ -245,7 +245,7 @@ def bandwidth_of_type(device: Device, kernel: str, speeds: Speeds) -> float:
 
 
 def products(device: Device, kernel: str, speeds: Speeds) -> float:
-    """Return the number of weights times number of tokens that `device` multiplies per second in large batches.
+    """Return the multiplications (weights times tokens) per second that `device` computes in large batches.
 
     `kernel`: a tensor type, perhaps with a suffix.
     """
@@ -298,7 +298,7 @@ def _cell_seconds(known: Mapping[str, float], suffix: str, width: float) -> floa
 
 
 def recurrent_rate(device: Device, kernel: str, speeds: Speeds) -> float | None:
-    """Return the elements of recurrent state times tokens that `device` computes per second; None if not measured.
+    """Return the speed of a recurrent kernel in state elements times tokens per second; None if it was not measured.
 
     RPC workers are not measured, so one that computes with a CPU has the rate of the host.
     """

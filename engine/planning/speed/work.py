@@ -1,4 +1,4 @@
-"""Work of one token in each layer, and its path through a layout: weights, KV cache, small computations, transfers.
+"""Work of one token in each layer (weights, KV cache, small computations), and transfers between devices.
 
 `Work` has tables by layer and tensor type, which are made once for each model. The functions after it apply them to a
 layout: shares of split layers, weights that overrides move, transfers between devices.
@@ -176,11 +176,10 @@ class Work:
         return self._ops[last + 1] - self._ops[first]
 
     def experts_read(self, batch_tokens: float) -> float:
-        """Return the share (0 to 1) of a layer's further experts that are read for a batch, because its other tokens
-        use them.
+        """Return the share (0 to 1) of the experts unused by one token that the other tokens of its batch use.
 
-        Further experts are those that one token alone does not use. Routers are trained to use all experts equally, so
-        each token is assumed to choose experts at random.
+        These experts are read in addition. Routers are trained to use all experts equally, so each token is assumed to
+        choose experts at random.
         """
         unused = 1 - self.expert_share
         # Probability that at least one of the other tokens of the batch chooses a given expert.
@@ -375,8 +374,8 @@ def hops(layout: Layout, work: Work) -> Iterator[tuple[str, float, int]]:
 def described_ops(layout: Layout, work: Work) -> Mapping[str, float]:
     """Return the number of graph nodes that are sent to each RPC worker for each token, by device id.
 
-    A worker keeps the last graph that it was sent (`last_graph_uid` in ggml-rpc.cpp). If it has a single part of the
-    model, it is only told to compute that graph again. If it has several parts, each graph is sent every time.
+    A worker stores the last graph that it received (`last_graph_uid` in ggml-rpc.cpp). A worker with a single part of
+    the model only gets the command to compute that graph again. For one with several parts, each graph is sent again.
     """
     found: dict[str, float] = {}
     if shares(layout):

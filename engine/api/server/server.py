@@ -205,6 +205,7 @@ class _Protocol(H11Protocol):
         self._flush_timer: asyncio.TimerHandle | None = None
 
         async def with_connection(scope: Scope, receive: Receive, send: Send) -> None:
+            # ASGI can neither abort a connection nor mark it as trusted, so the application gets both by the scope.
             scope["layerdeck.transport"] = transport
             scope["layerdeck.trust"] = self._trust
             await app(scope, receive, send)

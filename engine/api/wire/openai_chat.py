@@ -196,6 +196,7 @@ def decode(body: bytes, kind: type[Kind]) -> Kind:
     """
     try:
         return msgspec.json.decode(body, type=kind)
+    # A subclass of `DecodeError`, so it comes first.
     except msgspec.ValidationError as error:
         raise invalid(f"{error}.") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -233,7 +234,9 @@ def read_chat(body: bytes) -> Question:
             tools=tools,
             choice=choice_of(request.tool_choice),
             settings=request.settings(
+                # llama.cpp's clients send -1 for no limit.
                 max_tokens=limit if limit is None or limit >= 0 else None,
+                # The engine returns the probability of the chosen token only together with an alternative.
                 alternatives=max(1, n_alternatives) if has_logprobs else None,
             ),
             schema=_schema(request.response_format, request.json_schema),

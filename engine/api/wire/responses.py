@@ -278,6 +278,7 @@ class ResponseWriter:
             "input_tokens": prompt,
             "input_tokens_details": {"cached_tokens": 0 if done is None else done.cached_tokens},
             "output_tokens": answer,
+            # The engine does not count the tokens of thoughts on their own.
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": prompt + answer,
         }

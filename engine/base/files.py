@@ -183,6 +183,7 @@ def lock_file(descriptor: int, *, wait: bool) -> bool:
         return True
     import fcntl
 
+    # Not `lockf`: its lock would end as soon as this process closes any other descriptor of the file.
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

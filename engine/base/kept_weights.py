@@ -131,6 +131,7 @@ class WeightKeeper:
         """
         files = sorted(_files(self.folder), key=lambda file: file.used_s)
         too_many_bytes = sum(file.size_bytes for file in files) - self.quota_bytes
+        # Removed files help quota and reserve alike, so the larger excess decides.
         too_many_bytes = max(too_many_bytes, self.reserve_bytes - _free_bytes(self.folder))
         removed = False
         for file in files:

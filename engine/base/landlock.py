@@ -119,6 +119,7 @@ def restrict(reach: Reach) -> bool:
         return False
     try:
         _allow_files(ruleset, reach.readable, _READING)
+        # No right to execute in writable folders: the process could start a program that it has written.
         _allow_files(ruleset, reach.writable, handled & ~_EXECUTE)
         _allow_files(ruleset, reach.programs, _EXECUTE | _READ_FILE)
         if attributes.handled_access_net:

@@ -65,6 +65,7 @@ def core_places(usable: frozenset[int] | None = None, devices: Path = DEVICES) -
     """
     usable = usable_processors() if usable is None else usable
     cores: set[tuple[int, ...]] = set()
+    # A process that may use efficiency cores only has to compute with those.
     for processor in usable - _power_saving(usable, devices) or usable:
         siblings = parse_list(_text(devices / f"system/cpu/cpu{processor}/topology/thread_siblings_list"))
         if not siblings:

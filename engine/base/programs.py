@@ -1,4 +1,4 @@
-"""The programs that run as child processes: a module of the interpreter, or an argument of the bundled executable."""
+"""The programs that run as child processes. In the bundle they are started by an argument of the one executable."""
 
 from __future__ import annotations
 

@@ -22,10 +22,11 @@ _KINDS = {setting.key: setting.kind for setting in SETTINGS}
 
 @dataclass(frozen=True, slots=True)
 class ForeignOverride:
-    """An override in a command of another program, in one of two forms.
+    """An override in a command of another program: either `pattern` with `buffer`, or `n_experts`.
 
-    `pattern`, `buffer`: regex on tensor names, and name of the buffer type that these tensors go to.
-    `n_experts`: the experts of this many first layers go to the CPU, 0 for all layers; None for the other form.
+    `pattern`: regex on tensor names.
+    `buffer`: name of the buffer type for the tensors that match.
+    `n_experts`: number of first layers whose experts go to the CPU; 0 for all layers, None for an override by regex.
     """
 
     pattern: str = ""
@@ -69,7 +70,7 @@ class ForeignLoad:
     `projector_device`: llama.cpp's name of the projector's device; "none" for the CPU, empty if the program decides.
     `adapters`: (path, scale) of each LoRA adapter.
     `draft`: options of speculative decoding; None if there are none.
-    `notes`: sentences for the user on what was left out.
+    `notes`: sentences for the user on options that were left out.
     """
 
     program: str

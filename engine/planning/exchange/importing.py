@@ -220,6 +220,7 @@ class _Arranger:
         """Return the device id of each layer, the output layer last, in float32 as in llama.cpp (`load_tensors`)."""
         sums = list(accumulate((float32(share) for _, share in listed), lambda a, b: float32(a + b)))
         bounds = [float32(total / sums[-1]) for total in sums]
+        # llama.cpp uses `std::upper_bound`: a layer exactly on a bound belongs to the next device.
         places = (bisect_right(bounds, float32(index / offloaded)) for index in range(offloaded))
         homes = [listed[min(place, len(listed) - 1)][0] for place in places]
         return [CPU_ID] * (self._positions - offloaded) + homes

@@ -134,6 +134,7 @@ def _side_files(plan: Plan, names: DeviceNames) -> tuple[list[tuple[str, ...]], 
         path = str(adapter.path)
         if adapter.scale == 1.0:
             words.append(("--lora", csv_field(path)))
+        # `--lora-scaled` splits its value at each colon and refuses more than two parts.
         elif ":" in path:
             notes.append(
                 tr(
@@ -183,6 +184,7 @@ def _draft_notes(plan: Plan) -> Iterator[str]:
 
 def csv_field(text: str) -> str:
     """Return `text` quoted as a field of a comma-separated list, as llama.cpp's `parse_csv_row` parses it."""
+    # The module csv and `parse_csv_row` agree: a field is put in quotes, and a quote in it is doubled.
     line = io.StringIO()
     csv.writer(line, lineterminator="").writerow([text])
     return line.getvalue()

@@ -55,6 +55,7 @@ def take_line(text: str, layout: Layout, context: ContextSettings, model: ModelF
     if _SHARES.fullmatch(text.strip()):
         shares = _shares(text)
         return Typed(_divided(shares, layout, model, rig), context)
+    # Any command gets defaults and notes of its program. Only differences from an empty command are the user's.
     load, usual = read_command(text), _usual()
     if load.shares and not any(load.shares):
         raise LayoutError(tr("the shares add up to 0; give at least one device a share above 0"))

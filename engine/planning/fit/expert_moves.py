@@ -69,6 +69,7 @@ def back_as_fit(plan: Plan) -> Layout:
             assert callable(make)
             return not needs.is_short(make(count), (home,))
 
+        # The largest experts give a guess that rarely is too high. It only shortens the search.
         each_bytes = max(plan.model.blocks[layer].expert_bytes for layer in own)
         guess = max(0, needs.room(base)[device_id]) // max(each_bytes, 1)
         layout = tried(largest_number(len(own), goes, min(guess, len(own))))
@@ -90,6 +91,7 @@ def by_count(plan: Plan, device: str, count: int, speeds: Speeds) -> Layout:
 
     def cost(layout: Layout) -> tuple[float, int]:
         speed = plan_speed(work, plan.with_layout(layout), speeds)
+        # Rounded, so that of nearly equal speeds the layout with fewer overrides is chosen.
         return (float("inf") if speed is None else float(f"{speed.token_s:.5g}"), len(layout.overrides))
 
     return min(found, key=cost)

@@ -139,6 +139,7 @@ def held_bytes(loaded: LoadedLayout, checkpoint_bytes: int = 0) -> dict[str, int
 
     Overhead is that of the forecast, because llama.cpp does not report it. `checkpoint_bytes` are added for the CPU.
     """
+    # A measured row may contain a part of these bytes already; only the difference is added.
     besides = {row.id: row.overhead_bytes + row.answering_bytes for row in loaded.forecast}
     held = {
         row.id: row.need_bytes + max(0, besides.get(row.id, 0) - row.overhead_bytes - row.answering_bytes)

@@ -112,6 +112,7 @@ class Needs:
         needs = self.of(layout)
         room = {name: limit - needs[name].need_bytes for name, limit in self.limits.items()}
         pool = self._plan.rig.pool
+        # Devices that share the host's memory can each have room while all of them together have none.
         if pool is not None:
             left_bytes = pool.limit_bytes - pooled_bytes(needs, pool)
             room.update({name: min(size, left_bytes) for name, size in room.items() if name in pool.ids})

@@ -91,8 +91,8 @@ def choices_to_unload(
 ) -> tuple[tuple[tuple[HeldModel, ...], Rig], ...]:
     """Return choices of idle models to unload, each with the rig after the unload.
 
-    Choices with few models come first. There are at most `MAX_CHOICES`. Models that hold memory on no device are left
-    out.
+    Choices with few models come first. There are at most `MAX_CHOICES`. Models that only hold memory of the CPU are not
+    included.
     """
     idle = sorted(
         (model for model in others if not model.is_busy and any(name != CPU_ID for name in model.held_bytes)),

@@ -32,7 +32,7 @@ class Refusal:
 
     `requested_bytes`: size of the failed allocation; None if llama.cpp did not report it.
     `free_bytes`: free memory at that time; None if the device does not report it.
-    `placed_bytes`: bytes that the load had allocated there before.
+    `placed_bytes`: bytes that the load had already allocated on the device.
     """
 
     device: str

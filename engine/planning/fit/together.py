@@ -56,7 +56,7 @@ class Wanted:
 class Placed:
     """A model with its layout.
 
-    `plan`: its rig has the free memory that the models loaded earlier leave.
+    `plan`: the plan with this layout, on a rig with the memory that models loaded earlier leave free.
     """
 
     name: str
@@ -163,7 +163,7 @@ def plan_together(
 
 
 def distinct_names(models: Sequence[ModelFile]) -> list[str]:
-    """Return a distinct name for each model: its own name, else the name of its file, else that with a number."""
+    """Return a distinct name for each model: the model's name, the name of its file, or the latter with a number."""
     own = [model.name for model in models]
     names: list[str] = []
     for model in models:
@@ -346,6 +346,7 @@ def _score(found: Together, wanted: Sequence[Wanted], small: frozenset[str]) -> 
     by_name = {each.name: each for each in found.placed}
     placed = [by_name[each.name] for each in wanted]
     main = [each for each in placed if each.name not in small]
+    # Lists compare element by element. So an important model on devices outweighs all less important ones.
     return (
         sum(each.fits for each in placed),
         [each.is_whole for each in main],
@@ -370,6 +371,7 @@ def rig_after(rig: Rig, need_bytes: Mapping[str, int]) -> Rig:
         if not taken_bytes:
             return device
         free_bytes = device.total_bytes if device.free_bytes is None else device.free_bytes
+        # A cap is for all models together, so the loaded one uses up a part of it.
         cap_bytes = None if device.cap_bytes is None else max(0, device.cap_bytes - taken_bytes)
         return replace(device, free_bytes=max(0, free_bytes - taken_bytes), cap_bytes=cap_bytes)
 

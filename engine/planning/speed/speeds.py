@@ -274,11 +274,13 @@ def attention_seconds(
     `one`: whether the batch is a single token, for which other kernels are used.
     """
     known = speeds.products.get(device.id, {})
+    # A head multiplies with a key and a value for each cell, so half of the products is the mean head size.
     width = products / cells / 2 if cells else 1.0
     together = _cell_seconds(known, ".1" if one else "", width)
     if not one or together is None:
         return None if together is None else cells * together / _reached(device)
     alone = _cell_seconds(known, ".1.alone", width)
+    # Interpolated in log2 of the number of KV heads, between the measurements with one and with several heads.
     share = min(1.0, spread / cells / _MOST_SPREAD) if cells else 1.0
     return cells * (together if alone is None else alone + (together - alone) * share)
 
@@ -380,7 +382,10 @@ class Sending:
 
 
 def sendings(weights_bytes: Mapping[str, int], rig: Rig, speeds: Speeds) -> tuple[Sending, ...]:
-    """Return the transfer of weights for each RPC worker whose link was measured. `weights_bytes`: by device id."""
+    """Return the transfer of weights to each RPC worker whose link was measured.
+
+    `weights_bytes`: bytes of weights by device id.
+    """
     found = []
     for device in rig.devices:
         size_bytes, link = weights_bytes.get(device.id, 0), speeds.links.get(device.id)

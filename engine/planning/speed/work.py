@@ -71,9 +71,9 @@ class StateCost(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StateWork:
-    """Cost of the KV cache and recurrent state for one token in each layer of a model, stored as sums.
+    """Cost of the KV cache and recurrent state for one token in each layer of a model, stored as prefix sums.
 
-    `sums`: for each layer, the sum over all layers before it; a last entry has the sum over all layers.
+    `sums`: for each layer, the sum over all layers before it; the last entry is the sum over all layers.
     """
 
     sums: Sequence[StateCost]
@@ -86,7 +86,7 @@ class StateWork:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """Weights that overrides move to `device`, as sums over all layers before each layer.
+    """Weights that overrides move to `device`, stored as prefix sums over the layers of the model.
 
     `weights`: bytes that one token reads, by kernel.
     `whole`: bytes with all experts, by kernel.
@@ -251,6 +251,7 @@ def _state_rows(tables: ContextMemory, fill_tokens: float) -> list[StateCost]:
         window = hyper.window if hyper.sliding[index] and hyper.window else shape.n_cells
         for each in cache:
             cells = max(1.0, each.n_rows / n_streams)
+            # A row of a compressed cache stands for several tokens, so such a cache fills as the whole context does.
             in_all = each.name == "compressed" or (each.name == "indexer" and hyper.ratios)
             used_cells = cells * min(1.0, fill_tokens / (shape.n_cells if in_all else cells))
             bytes_read += used_cells * row_bytes(each.kind, each.width)

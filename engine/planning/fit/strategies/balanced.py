@@ -92,7 +92,7 @@ def balanced_layout(bench: Workbench) -> Layout:
 
 
 def _evenness(bench: Workbench, layout: Layout) -> tuple[int, int]:
-    """Return the key by which layouts are compared (larger is better): least free bytes, minus the most free bytes."""
+    """Return the sort key of a layout, larger is better: (least free bytes of a device, most free bytes negated)."""
     left = _headroom(bench, layout).values()
     return min(left), -max(left)
 

@@ -126,7 +126,7 @@ def _layout_of(bench: Workbench, placed: Sequence[tuple[str, Sequence[int]]]) ->
 
 
 def _fewest_filled(bench: Workbench) -> Layout:
-    """Fill the first devices with layers: as few of them as hold the whole model, or all if even these do not."""
+    """Fill the first devices with layers: the fewest that hold the whole model, or all if the model is too large."""
     layout = fill(bench, [])
     for count in range(1, len(bench.devices) + 1):
         devices = bench.devices[:count]

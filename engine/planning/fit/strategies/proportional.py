@@ -86,7 +86,7 @@ def proportional_layout(bench: Workbench) -> Layout | None:
 
 
 def proportional_candidates(bench: Workbench) -> Iterator[Candidate]:
-    """Yield the layout on a single device if one holds everything; else layouts by the memory of all devices."""
+    """Yield the layout on a single device if one holds everything; else layouts with layers in proportion to memory."""
     if not bench.constraints.split:
         for device, layout in whole_layouts(bench):
             yield Candidate(layout, whole_reason(bench, device))

@@ -1,7 +1,7 @@
 """Decisions on the draft of a plan: devices and settings of a draft model, and the rules that a draft breaks.
 
-If the user chose no device for a draft model, `place_draft` chooses one: the card with room after the main model on
-which a step costs least, else the CPU.
+If the user chose no device for a draft model, `place_draft` chooses one: of the cards with enough memory left beside
+the main model, the one on which a step costs least. If there is no such card, it is the CPU.
 """
 
 from __future__ import annotations
@@ -75,6 +75,7 @@ def place_draft(
         return placed(draft.layout)
     for device in draft_candidates(rig, model, order):
         found = placed(single_device(model.n_layers, device.id))
+        # The host is the last candidate. It is used even if it is too small; the report then shows the shortage.
         if device.is_host or _room_bytes(device, needs) >= _added_bytes(device, found.estimate, needs):
             return found
     return placed(single_device(model.n_layers, CPU_ID))

@@ -84,6 +84,7 @@ def resolve(
     threshold, key = None, load_key(memory.model, layout, rig) if rig.host.choices else ""
     if asked.op_offload_min_batch is None:
         threshold = measured_choice(rig, "op_offload_min_batch", key)
+    # The value is equal to the base if the measurement found nothing faster.
     if threshold is not None and threshold.value != threshold.base:
         asked = msgspec.structs.replace(asked, op_offload_min_batch=threshold.value)
     tried = _first_fitting(_Trials(memory, rig, layout, asked, side_files, facts))

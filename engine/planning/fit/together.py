@@ -31,7 +31,7 @@ MAX_MODELS = 8
 """Largest number of models in one plan. Each model takes a search for a layout, in several orders of planning."""
 DEFAULT_STRATEGY = "fewest"
 _SMALL_PART = 8
-"""Divisor of the file size of the largest model: models of at most that size count as small."""
+"""Divisor of the largest model's file size; models of at most the resulting size count as small."""
 _MUCH_PART = 8
 """Divisor of a model's number of layers; the result is the number of layers that counts as a gain.
 
@@ -95,7 +95,7 @@ class Gain:
 
 @dataclass(frozen=True, slots=True)
 class GiveWay:
-    """The model that should be left out, and what the other models gain if it is."""
+    """The model that should be left out, and the gains of the other models without it."""
 
     name: str
     gains: tuple[Gain, ...]
@@ -206,7 +206,7 @@ def together_sentence(found: Together) -> str:
 
 
 def give_way_sentence(give_way: GiveWay) -> str:
-    """Return a sentence for the user on the model that should be left out, and what the others gain."""
+    """Return a sentence for the user on the model that should be left out, and on the gains of the other models."""
     gains = "; ".join(map(_gain_words, give_way.gains))
     return tr("{name} would have to be left out: without it, {gains}.", name=give_way.name, gains=gains)
 

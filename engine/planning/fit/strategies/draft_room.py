@@ -30,7 +30,9 @@ def with_room_for_draft(
     constraints: Constraints,
     search: Callable[[Constraints], AutoLayout],
 ) -> AutoLayout:
-    """Return a layout with the draft model on a card, if it has no more layers on the CPU than `found`; else `found`.
+    """Return a layout with the draft model on a card and at most as many layers on the CPU as `found`.
+
+    If there is none, return `found`.
 
     `search`: finds a layout with other constraints. It is called only if the draft model would be on the CPU.
     """

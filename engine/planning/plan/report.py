@@ -23,7 +23,7 @@ class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
 
     `pipeline_bytes` and `projector_bytes` are parts of `compute_bytes`; `late_bytes` is a part of `answering_bytes`.
     `draft_bytes`: weights, state and buffers of a draft model, which are in none of the other numbers.
-    `free_bytes`: None if unknown.
+    `free_bytes`: free memory of the device; None if unknown.
     `shortfall_bytes`: missing bytes; negative if the device has memory to spare. On devices that share the host's
     memory it is at least what all of them lack together.
     """

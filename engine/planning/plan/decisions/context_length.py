@@ -35,7 +35,7 @@ def reads_whole_texts(model: ModelFile) -> bool:
 def default_context(model: ModelFile, n_ctx: int | None = None) -> ContextSettings:
     """Return the default settings for a context of `n_ctx` tokens.
 
-    `n_ctx` None: the default length, or the trained length if that is shorter.
+    `n_ctx`: context length in tokens; None for the default length, or for the trained length if it is shorter.
     """
     defaults = ContextSettings()
     trained = trained_length(model)

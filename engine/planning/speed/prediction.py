@@ -59,7 +59,7 @@ The number for measured devices is from models to which nothing was fitted (`ben
 answers and for a card's figures are estimates.
 """
 _LEARNT_UNCERTAINTY = 0.2
-"""Relative error of nine of ten predictions after an answer with a layout of the same class, with any model."""
+"""Relative error that nine of ten predictions do not exceed after answers with layouts of the same class."""
 _TILE = 64
 """Tokens and cells of a tile of attention in ggml-cpu.
 
@@ -204,8 +204,8 @@ def _scaled(forecast: SpeedForecast, there_s: float, measured_per_second: float)
 class SpeedRange:
     """Predicted range of the seconds per token.
 
-    `best_s`: with an empty KV cache and full bandwidth.
-    `worst_s`: with a full KV cache and low bandwidth.
+    `best_s`: seconds with an empty KV cache and full bandwidth.
+    `worst_s`: seconds with a full KV cache and low bandwidth.
     """
 
     best_s: float
@@ -273,7 +273,7 @@ class CostModel:
     # ------------------------------------------------------------------ what is forecast
 
     def answer(self, layout: Layout, fill_tokens: int | None = None, prompt_tokens: int = 0) -> SpeedForecast:
-        """Return the predicted time of an answer's token.
+        """Return the predicted time per token of an answer.
 
         `fill_tokens`: number of tokens in the context; None for `usual_fill`.
         `prompt_tokens`: length of the prompt that is predicted too; 0 for `fill_tokens`.
@@ -516,7 +516,7 @@ def _least_sure(times: Sequence[DeviceTime], token_s: float) -> Source:
 
 
 def _whole_s(layout: Layout, seconds: Mapping[str, float]) -> float:
-    """Return the seconds of a token from those of each device.
+    """Return the seconds of a token, given the seconds of each device.
 
     Devices of a split layer work at the same time, so the slowest one counts; all others work one after another.
     """

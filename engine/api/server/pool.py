@@ -304,6 +304,7 @@ class ModelPool:
         """Admit all requests that wait for a model, now that it is loaded."""
         for future in slot.waiting:
             if not future.done():
+                # Counted here, since the waiting task runs later: the model must not be unloaded in between.
                 self._hold(slot)
                 future.set_result(None)
         slot.waiting.clear()
@@ -345,6 +346,7 @@ class ModelPool:
 
     async def _wait(self, until_s: float | None) -> None:
         """Wait until the pool changes, or until the monotonic clock reaches `until_s`; None: without a limit."""
+        # No await lies between the caller's look at the pool and this line, so no change is missed.
         self._changed.clear()
         seconds = None if until_s is None else max(0.0, until_s - time.monotonic())
         with suppress(TimeoutError):

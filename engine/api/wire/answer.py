@@ -137,6 +137,7 @@ class Answer:
         self.content += part.content
         self.choices += part.choices
         for call in part.calls:
+            # Only the first delta of a call has its name.
             if call.name:
                 self.calls.append(Call(call.id, call.name))
             if self.calls:

@@ -199,6 +199,7 @@ def _messages(message: MessageIn, number: int) -> list[ChatMessage]:
                 media += images
             case "thinking":
                 thoughts.append(block.thinking or "")
+            # Encrypted by Anthropic, so no other model can use it.
             case "redacted_thinking":
                 continue
             case _:

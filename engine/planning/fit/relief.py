@@ -105,6 +105,7 @@ class ExpertMove:
     def after(self, layout: Layout, count: int) -> Layout:
         """Return `layout` with the experts of `count` layers on the CPU."""
         first, last = self.layers(count)
+        # Of several overrides that match a tensor llama.cpp uses the first.
         return replace(layout, overrides=(Override(CPU_ID, part="experts", first=first, last=last), *layout.overrides))
 
 

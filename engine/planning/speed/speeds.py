@@ -251,6 +251,7 @@ def products(device: Device, kernel: str, speeds: Speeds) -> float:
     """
     by_type = speeds.products.get(device.id)
     found = _of_kernel(by_type, kernel)
+    # Its measured speed with F16 is a better guess than the usual speed of such devices.
     if found is None and by_type is not None:
         found = by_type.get("F16")
     if found is not None:
@@ -293,6 +294,7 @@ def _cell_seconds(known: Mapping[str, float], suffix: str, width: float) -> floa
     if not times:
         return None
     after = next((index for index, (each, _) in enumerate(times) if each >= width), len(times) - 1)
+    # Outside the measured widths the time is assumed to be proportional to the width.
     if after == 0 or times[after][0] < width:
         return times[after][1] * width / times[after][0]
     (low, low_s), (high, high_s) = times[after - 1 : after + 1]

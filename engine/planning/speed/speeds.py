@@ -251,7 +251,7 @@ def products(device: Device, kernel: str, speeds: Speeds) -> float:
     """
     by_type = speeds.products.get(device.id)
     found = _of_kernel(by_type, kernel)
-    # Its measured speed with F16 is a better guess than the usual speed of such devices.
+    # The measured speed of the device with F16 is a better guess than the usual speed of such devices.
     if found is None and by_type is not None:
         found = by_type.get("F16")
     if found is not None:

@@ -30,7 +30,7 @@ _MOVES = 128
 def balanced(
     memory: ModelMemory, rig: Rig, context: ContextSettings, constraints: Constraints = NO_CONSTRAINTS
 ) -> AutoLayout:
-    """Return the layout in which the device with the least free memory has as much free memory as possible."""
+    """Return the layout in which the fullest of the used devices has as much free memory as possible."""
     bench = Workbench(memory, rig, context, constraints)
     return choose(bench, balanced_candidates(bench))
 

@@ -68,9 +68,9 @@ class Move:
 def moves_off(layout: Layout, devices: Collection[str], targets: Sequence[str]) -> list[Move]:
     """Return moves from both ends of each run on `devices` to each target, in the order in which they should be tried.
 
-    Moves to a neighbouring run's device come first, then all others; in both groups moves to the CPU come last. After
-    that, moves are ordered by: fewer new entries in llama.cpp's device list, place of the target in `targets`, output
-    layer not moved, longer runs.
+    Moves to the device of a neighbouring run come before all others. In both groups, moves to the CPU come last. Then
+    these moves come first: those with fewer new entries in llama.cpp's device list, those to earlier `targets`, those
+    without the output layer, and those from longer runs.
 
     `targets`: ids of devices that may get layers, the best first.
     """

@@ -1,7 +1,7 @@
 """One plan for several models that are loaded at the same time: a layout for each, or the model to leave out.
 
-Each model has its own process, so its need on a device, the backend's overhead included, is added to the needs of the
-others there. The host's memory that devices share (`Rig.pool`) is counted once.
+Each model has its own process. So the needs of the models on one device are added, and each includes the overhead of
+the backend. The host's memory that devices share (`Rig.pool`) is counted once.
 """
 
 from __future__ import annotations

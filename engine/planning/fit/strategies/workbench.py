@@ -130,7 +130,7 @@ class Workbench:
     # ------------------------------------------------------------------ orders
 
     def rank_of(self, device: Device) -> int:
-        """Return the rank by which devices are chosen; see `reach_rank`."""
+        """Return the rank of a device (`reach_rank`) with this bench's speeds; low ranks are used first."""
         return reach_rank(device, self.constraints.speeds)
 
     def in_layer_order(self, devices: Iterable[Device]) -> list[str]:

@@ -251,7 +251,7 @@ def read_chat(body: bytes) -> Question:
 
 
 def effort_values(effort: object) -> dict[str, object]:
-    """Return the chat template's variables for a reasoning effort. `effort`: None: the request sets no effort."""
+    """Return the chat template's variables for a reasoning effort. `effort` is None if the request sets none."""
     if effort is None:
         return {}
     return {"enable_thinking": False} if effort == "none" else {"reasoning_effort": effort}

@@ -55,7 +55,7 @@ class Imported:
     `adapters`: (path as written, scale) of each LoRA adapter; the files have not been read.
     `projector_device`: device id; None if the program chooses the device.
     `draft`: source of drafted tokens, as in a layout file; None if there is none.
-    `notes`: sentences for the user on what was left out or assumed.
+    `notes`: sentences for the user on options that were left out, and on assumptions.
     """
 
     layout: Layout

@@ -78,7 +78,7 @@ def swap_commands(text: str) -> dict[str, tuple[str, tuple[str, ...]]]:
 def choose_command(
     commands: Mapping[str, tuple[str, tuple[str, ...]]], name: str | None
 ) -> tuple[str, tuple[str, ...]]:
-    """Return the command of the model called `name`; if `name` is None, that of the only model.
+    """Return the command of the model called `name`; if `name` is None, the command of the only model.
 
     Raises:
         LayoutError: there is no model of this name, or there are several and `name` is None.

@@ -19,9 +19,9 @@ _SPARE = 0.98
 
 
 def shares_within(layout: Layout, needs: Needs) -> Layout | None:
-    """Return `layout`, of mode tensor, with shares as little changed as possible that are within the limits of `needs`.
+    """Return `layout`, of mode tensor, with its shares changed until it is within the limits of `needs`.
 
-    If there are none, as few layers as possible are added to the CPU layers at the front. None if that does not help.
+    If no shares fit, the fewest layers with which some fit are moved to the CPU too. None if that does not help.
     """
     found = _balanced(layout, needs)
     low, high = leading_cpu_layers(layout) + 1, layout.n_layers - 1

@@ -29,7 +29,7 @@ _UNKNOWN_RESERVE = 5
 SLOW_LINK = 3
 """Rank of a remote device over a slow link (`reach_rank`)."""
 SLOW_HOP_S = 5e-3
-"""Latency in seconds of one transfer over a link, from which a remote device is used last.
+"""Seconds of one transfer over a link; remote devices whose transfers take that long are used last.
 
 Each token crosses the link once in each direction. Links of 100 Mbit/s and links to other places take longer; wired
 gigabit and good wireless networks do not.
@@ -171,7 +171,10 @@ class Workbench:
         return self._leaving(left_free).is_short(layout, device_ids)
 
     def shortfalls(self, layout: Layout, left_free: Mapping[str, int] | None = None) -> dict[str, int]:
-        """Return the missing bytes, by id of the devices that `layout` overfills. `left_free`: as for `is_short`."""
+        """Return the missing bytes, by id of the devices that `layout` overfills.
+
+        `left_free`: further bytes that must stay free, by device id.
+        """
         return self._leaving(left_free).short(layout)
 
     def may_hold_all(self, devices: Sequence[Device]) -> bool:

@@ -33,7 +33,7 @@ _WHOLE: tuple[ComparedPart, ...] = ("output", "embedding")
 class PlaceChange:
     """A range of layers, or a part of the model, whose device differs between two layouts.
 
-    `part`: "layer" for whole layers, the part of the layers that differs, "output" or "embedding".
+    `part`: "layer" for whole layers, a part of layers such as "experts", "output" or "embedding".
     `first`, `last`: range of layers, both included; None for "output" and "embedding".
     `one`, `other`: device id in the first and in the second layout.
     """

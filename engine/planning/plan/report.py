@@ -141,8 +141,8 @@ def check_fit(estimate: MemoryEstimate, rig: Rig, violations: Sequence[Violation
 def sharing(rows: tuple[DeviceRow, ...], rig: Rig) -> tuple[DeviceRow, ...]:
     """Return `rows` with the memory that devices share with the host counted once; unchanged if no device shares it.
 
-    Memory that one of these devices needs is not free for the others. The shortfall of each is at least that of all
-    together.
+    Memory that one of these devices needs is not free for the others. The shortfall of each is at least the
+    shortfall of all together.
     """
     pool = rig.pool
     if pool is None:

@@ -50,7 +50,7 @@ from engine.planning.speed.work import StateCost, Work, described_ops, hops, mov
 USUAL_FILL = 2048
 """Number of tokens in the context for which a speed is predicted.
 
-Less if the context length is below twice this number.
+The number is smaller if the context length is below twice this number (`usual_fill`).
 """
 _UNCERTAINTY: Mapping[Source, float | None] = {"measured": 0.25, "answers": 0.3, "card": 0.4, "guess": None}
 """Relative error that nine of ten predictions do not exceed, by source of the speed; None if unknown.
@@ -220,9 +220,9 @@ class SpeedRange:
 class Cost:
     """Seconds of one batch of tokens on one device.
 
-    `read_s`: reading memory at full bandwidth.
-    `computed_s`: all other computing.
-    `link_s`: transfers of `link_bytes` bytes.
+    `read_s`: seconds of reading memory at full bandwidth.
+    `computed_s`: seconds of all other computing.
+    `link_s`: seconds of transfers, `link_bytes` bytes in all.
     """
 
     device: Device

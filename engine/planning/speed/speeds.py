@@ -195,9 +195,9 @@ def bandwidth(device: Device, speeds: Speeds = NO_MEASUREMENTS) -> float:
 
 
 def _computing_kind(device: Device) -> DeviceKind:
-    """Return the kind of the device that computes.
+    """Return the kind of the device that computes; for an RPC worker, the kind of device that it serves.
 
-    For an RPC worker with an unknown backend it is "cpu", the slowest kind.
+    If a worker's backend is unknown, the result is "cpu", the slowest kind.
     """
     if not device.is_rpc:
         return device.kind

@@ -33,7 +33,7 @@ _OPS_PER_TENSOR = 2
 _OPS_PER_LAYER = 4
 """Estimated number of small computations of a layer in addition to those for its tensors.
 
-Both numbers were fitted to llama.cpp's graphs, whose number of nodes they meet within 15 %.
+This number and `_OPS_PER_TENSOR` were fitted to llama.cpp's graphs; estimates are within 15 % of their node counts.
 """
 
 _KEPT_STATES = 4
@@ -176,7 +176,7 @@ class Work:
         return self._ops[last + 1] - self._ops[first]
 
     def experts_read(self, batch_tokens: float) -> float:
-        """Return the share (0 to 1) of the experts unused by one token that the other tokens of its batch use.
+        """Of the experts that one token does not use, return the share (0 to 1) that other tokens of its batch use.
 
         These experts are read in addition. Routers are trained to use all experts equally, so each token is assumed to
         choose experts at random.

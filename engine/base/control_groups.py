@@ -34,7 +34,7 @@ class ControlGroup:
 def control_groups(controller: str, root: Path = ROOT, own: Path = OWN) -> Iterator[ControlGroup]:
     """Yield the control groups that may limit `controller` ("memory", "cpu"), from this process's group up to the root.
 
-    Inside a container the listed path may be the host's. Then only the visible root group is used.
+    Inside a container `own` may list a path of the host, which is not visible. Then only the root group is used.
     `root`: folder of the control groups. `own`: file that lists the groups of this process.
     """
     for line in _text(own).splitlines():

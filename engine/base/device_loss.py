@@ -1,6 +1,6 @@
 """Recognises a lost device, and a card without free memory, in the engine's log; words the error about a lost device.
 
-A lost device has other effects with each backend. Vulkan throws an exception: a load fails with a reason, and a
+The effect of a lost device depends on the backend. Vulkan throws an exception: a load fails with a reason, and a
 computation ends the process. CUDA always aborts the process.
 """
 

@@ -132,7 +132,7 @@ def read_at_most(path: Path, max_bytes: int, *, timeout_s: float = READ_TIMEOUT_
 
 
 def _is_readable(file: FileIO, timeout_s: float) -> bool:
-    """Wait at most `timeout_s` for data or the end of the file; return whether one of them has come."""
+    """Wait at most `timeout_s` seconds until `file` has data or has ended; return whether that happened."""
     if sys.platform == "win32":
         return bool(select.select([file], [], [], timeout_s)[0])
     # Not `select`: it takes no descriptors from 1024 on.
@@ -183,6 +183,7 @@ def lock_file(descriptor: int, *, wait: bool) -> bool:
         return True
     import fcntl
 
+    # Not `lockf`: its lock would end as soon as this process closes any other descriptor of the file.
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -193,8 +194,8 @@ def lock_file(descriptor: int, *, wait: bool) -> bool:
 def hugging_face_home(environment: Mapping[str, str], home: Path | None = None) -> Path:
     """Return the folder of the Hugging Face tools (`HF_HOME`).
 
-    `home`: the user's home folder; None: the system's answer. The environment variables are those of `constants.py` in
-    huggingface_hub.
+    `home`: the user's home folder; None: ask the system. The environment variables are those that `constants.py` of
+    huggingface_hub reads.
     """
     named = _named_folder(environment, "HF_HOME", home)
     cache = _named_folder(environment, "XDG_CACHE_HOME", home)

@@ -30,7 +30,7 @@ Kept = TypeVar("Kept", bound=msgspec.Struct)
 
 
 class Fail(Protocol):
-    """Constructor of the error that a kind of document raises, such as `LayoutError`."""
+    """Constructor of the error class for one kind of document, such as `LayoutError`."""
 
     def __call__(self, reason: str, *, place: str = "", source: str = "") -> EngineError: ...
 

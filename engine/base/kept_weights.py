@@ -26,7 +26,7 @@ from engine.base.units import GIB
 
 DEFAULT_QUOTA_BYTES = 20 * GIB
 RESERVE_BYTES = GIB
-"""Free space in bytes that the cache leaves on the disk."""
+"""Bytes that the cache leaves free on the disk."""
 LOOK_S = 1.0
 """Seconds between two scans of the folder. The quota can be exceeded by the bytes that a client sends in this time."""
 _NAME = re.compile(r"[0-9a-f]{16}", re.ASCII)
@@ -131,6 +131,7 @@ class WeightKeeper:
         """
         files = sorted(_files(self.folder), key=lambda file: file.used_s)
         too_many_bytes = sum(file.size_bytes for file in files) - self.quota_bytes
+        # Removed files help quota and reserve alike, so the larger excess decides.
         too_many_bytes = max(too_many_bytes, self.reserve_bytes - _free_bytes(self.folder))
         removed = False
         for file in files:

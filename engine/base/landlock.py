@@ -26,10 +26,9 @@ _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 _TRUNCATE = 1 << 14
 _FIRST_RIGHTS = (1 << 13) - 1
 _RIGHTS_SINCE = {2: 1 << 13, 3: _TRUNCATE}
-"""Additional file rights, by the Landlock version that introduced them. Device ioctls (version 5) stay allowed, because
-drivers need them.
+"""File rights that later Landlock versions added, by version. A kernel refuses rights that its version does not know.
 
-A right that a ruleset does not handle stays allowed, and a kernel refuses rights newer than its version.
+The right for device ioctls (version 5) is left out, because drivers need ioctls; rights left out stay allowed.
 """
 _READING = _READ_FILE | _READ_DIR
 _OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE
@@ -120,6 +119,7 @@ def restrict(reach: Reach) -> bool:
         return False
     try:
         _allow_files(ruleset, reach.readable, _READING)
+        # No right to execute in writable folders: the process could start a program that it has written.
         _allow_files(ruleset, reach.writable, handled & ~_EXECUTE)
         _allow_files(ruleset, reach.programs, _EXECUTE | _READ_FILE)
         if attributes.handled_access_net:

@@ -31,7 +31,7 @@ _CALLS = {"x86_64": (238, 239), "aarch64": (237, 236)}
 _BIND = 2
 """MPOL_BIND. With MPOL_PREFERRED a node full of page cache would send allocations to another node."""
 MAX_NODES = 15
-"""Largest number of nodes with a worker: the engine's device list has so many entries (`MAX_ENTRIES` of a layout)."""
+"""Largest number of nodes with a worker; llama.cpp's device list has no more entries (`MAX_ENTRIES` of a layout)."""
 _MASK_BITS = 1024
 _WORD_BITS = 8 * ctypes.sizeof(ctypes.c_ulong)
 
@@ -122,7 +122,7 @@ def left_nodes_sentence(nodes: Sequence[NumaNode]) -> str:
 
 
 def numbers_text(numbers: Iterable[int]) -> str:
-    """Return numbers as the kernel lists them, such as "0-3,8"."""
+    """Return numbers as text in the kernel's list format, such as "0-3,8"."""
     parts: list[list[int]] = []
     for number in sorted(numbers):
         if parts and parts[-1][-1] == number - 1:

@@ -33,7 +33,7 @@ class Processor:
 
     @property
     def threads(self) -> int:
-        """The number of threads that computes fastest: one for each performance core, limited by the quota."""
+        """The number of threads with which computations are fastest: one per performance core, limited by the quota."""
         return max(1, min(self.performance_cores, self.quota_cores or self.performance_cores))
 
 
@@ -65,6 +65,7 @@ def core_places(usable: frozenset[int] | None = None, devices: Path = DEVICES) -
     """
     usable = usable_processors() if usable is None else usable
     cores: set[tuple[int, ...]] = set()
+    # A process that may use efficiency cores only has to compute with those.
     for processor in usable - _power_saving(usable, devices) or usable:
         siblings = parse_list(_text(devices / f"system/cpu/cpu{processor}/topology/thread_siblings_list"))
         if not siblings:
@@ -125,7 +126,7 @@ def _power_saving(usable: frozenset[int], devices: Path) -> frozenset[int]:
 
 
 def parse_list(text: str) -> frozenset[int]:
-    """Return the numbers in a list such as `0-7,16`; empty if the text is not such a list."""
+    """Return the numbers in a list of the kernel such as `0-7,16`; empty if the text has another form."""
     found: set[int] = set()
     for part in filter(None, text.split(",")):
         first, _, last = part.partition("-")

@@ -1,4 +1,4 @@
-"""The programs that run as child processes: a module of the interpreter, or an argument of the bundled executable."""
+"""The programs that run as child processes. In the bundle they are started by an argument of the one executable."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ CHILDREN = {
     "tunnel": "engine.machines.tunnel",
     "formula": "engine.runtime.media.images.formula",
 }
-"""Python module of each child program.
+"""Python module of each child program, by the program's name.
 
-The bundled executable runs it if it is started with `--NAME` (`app.program`).
+The bundled executable runs this module if it is started with the argument `--NAME` (`app.program`).
 """
 
 

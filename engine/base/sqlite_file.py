@@ -16,7 +16,7 @@ _NO_DAMAGE = (
     sqlite3.InterfaceError,
     sqlite3.DataError,
 )
-"""Exceptions about the system or the statement. Damage raises plain `DatabaseError`, not one of its subclasses."""
+"""Exceptions that do not mean a damaged file; for damage, `sqlite3` raises a plain `DatabaseError`."""
 _PASSING = frozenset({
     sqlite3.SQLITE_BUSY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_LOCKED,
     sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY,

@@ -50,7 +50,7 @@ def one_line(text: str) -> str:
 
 
 def capitalised(text: str) -> str:
-    """Return `text` with a capital first letter. Unlike `str.capitalize`, the rest stays as it is."""
+    """Return `text` with a capital first letter. Unlike `str.capitalize`, it leaves the other letters unchanged."""
     return f"{text[:1].upper()}{text[1:]}"
 
 
@@ -65,9 +65,9 @@ def escape_json(document: str) -> str:
 
 
 def _decoded(text: str) -> str:
-    """Return a text in which surrogate escapes (path bytes that the locale cannot decode) are decoded as UTF-8.
+    """Return `text` with its surrogate escapes (path bytes that the locale cannot decode) decoded as UTF-8.
 
-    Text whose bytes are not UTF-8 is returned unchanged.
+    If these bytes are not UTF-8, the text is returned unchanged.
     """
     if not _KEPT_BYTE.search(text):
         return text

@@ -38,6 +38,7 @@ def parse_size(text: str) -> int:
         remedy = tr('write whole bytes or a number with KiB, MiB, GiB or TiB, such as "512MiB"')
         raise ValueError(tr('"{text}" is not a size; {remedy}', text=show(text, 60), remedy=remedy))
     number, unit = match[1], match[2].upper()
+    # Whole numbers do not become floats, whose 53 bits would round large sizes.
     size_bytes = int(number) * _FACTORS[unit] if "." not in number else int(float(number) * _FACTORS[unit])
     if size_bytes > MAX_SIZE_BYTES:
         raise ValueError(tr('"{text}" is larger than any device', text=show(text, 60)))
@@ -61,7 +62,7 @@ def parse_count(text: str) -> int:
 
 
 def format_share(size_bytes: int, whole_bytes: int) -> str:
-    """Return `size_bytes` as a number such as "0.98", in the unit that `format_bytes` chooses for `whole_bytes`."""
+    """Return `size_bytes` as text without unit, such as "0.98", in the unit of `format_bytes(whole_bytes)`."""
     factor, digits = (GIB, 2) if whole_bytes >= GIB else (MIB, 1) if whole_bytes >= MIB else (KIB, 1)
     return f"{size_bytes / factor:.{digits}f}"
 

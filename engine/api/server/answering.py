@@ -56,8 +56,9 @@ async def send_answers(
 ) -> None:
     """Send several requests to the model at once, and send the answers to the client, streamed or whole.
 
-    `asked`, `readers`, `counting`: one entry for each answer.
-    `counting`: requests that count the tokens of the prompts; see `failure_of`.
+    `asked`: a model request for each answer.
+    `readers`: a reader for each answer, which splits the text of the answer into parts.
+    `counting`: for each answer, a request that counts the tokens of the prompt; see `failure_of`.
     `per_prompt`: number of consecutive answers to the same prompt.
 
     Raises:
@@ -69,6 +70,7 @@ async def send_answers(
             await answers.stream(writer)
         else:
             await answers.send_whole(writer)
+    # The handler is cancelled when the client disconnects; then the model must stop computing.
     finally:
         answers.close()
 
@@ -145,10 +147,10 @@ class _Answers:
         return Part()
 
     async def _check(self, index: int, event: RequestEvent) -> None:
-        """Check an event of answer `index`.
+        """Stop all answers if an event says that answer `index` has failed.
 
         Raises:
-            ApiError: the event ends the answer, and is not `Done`.
+            ApiError: the answer has ended without `Done`.
         """
         if isinstance(event, RequestEnding) and not isinstance(event, Done):
             self.close()

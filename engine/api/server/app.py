@@ -41,12 +41,12 @@ _LARGE_BODY_BYTES = 1 << 16
 """Larger request bodies are parsed in a thread, as are those with images or sounds, to keep the event loop free."""
 
 _BARE = frozenset({"/v1/models", "/v1/chat/completions", "/v1/embeddings", "/v1/responses"})
-"""Paths that are also served without `/v1`. `/completions` is not among them: llama.cpp's endpoint has another form."""
+"""Paths that are also served without `/v1`. `/completions` is not: llama.cpp uses that path for another request."""
 READERS = 2
 """Number of threads that parse large bodies. Each decodes images and sounds one at a time, in a child process."""
 
 _MAX_PATH = 200
-"""Number of characters of a refused request's path that the journal of requests stores."""
+"""Largest number of characters of a refused request's path in the journal; longer paths are cut."""
 
 
 class Api:
@@ -99,7 +99,7 @@ class Api:
         return Guard(app, self._access, self._note_refused)
 
     def _note_refused(self, scope: Scope, error: ApiError) -> None:
-        """Record a request that the guard refused in the journal, so that users can find clients without an API key."""
+        """Add a journal entry for a request that the guard refused. It shows users clients without an API key."""
         client = scope.get("client")
         # Cut, because a stranger may send long ones.
         self.journal.begin(client[0] if client else "", scope["path"][:_MAX_PATH]).end(error.status, error.code or "")

@@ -16,9 +16,7 @@ from engine.runtime.protocol.requests import AnyModelRequest, CountTokens, Token
 from engine.runtime.session.events import Answered, Done, Failed, RequestEnding, RequestEvent, Token
 
 MAX_UNREAD_CHARACTERS = 1 << 20
-"""Largest number of characters that the model has written and a slow client has not read; beyond it the answer is
-stopped.
-"""
+"""Largest number of characters of an answer that a slow client may leave unread; beyond it the answer is stopped."""
 
 
 class TooSlowError(Exception):

@@ -207,6 +207,7 @@ class Endpoint:
             await _fail(exchange, ApiError(503, error.summary(), code=error.kind))
         except (GoneError, TooSlowError):
             _end_gone(exchange)
+        # Only the end of the server cancels this task: a client that disconnects raises `GoneError`.
         except asyncio.CancelledError:
             record.end(GONE, "ending")
             raise

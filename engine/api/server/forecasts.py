@@ -31,7 +31,7 @@ LIST_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class _Planned:
-    """The values of a planned load that a forecast shows.
+    """One planned load, reduced to the values that a forecast shows.
 
     `made_s`: time of the monotonic clock at which the plan was made.
     `rows`: forecast of memory by device.
@@ -46,7 +46,7 @@ class _Planned:
 
 
 class Forecasts:
-    """Plans the loads of models that are not loaded, one at a time, in threads, and caches the plans.
+    """Plans loads of the models that a server offers, one at a time, in threads, and caches the plans.
 
     Its methods may be called in the server's event loop only.
     """
@@ -148,7 +148,7 @@ class Forecasts:
 
 
 def _key(entry: ModelEntry) -> tuple[object, ...]:
-    """Return the cache key of a plan: all values on which the plan depends, except for the devices."""
+    """Return the cache key of a model's plan: all values on which the plan depends, except for the devices."""
     try:
         state = entry.path.stat()
         return entry.id, entry.path, entry.layout, entry.projector, state.st_mtime_ns, state.st_size

@@ -38,7 +38,7 @@ _CLOSING = frozenset({401, 403, 408, 413, 415, 431})
 """Error statuses after which the connection is closed: the client is not allowed, or its body was not read."""
 MAX_HEADERS = 100
 MAX_BODIES = 4
-"""Limit for all request bodies in memory together, as a number of bodies of the largest size."""
+"""Limit for the bytes of all request bodies in memory together, as a multiple of `Access.max_body_bytes`."""
 BODY_SECONDS = 30.0
 """Longest pause in seconds between two parts of a body."""
 
@@ -206,7 +206,7 @@ class Guard:
 
 @dataclass(slots=True)
 class _Bodies:
-    """The number of body bytes that may still be read; a budget that all requests share."""
+    """Number of bytes that all requests together may still read of their bodies."""
 
     left_bytes: int
 

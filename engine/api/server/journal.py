@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from engine.runtime.session.events import Done
 
 MAX_ENTRIES = 500
-"""Number of ended requests in the journal."""
+"""Largest number of ended requests in the journal; the oldest are removed."""
 MAX_TEXTS = 50
-"""Number of requests whose texts are kept, if texts are kept at all."""
+"""Largest number of requests whose texts are kept, if the user has enabled that."""
 MAX_TEXT = 1 << 16
 """Largest number of characters that are kept of a request's text, and of its answer's text."""
 
@@ -114,7 +114,7 @@ class Record:
         self.entry = replace(self.entry, prompt_tokens=tokens)
 
     def note_asked(self, body: bytes) -> None:
-        """Keep the beginning of a request, if the journal keeps texts."""
+        """Keep the request's body up to `MAX_TEXT` characters, if the journal keeps texts."""
         # A character has up to 4 bytes in UTF-8.
         self._journal.keep_text(self.entry.number, asked=body[: 4 * MAX_TEXT].decode(errors="replace")[:MAX_TEXT])
 

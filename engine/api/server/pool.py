@@ -75,7 +75,7 @@ class _Slot:
         self.lent: HeldModel | None = None
         """Memory of a model that is lent to the pool (`ModelPool.lend`); None: the pool loads the model itself."""
         self.ended: asyncio.Future[LoadEnding] | None = None
-        """Future of the result of its load; None: the pool has not loaded it."""
+        """Future with the result of the model's load; None: the pool has not loaded the model."""
 
     @property
     def snapshot(self) -> Snapshot:
@@ -175,7 +175,7 @@ class ModelPool:
         self._changed.set()
 
     def take_back(self, id: str) -> None:
-        """End the effect of `lend`: the pool no longer uses the caller's session. Call it in the event loop.
+        """Undo `lend`: the pool no longer uses the caller's session. Call it in the event loop.
 
         If requests wait for the model, the pool then loads it itself.
         """
@@ -264,7 +264,7 @@ class ModelPool:
         return self._profiles[slot.entry.id]
 
     async def _enter(self, slot: _Slot) -> None:
-        """Wait until the model is loaded, and count a request as one of its users."""
+        """Wait until the model is loaded, and add one request to the number of its users."""
         if self._is_closed:
             raise _ending()
         if slot.is_ready:
@@ -304,6 +304,7 @@ class ModelPool:
         """Admit all requests that wait for a model, now that it is loaded."""
         for future in slot.waiting:
             if not future.done():
+                # Counted here, since the waiting task runs later: the model must not be unloaded in between.
                 self._hold(slot)
                 future.set_result(None)
         slot.waiting.clear()
@@ -345,6 +346,7 @@ class ModelPool:
 
     async def _wait(self, until_s: float | None) -> None:
         """Wait until the pool changes, or until the monotonic clock reaches `until_s`; None: without a limit."""
+        # No await lies between the caller's look at the pool and this line, so no change is missed.
         self._changed.clear()
         seconds = None if until_s is None else max(0.0, until_s - time.monotonic())
         with suppress(TimeoutError):

@@ -150,7 +150,7 @@ class ApiServer:
         self.loop.call_soon_threadsafe(self.pool.lend, entry, session, held)
 
     def take_back(self, id: str) -> None:
-        """End the effect of `lend`: no new request uses the caller's session. For any thread."""
+        """Undo `lend`: no new request uses the caller's session. For any thread."""
         self.loop.call_soon_threadsafe(self.pool.take_back, id)
 
     @property
@@ -176,6 +176,7 @@ class ApiServer:
             _log.exception("the server failed")
         finally:
             listening.close()
+            # After a failure too: `start` waits for it without a time limit.
             self._begun.set()
             if self._on_end is not None:
                 self._on_end()
@@ -188,6 +189,7 @@ class ApiServer:
             # uvicorn closes connections regularly: one whose client reads nothing would outlive the event loop.
             for each in tuple(server.server_state.connections):
                 each.transport.abort()
+            # `abort` only schedules `connection_lost`, which runs in the next iteration of the loop.
             await asyncio.sleep(0)
 
 
@@ -205,6 +207,7 @@ class _Protocol(H11Protocol):
         self._flush_timer: asyncio.TimerHandle | None = None
 
         async def with_connection(scope: Scope, receive: Receive, send: Send) -> None:
+            # ASGI can neither abort a connection nor mark it as trusted, so the application gets both by the scope.
             scope["layerdeck.transport"] = transport
             scope["layerdeck.trust"] = self._trust
             await app(scope, receive, send)
@@ -257,11 +260,12 @@ class _Protocol(H11Protocol):
     def _check_flushed(self, before_bytes: int) -> None:
         """Close the connection if the last bytes of an answer stay unsent because the client reads nothing.
 
-        The handler has already returned then, so only this timer can notice it.
+        The handler of the request has already returned, so only this timer can notice such a client.
         """
         unsent_bytes, self._flush_timer = self._unsent_bytes, None
         if unsent_bytes and unsent_bytes >= before_bytes and (self.cycle is None or self.cycle.response_complete):
             self.transport.abort()
+        # Fewer bytes than before, or another answer: the client still reads.
         elif unsent_bytes:
             self._flush_timer = self.loop.call_later(SEND_SECONDS, self._check_flushed, unsent_bytes)
 
@@ -279,6 +283,7 @@ def _listen(address: Address) -> socket.socket:
     except (OSError, UnicodeError) as error:
         raise ArgumentError(f"--host {address.host}: {getattr(error, 'strerror', None) or error}.") from None
     try:
+        # Connections of a server that has just ended (TIME_WAIT) would block the port otherwise.
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(place)
         # uvicorn listens a moment after it has started; who connects until then waits.

@@ -38,7 +38,7 @@ def event_of(document: object, name: str = "") -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The text and tool calls that one event adds to an answer.
+    """The text and tool calls that one streamed event adds to an answer.
 
     `choices`: the chosen tokens with their probabilities; empty unless the client asks for them.
     """
@@ -137,6 +137,7 @@ class Answer:
         self.content += part.content
         self.choices += part.choices
         for call in part.calls:
+            # Only the first delta of a call has its name.
             if call.name:
                 self.calls.append(Call(call.id, call.name))
             if self.calls:

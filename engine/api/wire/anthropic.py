@@ -194,10 +194,12 @@ def _messages(message: MessageIn, number: int) -> list[ChatMessage]:
                 calls.append(ToolCall(block.id or "", block.name, arguments))
             case "tool_result":
                 text, images = _result(block.content, where)
+                # Messages of the role `tool` are text only; images of the result go to the user's message after it.
                 found.append(ChatMessage("tool", text, call_id=block.tool_use_id or ""))
                 media += images
             case "thinking":
                 thoughts.append(block.thinking or "")
+            # Encrypted by Anthropic, so no other model can use it.
             case "redacted_thinking":
                 continue
             case _:

@@ -68,8 +68,7 @@ def invalid(message: str, param: str | None = None) -> ApiError:
 
 
 def context_exceeded(n_prompt_tokens: int, n_ctx: int, *, at_least: bool = False) -> ApiError:
-    """Return the error for a prompt that leaves no room for an answer. Its `type` and keys are those of llama.cpp's
-    server.
+    """Return the error for a prompt that leaves no room for an answer, in the form of llama.cpp's server.
 
     `at_least`: whether `n_prompt_tokens` is only a lower bound.
     """

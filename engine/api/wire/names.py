@@ -20,7 +20,7 @@ class ModelEntry:
     `layout`: text of the saved layout file; empty: no saved layout.
     `capabilities`: images, sound, tools, thinking or embeddings, as far as the model supports them.
     `n_ctx_train`: context length in tokens with which the model was trained; None: unknown.
-    `keep_alive_s`: idle time in seconds after which this model is unloaded; None: the server's.
+    `keep_alive_s`: idle time in seconds after which this model is unloaded; None: the server's default.
     """
 
     id: str

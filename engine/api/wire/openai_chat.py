@@ -196,6 +196,7 @@ def decode(body: bytes, kind: type[Kind]) -> Kind:
     """
     try:
         return msgspec.json.decode(body, type=kind)
+    # A subclass of `DecodeError`, so it comes first.
     except msgspec.ValidationError as error:
         raise invalid(f"{error}.") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -233,7 +234,9 @@ def read_chat(body: bytes) -> Question:
             tools=tools,
             choice=choice_of(request.tool_choice),
             settings=request.settings(
+                # llama.cpp's clients send -1 for no limit.
                 max_tokens=limit if limit is None or limit >= 0 else None,
+                # The engine returns the probability of the chosen token only together with an alternative.
                 alternatives=max(1, n_alternatives) if has_logprobs else None,
             ),
             schema=_schema(request.response_format, request.json_schema),
@@ -248,7 +251,7 @@ def read_chat(body: bytes) -> Question:
 
 
 def effort_values(effort: object) -> dict[str, object]:
-    """Return the chat template's variables for a reasoning effort. `effort`: None: the request sets no effort."""
+    """Return the chat template's variables for a reasoning effort. `effort` is None if the request sets none."""
     if effort is None:
         return {}
     return {"enable_thinking": False} if effort == "none" else {"reasoning_effort": effort}
@@ -260,7 +263,7 @@ def choice_of(choice: str | dict[str, Any] | None) -> str:
     In the chat API the name is in the object `function`; in the Responses API it is one level higher.
 
     Raises:
-        ApiError: the value is no such choice.
+        ApiError: the value has another form, or names no function.
     """
     if choice is None:
         return AUTO

@@ -136,7 +136,7 @@ def call_reader(question: Question, profile: Profile) -> CallReader:
 
 
 def template_input(question: Question, profile: Profile, values: Mapping[str, object]) -> TemplateInput:
-    """Return the input of the chat template besides the messages: tool definitions, and `values` as its variables."""
+    """Return the chat template's inputs other than messages: tool definitions, and `values` as template variables."""
     return TemplateInput(
         tools=tool_use(question, profile).definitions,
         values=json.dumps(dict(values), ensure_ascii=False) if values else "",
@@ -144,7 +144,7 @@ def template_input(question: Question, profile: Profile, values: Mapping[str, ob
 
 
 def tool_use(question: Question, profile: Profile) -> ToolUse:
-    """Return the tools that the model may call in the answer, with the model's chat template."""
+    """Return the tools that the model may call, with the chat template that defines the format of calls."""
     return ToolUse(question.tools if question.uses_tools else (), profile.template)
 
 
@@ -184,11 +184,11 @@ def forced_schema(question: Question) -> Document:
 
 
 def _with_own_definitions(parameters: Document, prefix: str, definitions: Document, budget: SchemaBudget) -> Document:
-    """Return a tool's schema as a part of the schema of a call; add the targets of its references to `definitions`.
+    """Return a tool's schema with its `$ref`s renamed, so that schemas of several tools can be in one document.
 
-    llama-cpp-python's grammar converter names a rule by the last word of its reference, so each reference must be
-    unique. It also ignores definitions that are in the same object as a reference. Targets may overlap, so `budget`
-    limits the size.
+    The targets of the references are added to `definitions`, under names that begin with `prefix`. The names must be
+    unique, because llama-cpp-python's grammar converter names a rule after the last word of a reference. The converter
+    also ignores `$defs` that are in the same object as a `$ref`. Targets may overlap, so `budget` limits the size.
 
     Raises:
         DefinitionError: a reference has no target, or the schema is too long.

@@ -145,7 +145,8 @@ def _schema(wanted: object) -> str:
 class _Items:
     """Builds chat messages from the input items of a `/v1/responses` request.
 
-    Reasoning items and call items become parts of the assistant's message that is next to them.
+    A reasoning item becomes part of the assistant's next message. A call item becomes part of the assistant's message
+    directly before it; if there is none, it becomes a message of its own.
     """
 
     def __init__(self) -> None:
@@ -277,6 +278,7 @@ class ResponseWriter:
             "input_tokens": prompt,
             "input_tokens_details": {"cached_tokens": 0 if done is None else done.cached_tokens},
             "output_tokens": answer,
+            # The engine does not count the tokens of thoughts on their own.
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": prompt + answer,
         }

@@ -1,7 +1,4 @@
-"""Splits an answer into segments (thought, text, calls), the units in which two APIs stream an answer.
-
-The two are Anthropic's API and the Responses API.
-"""
+"""Splits an answer into segments (thought, text, calls), for the streams of Anthropic's API and the Responses API."""
 
 from __future__ import annotations
 

@@ -12,9 +12,9 @@ from engine.runtime.protocol.requests import Detokenise, Tokenise
 
 MAX_TOKENS = 1 << 20
 MAX_CHARACTERS = 1 << 22
-"""Longest text to tokenise.
+"""Largest number of characters of a text to tokenise.
 
-The child does some 10 million characters a second, and serves no other request meanwhile.
+A child process tokenises some 10 million characters a second, and serves no other request meanwhile.
 """
 
 

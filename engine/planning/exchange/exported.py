@@ -38,7 +38,7 @@ def offloaded_layers(plan: Plan) -> int:
 
 
 def lost_placement(plan: Plan, program: str) -> Iterator[str]:
-    """Yield sentences on what is lost of the layout in `program`, whose only option is the number of GPU layers."""
+    """Yield sentences on parts of the layout that `program` ignores. Its only option is the number of GPU layers."""
     layout, parameters = plan.edit.layout, plan.parameters
     devices = [device for device in parameters.devices if device != CPU_ID]
     remote = [each.id for each in plan.devices_in_use if each.is_rpc]
@@ -79,9 +79,9 @@ def lost_placement(plan: Plan, program: str) -> Iterator[str]:
 
 
 def lost_settings(plan: Plan, program: str, said: Collection[str]) -> Iterator[str]:
-    """Yield one sentence that lists the settings that are lost in `program`, because it has no option for them.
+    """Yield one sentence that lists the settings for which `program` has no option.
 
-    Nothing is yielded if no setting is lost.
+    Nothing is yielded if there are no such settings.
 
     `said`: keys of the settings for which `program` has an option.
     """

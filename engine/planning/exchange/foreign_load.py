@@ -22,10 +22,11 @@ _KINDS = {setting.key: setting.kind for setting in SETTINGS}
 
 @dataclass(frozen=True, slots=True)
 class ForeignOverride:
-    """An override in a command of another program, in one of two forms.
+    """An override in a command of another program: either `pattern` with `buffer`, or `n_experts`.
 
-    `pattern`, `buffer`: regex on tensor names, and name of the buffer type that these tensors go to.
-    `n_experts`: the experts of this many first layers go to the CPU, 0 for all layers; None for the other form.
+    `pattern`: regex on tensor names.
+    `buffer`: name of the buffer type for the tensors that match.
+    `n_experts`: number of first layers whose experts go to the CPU; 0 for all layers, None for an override by regex.
     """
 
     pattern: str = ""
@@ -40,7 +41,8 @@ class ForeignDraft:
     `types`: types of speculative decoding by llama.cpp's names; empty if none is given.
     `model`: path of the draft model; empty if there is none.
     `n_tokens`: largest number of drafted tokens; None for the default.
-    `n_gpu_layers`, `devices`: as in `ForeignLoad`, for the draft model.
+    `n_gpu_layers`: number of the draft model's layers on devices; None if the option is missing.
+    `devices`: llama.cpp's names of the draft model's devices; None if the option is missing.
     `type_k`, `type_v`: types of the draft model's KV cache.
     """
 
@@ -58,17 +60,17 @@ class ForeignLoad:
     """The options of a load in a command or file of another program.
 
     `program`: name of the program for sentences.
-    `model`: path or name as written; empty if there is none.
-    `n_gpu_layers`: None if the program decides.
+    `model`: path or name of the model as written; empty if there is none.
+    `n_gpu_layers`: number of layers on devices; None if the program decides.
     `devices`: llama.cpp's names of devices; None if the program decides, empty for no device.
     `servers`: RPC endpoints in the order of `--rpc`.
     `shares`: numbers of option `-ts`.
-    `stops_pipeline`: whether an override that matches no tensor prevents pipeline parallelism.
+    `stops_pipeline`: whether there is an override that matches no tensor, which only disables pipeline parallelism.
     `projector`: path of the projector file; empty if there is none.
-    `projector_device`: llama.cpp's name of its device; "none" for the CPU, empty if the program decides.
+    `projector_device`: llama.cpp's name of the projector's device; "none" for the CPU, empty if the program decides.
     `adapters`: (path, scale) of each LoRA adapter.
     `draft`: options of speculative decoding; None if there are none.
-    `notes`: sentences for the user on what was left out.
+    `notes`: sentences for the user on options that were left out.
     """
 
     program: str
@@ -165,7 +167,7 @@ class ForeignOptions:
 
 
 def whole_number(text: str) -> int | None:
-    """Parse `text` as a decimal whole number; None if it is anything else, or has more than 32 bits with sign."""
+    """Parse `text` as a decimal whole number; None if it has another form, or does not fit into an int32."""
     digits = text.strip().removeprefix("-")
     if not digits.isascii() or not digits.isdigit() or len(digits) > 10:
         return None
@@ -174,7 +176,7 @@ def whole_number(text: str) -> int | None:
 
 
 def real_number(text: str) -> float | None:
-    """Parse `text` as a finite number; None if it is anything else."""
+    """Parse `text` as a finite number; None if it has another form."""
     try:
         number = float(text)
     except ValueError:

@@ -55,7 +55,7 @@ class Imported:
     `adapters`: (path as written, scale) of each LoRA adapter; the files have not been read.
     `projector_device`: device id; None if the program chooses the device.
     `draft`: source of drafted tokens, as in a layout file; None if there is none.
-    `notes`: sentences for the user on what was left out or assumed.
+    `notes`: sentences for the user on options that were left out, and on assumptions.
     """
 
     layout: Layout
@@ -220,14 +220,15 @@ class _Arranger:
         """Return the device id of each layer, the output layer last, in float32 as in llama.cpp (`load_tensors`)."""
         sums = list(accumulate((float32(share) for _, share in listed), lambda a, b: float32(a + b)))
         bounds = [float32(total / sums[-1]) for total in sums]
+        # llama.cpp uses `std::upper_bound`: a layer exactly on a bound belongs to the next device.
         places = (bisect_right(bounds, float32(index / offloaded)) for index in range(offloaded))
         homes = [listed[min(place, len(listed) - 1)][0] for place in places]
         return [CPU_ID] * (self._positions - offloaded) + homes
 
     def _split(self, listed: Sequence[tuple[str, float]], offloaded: int) -> Layout | None:
-        """Return a layout in mode tensor or row.
+        """Return the layout in mode tensor or row; None if a device is listed twice, which only mode layer allows.
 
-        None if a device is listed twice, which is possible in mode layer only.
+        `listed`: (device id, share) of each device. `offloaded`: number of layers on devices, including the output.
         """
         members = [(device, share) for device, share in listed if share > 0]
         if len({device for device, _ in members}) < len(members):
@@ -349,9 +350,9 @@ class _Arranger:
 
 
 def _parts(pattern: str, device: str, n_layers: int) -> Iterator[Override]:
-    """Yield an override of a part of layers if `pattern` is exactly the regex that this program makes for that part.
+    """Yield the override of a layer part, such as experts, if `pattern` is exactly this program's regex for that part.
 
-    Nothing is yielded for any other pattern.
+    Nothing is yielded for any other pattern. `device`: device of the override. `n_layers`: layers of the model.
     """
     head = _PART_HEAD.match(pattern)
     if head is None:

@@ -78,7 +78,7 @@ def swap_commands(text: str) -> dict[str, tuple[str, tuple[str, ...]]]:
 def choose_command(
     commands: Mapping[str, tuple[str, tuple[str, ...]]], name: str | None
 ) -> tuple[str, tuple[str, ...]]:
-    """Return the command of the model called `name`; if `name` is None, that of the only model.
+    """Return the command of the model called `name`; if `name` is None, the command of the only model.
 
     Raises:
         LayoutError: there is no model of this name, or there are several and `name` is None.
@@ -117,7 +117,7 @@ def _expanded(text: str, macros: Mapping[str, str]) -> str:
 
 
 def _pairs(said: object) -> dict[str, str]:
-    """Return the macros by name from `said`, a mapping or a list of mappings. Any other value gives no macros."""
+    """Return the macros by name in `said`, a mapping or a list of mappings; empty for any other value."""
     mappings = said if isinstance(said, list) else [said]
     return {
         str(name): str(value)

@@ -95,6 +95,7 @@ def read_modelfile(text: str) -> ForeignLoad:
         LayoutError: there is no FROM instruction, or there are too many lines.
     """
     options = ForeignOptions(PROGRAM)
+    # `num_ctx` is the context of one request; the number of requests is a setting of the server.
     options.context["n_seq_max"] = 1
     sources: list[str] = []
     left_out: list[str] = []
@@ -133,6 +134,7 @@ def _take(options: ForeignOptions, key: str, value: str) -> bool:
     """Add a PARAMETER of a Modelfile to `options`; return False if it has no effect on a layout or its settings."""
     if key == "num_ctx":
         options.take_count("n_ctx", key, value)
+    # ollama has one batch size, for both of llama.cpp's.
     elif key == "num_batch":
         options.take_count("n_batch", key, value)
         options.take_count("n_ubatch", key, value)
@@ -164,6 +166,7 @@ def _instructions(text: str) -> Iterator[tuple[str, str]]:
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         word, _, rest = line.strip().partition(" ")
+        # The outer loop uses the same iterator, so it continues after the closing quotes.
         if rest.count(_QUOTES) == 1:
             for further in lines:
                 if _QUOTES in further:

@@ -1,7 +1,7 @@
 """A plan's layout as options of llama.cpp's programs: `-dev`, `-ngl`, `-ts` and `-ot`.
 
 llama.cpp's library accepts the CPU as an entry of the device list, but its programs refuse it (`parse_device_list`).
-So layers of a CPU run in between are counted for the device before it, and `-ot` puts their weights on the CPU.
+So CPU layers between two devices are counted for the first of these devices, and `-ot` puts their weights on the CPU.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
 """`LLM_FFN_EXPS_REGEX` of llama.cpp: the weights of `--cpu-moe`."""
 MAX_SPLIT = 15
 """Largest number of values that option `-ts` accepts: one less than `llama_max_devices`."""
+# Without an output.weight, llama.cpp loads token_embd a second time as the output layer (`TENSOR_DUPLICATED`).
 _OUTPUT = r"^(output|output_norm|token_embd)\."
 # A repeated group takes exponential time with `std::regex`; a comma or an equals sign ends the pattern of `-ot`.
 _UNSAFE = re.compile(r"[,=\x00-\x1f]|\)[*+{]")
@@ -34,7 +35,7 @@ class PlacementWords:
 
     `devices`: device ids for `-dev`.
     `counts`: numbers for `-ts`: layers of each device, or its share in modes tensor and row.
-    `overrides`: for `-ot`, or words of another option that has the same effect.
+    `overrides`: overrides for `-ot`, or the words of another option with the same effect.
     `notes`: sentences for the user on differences from the plan.
     """
 
@@ -64,6 +65,8 @@ def placement_words(plan: Plan) -> PlacementWords:
         )
     entries, moved = _without_cpu(parameters, plan.model)
     several = len(entries) > 1
+    # No option disables pipeline parallelism. llama.cpp does so if there are overrides, even one that matches no tensor
+    # (`has_tensor_overrides`).
     stop = () if overrides or moved or plan.settings.pipeline == "on" else (TensorOverride(MATCHES_NO_TENSOR, CPU_ID),)
     return PlacementWords(
         tuple(device for device, _ in entries),
@@ -162,6 +165,7 @@ def _experts_option(override: Override, pattern: str, names: list[str]) -> tuple
     if layers is not None and layers.start:
         return ()
     theirs = EXPERTS if layers is None else rf"^blk\.({'|'.join(map(str, layers))}){EXPERTS}"
+    # The regex of the option is not ours, so the matches are compared on the names of this model.
     finds, finds_too = pattern_finder(pattern), re.compile(theirs).search
     if any(finds(name) != bool(finds_too(name)) for name in names):
         return ()

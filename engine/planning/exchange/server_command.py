@@ -134,6 +134,7 @@ def _side_files(plan: Plan, names: DeviceNames) -> tuple[list[tuple[str, ...]], 
         path = str(adapter.path)
         if adapter.scale == 1.0:
             words.append(("--lora", csv_field(path)))
+        # `--lora-scaled` splits its value at each colon and refuses more than two parts.
         elif ":" in path:
             notes.append(
                 tr(
@@ -183,6 +184,7 @@ def _draft_notes(plan: Plan) -> Iterator[str]:
 
 def csv_field(text: str) -> str:
     """Return `text` quoted as a field of a comma-separated list, as llama.cpp's `parse_csv_row` parses it."""
+    # The module csv and `parse_csv_row` agree: a field is put in quotes, and a quote in it is doubled.
     line = io.StringIO()
     csv.writer(line, lineterminator="").writerow([text])
     return line.getvalue()
@@ -214,8 +216,9 @@ def _split(words: PlacementWords) -> Iterator[str]:
 
 
 def device_notes(plan: Plan, used: tuple[str, ...]) -> Iterator[str]:
-    """Yield sentences on devices that another program may not find: other names, tunnels, RPC workers of this program.
+    """Yield sentences on devices that another program may be unable to use.
 
+    These are devices that it may name differently, devices behind our encrypted tunnel, and workers of this program.
     `used`: ids of the devices that the command uses.
     """
     devices = [device for device in plan.rig.devices if device.id in used]

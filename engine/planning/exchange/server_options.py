@@ -54,7 +54,7 @@ def read_command(text: str, environment: Sequence[str] = ()) -> ForeignLoad:
     """Return the options of a load in a command. `environment`: further variables of its process, as "NAME=VALUE".
 
     Raises:
-        LayoutError: it is no command of llama.cpp: unclosed quotes, none of its options, or too many words.
+        LayoutError: the text has no option of llama.cpp, unclosed quotes, or too many words.
     """
     words = _words(text)
     variables = [*environment, *_variables(words)]
@@ -109,7 +109,7 @@ def _program(words: list[str]) -> tuple[str, list[str]]:
 
 
 class _Reader:
-    """Reader of the words of a command, which adds each option to `options`.
+    """Parser for the words of a command, which adds each option to `options`.
 
     `n_known`: number of known options so far.
     """
@@ -403,7 +403,7 @@ class _Reader:
 
 
 NO_DRAFT = "none"
-"""llama.cpp's name of the type "no speculative decoding"."""
+"""llama.cpp's name for no speculative decoding, in its list of types of speculative decoding."""
 
 
 def kind_of_draft(name: str) -> DraftKind | None:

@@ -55,6 +55,7 @@ def take_line(text: str, layout: Layout, context: ContextSettings, model: ModelF
     if _SHARES.fullmatch(text.strip()):
         shares = _shares(text)
         return Typed(_divided(shares, layout, model, rig), context)
+    # Any command gets defaults and notes of its program. Only differences from an empty command are the user's.
     load, usual = read_command(text), _usual()
     if load.shares and not any(load.shares):
         raise LayoutError(tr("the shares add up to 0; give at least one device a share above 0"))
@@ -85,7 +86,7 @@ def arrange_here(load: ForeignLoad, model: ModelFile, rig: Rig, ids: tuple[str, 
 
 @cache
 def _usual() -> ForeignLoad:
-    """Return the options of a command that changes nothing; options of a typed line are compared with them."""
+    """Return the options of a command that sets nothing. A typed line sets the options that differ from these."""
     return read_command("-ngl 0")
 
 
@@ -134,8 +135,8 @@ def _divided(shares: tuple[float, ...], layout: Layout, model: ModelFile, rig: R
 def layers_by_share(n_layers: int, shares: Sequence[float]) -> tuple[int, ...]:
     """Return the number of layers for each share, in proportion to the shares; they add up to `n_layers`.
 
-    Numbers are rounded down, and the layers left over go to the shares with the largest remainders. `shares` must have
-    a number above 0.
+    Numbers are rounded down, and the remaining layers go to the shares with the largest remainders. At least one share
+    must be above 0.
     """
     total = sum(shares)
     exact = [n_layers * share / total for share in shares]

@@ -71,12 +71,14 @@ class Calibration:
     ) -> Calibration:
         """Return the calibration with the overhead of one more load.
 
-        The used memory is the growth that the driver reports. If it reports none, that of RPC workers and the host is
-        in `measured`; other devices are left out, because llama.cpp's numbers contain no overhead. So are devices whose
-        driver reports a constant (Vulkan without VK_EXT_memory_budget). The overhead is 0 if less memory is used than
-        forecast. Differences above `MAX_OVERHEAD_BYTES` are errors of the forecast and are left out.
+        The overhead of a device is the memory that the load took, less the forecast of llama.cpp's buffers, at least 0.
+        The memory taken is the device's number in `grown_bytes`. RPC workers and the host may have none: then it is the
+        need in `measured`. Other devices without a number are skipped, because llama.cpp's numbers contain no overhead.
+        Skipped as well are devices whose driver reports a constant (Vulkan without VK_EXT_memory_budget), and overheads
+        above `MAX_OVERHEAD_BYTES`, which are errors of the forecast.
 
-        `forecast`: rows before the load; `measured`: rows as llama.cpp reported them after it.
+        `forecast`: rows before the load.
+        `measured`: rows as llama.cpp reported them after the load.
         `grown_bytes`: growth of used memory during the load as reported by the driver, by device id.
         """
         # The warm-up takes what comes while it answers, but for what comes as the context fills.
@@ -101,7 +103,7 @@ class Calibration:
         return replace(self, overheads=dict(list(overheads.items())[-KEPT_DEVICES:]))
 
     def with_need(self, need: ComputingNeed) -> Calibration:
-        """Return the calibration after a model ran out of memory while it computed.
+        """Return the calibration with the need of a model that ran out of memory while it computed.
 
         An earlier need with the same device, model and settings is replaced. The calibration is unchanged if the bytes
         of `need` are not plausible.
@@ -116,10 +118,10 @@ NO_CALIBRATION = Calibration({})
 
 
 def computing_need(plan: Plan, device_id: str) -> ComputingNeed | None:
-    """Return the least overhead (bytes beyond the buffers) of `plan` on a device where memory ran out while it
-    computed.
+    """Return a lower bound of the overhead of `plan` on a device that ran out of memory while the model computed.
 
-    It is one byte more than the memory that the forecast left beside the buffers. None if that memory is unknown.
+    Overhead is memory beyond llama.cpp's buffers. The bound is one byte more than what the forecast left for overhead.
+    None if the free memory of the device is unknown.
     """
     device = plan.rig.device(device_id)
     row = next((row for row in plan.forecast if row.id == device_id), None)

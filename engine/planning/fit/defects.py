@@ -17,9 +17,9 @@ from engine.planning.plan.report import DeviceRow
 
 TOLERANCE = 0.03
 TOLERANCE_BYTES = 8 * MIB
-"""Largest difference in bytes between estimate and llama.cpp that counts as correct.
+"""Difference in bytes between the estimate and llama.cpp's number up to which the estimate counts as correct.
 
-The share `TOLERANCE` may allow more.
+For large numbers the share `TOLERANCE` allows a larger difference.
 """
 MAX_NUMBERS = 256
 """Largest number of elements of an array of hyper-parameters that is written to the log line.

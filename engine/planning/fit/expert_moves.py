@@ -46,7 +46,7 @@ def all_to_cpu(plan: Plan) -> Layout:
 def back_as_fit(plan: Plan) -> Layout:
     """Return the layout with as many experts as fit moved from the CPU to the devices of their layers.
 
-    Experts of the last layers move first. Those that stay on the CPU are then one range, as with strategy "experts".
+    Experts of the last layers move first. So the layers whose experts stay on the CPU are one range.
     """
     layout = plan.edit.layout
     limits = {
@@ -69,6 +69,7 @@ def back_as_fit(plan: Plan) -> Layout:
             assert callable(make)
             return not needs.is_short(make(count), (home,))
 
+        # The largest experts give a guess that rarely is too high. It only shortens the search.
         each_bytes = max(plan.model.blocks[layer].expert_bytes for layer in own)
         guess = max(0, needs.room(base)[device_id]) // max(each_bytes, 1)
         layout = tried(largest_number(len(own), goes, min(guess, len(own))))
@@ -90,13 +91,14 @@ def by_count(plan: Plan, device: str, count: int, speeds: Speeds) -> Layout:
 
     def cost(layout: Layout) -> tuple[float, int]:
         speed = plan_speed(work, plan.with_layout(layout), speeds)
+        # Rounded, so that of nearly equal speeds the layout with fewer overrides is chosen.
         return (float("inf") if speed is None else float(f"{speed.token_s:.5g}"), len(layout.overrides))
 
     return min(found, key=cost)
 
 
 def outcome(plan: Plan, layout: Layout, speeds: Speeds) -> ExpertOutcome:
-    """Return what changes if `layout` replaces the layout of `plan`."""
+    """Return how moving experts from the layout of `plan` to `layout` changes memory and speed."""
     now, work, changed = plan.edit.layout, Work(plan.model), plan.with_layout(layout)
     moved = [
         layer

@@ -83,7 +83,7 @@ def expired(models: Iterable[HeldModel], now_s: float) -> tuple[HeldModel, ...]:
 
 
 def next_expiry_s(models: Iterable[HeldModel]) -> float | None:
-    """Return the time at which the first model is to be unloaded; None if none is to be."""
+    """Return the earliest time at which a keep-alive time ends; None if all models stay loaded or are busy."""
     first_s = min((model.expires_s for model in models), default=inf)
     return None if first_s == inf else first_s
 
@@ -116,9 +116,9 @@ def _fewest(
     also: Sequence[HeldModel],
     is_enough: Callable[[Sequence[HeldModel]], bool],
 ) -> tuple[HeldModel, ...]:
-    """Return the smallest choice of `models` for which `is_enough` is true if `also` is unloaded too.
+    """Return the fewest of `models` that must be unloaded together with all of `also` until `is_enough` is true.
 
-    `is_enough` must be true for all `models` together with `also`.
+    `is_enough` must be true if all `models` and all of `also` are unloaded.
     """
     # Few models are loaded at a time, so all combinations can be tried. The smallest come first.
     choices = (choice for count in range(len(models)) for choice in combinations(models, count))
@@ -139,6 +139,7 @@ def held_bytes(loaded: LoadedLayout, checkpoint_bytes: int = 0) -> dict[str, int
 
     Overhead is that of the forecast, because llama.cpp does not report it. `checkpoint_bytes` are added for the CPU.
     """
+    # A measured row may contain a part of these bytes already; only the difference is added.
     besides = {row.id: row.overhead_bytes + row.answering_bytes for row in loaded.forecast}
     held = {
         row.id: row.need_bytes + max(0, besides.get(row.id, 0) - row.overhead_bytes - row.answering_bytes)

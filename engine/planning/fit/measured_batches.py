@@ -24,6 +24,7 @@ def with_measured_batches(memory: ModelMemory, rig: Rig, edit: Edit) -> Edit:
     context, defaults = edit.context, ContextSettings()
     if choice is None or (context.n_ubatch, context.n_batch) != (defaults.n_ubatch, defaults.n_batch):
         return edit
+    # llama.cpp limits `n_ubatch` to `n_batch`, so the batch must not be smaller.
     n_ubatch = choice.value
     used = msgspec.structs.replace(context, n_ubatch=n_ubatch, n_batch=max(n_ubatch, context.n_batch))
     plan = Plan(memory, rig, replace(edit, context=used))

@@ -26,8 +26,8 @@ class Needs:
     Estimates are cached by layout.
 
     `limits`: usable bytes by device id; a device that is not included is never short.
-    `as_asked`: whether settings are estimated as the user set them. If False, settings on auto are decided for each
-    layout, as in a load.
+    `as_asked`: whether layouts are estimated with the user's settings unchanged. If False, settings on auto are decided
+    for each layout, as in a load.
     `watch`: counts the layouts that are estimated, and can cancel.
     `left`: number of layouts that may still be estimated. The caller checks it and ends its search.
     """
@@ -44,7 +44,7 @@ class Needs:
         self._known: dict[Layout, Mapping[str, DeviceMemory]] = {}
 
     def within(self, limits: Mapping[str, int]) -> Needs:
-        """Return an object with other limits that shares the cached estimates with this one."""
+        """Return a `Needs` for the same plan with other limits. Both share the cached estimates."""
         other = Needs(self._plan, limits, as_asked=self._as_asked, watch=self._watch)
         # What a layout needs does not depend on the limits.
         other._plans, other._known = self._plans, self._known
@@ -112,6 +112,7 @@ class Needs:
         needs = self.of(layout)
         room = {name: limit - needs[name].need_bytes for name, limit in self.limits.items()}
         pool = self._plan.rig.pool
+        # Devices that share the host's memory can each have room while all of them together have none.
         if pool is not None:
             left_bytes = pool.limit_bytes - pooled_bytes(needs, pool)
             room.update({name: min(size, left_bytes) for name, size in room.items() if name in pool.ids})

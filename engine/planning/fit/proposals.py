@@ -165,9 +165,8 @@ class _Search:
     def moved_layers(self) -> Proposal | None:
         """Return a proposal that moves the fewest layers from a short device to another device.
 
-        A neighbour in layer order is tried first, then the device with most room.
-
-        If no such move is enough, several moves are tried. None for split modes other than layer and none.
+        Devices of neighbouring runs are tried first, then the device with the most room. If no such move is enough,
+        several moves are combined. None for split modes other than layer and none.
         """
         if self._layout.split_mode not in ("layer", "none"):
             return None
@@ -198,7 +197,7 @@ class _Search:
     def _left_device(self) -> Proposal | None:
         """Return a proposal that moves everything on one short device to another device; None if no device has room.
 
-        It is used if no run of layers is large enough.
+        It is used if moving part of a run (neighbouring layers on one device) is not enough.
         """
         for device in self._missing:
             found = self._relief.without(self._layout, device, self._missing)

@@ -68,9 +68,9 @@ class Move:
 def moves_off(layout: Layout, devices: Collection[str], targets: Sequence[str]) -> list[Move]:
     """Return moves from both ends of each run on `devices` to each target, in the order in which they should be tried.
 
-    Moves to a neighbouring run's device come first, then all others; in both groups moves to the CPU come last. After
-    that, moves are ordered by: fewer new entries in llama.cpp's device list, better targets, output layer not moved,
-    longer runs.
+    Moves to the device of a neighbouring run come before all others. In both groups, moves to the CPU come last. Then
+    these moves come first: those with fewer new entries in llama.cpp's device list, those to earlier `targets`, those
+    without the output layer, and those from longer runs.
 
     `targets`: ids of devices that may get layers, the best first.
     """
@@ -105,13 +105,14 @@ class ExpertMove:
     def after(self, layout: Layout, count: int) -> Layout:
         """Return `layout` with the experts of `count` layers on the CPU."""
         first, last = self.layers(count)
+        # Of several overrides that match a tensor llama.cpp uses the first.
         return replace(layout, overrides=(Override(CPU_ID, part="experts", first=first, last=last), *layout.overrides))
 
 
 def experts_off(layout: Layout, model: ModelFile, devices: Collection[str]) -> list[ExpertMove]:
-    """Return moves of experts off `devices`, for experts that no override has moved yet.
+    """Return moves of experts from `devices` to the CPU, those of the longest ranges of layers first.
 
-    Longest ranges of layers first.
+    Experts that an override has already moved are left out.
     """
     moves = [ExpertMove(run) for device in devices if device != CPU_ID for run in _expert_runs(layout, model, device)]
     return sorted(moves, key=lambda move: (-move.run.length, move.run.first))
@@ -137,8 +138,8 @@ def _has_experts(layout: Layout, model: ModelFile, layer: int) -> bool:
 def pushed_to_cpu(layout: Layout, device: str, count: int) -> Layout | None:
     """Return `layout` with `count` layers fewer on the first run of `device` and `count` more CPU layers at the front.
 
-    The runs in between keep their lengths; their layers are `count` numbers higher. None if the run of `device` has
-    fewer than `count` layers.
+    The runs in between keep their lengths, and the indices of their layers increase by `count`. None if the run of
+    `device` has fewer than `count` layers.
     """
     # Only CPU layers at the front can use op offload. So all runs before that of `device` move up by `count` layers.
     runs = layout.runs
@@ -313,7 +314,7 @@ class Relief:
         return self._all_off(layout, device)
 
     def _steps(self, layout: Layout, device: str) -> tuple[list[_Taking], list[_Taking]]:
-        """Return the steps that move layers off `device`, in two lists: to other devices, and to the CPU."""
+        """Return two lists of steps that move layers off `device`: steps to other devices, and steps to the CPU."""
         room = self.needs.room(layout)
         targets = [name for name in self._targets(layout, (device,)) if room[name] > 0]
         to_devices: list[_Taking] = []

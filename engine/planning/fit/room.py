@@ -25,7 +25,7 @@ class Room:
 
     `victims`: models to unload first; empty if the load can begin.
     `short`: (device id, missing bytes) of each short device while the victims are loaded.
-    `still_short`: the same after the victims are unloaded.
+    `still_short`: (device id, missing bytes) of each device that is short even after the victims are unloaded.
     `workers`: ids of RPC workers of the layout that loaded models use.
     """
 
@@ -91,8 +91,8 @@ def choices_to_unload(
 ) -> tuple[tuple[tuple[HeldModel, ...], Rig], ...]:
     """Return choices of idle models to unload, each with the rig after the unload.
 
-    Choices with few models come first. There are at most `MAX_CHOICES`. Models that hold memory on no device are left
-    out.
+    Choices with few models come first. There are at most `MAX_CHOICES`. Models that only hold memory of the CPU are not
+    included.
     """
     idle = sorted(
         (model for model in others if not model.is_busy and any(name != CPU_ID for name in model.held_bytes)),
@@ -107,11 +107,10 @@ def choices_to_unload(
 def find_whole(
     plan: Plan, choices: Sequence[tuple[tuple[HeldModel, ...], Rig]], find_layout: Callable[[Plan], Layout]
 ) -> WholeWithout | None:
-    """Return a layout for the first choice of models whose unloading lets the whole model fit on devices.
+    """Return the first of `choices` after which the whole model fits on devices other than the CPU, with its layout.
 
-    None if none does.
-
-    Each choice takes a search for a layout, so this function must not be called in the GUI thread.
+    None if no choice frees enough memory. Each choice takes a search for a layout, so this function must not be called
+    in the GUI thread.
 
     `choices`: (models to unload, rig after the unload).
     `find_layout`: returns a good layout for the model, settings and rig of a plan.

@@ -15,13 +15,13 @@ _ROUNDS = 8
 _WHOLE = 1000
 """Sum of the new shares, which are whole numbers. llama.cpp rounds shares to coarser steps than this."""
 _SPARE = 0.98
-"""Share of a device's room that is used, because llama.cpp rounds slices to whole heads."""
+"""Divisor of the share that a short device loses. It loses 2 % more than computed, because slices are whole heads."""
 
 
 def shares_within(layout: Layout, needs: Needs) -> Layout | None:
-    """Return `layout`, of mode tensor, with shares as little changed as possible that are within the limits of `needs`.
+    """Return `layout`, of mode tensor, with its shares changed until it is within the limits of `needs`.
 
-    If there are none, as few layers as possible are added to the CPU layers at the front. None if that does not help.
+    If no shares fit, the fewest layers with which some fit are moved to the CPU too. None if that does not help.
     """
     found = _balanced(layout, needs)
     low, high = leading_cpu_layers(layout) + 1, layout.n_layers - 1

@@ -53,7 +53,7 @@ class KeptDevice(msgspec.Struct, frozen=True, omit_defaults=True):
     `round_trip_s`: latency of the device's link in seconds.
     `sent_bytes_per_second`: throughput of the device's link.
     `op_s`: seconds of a computation that reads next to nothing; None if it was not measured.
-    `products`: number of weights times number of tokens per second in large batches, by type name.
+    `products`: multiplications (weights times tokens) per second in large batches, by type name.
     """
 
     read_bytes_per_second: float
@@ -149,7 +149,8 @@ class SpeedBook:
     ) -> SpeedBook:
         """Return the book with the measured speed of one more answer; unchanged if the answer was too short.
 
-        `predicted`: prediction for its layout without learnt corrections. `tokens`: number of tokens of the answer.
+        `predicted`: prediction for the answer's layout, without learnt corrections.
+        `tokens`: number of tokens of the answer.
         """
         if tokens < MIN_TOKENS or tokens_per_second <= 0:
             return self
@@ -159,7 +160,7 @@ class SpeedBook:
     def with_prompt(self, layout_class: str, rig: Rig, predicted: SpeedForecast, tokens_per_second: float) -> SpeedBook:
         """Return the book with the measured speed of one more prompt; unchanged if the prompt was too short.
 
-        `predicted`: prediction for its layout without learnt corrections.
+        `predicted`: prediction for the prompt's layout, without learnt corrections.
         """
         if predicted.n_tokens < MIN_PROMPT_TOKENS or tokens_per_second <= 0:
             return self
@@ -178,9 +179,9 @@ class SpeedBook:
 
 
 def _told(rig: Rig) -> dict[str, KeptDevice]:
-    """Return the speeds that paired machines reported for the devices that they lend, by device id.
+    """Return the speeds that paired machines reported for their devices, by device id.
 
-    The values do not include the link to the machine; its fields are 0.
+    Machines do not measure the link to this computer, so the fields of the link are 0.
     """
     return {
         device.id: KeptDevice(
@@ -194,7 +195,7 @@ def _told(rig: Rig) -> dict[str, KeptDevice]:
 def _answer(
     layout_class: str, rig: Rig, times: Iterable[DeviceTime], token_s: float, tokens_per_second: float
 ) -> Answer:
-    """Return the `Answer` to save: measured seconds per token in all, and predicted ones of each device."""
+    """Return the `Answer` to save: the measured seconds per token, and the predicted seconds of each device."""
     devices = {device.id: device for device in rig.all_devices}
     parts: dict[str, float] = {}
     for each in times:

@@ -32,7 +32,7 @@ class Refusal:
 
     `requested_bytes`: size of the failed allocation; None if llama.cpp did not report it.
     `free_bytes`: free memory at that time; None if the device does not report it.
-    `placed_bytes`: bytes that the load had allocated there before.
+    `placed_bytes`: bytes that the load had already allocated on the device.
     """
 
     device: str
@@ -81,7 +81,7 @@ class NextLayout:
 
 
 def step_back(plan: Plan, history: Sequence[Tried], constraints: Constraints = NO_CONSTRAINTS) -> NextLayout | None:
-    """Return a layout to try after those of `history`, near the last of them; None if none is left.
+    """Return the next layout to try: one near the last layout of `history`; None if there are no more layouts to try.
 
     A device on which an allocation failed gets fewer bytes than in any layout that failed there. It also gets less than
     its capacity: a tenth less for each failure so far. If that leads to no new layout, the back-off grows. The last

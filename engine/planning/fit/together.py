@@ -1,7 +1,7 @@
 """One plan for several models that are loaded at the same time: a layout for each, or the model to leave out.
 
-Each model has its own process, so its need on a device, the backend's overhead included, is added to the needs of the
-others there. The host's memory that devices share (`Rig.pool`) is counted once.
+Each model has its own process. So the needs of the models on one device are added, and each includes the overhead of
+the backend. The host's memory that devices share (`Rig.pool`) is counted once.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ MAX_MODELS = 8
 """Largest number of models in one plan. Each model takes a search for a layout, in several orders of planning."""
 DEFAULT_STRATEGY = "fewest"
 _SMALL_PART = 8
-"""Divisor of the file size of the largest model: models of at most that size count as small."""
+"""Divisor of the largest model's file size; models of at most the resulting size count as small."""
 _MUCH_PART = 8
-"""Divisor of a model's number of layers.
+"""Divisor of a model's number of layers; the result is the number of layers that counts as a gain.
 
-If so large a part of the layers leaves the CPU when another model is left out, that is a gain.
+A model gains if at least so many of its layers leave the CPU when another model is left out.
 """
 
 
@@ -56,7 +56,7 @@ class Wanted:
 class Placed:
     """A model with its layout.
 
-    `plan`: its rig has the free memory that the models loaded earlier leave.
+    `plan`: the plan with this layout, on a rig with the memory that models loaded earlier leave free.
     """
 
     name: str
@@ -95,7 +95,7 @@ class Gain:
 
 @dataclass(frozen=True, slots=True)
 class GiveWay:
-    """The model that should be left out, and what the other models gain if it is."""
+    """The model that should be left out, and the gains of the other models without it."""
 
     name: str
     gains: tuple[Gain, ...]
@@ -163,7 +163,7 @@ def plan_together(
 
 
 def distinct_names(models: Sequence[ModelFile]) -> list[str]:
-    """Return a distinct name for each model: its own name, else the name of its file, else that with a number."""
+    """Return a distinct name for each model: the model's name, the name of its file, or the latter with a number."""
     own = [model.name for model in models]
     names: list[str] = []
     for model in models:
@@ -206,7 +206,7 @@ def together_sentence(found: Together) -> str:
 
 
 def give_way_sentence(give_way: GiveWay) -> str:
-    """Return a sentence for the user on the model that should be left out, and what the others gain."""
+    """Return a sentence for the user on the model that should be left out, and on the gains of the other models."""
     gains = "; ".join(map(_gain_words, give_way.gains))
     return tr("{name} would have to be left out: without it, {gains}.", name=give_way.name, gains=gains)
 
@@ -250,10 +250,10 @@ class _Planner:
         return max(found, key=lambda each: _score(each, wanted, small))
 
     def give_way(self, wanted: Sequence[Wanted], found: Together) -> GiveWay | None:
-        """Return the model that should be left out because other models gain by that; None if there is none.
+        """Return the model that should be left out, and the gains of the other models; None if no other model gains.
 
-        It is the least important model without which all others are wholly on devices; else the one whose absence gains
-        most.
+        It is the least important model without which all others are wholly on devices. If there is none, it is the
+        model without which the most others fit, with the fewest layers on the CPU.
         """
         best: tuple[tuple[int, int], GiveWay] | None = None
         small = small_models(wanted)
@@ -309,10 +309,7 @@ class _Planner:
         return Placed(wanted.name, Plan(wanted.memory, rig, Edit(found.layout, found.context, wanted.side_files)))
 
     def _cheapest(self, rig: Rig) -> list[Device]:
-        """Return the devices of `rig` that may hold layers: the slowest first.
-
-        Among equally fast ones, least room first.
-        """
+        """Return the devices of `rig` that may hold layers, the slowest first; of equal ones, the fullest first."""
         off = self._constraints.off
         devices = [each for each in rig.devices if each.kind != "accel" and each.id not in off]
         # Of equal cards the fuller one first: another model may need the whole of the emptier one.
@@ -349,6 +346,7 @@ def _score(found: Together, wanted: Sequence[Wanted], small: frozenset[str]) -> 
     by_name = {each.name: each for each in found.placed}
     placed = [by_name[each.name] for each in wanted]
     main = [each for each in placed if each.name not in small]
+    # Lists compare element by element. So an important model on devices outweighs all less important ones.
     return (
         sum(each.fits for each in placed),
         [each.is_whole for each in main],
@@ -373,6 +371,7 @@ def rig_after(rig: Rig, need_bytes: Mapping[str, int]) -> Rig:
         if not taken_bytes:
             return device
         free_bytes = device.total_bytes if device.free_bytes is None else device.free_bytes
+        # A cap is for all models together, so the loaded one uses up a part of it.
         cap_bytes = None if device.cap_bytes is None else max(0, device.cap_bytes - taken_bytes)
         return replace(device, free_bytes=max(0, free_bytes - taken_bytes), cap_bytes=cap_bytes)
 

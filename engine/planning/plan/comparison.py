@@ -31,10 +31,10 @@ _WHOLE: tuple[ComparedPart, ...] = ("output", "embedding")
 
 @dataclass(frozen=True, slots=True)
 class PlaceChange:
-    """Something that is on one device in the first layout, and on another in the second.
+    """A range of layers, or a part of the model, whose device differs between two layouts.
 
-    `part`: "layer", or a part of these layers; "output" and "embedding" have no layers.
-    `first`, `last`: range of layers, both included; None if the part has no layers.
+    `part`: "layer" for whole layers, a part of layers such as "experts", "output" or "embedding".
+    `first`, `last`: range of layers, both included; None for "output" and "embedding".
     `one`, `other`: device id in the first and in the second layout.
     """
 

@@ -58,6 +58,6 @@ def edit_of_file(file: LayoutFile, model: ModelFile, folder: Path, beside: SideF
     `beside`: projector and adapters of the edit, which a layout file does not have.
 
     Raises:
-        ModelFileError: as of `draft_of_file`.
+        ModelFileError: the file of the draft model cannot be read.
     """
     return Edit(file.layout, file.context, replace(beside, draft=draft_of_file(file.draft, model, folder)))

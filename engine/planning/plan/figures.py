@@ -17,10 +17,10 @@ from engine.planning.speed.work import Work
 class Figures:
     """Numbers of a plan by which the user compares layouts.
 
-    `fits`: whether it can be loaded and no device is short of memory.
+    `fits`: whether the plan can be loaded and no device is short of memory.
     `n_host_layers`: number of layers on the CPU, out of `n_layers`.
     `n_ctx`: context length in tokens.
-    `speed`: None if the speed of the plan cannot be predicted.
+    `speed`: predicted speed of answers; None if it cannot be predicted.
     """
 
     fits: bool

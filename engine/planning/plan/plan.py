@@ -83,7 +83,7 @@ class Plan:
         return found
 
     def with_own_tables(self) -> Plan:
-        """Return this plan with its own tables, so that another thread can use it."""
+        """Return this plan with tables of its own for estimates, so that another thread can use it."""
         # Few tables are kept for a search with one context length: the allocator does not give a peak back.
         most = MOST_TABLES if self.edit.context.n_ctx == AUTO_CONTEXT else FEW_TABLES
         return replace(self, memory=ModelMemory(self.model, most))
@@ -132,9 +132,9 @@ class Plan:
         return replace(device, overhead_bytes=least_bytes)
 
     def computing(self, device: Device) -> ComputingNeed:
-        """Return this plan's properties on `device` in the form of a `ComputingNeed`, to find needs of earlier loads.
+        """Return a `ComputingNeed` with the properties of this plan on `device`, for comparison with earlier loads.
 
-        Its `overhead_bytes` is 0.
+        Its `overhead_bytes` is 0: the result describes the plan and contains no measurement.
         """
         model, context = self.model, self.settings
         return ComputingNeed(
@@ -325,9 +325,9 @@ _UNPROBED = ("resolved", "learned_rig", "violations", "advice", "parameters", "d
 
 
 def make_plan(model: ModelFile, rig: Rig, edit: Edit) -> Plan:
-    """Return a plan with its own tables.
+    """Return a plan with tables of its own for estimates of `model`.
 
-    For several plans of one model, share a `ModelMemory` instead, which is faster.
+    For several plans of one model, make one `ModelMemory` and share it, which is faster.
     """
     return Plan(ModelMemory(model), rig, edit)
 

@@ -165,10 +165,9 @@ class PreviewTables:
         return any(each.name == EMBEDDING for each in model.global_tensors) and not ties_embedding(model)
 
     def answered_speed(self, plan: Plan, speeds: Speeds, answered: Answered) -> SpeedForecast | None:
-        """Return the predicted speed of an answer that was given with another edit (layout, settings) than that of
-        `plan`.
+        """Return the predicted speed of the answer `answered`, whose edit (layout, settings) is not that of `plan`.
 
-        None if its devices are no longer there. The last result is cached, because it is the same during a drag.
+        None if devices of that edit are missing now. The last result is cached, because it is the same during a drag.
         """
         known, answer = self._answered, answered.answer
         if known is None or known[0] != answered or known[1].ids != plan.rig.ids or known[2] is not speeds:
@@ -217,7 +216,7 @@ def make_report(
 def cost_model(work: Work, plan: Plan, speeds: Speeds) -> CostModel | None:
     """Return the object that predicts the speed of layouts on the rig and with the settings of `plan`.
 
-    None if the plan breaks a rule or its memory cannot be computed here.
+    None if the plan breaks a rule or its memory cannot be computed.
     """
     # A layout that cannot be loaded has no speed, and the cost model relies on valid runs and shares.
     tables = None if plan.violations else plan.memory.for_context(plan.settings)
@@ -227,7 +226,7 @@ def cost_model(work: Work, plan: Plan, speeds: Speeds) -> CostModel | None:
 def plan_speed(
     work: Work, plan: Plan, speeds: Speeds, fill_tokens: int | None = None, prompt_tokens: int = 0
 ) -> SpeedForecast | None:
-    """Return the predicted speed of answers to `plan`; None if it breaks a rule or its memory cannot be computed here.
+    """Return the predicted speed of answers with `plan`; None if it breaks a rule or its memory cannot be computed.
 
     `fill_tokens`: number of tokens in the context; None for the usual number.
     `prompt_tokens`: length of the prompt that is predicted too; 0 for `fill_tokens`.
@@ -239,7 +238,7 @@ def plan_speed(
 def plan_prompt(work: Work, plan: Plan, speeds: Speeds, n_tokens: int) -> SpeedForecast | None:
     """Return the predicted speed of a prompt of `n_tokens` tokens.
 
-    None if `plan` breaks a rule or its memory cannot be computed here.
+    None if `plan` breaks a rule or its memory cannot be computed.
     """
     costs = cost_model(work, plan, speeds)
     return None if costs is None else costs.prompt(plan.edit.layout, n_tokens)
@@ -287,9 +286,10 @@ def make_preview(
 def _anchored_speeds(
     tables: PreviewTables, plan: Plan, speeds: Speeds, answered: Answered, usual: SpeedForecast
 ) -> tuple[SpeedForecast, SpeedForecast]:
-    """Return (`usual`, prediction for as many tokens in the context as the answer had), both scaled by the answer.
+    """Return two predictions for `plan`, both scaled by the measured speed of the answer `answered`.
 
-    `usual`: prediction for the usual number of tokens in the context.
+    The first is `usual`, which is for the usual number of tokens in the context. The second is for as many tokens in
+    the context as the answer had.
     """
     answer = answered.answer
     fill_tokens = min(answer.fill_tokens, plan.settings.n_ctx_each)

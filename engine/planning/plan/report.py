@@ -23,7 +23,7 @@ class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
 
     `pipeline_bytes` and `projector_bytes` are parts of `compute_bytes`; `late_bytes` is a part of `answering_bytes`.
     `draft_bytes`: weights, state and buffers of a draft model, which are in none of the other numbers.
-    `free_bytes`: None if unknown.
+    `free_bytes`: free memory of the device; None if unknown.
     `shortfall_bytes`: missing bytes; negative if the device has memory to spare. On devices that share the host's
     memory it is at least what all of them lack together.
     """
@@ -141,8 +141,8 @@ def check_fit(estimate: MemoryEstimate, rig: Rig, violations: Sequence[Violation
 def sharing(rows: tuple[DeviceRow, ...], rig: Rig) -> tuple[DeviceRow, ...]:
     """Return `rows` with the memory that devices share with the host counted once; unchanged if no device shares it.
 
-    Memory that one of these devices needs is not free for the others. The shortfall of each is at least that of all
-    together.
+    Memory that one of these devices needs is not free for the others. The shortfall of each is at least the
+    shortfall of all together.
     """
     pool = rig.pool
     if pool is None:
@@ -191,9 +191,9 @@ def device_needs(estimate: MemoryEstimate, rig: Rig) -> dict[str, DeviceMemory]:
 
 
 def with_measured_overhead(device: Device, memory: DeviceMemory) -> DeviceMemory:
-    """Return `memory` with its overhead replaced by the one that was measured on `device`.
+    """Return `memory` with its overhead replaced by the overhead that was measured on `device`.
 
-    The result is unchanged if none was measured, or if the device holds nothing.
+    `memory` is returned unchanged if no overhead was measured, or if the device holds nothing.
     """
     # A device that holds nothing is not opened by the load, so it has no fixed cost.
     if device.overhead_bytes is None or not memory.need_bytes:

@@ -42,7 +42,7 @@ class LeftOpen:
 class WholeNumber:
     """An integer setting from `low` to `high`, both included.
 
-    `unit`: plural of what is counted; empty for a number that counts nothing, such as a seed.
+    `unit`: plural noun, such as "tokens"; empty for a number without a unit, such as a seed.
     `step`: llama.cpp rounds the number up to a multiple of this.
     `left_open`: the state without a number, such as "auto"; None if a number is required.
     """
@@ -215,7 +215,7 @@ class _Words:
 
 @dataclass(frozen=True, slots=True)
 class Choice(_Words):
-    """A setting that is one of several words. `placeholder` stands for them in a command line's usage line."""
+    """A setting that is one of several words. `placeholder`: name for these words in a command line's usage line."""
 
     words: tuple[str, ...]
     placeholder: str = "M"

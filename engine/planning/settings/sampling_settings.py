@@ -22,10 +22,10 @@ DRY_BREAKERS = ("\n", ":", '"', "*")
 class SamplingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Sampler settings of one answer. Defaults are those of `common_params_sampling` in llama.cpp's common/common.h.
 
-    `temperature`: 0 for the likeliest token.
-    `penalty_last_n`, `dry_penalty_last_n`: -1 for the whole context.
-    `max_tokens`: None for no limit.
-    `seed`: None for a new random seed for each answer.
+    `temperature`: temperature of the distribution; with 0 the likeliest token is always chosen.
+    `penalty_last_n`, `dry_penalty_last_n`: number of last tokens that are penalised; -1 for the whole context.
+    `max_tokens`: largest number of tokens of the answer; None for no limit.
+    `seed`: seed of the random numbers; None for a new one for each answer.
     `full_context`: if the context is full, "end" ends the answer, and "shift" removes the oldest tokens and continues.
     `repetition`: "end" ends an answer that repeats the same text without end.
     `keep_tokens`: number of first tokens that "shift" does not remove; None for all tokens before the first question.

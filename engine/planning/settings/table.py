@@ -35,7 +35,7 @@ MOST_DRAFTED = 64
 MAX_IMAGE_TOKENS = 65_536
 """Upper limit of image tokens, far above that of any projector.
 
-Mtmd multiplies it by the area of a patch in 32 bits.
+libmtmd multiplies the number by the area of a patch in 32-bit integers, which must not overflow.
 """
 MAX_THREADS = 512
 """Largest number of threads: `GGML_MAX_N_THREADS` in ggml.h. ggml asserts that there are no more."""
@@ -317,7 +317,7 @@ def memory_part(context: ContextSettings) -> tuple[Value, ...]:
 def parse_context(item: JsonObject) -> ContextSettings:
     """Return the settings in a JSON object, with defaults for missing keys.
 
-    Errors are raised by `item`, with their place.
+    Errors are raised by `item`, with the place of the value in the file.
     """
     # An unknown key is an error. A misspelt one would otherwise load with a default, and nobody would notice.
     item.allow(*KEYS)

@@ -52,7 +52,7 @@ class Answer(msgspec.Struct, frozen=True):
 
     @property
     def is_sensible(self) -> bool:
-        """Return whether corrections may be learnt from these times: positive, with a ratio within `MAX_RATIO`."""
+        """Return whether corrections may be learnt from these times: both above 0, with a ratio within `MAX_RATIO`."""
         predicted = sum(self.parts.values())
         if not all(0 <= part < 1e6 for part in self.parts.values()) or not (predicted > 0 and 0 < self.seconds < 1e6):
             return False
@@ -83,8 +83,8 @@ def with_common(factors: Mapping[str, float], measured: Iterable[str]) -> dict[s
     """Return `factors` with a factor added for each device of `measured` (device keys) that took part in no answer yet.
 
     A systematic error of the measurements is likely the same on every device. So a device without a factor gets the
-    mean factor of the others to the power `_COMMON`. Otherwise devices with and without corrections would be compared,
-    and the search would always prefer the same kind.
+    mean factor of the others to the power `_COMMON`. Otherwise the search would compare corrected with uncorrected
+    devices, and would always prefer one of these groups.
     """
     keys = set(measured)
     # Factors are ratios, so their mean is geometric: twice as fast and twice as slow cancel out.

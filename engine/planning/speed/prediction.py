@@ -50,7 +50,7 @@ from engine.planning.speed.work import StateCost, Work, described_ops, hops, mov
 USUAL_FILL = 2048
 """Number of tokens in the context for which a speed is predicted.
 
-Less if the context length is below twice this number.
+The number is smaller if the context length is below twice this number (`usual_fill`).
 """
 _UNCERTAINTY: Mapping[Source, float | None] = {"measured": 0.25, "answers": 0.3, "card": 0.4, "guess": None}
 """Relative error that nine of ten predictions do not exceed, by source of the speed; None if unknown.
@@ -59,7 +59,7 @@ The number for measured devices is from models to which nothing was fitted (`ben
 answers and for a card's figures are estimates.
 """
 _LEARNT_UNCERTAINTY = 0.2
-"""Relative error of nine of ten predictions after an answer with a layout of the same class, with any model."""
+"""Relative error that nine of ten predictions do not exceed after answers with layouts of the same class."""
 _TILE = 64
 """Tokens and cells of a tile of attention in ggml-cpu.
 
@@ -117,7 +117,7 @@ class SpeedForecast:
     `n_tokens`: for an answer, tokens in the context before it; for a prompt, its length.
     `devices`: seconds of each device that takes part.
     `source`: least reliable source among devices with a noticeable share of the time.
-    `is_learnt`: whether the prediction was corrected by measured answers of such layouts.
+    `is_learnt`: whether the prediction was corrected by measured answers with layouts of the same class.
     `prompt`: for an answer, the prediction for a prompt of `n_tokens`; None if `n_tokens` is 0, and for a prompt.
     `links`: links to RPC workers on other machines that take part.
     """
@@ -204,8 +204,8 @@ def _scaled(forecast: SpeedForecast, there_s: float, measured_per_second: float)
 class SpeedRange:
     """Predicted range of the seconds per token.
 
-    `best_s`: with an empty KV cache and full bandwidth.
-    `worst_s`: with a full KV cache and low bandwidth.
+    `best_s`: seconds with an empty KV cache and full bandwidth.
+    `worst_s`: seconds with a full KV cache and low bandwidth.
     """
 
     best_s: float
@@ -220,9 +220,9 @@ class SpeedRange:
 class Cost:
     """Seconds of one batch of tokens on one device.
 
-    `read_s`: reading memory at full bandwidth.
-    `computed_s`: all other computing.
-    `link_s`: transfers of `link_bytes` bytes.
+    `read_s`: seconds of reading memory at full bandwidth.
+    `computed_s`: seconds of all other computing.
+    `link_s`: seconds of transfers, `link_bytes` bytes in all.
     """
 
     device: Device
@@ -273,7 +273,7 @@ class CostModel:
     # ------------------------------------------------------------------ what is forecast
 
     def answer(self, layout: Layout, fill_tokens: int | None = None, prompt_tokens: int = 0) -> SpeedForecast:
-        """Return the predicted time of an answer's token.
+        """Return the predicted time per token of an answer.
 
         `fill_tokens`: number of tokens in the context; None for `usual_fill`.
         `prompt_tokens`: length of the prompt that is predicted too; 0 for `fill_tokens`.
@@ -331,7 +331,7 @@ class CostModel:
         is_learnt: bool,
         prompt: SpeedForecast | None = None,
     ) -> SpeedForecast:
-        """Return the prediction for one token from the costs of its batch.
+        """Return the prediction for one token, made from the costs of a batch.
 
         `scale`: factor from seconds of the batch to seconds of a token, with the learnt ratio.
         `factors`: learnt factor by device id.
@@ -464,6 +464,8 @@ class _Batch:
         is_one = n_tokens == 1
         attention_s = attention_seconds(cost.device, used.seen, used.cells, used.spread, one=is_one, speeds=speeds)
         read_s = used.bytes_read / bandwidth(cost.device, speeds)
+        # Without a measurement of attention: a single token takes the time to read the cache. In a batch the products
+        # may take longer; they are assumed to be as fast as products with F16 weights.
         if attention_s is not None:
             cost.computed_s += attention_s * n_tokens
         elif is_one:
@@ -514,7 +516,7 @@ def _least_sure(times: Sequence[DeviceTime], token_s: float) -> Source:
 
 
 def _whole_s(layout: Layout, seconds: Mapping[str, float]) -> float:
-    """Return the seconds of a token from those of each device.
+    """Return the seconds of a token, given the seconds of each device.
 
     Devices of a split layer work at the same time, so the slowest one counts; all others work one after another.
     """

@@ -30,7 +30,7 @@ class Speeds:
     `by_type`: bytes per second at which weights of other tensor types are read, by type name.
     `op_seconds`: seconds of a small computation that reads no weights.
     `links`: latency and throughput of transfers.
-    `products`: number of weights times number of tokens per second in large batches, by type name or kernel.
+    `products`: multiplications (weights times tokens) per second in large batches, by type name or kernel.
     `factors`: learnt ratio of real to predicted time; the key `LINKS` is for transfers.
     `ratios`: remaining ratio of real to predicted time, by class of layout (`layout_class`).
     `prompt_factors`, `prompt_ratios`: factors and ratios for prompts.
@@ -122,8 +122,8 @@ are all constants of this module that are called fitted.
 _DESCRIBED_SECONDS, DESCRIBED_BYTES = 3.3e-6, 900
 """Cost of sending one node of a ggml graph to an RPC worker: seconds of processor time, and bytes.
 
-The bytes are those of two to three tensors in the message. The seconds are for writing, reading and making them, and
-for views, which `Work.ops` does not count. Fitted.
+The bytes are the size of two to three tensors in the message. The seconds are for writing and reading these tensors,
+for creating them in the worker, and for views, which `Work.ops` does not count. Fitted.
 """
 _OP_SECONDS = 4e-6
 """Seconds of a computation that reads next to nothing: the start of a kernel, or a barrier of the CPU's threads.
@@ -195,9 +195,9 @@ def bandwidth(device: Device, speeds: Speeds = NO_MEASUREMENTS) -> float:
 
 
 def _computing_kind(device: Device) -> DeviceKind:
-    """Return the kind of the device that computes.
+    """Return the kind of the device that computes; for an RPC worker, the kind of device that it serves.
 
-    For an RPC worker with an unknown backend it is "cpu", the slowest kind.
+    If a worker's backend is unknown, the result is "cpu", the slowest kind.
     """
     if not device.is_rpc:
         return device.kind
@@ -245,12 +245,13 @@ def bandwidth_of_type(device: Device, kernel: str, speeds: Speeds) -> float:
 
 
 def products(device: Device, kernel: str, speeds: Speeds) -> float:
-    """Return the number of weights times number of tokens that `device` multiplies per second in large batches.
+    """Return the multiplications (weights times tokens) per second that `device` computes in large batches.
 
     `kernel`: a tensor type, perhaps with a suffix.
     """
     by_type = speeds.products.get(device.id)
     found = _of_kernel(by_type, kernel)
+    # The measured speed of the device with F16 is a better guess than the usual speed of such devices.
     if found is None and by_type is not None:
         found = by_type.get("F16")
     if found is not None:
@@ -274,11 +275,13 @@ def attention_seconds(
     `one`: whether the batch is a single token, for which other kernels are used.
     """
     known = speeds.products.get(device.id, {})
+    # A head multiplies with a key and a value for each cell, so half of the products is the mean head size.
     width = products / cells / 2 if cells else 1.0
     together = _cell_seconds(known, ".1" if one else "", width)
     if not one or together is None:
         return None if together is None else cells * together / _reached(device)
     alone = _cell_seconds(known, ".1.alone", width)
+    # Interpolated in log2 of the number of KV heads, between the measurements with one and with several heads.
     share = min(1.0, spread / cells / _MOST_SPREAD) if cells else 1.0
     return cells * (together if alone is None else alone + (together - alone) * share)
 
@@ -291,6 +294,7 @@ def _cell_seconds(known: Mapping[str, float], suffix: str, width: float) -> floa
     if not times:
         return None
     after = next((index for index, (each, _) in enumerate(times) if each >= width), len(times) - 1)
+    # Outside the measured widths the time is assumed to be proportional to the width.
     if after == 0 or times[after][0] < width:
         return times[after][1] * width / times[after][0]
     (low, low_s), (high, high_s) = times[after - 1 : after + 1]
@@ -298,7 +302,7 @@ def _cell_seconds(known: Mapping[str, float], suffix: str, width: float) -> floa
 
 
 def recurrent_rate(device: Device, kernel: str, speeds: Speeds) -> float | None:
-    """Return the elements of recurrent state times tokens that `device` computes per second; None if not measured.
+    """Return the speed of a recurrent kernel in state elements times tokens per second; None if it was not measured.
 
     RPC workers are not measured, so one that computes with a CPU has the rate of the host.
     """
@@ -380,7 +384,10 @@ class Sending:
 
 
 def sendings(weights_bytes: Mapping[str, int], rig: Rig, speeds: Speeds) -> tuple[Sending, ...]:
-    """Return the transfer of weights for each RPC worker whose link was measured. `weights_bytes`: by device id."""
+    """Return the transfer of weights to each RPC worker whose link was measured.
+
+    `weights_bytes`: bytes of weights by device id.
+    """
     found = []
     for device in rig.devices:
         size_bytes, link = weights_bytes.get(device.id, 0), speeds.links.get(device.id)

@@ -1,4 +1,4 @@
-"""Work of one token in each layer, and its path through a layout: weights, KV cache, small computations, transfers.
+"""Work of one token in each layer (weights, KV cache, small computations), and transfers between devices.
 
 `Work` has tables by layer and tensor type, which are made once for each model. The functions after it apply them to a
 layout: shares of split layers, weights that overrides move, transfers between devices.
@@ -33,7 +33,7 @@ _OPS_PER_TENSOR = 2
 _OPS_PER_LAYER = 4
 """Estimated number of small computations of a layer in addition to those for its tensors.
 
-Both numbers were fitted to llama.cpp's graphs, whose number of nodes they meet within 15 %.
+This number and `_OPS_PER_TENSOR` were fitted to llama.cpp's graphs; estimates are within 15 % of their node counts.
 """
 
 _KEPT_STATES = 4
@@ -71,9 +71,9 @@ class StateCost(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StateWork:
-    """Cost of the KV cache and recurrent state for one token in each layer of a model, stored as sums.
+    """Cost of the KV cache and recurrent state for one token in each layer of a model, stored as prefix sums.
 
-    `sums`: for each layer, the sum over all layers before it; a last entry has the sum over all layers.
+    `sums`: for each layer, the sum over all layers before it; the last entry is the sum over all layers.
     """
 
     sums: Sequence[StateCost]
@@ -86,7 +86,7 @@ class StateWork:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """Weights that overrides move to `device`, as sums over all layers before each layer.
+    """Weights that overrides move to `device`, stored as prefix sums over the layers of the model.
 
     `weights`: bytes that one token reads, by kernel.
     `whole`: bytes with all experts, by kernel.
@@ -176,11 +176,10 @@ class Work:
         return self._ops[last + 1] - self._ops[first]
 
     def experts_read(self, batch_tokens: float) -> float:
-        """Return the share (0 to 1) of a layer's further experts that are read for a batch, because its other tokens
-        use them.
+        """Of the experts that one token does not use, return the share (0 to 1) that other tokens of its batch use.
 
-        Further experts are those that one token alone does not use. Routers are trained to use all experts equally, so
-        each token is assumed to choose experts at random.
+        These experts are read in addition. Routers are trained to use all experts equally, so each token is assumed to
+        choose experts at random.
         """
         unused = 1 - self.expert_share
         # Probability that at least one of the other tokens of the batch chooses a given expert.
@@ -252,6 +251,7 @@ def _state_rows(tables: ContextMemory, fill_tokens: float) -> list[StateCost]:
         window = hyper.window if hyper.sliding[index] and hyper.window else shape.n_cells
         for each in cache:
             cells = max(1.0, each.n_rows / n_streams)
+            # A row of a compressed cache stands for several tokens, so such a cache fills as the whole context does.
             in_all = each.name == "compressed" or (each.name == "indexer" and hyper.ratios)
             used_cells = cells * min(1.0, fill_tokens / (shape.n_cells if in_all else cells))
             bytes_read += used_cells * row_bytes(each.kind, each.width)
@@ -375,8 +375,8 @@ def hops(layout: Layout, work: Work) -> Iterator[tuple[str, float, int]]:
 def described_ops(layout: Layout, work: Work) -> Mapping[str, float]:
     """Return the number of graph nodes that are sent to each RPC worker for each token, by device id.
 
-    A worker keeps the last graph that it was sent (`last_graph_uid` in ggml-rpc.cpp). If it has a single part of the
-    model, it is only told to compute that graph again. If it has several parts, each graph is sent every time.
+    A worker stores the last graph that it received (`last_graph_uid` in ggml-rpc.cpp). A worker with a single part of
+    the model only gets the command to compute that graph again. For one with several parts, each graph is sent again.
     """
     found: dict[str, float] = {}
     if shares(layout):

@@ -30,7 +30,7 @@ _MOVES = 128
 def balanced(
     memory: ModelMemory, rig: Rig, context: ContextSettings, constraints: Constraints = NO_CONSTRAINTS
 ) -> AutoLayout:
-    """Return the layout that maximises the free bytes of its fullest device, with free memory as equal as possible."""
+    """Return the layout in which the fullest of the used devices has as much free memory as possible."""
     bench = Workbench(memory, rig, context, constraints)
     return choose(bench, balanced_candidates(bench))
 
@@ -69,7 +69,7 @@ def balanced_candidates(bench: Workbench) -> Iterator[Candidate]:
 def balanced_layout(bench: Workbench) -> Layout:
     """Return a layout in which the free bytes of the used devices are as equal as whole layers allow.
 
-    If the devices cannot hold all layers, each is filled as far as possible and the rest is on the CPU.
+    If the devices cannot hold all layers, each is filled as far as possible, and the other layers are on the CPU.
     """
     ids = bench.in_layer_order(bench.devices)
     best = fill(bench, ids)
@@ -92,7 +92,7 @@ def balanced_layout(bench: Workbench) -> Layout:
 
 
 def _evenness(bench: Workbench, layout: Layout) -> tuple[int, int]:
-    """Return the key by which layouts are compared (larger is better): least free bytes, minus the most free bytes."""
+    """Return the sort key of a layout, larger is better: (least free bytes of a device, most free bytes negated)."""
     left = _headroom(bench, layout).values()
     return min(left), -max(left)
 

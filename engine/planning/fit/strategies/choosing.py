@@ -60,10 +60,7 @@ def all_on_cpu(bench: Workbench) -> str:
 
 
 def describe_rest(bench: Workbench, layout: Layout) -> str:
-    """Return a sentence on layers and experts that remain on the CPU although they are not pinned there.
-
-    Empty if none do.
-    """
+    """Return a sentence on unpinned layers and experts that are on the CPU; empty if there are none."""
     pinned_here = {index for index, device_id in bench.pinned.items() if device_id == CPU_ID}
     kept = sum(device_id == CPU_ID and index not in pinned_here for index, device_id in enumerate(layout.assignment()))
     parts = [count_layers(kept)] if kept else []
@@ -124,9 +121,9 @@ class Candidate:
 
 
 def fits_plainly(bench: Workbench) -> bool:
-    """Return whether the model fits on a single device, or if one device after another is filled with whole layers.
+    """Return whether a simple layout fits: a single device, or devices filled one after another with whole layers.
 
-    If so, `choose` finds a layout that fits.
+    If one fits, `choose` finds a layout that fits.
     """
     return any(True for _ in whole_layouts(bench)) or any(bench.report(each).fits for each in plain_fillings(bench))
 

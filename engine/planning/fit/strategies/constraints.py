@@ -64,7 +64,7 @@ class Pin:
 class PartPin:
     """A constraint: one part (such as experts) of layers `first` to `last`, both included, must be on `device`.
 
-    The rest of these layers may be on other devices.
+    Other parts of these layers may be on other devices.
     """
 
     device: str
@@ -92,7 +92,8 @@ class Constraints:
     `pins`: layers that must be on a given device.
     `output`: id of the device of the output layer; None for any device.
     `split`: whether several devices are to be used even if one holds everything.
-    `kv_types`: KV cache types that strategy "context" may choose, the preferred first; empty for those of the settings.
+    `kv_types`: KV cache types that strategy "context" may choose, the preferred first; empty: only the type in the
+    settings.
     `max_ctx`: longest context for strategy "context", in tokens; None for the trained length.
     `side_files`: files loaded with the model.
     `speeds`: measured speeds, for strategy "fastest".

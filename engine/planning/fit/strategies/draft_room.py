@@ -1,4 +1,4 @@
-"""Automatic layouts with a draft model, which gets a fast card if the main model loses no layers to the CPU by that.
+"""Automatic layouts with a draft model. It gets a fast card if no more layers of the main model are then on the CPU.
 
 A strategy places the main model first. Then the draft model gets a card that has room left, or else the CPU, on which
 it hardly speeds up answers. In the second case the strategy is run again, with room for the draft model reserved on a
@@ -30,7 +30,9 @@ def with_room_for_draft(
     constraints: Constraints,
     search: Callable[[Constraints], AutoLayout],
 ) -> AutoLayout:
-    """Return a layout with the draft model on a card and no more layers on the CPU than in `found`; else `found`.
+    """Return a layout with the draft model on a card and at most as many layers on the CPU as `found`.
+
+    If there is none, return `found`.
 
     `search`: finds a layout with other constraints. It is called only if the draft model would be on the CPU.
     """
@@ -50,6 +52,6 @@ def with_room_for_draft(
 
 
 def _on_cpu(layout: Layout) -> int:
-    """Return the number of layers with weights on the CPU, layers with overrides there included."""
+    """Return the number of layers on the CPU plus the number of layers of which overrides move weights to it."""
     moved = sum(len(each.layers or range(layout.n_layers)) for each in layout.overrides if each.device == CPU_ID)
     return moved + sum(run.length for run in layout.runs if run.device == CPU_ID)

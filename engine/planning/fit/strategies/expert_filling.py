@@ -134,9 +134,7 @@ class _State:
 
 
 def _with_layers(state: _State, device_id: str, start: int) -> tuple[int, _State]:
-    """Return (number of layers from `start` on that fit on the device with their experts, state with them on
-    the device).
-    """
+    """Put layers from `start` on, with their experts, on the device, as many as fit; return (number, new state)."""
     bench = state.bench
 
     def goes(count: int) -> bool:
@@ -153,7 +151,7 @@ def _with_layers(state: _State, device_id: str, start: int) -> tuple[int, _State
 
 
 def _with_own_experts(state: _State, device_id: str) -> _State:
-    """Return the state with as many experts on the device as fit, of the layers that are on it."""
+    """Return the state after experts of the device's own layers were moved from the CPU to it, as many as fit."""
     own = sorted(index for index in state.away if state.places[index] == device_id)
 
     def tried(count: int) -> _State:

@@ -199,6 +199,7 @@ def _orders(bench: Workbench, by_speed: Sequence[Device], speeds: Speeds) -> Ite
 
     Of orders that differ only by swapped equal devices, only one is yielded.
     """
+    # Devices are interchangeable if they are equal in memory, speed and backend. A device with pins is like no other.
     held = {*bench.pinned.values(), bench.output}
     kinds = [
         (

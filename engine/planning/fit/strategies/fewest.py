@@ -1,7 +1,7 @@
 """Strategy "fewest", which uses as few devices as can hold the model, and cards before integrated devices.
 
-The devices are filled in proportion to their room. The capacity search of this module computes with bytes of layers and
-bytes of room. It finds the smallest share of each device's room with which as many layers are placed as with all of it.
+The capacity search of this module compares bytes of layers with the room of each device. Devices are filled to the same
+share of their room. The search finds the smallest share with which no fewer layers are placed than with full devices.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def _layout_of(bench: Workbench, placed: Sequence[tuple[str, Sequence[int]]]) ->
 
 
 def _fewest_filled(bench: Workbench) -> Layout:
-    """Fill the first devices with layers: as few of them as hold the whole model, or all if even these do not."""
+    """Fill the first devices with layers: the fewest that hold the whole model, or all if the model is too large."""
     layout = fill(bench, [])
     for count in range(1, len(bench.devices) + 1):
         devices = bench.devices[:count]

@@ -81,9 +81,10 @@ def fill(
 
 
 def _as_pipeline(passes: _Pass, ids: Sequence[str], layout: Layout) -> Layout | None:
-    """Return a filling with no layers on the CPU if only the larger buffers of pipeline parallelism prevented one.
+    """Return `layout` changed so that no layer is on the CPU, with room for the buffers of pipeline parallelism.
 
-    Some layers are moved between devices for it. None if no such filling fits.
+    llama.cpp enables pipeline parallelism if no layer is on the CPU, and then allocates larger buffers. So some layers
+    are moved between devices too. None if no such layout fits.
     """
     # Without layers on the CPU llama.cpp runs the devices as a pipeline, whose buffers are larger. Moving the last
     # layer from the CPU then makes other devices short. These get fewer layers in another pass.
@@ -113,8 +114,8 @@ class _Pass:
     `output`: device id of the output layer; None for the device of the last layer.
     `reserve`: further bytes that must stay free as long as layers are on the CPU, by device id.
     `front`: id of the device that will get the first layers, or None. llama.cpp copies host weights to this device for
-    large batches. While other devices are filled, the device has one layer, so that the compute buffers of the others
-    are estimated correctly. The caller must check at last whether the device has room.
+    large batches. While other devices are filled, this device gets one layer, so that the compute buffers of the other
+    devices are estimated correctly. The caller must finally check whether `front` has room.
     """
 
     bench: Workbench

@@ -43,6 +43,7 @@ def longest_context(
         n_ctx = _longest(limit, partial(_fits, memory, rig, base, constraints))
         if n_ctx and (best is None or n_ctx > best.n_ctx):
             best = _Found(n_ctx, base)
+        # Further types are less preferred, and none can exceed the limit.
         if best is not None and best.n_ctx == limit:
             break
     if best is None:

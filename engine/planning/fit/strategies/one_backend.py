@@ -86,7 +86,7 @@ def best_backend(
 
 
 def _reason(best: _Planned, others: list[_Planned]) -> str:
-    """Return a sentence on why the backend of `best` is used: its difference to the best of the others."""
+    """Return a sentence on why the backend of `best` is used: its advantage over the second best backend."""
     second = max(others, key=lambda each: each.rank)
     if best.found.context.n_ctx != second.found.context.n_ctx:
         return tr(

@@ -30,7 +30,7 @@ _LEAST_PART = 8
 def proportional(
     memory: ModelMemory, rig: Rig, context: ContextSettings, constraints: Constraints = NO_CONSTRAINTS
 ) -> AutoLayout:
-    """Return a layout with the shares of `memory_shares`; a device without room for its layers gets fewer."""
+    """Return a layout with layers in proportion to `memory_shares`; a device with too little room gets fewer layers."""
     bench = Workbench(memory, rig, context, constraints)
     return choose(bench, proportional_candidates(bench))
 
@@ -86,7 +86,7 @@ def proportional_layout(bench: Workbench) -> Layout | None:
 
 
 def proportional_candidates(bench: Workbench) -> Iterator[Candidate]:
-    """Yield the layout on a single device if one holds everything; else layouts by the memory of all devices."""
+    """Yield the layout on a single device if one holds everything; else layouts with layers in proportion to memory."""
     if not bench.constraints.split:
         for device, layout in whole_layouts(bench):
             yield Candidate(layout, whole_reason(bench, device))

@@ -1,4 +1,4 @@
-"""`Workbench`: what all strategies share, such as the usable devices, their room, and the memory of a layout."""
+"""`Workbench`: values and estimates for all strategies, such as usable devices, their room, and memory of layouts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _UNKNOWN_RESERVE = 5
 SLOW_LINK = 3
 """Rank of a remote device over a slow link (`reach_rank`)."""
 SLOW_HOP_S = 5e-3
-"""Latency in seconds of one transfer over a link, from which a remote device is used last.
+"""Seconds of one transfer over a link; remote devices whose transfers take that long are used last.
 
 Each token crosses the link once in each direction. Links of 100 Mbit/s and links to other places take longer; wired
 gigabit and good wireless networks do not.
@@ -130,7 +130,7 @@ class Workbench:
     # ------------------------------------------------------------------ orders
 
     def rank_of(self, device: Device) -> int:
-        """Return the rank by which devices are chosen; see `reach_rank`."""
+        """Return the rank of a device (`reach_rank`) with this bench's speeds; low ranks are used first."""
         return reach_rank(device, self.constraints.speeds)
 
     def in_layer_order(self, devices: Iterable[Device]) -> list[str]:
@@ -149,7 +149,7 @@ class Workbench:
     def layout(self, places: Sequence[str], output: str | None = None, overrides: Sequence[Override] = ()) -> Layout:
         """Return the layout with layer i on device `places[i]`.
 
-        Pinned layers, output layer and parts are on their own devices.
+        Pinned layers, a pinned output layer and pinned parts are on the devices to which they are pinned.
         """
         kept = [self.pinned.get(index, device) for index, device in enumerate(places)]
         made = replace(make_layout(self.n_layers, kept, self.output or output), overrides=tuple(overrides))
@@ -171,7 +171,10 @@ class Workbench:
         return self._leaving(left_free).is_short(layout, device_ids)
 
     def shortfalls(self, layout: Layout, left_free: Mapping[str, int] | None = None) -> dict[str, int]:
-        """Return the missing bytes, by id of the devices that `layout` overfills. `left_free`: as for `is_short`."""
+        """Return the missing bytes, by id of the devices that `layout` overfills.
+
+        `left_free`: further bytes that must stay free, by device id.
+        """
         return self._leaving(left_free).short(layout)
 
     def may_hold_all(self, devices: Sequence[Device]) -> bool:
@@ -195,9 +198,9 @@ class Workbench:
         return self._needs.within({key: max(0, size - left_free.get(key, 0)) for key, size in self.usable.items()})
 
     def _with_room_for_projector(self, on_host: Plan, side_files: SideFiles) -> SideFiles:
-        """Return the side files with the projector put on a device.
+        """Return the side files with a fixed device for the projector: the one chosen if all layers are on the CPU.
 
-        `on_host`: plan with all layers on the CPU; the projector gets the device that is chosen for it there.
+        `on_host`: plan with all layers on the CPU.
         """
         if side_files.projector is None:
             return side_files

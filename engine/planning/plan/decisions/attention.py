@@ -127,10 +127,7 @@ def _refusal(model: ModelFile, context: ContextSettings, letter: str) -> str | N
 
 
 def _is_about(violation: Violation, letter: str) -> bool:
-    """Return whether a violation is about the K or V cache.
-
-    A violation about both caches counts for each. `letter`: K or V.
-    """
+    """Return whether a violation is about the K cache (`letter` "K") or the V cache ("V"), or about both."""
     if violation.rule == "flash_attention":
         return letter == "V"
     return violation.rule == "cache_types_differ" or violation.remedy == block_remedy(letter)

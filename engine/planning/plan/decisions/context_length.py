@@ -35,7 +35,7 @@ def reads_whole_texts(model: ModelFile) -> bool:
 def default_context(model: ModelFile, n_ctx: int | None = None) -> ContextSettings:
     """Return the default settings for a context of `n_ctx` tokens.
 
-    `n_ctx` None: the default length, or the trained length if that is shorter.
+    `n_ctx`: context length in tokens; None for the default length, or for the trained length if it is shorter.
     """
     defaults = ContextSettings()
     trained = trained_length(model)
@@ -59,7 +59,7 @@ _SENSIBLE_ELSEWHERE = 4096
 
 
 def context_lengths(model: ModelFile, rig: Rig, context: ContextSettings) -> tuple[int, ...]:
-    """Return the values of `n_ctx` to try, in order: the value that the user chose; for auto ever shorter ones."""
+    """Return the values of `n_ctx` to try, in order: the user's value alone, or for auto several, longest first."""
     if context.n_ctx != AUTO_CONTEXT:
         return (context.n_ctx,)
     # The context of each request is halved, not the total, so that no request gets less than `CONTEXT_STEP` tokens.

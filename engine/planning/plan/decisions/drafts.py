@@ -1,7 +1,7 @@
 """Decisions on the draft of a plan: devices and settings of a draft model, and the rules that a draft breaks.
 
-If the user chose no device for a draft model, `place_draft` chooses one: the card with room after the main model on
-which a step costs least, else the CPU.
+If the user chose no device for a draft model, `place_draft` chooses one: of the cards with enough memory left beside
+the main model, the one on which a step costs least. If there is no such card, it is the CPU.
 """
 
 from __future__ import annotations
@@ -57,9 +57,10 @@ def place_draft(
 ) -> PlacedDraft | None:
     """Return the draft model on its devices; None if there is no draft model.
 
-    `memory`: tables of the main model. `context`: settings of the main model, with a value for each.
-    `needs`: memory of everything else by device id.
-    `order`: ids of the devices that are tried first, the fastest first; then cards, cards of the processor, the CPU.
+    `memory`: tables of the main model.
+    `context`: settings of the main model, with a value for each.
+    `needs`: memory of the main model and its other side files, by device id.
+    `order`: ids of the devices that are tried first; after them come cards, integrated devices, and the CPU.
     """
     if draft is None or draft.model is None:
         return None
@@ -74,6 +75,7 @@ def place_draft(
         return placed(draft.layout)
     for device in draft_candidates(rig, model, order):
         found = placed(single_device(model.n_layers, device.id))
+        # The host is the last candidate. It is used even if it is too small; the report then shows the shortage.
         if device.is_host or _room_bytes(device, needs) >= _added_bytes(device, found.estimate, needs):
             return found
     return placed(single_device(model.n_layers, CPU_ID))
@@ -84,7 +86,7 @@ def decide_draft(
 ) -> Iterator[Decision]:
     """Yield the decision on the draft; nothing is yielded if there is no draft.
 
-    `layout`, `estimate`: of the main model.
+    `layout`: layout of the main model. `estimate`: memory of the main model.
     """
     if draft is None:
         return
@@ -124,8 +126,8 @@ def draft_violations(
 ) -> Iterator[Violation]:
     """Yield a violation for each rule that a draft breaks.
 
-    Rules: `draft_target`, `draft_heads`, `draft_batch`, `draft_device`, `draft_split`, and those of layouts for the
-    layout of the draft model.
+    Rules: `draft_target`, `draft_heads`, `draft_batch`, `draft_device`, `draft_split`. The draft model's layout is also
+    checked by the rules for layouts.
     """
     if draft is None:
         return
@@ -223,7 +225,7 @@ def reads_slower(draft: ModelFile, placed: Layout, model: ModelFile, layout: Lay
 
     It compares the bytes of their layers with memory bandwidths, because devices may be unmeasured.
 
-    `placed`: layout of the draft model. `layout`: that of the main model.
+    `placed`: layout of the draft model. `layout`: layout of the main model.
     """
     return 2 * _reading_s(draft, placed, rig) > _reading_s(model, layout, rig)
 

@@ -1,9 +1,9 @@
 """The decision whether llama.cpp maps the model file into memory (mmap) or reads it into allocated memory.
 
-In both cases weights are copied to their device, and their part of the mapping is released. With mmap, weights of the
-CPU stay pages of the file, which the system can reclaim. Otherwise they are allocated memory, which it cannot reclaim.
-Pinned memory, from which large batches are copied faster, exists only without mmap. A mode that the user chose is
-always used.
+With mmap, weights of the CPU are pages of the file, which the system can reclaim. Weights of other devices are copied
+to them, and their part of the mapping is released. Without mmap, weights of the CPU are in allocated memory, which the
+system cannot reclaim. Pinned memory, from which large batches are copied faster, exists only without mmap. A mode that
+the user chose is always used.
 """
 
 from __future__ import annotations

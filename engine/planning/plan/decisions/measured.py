@@ -37,7 +37,7 @@ def measured_choice(rig: Rig, setting: str, load: str = "") -> MeasuredChoice | 
 
 
 def gain_words(choice: MeasuredChoice) -> str:
-    """Return a part of a sentence on how much faster the measured value is."""
+    """Return a phrase on how much faster the measured value is."""
     if choice.value == choice.base:
         return tr("no other value was clearly faster")
     return tr(

@@ -84,6 +84,7 @@ def resolve(
     threshold, key = None, load_key(memory.model, layout, rig) if rig.host.choices else ""
     if asked.op_offload_min_batch is None:
         threshold = measured_choice(rig, "op_offload_min_batch", key)
+    # The value is equal to the base if the measurement found nothing faster.
     if threshold is not None and threshold.value != threshold.base:
         asked = msgspec.structs.replace(asked, op_offload_min_batch=threshold.value)
     tried = _first_fitting(_Trials(memory, rig, layout, asked, side_files, facts))
@@ -124,7 +125,10 @@ def _decide_sizes(
 class Beside:
     """Memory of a layout with side files (projector, LoRA adapters, draft).
 
-    `alone`: memory of the layout without side files. The other fields are as in `Resolved`.
+    `estimate`: memory of the layout with side files.
+    `alone`: memory of the layout without side files.
+    `projector_device`: device id of the projector; the CPU if there is no projector.
+    `draft`: the draft model on its devices; None if there is none.
     """
 
     estimate: MemoryEstimate

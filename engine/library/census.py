@@ -18,7 +18,7 @@ from engine.library.stores import Store
 class FoundFile(msgspec.Struct, frozen=True, gc=False):
     """A model file on the disk, or a side file such as a projector.
 
-    `name`: file name; in stores with numbered blobs (Ollama), the name of the model.
+    `name`: file name. In Ollama's store, whose files are named by their hash, the name of the model.
     `title`: name of the repository or folder that the file belongs to, empty if it has none.
     `mtime_ns`: modification time in nanoseconds.
     `device`, `inode`: device and inode numbers of the file itself, after links are followed.

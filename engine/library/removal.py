@@ -1,4 +1,4 @@
-"""Moves models to the trash: which files are moved, how much space that frees, and which program owns them.
+"""Moves models to the trash. Before that, it lists the files to move, the space that is freed, and the owning program.
 
 Blobs of the Hugging Face cache and of Ollama are removed only with the last link or manifest that leads to them.
 """

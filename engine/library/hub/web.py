@@ -290,7 +290,7 @@ def open_range(url: str, first: int, end: int, *, token: str | None = None, time
 
 @dataclass(frozen=True, slots=True)
 class _Linked:
-    """Headers of the hub's redirect about the file that it redirects to."""
+    """Facts about a file from the headers with which the hub redirects to its storage."""
 
     etag: str | None = None
     size_bytes: int | None = None

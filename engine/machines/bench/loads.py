@@ -103,6 +103,7 @@ class SessionSubject:
         self._session.unload()
         while self._session.snapshot.holds_child:
             self._wait_for_news()
+        # Updates about the unloaded model must not be taken for updates of this load.
         while not self._news.empty():
             self._news.get()
         begun_s = time.perf_counter()
@@ -121,6 +122,7 @@ class SessionSubject:
         With the same beginning the child would take the tokens from its KV cache and not compute them again.
         """
         if len(self._tokens) < n_tokens:
+            # `PROSE` has more than 64 words, and so more than 64 tokens.
             text = PROSE * (1 + n_tokens // 64)
             found = self._ask(Tokenise(text=text, add_special=False))
             assert isinstance(found, Tokenised)

@@ -73,10 +73,10 @@ class RemoteMachines:
         self._identity, self._book, self._tunnels, self._checks = identity, book, tunnels, checks
 
     def find(self, machine: Machine) -> LentDevices:
-        """Return the devices that `machine` lends. Those that another user holds are marked as away.
+        """Return the devices that `machine` lends. Devices that another user uses now are marked as away.
 
         Raises:
-            EngineError: if it does not answer, lends nothing, or one of its free workers does not answer.
+            EngineError: if the machine or a worker of a free device does not answer, or if the machine lends nothing.
         """
         try:
             offer, round_trip_s = self.ask(machine)

@@ -21,7 +21,7 @@ MAX_DESCRIPTION = 80
 MAX_TYPES = 40
 """Largest number of types of weights with a speed in an offer."""
 _SLOWEST, _FASTEST = 1e6, 1e14
-"""Bounds of a plausible speed, in bytes per second, or weights times tokens per second."""
+"""Bounds of a plausible speed: bytes per second of memory, or weights times tokens per second of matrix products."""
 _LONGEST_OP_S = 1.0
 MAX_REFUSED_S = 86_400
 """Largest plausible time of a refusal, in seconds."""

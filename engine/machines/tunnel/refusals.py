@@ -41,6 +41,7 @@ class Refusals:
     def left_s(self, fingerprint: str) -> int:
         """Return for how many seconds the borrower with this certificate is refused; 0 if it is not."""
         with self._lock:
+            # At most the last `MAX_ENDS` times, so the first and the last one span `MAX_ENDS` ends.
             ends_s = self._ends_s.get(fingerprint)
             if ends_s is None or len(ends_s) < MAX_ENDS or ends_s[-1] - ends_s[0] > WITHIN_S:
                 return 0

@@ -84,7 +84,7 @@ class _Forecast:
 def _compare(here: _Forecast, file: LayoutFile, options: Namespace) -> int:
     """Print the forecast of a plan and its differences from the layout in `file`; return the exit code of the plan.
 
-    The other layout has settings and draft of its file, on the same devices and with the same projector and adapters.
+    The plan for `file` uses the settings and the draft of the file, but the devices, projector and adapters of `here`.
     """
     plan = here.plan
     edit = edit_of_file(file, plan.model, options.against.parent, plan.edit.side_files)

@@ -131,7 +131,7 @@ def option_name(setting: Setting) -> str:
 def _without_layout(model: ModelFile, n_ctx: int | None) -> ContextSettings:
     """Return the default settings for a model without a layout file.
 
-    A model that reads a whole text at once has defaults of its own.
+    Encoders and embedding models, which read a whole text at once, have other defaults.
     """
     # Imported late: help needs only the table of settings.
     from engine.planning.plan.decisions.context_length import default_context, reads_whole_texts

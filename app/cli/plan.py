@@ -102,7 +102,10 @@ def _compare(here: _Forecast, file: LayoutFile, options: Namespace) -> int:
 
 
 def compared(here: _Forecast, there: _Forecast) -> str:
-    """Return a table for people, one figure a line: its value on the present devices, and with the added cards."""
+    """Return a table for people that compares two forecasts, with a line for each figure.
+
+    `here`: forecast on the present devices. `there`: forecast with the added cards.
+    """
     rows = [("", "here", "with the cards"), *zip(FIGURES, here.figures.words(), there.figures.words(), strict=True)]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     return "\n".join(

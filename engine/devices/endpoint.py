@@ -286,7 +286,7 @@ class _Talk:
     def _ask(self) -> _Questions:
         """Yield the requests of the handshake, in the order in which the engine's client sends them, for every device.
 
-        The caller sends back the answer to each. Returns the status, and words about the server.
+        The caller sends back the answer to each request. Returns the status, and a text about the server.
         """
         # The order of ggml-rpc.cpp's client: HELLO, DEVICE_COUNT, then alignment, maximum size and memory of each
         # device.

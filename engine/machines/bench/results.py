@@ -127,7 +127,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     `predicted_per_second`: predicted speed of the generation before the measurement, in tokens per second.
     `answers`: texts of the greedy answers, by the number of the round.
     `problem`: sentence that says why there are no further samples, else empty.
-    `problem_kind`: word of `docs/contract.md` for the problem, such as `does_not_fit`.
+    `problem_kind`: kind of the problem as in `docs/contract.md`, such as `does_not_fit`.
     """
 
     name: str

@@ -345,7 +345,7 @@ def how_it_ended(error: WorkerCrashedError | WorkerStalledError) -> str:
 def _difference(expected: Sequence[float], found: Sequence[float]) -> float | None:
     """Return the squared difference of the logits divided by the variance of the expected ones.
 
-    None if they differ in length or if nothing is expected.
+    None if the two lists differ in length, or if they are empty.
     """
     if not expected or len(expected) != len(found):
         return None

@@ -159,9 +159,9 @@ def away_words(offered: OfferedDevice) -> str:
 
 
 def with_offer(device: Device, offered: OfferedDevice | None) -> Device:
-    """Return a known device updated from its machine's current offer.
+    """Return `device` updated from the current offer of its machine.
 
-    `offered`: None: the device is not offered any more.
+    `offered`: the device in the offer; None if it is not offered any more.
     """
     if offered is None:
         return replace(device, away=tr("not offered now"))

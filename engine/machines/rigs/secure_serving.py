@@ -393,7 +393,7 @@ def _serving(
 
 
 def _blame(listener: Listener, device: str, tell: Callable[[str], None]) -> bool:
-    """Count the end of a worker against the borrower that had a session; return whether there was one."""
+    """Count the end of a worker against the borrower if it ended during a session; return False if there was none."""
     use = listener.take_ended(device)
     if use is None:
         return False

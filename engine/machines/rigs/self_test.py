@@ -164,7 +164,7 @@ def keep_verdict(path: Path, device: Device, result: SelfTest) -> None:
 def with_verdicts(rig: Rig, verdicts: Mapping[str, bool]) -> Rig:
     """Return `rig` with the stored verdicts: whether a device may be several entries of one layout.
 
-    Devices without a verdict stay as a rig file states.
+    Devices without a verdict keep their capability, which may come from a rig file.
     """
 
     def judged(device: Device) -> Device:

@@ -247,7 +247,7 @@ class BareSpeeds(NamedTuple):
     """Speeds predicted from measurements alone, without learnt corrections.
 
     `answer`: speed of the generation.
-    `prompt`: speed of the prompt, None if the answer cannot correct it.
+    `prompt`: speed of the prompt, None if its measured speed is no use for corrections.
     """
 
     answer: SpeedForecast
@@ -257,7 +257,7 @@ class BareSpeeds(NamedTuple):
 def bare_speed(plan: Plan, book: SpeedBook, answer: TimedAnswer) -> BareSpeeds | None:
     """Return the speeds predicted for `answer` from measurements alone, without learnt corrections.
 
-    None if there is no prediction. It asks drivers, so it may take a moment.
+    None if there is no prediction. May block for a moment, because drivers are asked for PCIe rates.
     """
     speeds = known_speeds(plan.rig, book).unlearnt
     work = Work(plan.model)

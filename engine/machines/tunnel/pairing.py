@@ -137,7 +137,7 @@ class Offer(msgspec.Struct, frozen=True):
 class Verdict(msgspec.Struct, frozen=True):
     """The server's last message of a pairing.
 
-    It has the server's proof of the code; empty if the client's proof was wrong.
+    `proof`: HMAC that proves that the server knows the code; empty if the client's proof was wrong.
     """
 
     proof: bytes

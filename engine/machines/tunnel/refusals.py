@@ -1,4 +1,4 @@
-"""Counts how often each borrower (a machine that uses our devices) has ended a worker, and refuses it for some time.
+"""Counts how often each borrower (a machine that uses our devices) has ended a worker, to refuse it for some time.
 
 A model can end a worker: ggml aborts at an operation that the device cannot compute. The worker is started again, and
 other borrowers must be able to use it. So the ends are counted for each borrower, not for each device.
@@ -19,7 +19,7 @@ REFUSED_S = 300.0
 
 
 class Refusals:
-    """Counts the workers that each borrower has ended. Thread-safe.
+    """Counts how often models of each borrower have ended a worker. Thread-safe.
 
     `clock`: monotonic clock in seconds.
     """
@@ -30,9 +30,7 @@ class Refusals:
         self._ends_s: dict[str, deque[float]] = {}
 
     def count(self, fingerprint: str) -> bool:
-        """Count a worker that the borrower with this certificate has ended; return whether the borrower is refused from
-        now on.
-        """
+        """Count the end of a worker against the borrower with this certificate, and return whether it is refused now."""
         with self._lock:
             # One entry for each pairing, and the file of pairings is bounded.
             self._ends_s.setdefault(fingerprint, deque(maxlen=MAX_ENDS)).append(self._clock())

@@ -1,4 +1,4 @@
-"""`rig serve --install` and `--uninstall`: a systemd user unit that lends this computer's devices after each start."""
+"""`rig serve --install` and `--uninstall`: a systemd user unit that lends this computer's devices after each boot."""
 
 from __future__ import annotations
 

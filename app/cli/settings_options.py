@@ -32,7 +32,7 @@ _LEFT_OPEN = object()
 
 
 class LoraOption(NamedTuple):
-    """A parsed `FILE[=SCALE]` of --lora. If a file with the whole text as its name exists, the text has no scale."""
+    """A parsed `FILE[=SCALE]` of --lora. If the whole text is the path of an existing file, there is no scale."""
 
     path: Path
     scale: float

@@ -52,7 +52,7 @@ def settle(rig: Rig, choice: str, ask: Callable[[Machine], Offer], pause: Callab
 
 
 def _used(rig: Rig, ask: Callable[[Machine], Offer]) -> dict[str, str]:
-    """Return a phrase on who uses a lent device, by device id. Each machine is contacted once."""
+    """Return a phrase on the user of each lent device in use, by device id. Each machine is contacted once."""
     lent = [(device, machine) for device in rig.devices if (machine := machine_of(device)) is not None]
     offers = {machine: ask(machine) for machine in dict.fromkeys(machine for _, machine in lent)}
     found = {}

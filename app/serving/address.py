@@ -1,4 +1,4 @@
-"""Addresses of an API server: which computers reach them, and why one cannot be used. No Qt."""
+"""Addresses of an API server: which computers reach them, and why an address cannot be used. No Qt."""
 
 from __future__ import annotations
 

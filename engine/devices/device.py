@@ -93,8 +93,10 @@ class RemoteFacts:
     Values are checked for plausible ranges, but not verified.
     `backend`: backend with which the RPC server computes; empty: unknown.
     `overhead_bytes`: memory that loads on that machine took beyond the engine's buffers; None: never measured.
-    `read_bytes_per_second`, `op_s`: measured speeds, as in `KeptDevice`; None: not measured.
-    `by_type`, `products`: measured speeds as pairs of type and speed; empty: not measured.
+    `read_bytes_per_second`: memory bandwidth at which the device reads weights; None: not measured.
+    `by_type`: pairs of a type of weights and this bandwidth; empty: not measured.
+    `op_s`: seconds that each operation of a graph takes; None: not measured.
+    `products`: pairs of a type and weights times tokens per second of matrix products; empty: not measured.
     """
 
     backend: str = ""

@@ -116,7 +116,7 @@ def _send2trash() -> Callable[[str], None]:
 def _side_files_alone(
     entry: Entry, quantisation: Quantisation, copy: Copy, others: Sequence[Entry]
 ) -> Iterator[FoundFile]:
-    """Yield the side files to remove with a copy: if it is the model's last copy, those that no other model uses."""
+    """Yield the side files to remove with a copy: none, or if it is the last copy, those that no other model uses."""
     if len(entry.quantisations) > 1 or len(quantisation.copies) > 1 or not copy.first.store.is_ours:
         return
     shared = {side.file.path for other in others if other.key != entry.key for side in other.side_files}

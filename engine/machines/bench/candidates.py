@@ -48,7 +48,7 @@ class Predictor:
     """Predicts the time of answers with a speed book (measured speeds of devices), and corrects the book by
     measurements.
 
-    For one thread, but not the GUI thread, because it asks drivers for the speed of links.
+    Must be used in a single thread, but not in the GUI thread, because drivers are asked for PCIe rates.
     `book`: the measured speeds of devices that predictions use.
     `preset`: lengths of the prompt and the answer to predict.
     """

@@ -44,7 +44,7 @@ _POLL_S = 0.25
 RESTART_AFTER_S = 60.0
 """A worker that ends less than this many seconds after its start has ended quickly (`MAX_QUICK_ENDS`)."""
 MAX_QUICK_ENDS = 5
-"""A worker is started again unless it has ended quickly more often than this in a row, without a session.
+"""Largest number of quick ends in a row, each without a session, after which a worker is started again.
 
 An end during a session counts against the borrower (`Refusals`), since its model may have ended the worker; the device
 shall stay available to others.

@@ -16,7 +16,7 @@ from engine.devices.endpoint import MAX_ALIGNMENT_BYTES, MAX_DEVICE_BYTES
 from engine.machines.tunnel.pairings import MAX_NAME
 
 MAX_OFFERED = 16
-"""Largest number of devices that one machine lends, the same as llama.cpp uses in all (`llama_max_devices`)."""
+"""Largest number of devices that one machine lends, the same as llama.cpp uses in total (`llama_max_devices`)."""
 MAX_DESCRIPTION = 80
 MAX_TYPES = 40
 """Largest number of types of weights with a speed in an offer."""

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 
 MAX_ENDS = 5
-"""Number of ends within `WITHIN_S` after which a borrower is refused."""
+"""Number of ended workers within `WITHIN_S` seconds after which a borrower is refused."""
 WITHIN_S = 600.0
 REFUSED_S = 300.0
 
@@ -30,7 +30,7 @@ class Refusals:
         self._ends_s: dict[str, deque[float]] = {}
 
     def count(self, fingerprint: str) -> bool:
-        """Count the end of a worker against the borrower with this certificate, and return whether it is refused now."""
+        """Count the end of a worker against the borrower with this certificate; return whether it is refused now."""
         with self._lock:
             # One entry for each pairing, and the file of pairings is bounded.
             self._ends_s.setdefault(fingerprint, deque(maxlen=MAX_ENDS)).append(self._clock())

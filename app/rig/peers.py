@@ -155,7 +155,7 @@ class Peers(QObject):
                 self._tell_found()
 
         def failed(_error: EngineError) -> None:
-            """Ignore the error: the machine is shown as not found already."""
+            """Ignore the error, because the machine is already shown as not found."""
 
         self._background.run("Looking at machines", partial(self.machines.ask, machine), show, failed, quiet=True)
 

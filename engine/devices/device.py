@@ -39,7 +39,7 @@ class Capabilities:
 
 Feature = Literal["extra_buffers", "flash_attention", "tensor_split", "repeated", "weights"]
 FEATURES: tuple[Feature, ...] = get_args(Feature)
-"""Features of the engine that the self-check tests, because one of them may be broken on a device alone."""
+"""Features of the engine that the self-check tests on each device. A broken feature is not used on that device."""
 
 
 @dataclass(frozen=True, slots=True)

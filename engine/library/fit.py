@@ -27,7 +27,7 @@ class Fit(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `strategy`: name of the strategy that made the layout.
     `n_ctx`: context length in tokens.
-    `layers`: ids of the devices with their numbers of layers, in the order of the layout.
+    `layers`: pairs of a device id and the number of layers on the device, in the order of the layout.
     `slowest`: predicted speed with a full context and poor bandwidth.
     `fastest`: predicted speed with an empty context and full bandwidth.
     `has_overrides`: whether the layout places some tensors by overrides.

@@ -161,6 +161,7 @@ def _ollama_paths(file: FoundFile) -> tuple[Path, ...]:
     try:
         own = blobs_of(root, manifest)
         kept = {blob for other in manifest_paths(root, Walk()) if other != manifest for blob in blobs_of(root, other)}
+    # Also for a manifest of another model: it may need any of the blobs, so none can be removed.
     except (OSError, *UNREADABLE) as error:
         raise LibraryError(
             tr("Ollama's manifests cannot be read ({error}); use `ollama rm {name}`.", error=error, name=file.name)

@@ -150,9 +150,9 @@ def _pipelines(name: str, plan: Plan) -> tuple[Candidate, ...]:
 
 
 def _op_offloads(name: str, plan: Plan) -> tuple[Candidate, ...]:
-    """Return candidates with other thresholds of op offload.
+    """Return candidates with other thresholds of op offload, which computes weights on the CPU on a card.
 
-    Only weights on the CPU can be computed on a card, and only by backends that offer op offload.
+    Empty if no weights are on the CPU, or if no backend of the layout supports op offload.
     """
     layout, context = plan.edit.layout, plan.settings
     on_host = CPU_ID in layout.devices or any(each.device == CPU_ID for each in layout.overrides)

@@ -406,7 +406,7 @@ def sample_of(answer: Answer, number: int, depth: int, window: Window) -> Sample
 def _may_win(best: Measured, predicted_s: float | None) -> bool:
     """Return whether a candidate is worth measuring.
 
-    It is if its predicted time is at most `WORTH` times the best measured time, or if one of the two times is unknown.
+    True if its predicted time is at most `WORTH` times the best measured time, or if one of the two times is unknown.
     """
     best_s = best.middle("answer")
     return predicted_s is None or best_s is None or predicted_s <= best_s * WORTH

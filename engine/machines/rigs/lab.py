@@ -1,4 +1,4 @@
-"""Local RPC workers with memory caps: devices for this machine (`LabRig`), or one for others (`serve`).
+"""Local RPC workers with memory caps: devices for this machine (`LabRig`), or a device for others (`serve`).
 
 The devices of a lab rig are simulated, or the NUMA nodes of this machine (`numa_rig`).
 """

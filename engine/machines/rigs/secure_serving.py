@@ -393,7 +393,7 @@ def _serving(
 
 
 def _blame(listener: Listener, device: str, tell: Callable[[str], None]) -> bool:
-    """Count the end of a worker against the borrower if it ended during a session; return False if there was none."""
+    """If a worker ended during a session, count that against the borrower, and return True; else return False."""
     use = listener.take_ended(device)
     if use is None:
         return False

@@ -35,7 +35,7 @@ MAX_CONNECTIONS = 32
 MAX_OF_ONE_ADDRESS = 8
 """Largest number of connections from one address that use no device."""
 HELLO_S = 5.0
-"""Time-out in seconds of preface and TLS handshake of a session."""
+"""Time-out in seconds for the preface and the TLS handshake of a session."""
 PAIRING_S = 15.0
 BUSY_S = 0.8
 """Seconds that a caller waits if another session uses the device, because that session may just be ending."""
@@ -96,7 +96,7 @@ class _Place:
 class _Caller:
     """A connection to the listener.
 
-    `begun_s`: time of its acceptance by the loop's clock.
+    `begun_s`: time when it was accepted, by the clock of the event loop.
     `session`: fingerprint of the client during a session, else empty.
     """
 

@@ -173,8 +173,8 @@ def scaled_model(model: ModelFile, quantisation: Quantisation) -> ModelFile:
 def propose(fits: list[QuantisationFit]) -> tuple[str | None, str]:
     """Return the name of the best quantisation, None if none fits, and a sentence with the reason.
 
-    The first of these rules that finds a quantisation decides; those above 8 bits per weight are considered only if no
-    other fits:
+    The first of these rules that finds a quantisation decides. Quantisations of more than 8 bits per weight are
+    considered only if no other quantisation fits.
     1. The largest quantisation of at least 4 bits per weight that fits on the GPUs.
     2. The quantisation of at least 4 bits per weight with the fewest layers on the CPU.
     3. The largest quantisation that fits, preferably on the GPUs.

@@ -22,7 +22,7 @@ MIN_GAIN = 1.05
 
 
 def choices_of(results: BenchResults, candidates: Sequence[Candidate]) -> tuple[MeasuredChoice, ...]:
-    """Return the micro batch and the threshold of op offload that were fastest for prompts, if other values were tried.
+    """Return the fastest micro batch and threshold of op offload for prompts, each only if several values were measured.
 
     `candidates`: the measured layouts with their plans.
     """

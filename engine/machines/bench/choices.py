@@ -22,7 +22,7 @@ MIN_GAIN = 1.05
 
 
 def choices_of(results: BenchResults, candidates: Sequence[Candidate]) -> tuple[MeasuredChoice, ...]:
-    """Return the fastest micro batch and threshold of op offload for prompts, each only if several values were measured.
+    """Return the fastest micro batch and threshold of op offload for prompts, each if several values were measured.
 
     `candidates`: the measured layouts with their plans.
     """

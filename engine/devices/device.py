@@ -95,7 +95,7 @@ class RemoteFacts:
     `overhead_bytes`: memory that loads on that machine took beyond the engine's buffers; None: never measured.
     `read_bytes_per_second`: memory bandwidth at which the device reads weights; None: not measured.
     `by_type`: pairs of a type of weights and this bandwidth; empty: not measured.
-    `op_s`: seconds that each operation of a graph takes; None: not measured.
+    `op_s`: seconds of a graph node that computes next to nothing; None: not measured.
     `products`: pairs of a type and weights times tokens per second of matrix products; empty: not measured.
     """
 

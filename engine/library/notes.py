@@ -47,10 +47,10 @@ NO_NOTES = Notes()
 class SavedDocument:
     """A saved layout or preset of one model.
 
-    `kind`: "layout", "preset", "last" (the layout that was in use when the model was closed) or "file" (no document,
-    but the fingerprint of the model file, for layouts that are saved by the path of the file).
+    `kind`: "layout", "preset", "last" or "file". "last" is the layout that was in use when the model was closed. "file"
+    is saved with documents that have a path as key, and states which model file had that path.
     `name`: name by the user, empty for "last" and "file".
-    `text`: text of a layout file, a preset as JSON, or the fingerprint.
+    `text`: text of a layout file, a preset as JSON, or for "file" the fingerprint of the model file.
     """
 
     kind: Literal["layout", "preset", "last", "file"]

@@ -113,7 +113,7 @@ def check_auto_options(options: Namespace) -> None:
 
 
 def with_margins(rig: Rig, margins: list[tuple[str, int]]) -> Rig:
-    """Return `rig` with the margins that --margin sets. `margins`: (device id, bytes).
+    """Return `rig` with the margins that --margin sets. `margins`: pairs of a device id and bytes.
 
     Raises:
         ArgumentError: if the rig lacks a device, or a device has two margins.

@@ -41,7 +41,9 @@ def run_bench(options: Namespace) -> int:
     with on_interrupt(cancel.cancel), ExitStack() as stack:
         lab = stack.enter_context(numa_rig(read_nodes())) if options.numa_nodes else None
         order = _order(options) if lab is None else _numa_order(options, lab)
-        results, learnt = run_order(order, book, cancel, _Told(), workers=None if lab is None else lab.processes)
+        results, learnt = run_order(
+            order, book, cancel, _ProgressLine(), workers=None if lab is None else lab.processes
+        )
     _keep(learnt, book)
     if options.out is not None:
         write_results(options.out, results)
@@ -99,8 +101,8 @@ def _name(path: Path | None, strategy: str | None, taken: list[str]) -> str:
     return next(each for number in range(2, len(taken) + 3) if (each := f"{name} {number}") not in taken)
 
 
-class _Told:
-    """Callback that prints progress on a terminal, each step on the same line in place of the previous one."""
+class _ProgressLine:
+    """Callback that prints progress on a single line of a terminal, which each call overwrites."""
 
     def __call__(self, progress: BenchProgress) -> None:
         if sys.stderr.isatty():

@@ -102,7 +102,7 @@ def _talk(store: ChatStore, options: Namespace) -> int:
 def _conversation(store: ChatStore, options: Namespace) -> tuple[Conversation | None, Conversation]:
     """Return the stored conversation to continue, and a copy of that conversation with the changes of the options.
 
-    If the conversation is new, it is not stored yet, and the first value is None.
+    A new conversation is not stored yet: the first value is then None.
     """
     if options.conversation is None:
         time_ms = now_ms()

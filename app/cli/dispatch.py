@@ -203,7 +203,7 @@ def _log(command: str) -> AbstractContextManager[None]:
 def _collections(command: str) -> AbstractContextManager[None]:
     """Return a context that sets Python's garbage collection for a command.
 
-    A command that ends soon gets rare full collections. One that writes a log runs long, and uses Python's defaults.
+    Commands that end soon run full collections rarely. Commands that write a log run long, and use Python's defaults.
     """
     if command in LOGGED or command in WITHOUT_CHILDREN:
         return nullcontext()

@@ -19,7 +19,7 @@ _NAMES = ("SIGINT", "SIGTERM", "SIGHUP")
 def raise_on_interrupt() -> None:
     """Make SIGINT, SIGTERM and SIGHUP raise `KeyboardInterrupt`.
 
-    As it passes through the program, child processes are ended.
+    While the exception propagates, context managers end the child processes.
     """
     _install(_raise)
 

@@ -73,7 +73,10 @@ def run_import(options: Namespace) -> int:
 
 
 def _side_file_notes(projector: str, device: str | None, adapters: tuple[tuple[str, float], ...]) -> list[str]:
-    """Return a sentence with the options for projector and adapters, which a layout file cannot contain, if any."""
+    """Return a sentence with the options for projector and adapters, because a layout file cannot contain them.
+
+    The list is empty if there are none.
+    """
     words = [f"--mmproj {projector}"] if projector else []
     words += [f"--mmproj-device {device}"] if projector and device else []
     words += [f"--lora {path}={scale:g}" for path, scale in adapters]

@@ -107,7 +107,7 @@ class Follower:
 
     @property
     def interrupted(self) -> bool:
-        """Whether there was an interrupt after the last call of `heed`."""
+        """Whether an interrupt came after the last call of `heed`, and so is not handled yet."""
         return self._interrupts > self._heeded
 
     def heed(self) -> None:
@@ -209,7 +209,7 @@ class Follower:
             raise Ended(Failed(kind=error.kind, message=error.summary())) from None
 
     def events(self, stream: RequestStream, *, stops: bool = True) -> Iterator[RequestEvent]:
-        """Yield the events of a request. `stops`: an interrupt stops the request."""
+        """Yield the events of a request. `stops`: whether an interrupt stops the request."""
         while True:
             if self.interrupted and stops:
                 stops = False
@@ -221,7 +221,9 @@ class Follower:
                     return
 
     def answer_of(self, request: AnyModelRequest, *, stops: bool = True) -> FinalMessage | BadEnding:
-        """Return the last message to a request that generates no text, or the event of its failure.
+        """Send a request that generates no text, and return its answer, or the event of its failure.
+
+        `stops`: whether an interrupt stops the request.
 
         Raises:
             Ended: as `ask`.

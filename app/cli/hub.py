@@ -106,7 +106,7 @@ def _job_of(options: Namespace, hub: Hub) -> Job:
 class _Command:
     """One download, from its start to its last event.
 
-    An interrupt stops it; a later download continues from its bytes.
+    An interrupt stops the download. The bytes fetched so far stay on the disk, and a later download resumes from them.
     """
 
     def __init__(self, order: Download, *, as_json: bool) -> None:

@@ -50,7 +50,7 @@ def order_of(options: Namespace, explain: Callable[[str], None]) -> LoadOrder:
     `explain`: called with the reason of an automatic layout.
 
     Raises:
-        EngineError: if a file cannot be read, or the plan must not be loaded.
+        EngineError: if a file cannot be read, or if the plan violates a rule.
     """
     asked = read_inputs(options)
     if asked.explanation is not None:
@@ -66,7 +66,7 @@ def load_order(options: Namespace, plan: Plan) -> LoadOrder:
 
 
 def load_plan(plan: Plan) -> Plan:
-    """Return `plan` if it may be loaded. If the memory cannot be computed, the plan gets the numbers of a probe.
+    """Return `plan` if it violates no rule. If its memory cannot be computed, it gets the bytes of a probe.
 
     A probe is a load in a child process that allocates no memory. Raises as `order_of` does.
     """
@@ -204,5 +204,5 @@ def patience() -> Callable[[int], None]:
 
 
 def this_machine() -> Rig:
-    """Return the devices of this computer, with what earlier loads, self-tests and measurements found."""
+    """Return the devices of this computer, with the results of earlier loads, self-tests and measurements."""
     return read_speed_book(speeds_path()).apply(read_calibration(calibration_path()).apply(find_machine()))

@@ -120,6 +120,7 @@ class LoadCommand:
                 if news.request is None:
                     return news
                 open_requests.remove(news.request)
+                # The model is lost for all prompts. Each is awaited, and all unfinished answers continue after a retry.
                 if may_go_on and isinstance(news, OutOfMemory) and self._follower.loaded_plan is None:
                     if open_requests:
                         continue

@@ -31,7 +31,7 @@ def prepare_streams() -> None:
 
 
 def silence_stdout() -> None:
-    """Discard unwritten output, so that the interpreter does not fail again when it flushes at its end."""
+    """Discard unwritten output, so that the interpreter does not fail again when it flushes standard output at exit."""
     # The descriptor is replaced, not `sys.stdout`: the interpreter flushes the original stream at its end.
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())

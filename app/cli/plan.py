@@ -84,7 +84,7 @@ class _Forecast:
 def _compare(here: _Forecast, file: LayoutFile, options: Namespace) -> int:
     """Print the forecast of a plan and its differences from the layout in `file`; return the exit code of the plan.
 
-    The other layout has settings and draft of its file, on the same devices and with the same projector and adapters.
+    The plan for `file` uses the settings and the draft of the file, but the devices, projector and adapters of `here`.
     """
     plan = here.plan
     edit = edit_of_file(file, plan.model, options.against.parent, plan.edit.side_files)
@@ -102,7 +102,10 @@ def _compare(here: _Forecast, file: LayoutFile, options: Namespace) -> int:
 
 
 def compared(here: _Forecast, there: _Forecast) -> str:
-    """Return a table for people, one figure a line: its value on the present devices, and with the added cards."""
+    """Return a table for people that compares two forecasts, with a line for each figure.
+
+    `here`: forecast on the present devices. `there`: forecast with the added cards.
+    """
     rows = [("", "here", "with the cards"), *zip(FIGURES, here.figures.words(), there.figures.words(), strict=True)]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     return "\n".join(

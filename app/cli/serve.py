@@ -202,10 +202,10 @@ class Catalogue:
         return with_margins(options.tunnels.reach(rig), options.margin)
 
     def plan(self, entry: ModelEntry, rig: Rig) -> LoadOrder:
-        """Return the order to load a model: with the layout of --layout, or the one saved for it, or one found now.
+        """Return the order to load a model: with the layout of --layout, its saved layout, or else an automatic one.
 
         Raises:
-            EngineError: if it cannot be loaded.
+            EngineError: if the model cannot be loaded.
         """
         options = copy(self._options)
         is_named = any(entry.id == each.id for each in self._named)

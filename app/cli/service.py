@@ -1,4 +1,4 @@
-"""`rig serve --install` and `--uninstall`: a systemd user unit that lends this computer's devices after each start."""
+"""`rig serve --install` and `--uninstall`: a systemd user unit that lends this computer's devices after each boot."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _uninstall(options: Namespace) -> int:
 
 
 def service_command(options: Namespace) -> list[str]:
-    """Return the command line that lends devices with the same `options` by the present executable."""
+    """Return the command line that runs this executable to lend devices with the same `options`."""
     # `layerdeck --cli` is the command line (`app/program.py`), in the bundle's one executable too.
     program = [sys.executable] if getattr(sys, "frozen", False) else [sys.executable, "-P", "-m", "app.program"]
     words = [*program, "--cli", "rig", "serve", "--secure"]

@@ -32,7 +32,7 @@ _LEFT_OPEN = object()
 
 
 class LoraOption(NamedTuple):
-    """A parsed `FILE[=SCALE]` of --lora. If a file with the whole text as its name exists, the text has no scale."""
+    """A parsed `FILE[=SCALE]` of --lora. If the whole text is the path of an existing file, there is no scale."""
 
     path: Path
     scale: float
@@ -131,7 +131,7 @@ def option_name(setting: Setting) -> str:
 def _without_layout(model: ModelFile, n_ctx: int | None) -> ContextSettings:
     """Return the default settings for a model without a layout file.
 
-    A model that reads a whole text at once has defaults of its own.
+    Encoders and embedding models, which read a whole text at once, have other defaults.
     """
     # Imported late: help needs only the table of settings.
     from engine.planning.plan.decisions.context_length import default_context, reads_whole_texts

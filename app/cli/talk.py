@@ -148,7 +148,7 @@ class Talk:
         self._tree = store.tree(conversation.id)
         self._attached = options.attached
         self._has_asked = options.prompt is None
-        """Whether the next line of input may be the result of a tool call. False for the question of --prompt."""
+        """Whether a line of input may be the result of a tool call. False until the question of --prompt was read."""
         self._keeps_states = self._make_folder()
         self._follower = Follower(states.folder if self._keeps_states else None)
         # Whether the user was told that text is not stored.
@@ -396,9 +396,9 @@ class Talk:
                 self._request = stream.number
 
     def _write(self, written: Future[None]) -> None:
-        """Wait for a write to the database. If it fails, the answer continues, and the user gets one notice.
+        """Wait for a write to the database. If it fails, a notice is printed once, and the answer continues.
 
-        The user gets another notice when the text of the failed write is stored.
+        Another notice is printed when the text of the failed write has been stored.
         """
         try:
             written.result()

@@ -38,7 +38,7 @@ from engine.planning.settings.context_settings import ContextSettings
 
 
 def run_plan_together(options: Namespace) -> int:
-    """Print a layout for each model with which all of them are loaded at once, and return the exit code."""
+    """Print a layout for each model, so that all models fit at the same time, and return the exit code."""
     find_strategy(options.auto)
     models = [read_model(path) for path in options.files]
     rig = read_rig(options.rig) if options.rig is not None else this_machine()

@@ -17,7 +17,7 @@ _ASK_AGAIN_S = 5.0
 
 
 def settle_used(options: Namespace, rig: Rig) -> Rig:
-    """Return the rig for a command after lent devices in use were handled by the option `--when-used`.
+    """Handle lent devices that are in use as the option `--when-used` says, and return the rig for the command.
 
     With `wait`, the call returns when nobody else uses the devices. With `skip`, it returns the rig without the devices
     in use. Without the option it returns the rig unchanged; a load on a device in use then fails with the user's name.
@@ -32,7 +32,7 @@ def settle_used(options: Namespace, rig: Rig) -> Rig:
 
 
 def settle(rig: Rig, choice: str, ask: Callable[[Machine], Offer], pause: Callable[[float], None] = time.sleep) -> Rig:
-    """Return `rig` without lent devices that others use if `choice` is "skip"; else wait until nobody uses them.
+    """Return `rig` without the lent devices that others use if `choice` is "skip"; else wait until they are free.
 
     `ask`: returns which devices a machine lends now, and to whom. `pause`: sleeps for a number of seconds.
     """
@@ -43,6 +43,7 @@ def settle(rig: Rig, choice: str, ask: Callable[[Machine], Offer], pause: Callab
             for words in used.values():
                 say(f"layerdeck-cli: {words}; it is left out.")
             return Rig(left, rig.host)
+        # Machines are asked again and again; a line is printed only if the users have changed.
         if used != told:
             told = used
             for words in used.values():
@@ -52,7 +53,7 @@ def settle(rig: Rig, choice: str, ask: Callable[[Machine], Offer], pause: Callab
 
 
 def _used(rig: Rig, ask: Callable[[Machine], Offer]) -> dict[str, str]:
-    """Return a phrase on who uses a lent device, by device id. Each machine is contacted once."""
+    """Return a phrase on the user of each lent device in use, by device id. Each machine is contacted once."""
     lent = [(device, machine) for device in rig.devices if (machine := machine_of(device)) is not None]
     offers = {machine: ask(machine) for machine in dict.fromkeys(machine for _, machine in lent)}
     found = {}

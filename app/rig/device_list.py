@@ -87,10 +87,7 @@ class DeviceList:
         return self._with(device for device in self.rig.devices if device.endpoint not in endpoints)
 
     def with_limits(self, device_id: str, cap_bytes: int | None, margin_bytes: int) -> DeviceList:
-        """Return the list with another memory cap and margin for one device or the host. `cap_bytes`:
-
-        None for no cap.
-        """
+        """Return the list with another memory cap (None: no cap) and margin for one device or the host."""
 
         def limited(device: Device) -> Device:
             return replace(device, cap_bytes=cap_bytes, margin_bytes=margin_bytes) if device.id == device_id else device
@@ -121,7 +118,7 @@ def _with_limits(device: Device, known: Device | None, limits: LimitStore) -> De
     kept = limits.apply(device)
     if known is None or kept is not device:
         return kept
-    # What is shown of it may have limits that no run keeps: those of a rig file.
+    # Nothing is stored for it, but the listed device may have limits from a rig file.
     return replace(device, cap_bytes=known.cap_bytes, margin_bytes=known.margin_bytes)
 
 

@@ -101,6 +101,7 @@ class KnownMachines(QObject):
     def look(self) -> None:
         """Ask each paired machine of the device list, in background threads, which devices it lends now."""
         for machine in dict.fromkeys(map(machine_of, self._live.devices.rig.devices)):
+            # One request at a time to each machine: one that is away takes the whole time-out.
             if machine is None or machine in self._asked:
                 continue
             self._asked.add(machine)

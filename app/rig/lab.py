@@ -236,4 +236,4 @@ class Lab(QObject):
 
 
 def _nothing(_result: None = None) -> None:
-    """Do nothing: a callback for callers that need none."""
+    """Do nothing. Used if the caller passes no callback."""

@@ -30,7 +30,7 @@ MAX_NAME = 40
 class LendChoice(msgspec.Struct, frozen=True):
     """Choices for lending, as they are stored in the settings.
 
-    `host`: address to listen on; empty for the first address that other computers reach.
+    `host`: address to listen on; empty for the first of `lending_addresses`.
     `name`: name of this computer for others. `announce`: whether the computer is announced by mDNS.
     `without`: ids of devices that are not lent. `caps`: largest memory in bytes by device id.
     """

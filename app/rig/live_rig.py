@@ -21,9 +21,9 @@ from engine.planning.fit.speed_book import EMPTY_BOOK, SpeedBook
 from engine.runtime.protocol.messages import DeviceMemoryReading
 
 FREE_STEP_BYTES = 16 * MIB
-"""Least change in bytes after which free memory is updated, so that forecasts do not change with every page."""
+"""Smallest change of free memory in bytes that is followed, so that forecasts do not change with each memory page."""
 _STEPS = 64
-"""Least number of update steps of a device's memory. On a worker of 160 MiB, steps of 16 MiB are too coarse."""
+"""On small devices, changes of 1/64 of the memory are followed: 16 MiB are too coarse for a worker of 160 MiB."""
 
 
 class LiveMemory:
@@ -70,13 +70,14 @@ class LiveMemory:
         return {device: size_bytes for device, size_bytes in grown.items() if size_bytes and device != CPU_ID}
 
     def _seen_of_loads(self, before: Sequence[HeldModel]) -> dict[str, int]:
-        """Return by device id how many bytes of loads that have just ended were already used in the samples."""
+        """Return by device id how many bytes of models that have just been loaded are in the last samples already."""
         held_before = {model.key for model in before if model.held_bytes}
         seen: Counter[str] = Counter()
         for model in self._models:
             if model.held_bytes and model.key not in held_before:
                 begun = self._before.pop(model.key, {})
                 for device, size_bytes in model.held_bytes.items():
+                    # At most the growth since the load began: the samples may be older than its last allocations.
                     if device in begun and device in self._free:
                         seen[device] += min(size_bytes, max(0, begun[device] - self._free[device]))
         return seen
@@ -107,6 +108,7 @@ class LiveMemory:
             for sample in filled
             if sample.used_bytes is not None and sample.total_bytes is not None
         }
+        # In steps as well: this number is part of the rig, and each change of the rig makes a forecast.
         own_bytes = next((each.own_bytes for each in filled if each.device == CPU_ID), None)
         if own_bytes is not None and abs(own_bytes - self._seen_own_bytes) >= FREE_STEP_BYTES:
             self._seen_own_bytes = own_bytes
@@ -237,7 +239,7 @@ class LiveRig(QObject):
 
     @property
     def rig(self) -> Rig:
-        """The devices, with free memory for a load of the edited layout: the current model is replaced, others stay."""
+        """The devices, with free memory for a load of the edited layout: the current model is unloaded, others stay."""
         return self._rig
 
     @property
@@ -344,7 +346,7 @@ class LiveRig(QObject):
             self._show_rig()
 
     def as_shown(self, sample: Sample) -> Sample:
-        """Return `sample` for the device's card, without values if a rig file describes hardware that is not here."""
+        """Return the sample to show in the window: without values if a rig file describes hardware that is not here."""
         if sample.device in self.missing_devices:
             return replace(sample, note=NOT_HERE)
         host = self.devices.rig.host

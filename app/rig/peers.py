@@ -37,7 +37,7 @@ class Found:
     one.
     `device`, `total_bytes`: its announced devices, and their memory in bytes.
     `is_changed`: whether the address of a paired machine is announced with another certificate.
-    `answers`: whether a paired machine that is not announced answered at its address.
+    `answers`: whether a paired machine answered at its address, if it is not announced.
     """
 
     name: str
@@ -155,7 +155,7 @@ class Peers(QObject):
                 self._tell_found()
 
         def failed(_error: EngineError) -> None:
-            """Ignore the error: the machine is shown as not found already."""
+            """Ignore the error, because the machine is already shown as not found."""
 
         self._background.run("Looking at machines", partial(self.machines.ask, machine), show, failed, quiet=True)
 

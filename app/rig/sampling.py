@@ -19,7 +19,7 @@ STOP_S = 0.5
 
 
 class Sampling(QObject):
-    """Reads the memory of listed devices in a thread; that of lab workers by their process ids."""
+    """Reads memory samples of the listed devices in a thread. Lab workers are read by their process ids."""
 
     _sampled = Signal(object)
 

@@ -1,4 +1,4 @@
-"""Addresses of an API server: which computers reach them, and why one cannot be used. No Qt."""
+"""Addresses of an API server: which computers reach them, and why an address cannot be used. No Qt."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def address_fault(host: str, plain: bool, needs_key: bool) -> str:
 
 
 def listen_fault(error: ArgumentError, host: str, port: int) -> str:
-    """Return the reason why the server cannot listen on `host` and `port`, with a remedy in words of the window."""
+    """Return the reason why the server cannot listen on `host` and `port`, with a remedy for users of the window."""
     # The server's own sentence names options of the command line.
     cause = error.__context__
     if isinstance(cause, socket.gaierror | UnicodeError):

@@ -65,7 +65,7 @@ class ServerState:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """Objects that outlive one run of the server: the model list, the lending of models, and the list of requests."""
+    """Objects that outlive one run of the server: list of models, models lent to the server, list of requests."""
 
     offers: Offers
     served: ServedModels

@@ -66,7 +66,7 @@ class Offers:
                     return  # `entries` meets the same error, and its requests are told.
 
     def entries(self) -> tuple[ModelEntry, ...]:
-        """Return the models that clients may request: open models first, also under their names in the library.
+        """Return the models that clients may request, open models first. Their names in the library are valid, too.
 
         Raises:
             LibraryError: the library cannot be read.

@@ -75,9 +75,9 @@ class _KeepAlive:
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """A call that a thread of the server requests from the GUI thread. `read`: the call.
+    """A function that the GUI thread calls for a thread of the server.
 
-    `found`: future of its result.
+    `read`: the function. `found`: future of its result.
     """
 
     read: Callable[[], Any]
@@ -142,7 +142,7 @@ class ServedModels(QObject):
         self._begun: OpenModel | None = None
         """The requested model after its load was passed to the loader; None before that."""
         self._ending_before: LoadEnding | None = None
-        """The result of the requested model's previous load, which must not be taken for that of the new load."""
+        """The result of the requested model's previous load, which must not be taken for the result of the new load."""
         self._planned: tuple[OpenModel, Plan] | None = None
         """A planned load that waits for the end of answers, or of another load."""
         # Queued explicitly: the server's thread emits this signal.

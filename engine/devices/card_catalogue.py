@@ -17,14 +17,14 @@ from engine.base.units import GIB
 from engine.devices.device import Device, Rig, make_host
 
 MAX_ADDED = 16
-"""Largest number of devices in one layout of llama.cpp (`GGML_SCHED_MAX_BACKENDS`, less the CPU)."""
+"""Largest number of cards that can be added: the length of llama.cpp's `tensor_split` array (`llama_max_devices`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownCard:
     """A card of the catalogue, or a computer with unified memory.
 
-    `backend`: ggml backend that is used most with cards of its maker.
+    `backend`: ggml backend that most users of this maker's cards choose.
     `unified`: whether the entry is a whole computer, whose device shares memory with the host.
     """
 
@@ -67,7 +67,7 @@ _COMPUTERS_GIB: Mapping[str, Mapping[str, int]] = {
     "CUDA": {"DGX Spark": 128},
     "Vulkan": {"Strix Halo": 128},
 }  # fmt: skip
-"""Largest memory of computers with unified memory."""
+"""Memory in GiB of computers with unified memory, by backend and name: the largest size that is sold."""
 CARDS: tuple[KnownCard, ...] = tuple(
     KnownCard(name, backend, memory_gib, unified)
     for table, unified in ((_MEMORY_GIB, False), (_COMPUTERS_GIB, True))
@@ -75,9 +75,9 @@ CARDS: tuple[KnownCard, ...] = tuple(
     for name, memory_gib in cards.items()
 )
 _METAL_SHARE = 0.75
-"""Usual part of a Mac's memory that Metal may use (`recommendedMaxWorkingSetSize`)."""
+"""Usual share of a Mac's memory that Metal may use (`recommendedMaxWorkingSetSize`)."""
 _ID_PREFIXES = {"HIP": "ROCm"}
-"""Prefix of device ids by backend, if it differs from the backend's name."""
+"""Prefix of ggml's device ids by backend, for backends whose name is not the prefix."""
 _SERIES = re.compile(r"^(rtx|gtx|rx|arc)")
 _ASKED = re.compile(r"\s*(?:(\d{1,2})\s*x\s*)?(.+?)\s*", re.IGNORECASE)
 

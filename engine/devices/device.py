@@ -39,7 +39,7 @@ class Capabilities:
 
 Feature = Literal["extra_buffers", "flash_attention", "tensor_split", "repeated", "weights"]
 FEATURES: tuple[Feature, ...] = get_args(Feature)
-"""Features of the engine that can be broken on one device while the others work there."""
+"""Features of the engine that the self-check tests on each device. A broken feature is not used on that device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class BufferFacts:
 
     `alignment_bytes`: alignment of tensors in the device's buffers; None: not reported, so the usual alignment of the
     backend is assumed.
-    `host_alignment_bytes`: the same for host memory that the device reads directly.
+    `host_alignment_bytes`: alignment of tensors in host memory that the device reads directly; None: not reported.
     `largest_tensor_bytes`: largest tensor that the device can compute with; None: any size.
     `largest_buffer_bytes`: largest buffer that the device allocates; None: not reported.
     `mixes_streams`: whether the backend has a kernel for mixing residual streams (DeepSeek 4, GLM 5). On Vulkan the
@@ -93,8 +93,10 @@ class RemoteFacts:
     Values are checked for plausible ranges, but not verified.
     `backend`: backend with which the RPC server computes; empty: unknown.
     `overhead_bytes`: memory that loads on that machine took beyond the engine's buffers; None: never measured.
-    `read_bytes_per_second`, `op_s`: measured speeds, as in `KeptDevice`; None: not measured.
-    `by_type`, `products`: measured speeds as pairs of type and speed; empty: not measured.
+    `read_bytes_per_second`: memory bandwidth at which the device reads weights; None: not measured.
+    `by_type`: pairs of a type of weights and this bandwidth; empty: not measured.
+    `op_s`: seconds of a graph node that computes next to nothing; None: not measured.
+    `products`: pairs of a type and weights times tokens per second of matrix products; empty: not measured.
     """
 
     backend: str = ""
@@ -165,7 +167,7 @@ class ComputingNeed(msgspec.Struct, frozen=True):
 class MeasuredChoice(msgspec.Struct, frozen=True):
     """The value of a setting that was fastest in a measurement on this computer.
 
-    `setting`: key of the layout file's `context`, or `BOUND_THREADS`.
+    `setting`: key of the setting in the `context` of a layout file, or `BOUND_THREADS`.
     `value`: the preferred value; equal to `base` if no other value was faster.
     `base`: value that is used without a measurement.
     `ratio`: how many times as fast `value` is as `base`.

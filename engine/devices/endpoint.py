@@ -41,12 +41,13 @@ MAX_DEVICE_BYTES = 1 << 50
 MAX_ALIGNMENT_BYTES = 1 << 20
 _MAX_PORT = 65535
 NOTICE = b"\xffLDTUNL\n"
-"""First bytes of a message from our tunnel. A server's answer begins with its length, which these bytes cannot be."""
+"""First bytes of a message from our tunnel. No RPC server sends them, because its answers begin with a short length."""
 MAX_NOTICE_BYTES = 1000
 # 253 is the longest name of DNS.
 _ENDPOINT = re.compile(r"([A-Za-z0-9._-]{1,253}):(\d{1,5})", re.ASCII)
 # As of a device id.
 _LENT_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
+# `struct linger` has two `u_short` fields on Windows, and two `int` fields elsewhere.
 _RESET_ON_CLOSE = struct.pack("hh" if os.name == "nt" else "ii", 1, 0)
 """SO_LINGER with a time-out of zero: closing sends a reset."""
 # Windows reports a connection in progress as WSAEWOULDBLOCK.
@@ -285,7 +286,7 @@ class _Talk:
     def _ask(self) -> _Questions:
         """Yield the requests of the handshake, in the order in which the engine's client sends them, for every device.
 
-        The caller sends back the answer to each. Returns the status, and words about the server.
+        The caller sends back the answer to each request. Returns the status, and a text about the server.
         """
         # The order of ggml-rpc.cpp's client: HELLO, DEVICE_COUNT, then alignment, maximum size and memory of each
         # device.

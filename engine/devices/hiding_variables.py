@@ -84,7 +84,10 @@ class Hiding:
 
 
 def find_hiding(environment: Mapping[str, str] | None = None) -> tuple[Hiding, ...]:
-    """Return the variables in an environment that can hide devices. `environment`: None: that of this process."""
+    """Return the variables in an environment that can hide devices.
+
+    `environment`: environment variables; None for those of this process.
+    """
     environment = os.environ if environment is None else environment
     found = []
     for variable in HIDING_VARIABLES:

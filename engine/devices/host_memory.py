@@ -13,9 +13,9 @@ _FILES = {
     1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     2: ("memory.max", "memory.current", "inactive_file"),
 }
-"""Files with limit and usage, and the line of memory.stat with reclaimable page cache, by version of control groups."""
+"""By version of control groups: file of the limit, file of the usage, line of memory.stat with reclaimable cache."""
 _UNLIMITED_BYTES = 1 << 60
-"""Limits in bytes from this value on mean "no limit": version 1 of control groups then reports a number near 2**63."""
+"""Limits of at least this many bytes mean "no limit": version 1 of control groups then reports a number near 2**63."""
 
 
 @dataclass(frozen=True, slots=True)

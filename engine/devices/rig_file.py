@@ -48,14 +48,15 @@ def parse_rig(data: bytes | str, *, source: str = "") -> Rig:
     """Return the rig in the text of a rig file.
 
     Raises:
-        RigError: one sentence with the key of the fault; it begins with `source`, the file's name.
+        RigError: the message names the faulty key, and begins with `source`, the file's name.
     """
     return rig_of(parse_document(data, what="rig", source=source, version=VERSION, fail=RigError))
 
 
 def rig_of(root: JsonObject) -> Rig:
-    """Return the rig in a JSON object with the keys of a rig file. Faults are raised as the errors that `root`
-    raises.
+    """Return the rig in a JSON object with the keys of a rig file.
+
+    `root`: the object; it chooses the class of the error for a fault.
     """
     root.allow("version", "devices", "host")
     items = root.nested_list("devices")
@@ -119,9 +120,9 @@ def encode_rig(rig: Rig) -> bytes:
 
 
 def rig_changes(made: Rig, now: Rig, used: Iterable[str]) -> tuple[str, ...]:
-    """Return the differences between the rig `made`, for which a layout was made, and the rig `now`: a text for each
-    device.
+    """Return a text for each device that has changed since a layout was made.
 
+    `made`: the rig for which the layout was made. `now`: the present rig.
     `used`: ids of the devices that are compared. Free memory and small differences of total memory are ignored.
     """
     found = []

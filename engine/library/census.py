@@ -18,13 +18,13 @@ from engine.library.stores import Store
 class FoundFile(msgspec.Struct, frozen=True, gc=False):
     """A model file on the disk, or a side file such as a projector.
 
-    `name`: file name; in stores with numbered blobs (Ollama), the name of the model.
+    `name`: file name. In Ollama's store, whose files are named by their hash, the name of the model.
     `title`: name of the repository or folder that the file belongs to, empty if it has none.
     `mtime_ns`: modification time in nanoseconds.
     `device`, `inode`: device and inode numbers of the file itself, after links are followed.
     `sha256`: the hash that the store states, None if it states none.
     `role`: the role that the store states, None if it states none.
-    `beside`: path of the model that the store lists this side file with, None if it lists none.
+    `beside`: path of the model with which the store lists this side file, None if it lists none.
     `texts`: kinds and paths of text files that the store has for the model, such as its chat template.
     `is_missing`: whether an earlier scan found the file and the last one did not.
     """
@@ -128,6 +128,7 @@ def compare(before: Census, after: Census, facts: Mapping[Path, Facts], marks: M
     `marks`: fingerprints of the files that are new in `after`, by path.
     """
     there = {file.path for file in after.files}
+    # A file is not lost if its store was not scanned this time.
     looked_at = {store.root for store in after.stores}
     lost = [file for file in before.files if file.path not in there and file.store.root in looked_at]
     known = {file.path for file in before.files}

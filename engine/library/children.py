@@ -120,10 +120,10 @@ def _work_through(
     token: CancelToken,
     argv: Sequence[str],
 ) -> None:
-    """Have children process all items of `wanted`, and call `take` with each item and its result.
+    """Have child processes handle all items of `wanted`, and call `take` with each item and its result.
 
-    If a child crashes, its remaining items are halved until the item that crashes it is alone; that item gets the
-    result of `broken`.
+    If a child crashes, two children get one half each of the items without a result, and so on. An item that crashes
+    a child on its own gets the result of `broken`.
 
     `order`: makes the request for some items.
     `kind`: class of the answers.
@@ -151,6 +151,7 @@ def _work_through(
             take(rest[0], broken(rest[0]))
         else:
             middle = len(rest) // 2
+            # The first half last, because `pop` takes the last one: results come in the order of `wanted`.
             waiting += [half for half in (rest[middle:], rest[:middle]) if half]
 
 
@@ -230,7 +231,7 @@ def main() -> None:
 def _folders(order: LibraryRequest) -> set[Path]:
     """Return the folders that the child must be able to read for a request.
 
-    These are the folders of the models and projectors, and the folders that links of their parts lead to.
+    These are the folders of the models and projectors, and the folders of the targets if parts are symbolic links.
     """
     folders: set[Path] = set()
     for path in {path_of(each).absolute() for each in chain.from_iterable(order.models) if each}:

@@ -12,7 +12,7 @@ from engine.model.gguf.model_file import TOKENIZER, ModelFile
 from engine.model.gguf.vocabulary import MOST_DIFFERENCE
 
 _LARGEST_SHARE = 2
-"""Divisor of the main model's size: larger draft models are not proposed, because they hardly speed up answers."""
+"""A draft model is proposed up to 1/2 of the main model's size: a larger one hardly speeds up answers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,7 +109,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     def proposed(self) -> Quantisation:
         """The quantisation that is opened if the user chooses none: Q4_K_M, else Q8_0, else the smallest.
 
-        One that cannot be opened is taken only if all are faulty.
+        A quantisation that cannot be opened is chosen only if none can be opened.
         """
         sound = [each for each in self.quantisations if not each.fault] or list(self.quantisations)
         for tag in _USUAL_TAGS:

@@ -144,7 +144,7 @@ def _facts(headers: list[FileHeader], role: Role, mark: str) -> Facts:
 def _kind(metadata: Mapping[str, MetadataValue], architecture: str, role: Role) -> Role:
     """Return the role of a file by its header.
 
-    `role`: the role by its name. Only the name shows that a draft model belongs to another model.
+    `role`: role by the file name. It decides whether a model is a draft model, because no header says that.
     """
     told = metadata.get("general.type")
     if architecture == "clip" or told == "mmproj":

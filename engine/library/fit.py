@@ -27,7 +27,7 @@ class Fit(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `strategy`: name of the strategy that made the layout.
     `n_ctx`: context length in tokens.
-    `layers`: ids of the devices with their numbers of layers, in the order of the layout.
+    `layers`: pairs of a device id and the number of layers on the device, in the order of the layout.
     `slowest`: predicted speed with a full context and poor bandwidth.
     `fastest`: predicted speed with an empty context and full bandwidth.
     `has_overrides`: whether the layout places some tensors by overrides.
@@ -36,7 +36,7 @@ class Fit(msgspec.Struct, frozen=True, omit_defaults=True):
     `expected`: predicted speed with a usual number of tokens in the context, the same number as the editor shows.
     `source`: the least certain source among the devices that matter for `expected`.
     `projector`: file name of the projector whose memory is counted; empty if none is.
-    `uncertainty`: share by which `expected` may be off, 0 if unknown; nine of ten predictions are nearer.
+    `uncertainty`: relative error of `expected` that nine of ten predictions do not exceed, 0 if unknown.
     """
 
     kind: FitKind
@@ -76,7 +76,7 @@ def layout_key(layout: Layout) -> str:
 
 
 def fit_words(fit: Fit) -> str:
-    """Return a short text on where the model fits, for a line of a list."""
+    """Return a short text for a list: on which devices the model fits, or that it does not fit."""
     match fit.kind:
         case "devices":
             places = " + ".join(device for device, _ in fit.layers)
@@ -120,7 +120,7 @@ def speed_words(fit: Fit) -> str:
 
 
 def sourced_speed_words(fit: Fit) -> str:
-    """Return the predicted speed as text, with how sure it is and its source; empty if there is no prediction."""
+    """Return the predicted speed as text, with its uncertainty and its source; empty if there is no prediction."""
     words = _uncertain(speed_words(fit), fit)
     return words and tr("{speed} ({source})", speed=words, source=source_words(fit.source))
 
@@ -133,7 +133,7 @@ def _uncertain(words: str, fit: Fit) -> str:
 
 
 def speed_range_words(fit: Fit) -> str:
-    """Return the predicted speed, how sure it is, and the speed with a full context, for a tool tip.
+    """Return a text for a tool tip: the predicted speed, its uncertainty, and the speed with a full context.
 
     Empty if there is no prediction.
     """

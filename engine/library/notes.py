@@ -1,4 +1,4 @@
-"""Notes on a model: those of the user, and results of its use.
+"""Notes on a model: text and tags by the user, the time of the last opening, and the measured speed.
 
 They are saved by the file's fingerprint, so moved files keep them.
 """
@@ -47,10 +47,10 @@ NO_NOTES = Notes()
 class SavedDocument:
     """A saved layout or preset of one model.
 
-    `kind`: "layout", "preset", or "last" for the layout that was in use when the model was closed. "file" is a note of
-    the library itself: the fingerprint of the file for which layouts were saved by its path.
+    `kind`: "layout", "preset", "last" or "file". "last" is the layout that was in use when the model was closed. "file"
+    is saved with documents that have a path as key, and states which model file had that path.
     `name`: name by the user, empty for "last" and "file".
-    `text`: text of a layout file, or a preset as JSON.
+    `text`: text of a layout file, a preset as JSON, or for "file" the fingerprint of the model file.
     """
 
     kind: Literal["layout", "preset", "last", "file"]

@@ -64,6 +64,7 @@ def manifest_paths(root: Path, walk: Walk) -> Iterator[Path]:
         folder, depth = pending.pop()
         try:
             walk.folders[str(folder)] = folder.stat().st_mtime_ns
+            # Sorted, because `scandir` has no fixed order; reversed, because `pop` takes the last folder.
             entries = sorted(os.scandir(folder), key=lambda entry: entry.name, reverse=True)
         except (FileNotFoundError, NotADirectoryError):
             continue
@@ -72,6 +73,7 @@ def manifest_paths(root: Path, walk: Walk) -> Iterator[Path]:
             walk.problems.append(f"{folder}: {reason}.")
             continue
         for entry in entries:
+            # HOST, NAMESPACE and MODEL are folders, TAG is the file of the manifest.
             if depth < 3 and entry.is_dir():
                 pending.append((Path(entry.path), depth + 1))
             elif depth == 3 and entry.is_file() and count < MAX_MANIFESTS:

@@ -32,7 +32,7 @@ _SPEED_STEP = 1.2
 def settled_rig(rig: Rig, before: Rig | None = None) -> Rig:
     """Return `rig` with free memory rounded down to coarse steps, so that small changes leave forecasts valid.
 
-    `before`: the rig that was returned last; it is returned again if the free memory of no device differs much from it.
+    `before`: result of the last call. It is returned again if no device's free memory has changed much since.
     """
     first, *others = (
         replace(device, free_bytes=device.available_bytes // _step(device) * _step(device), holdings=())

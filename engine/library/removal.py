@@ -1,4 +1,4 @@
-"""Moves models to the trash: which files are moved, how much space that frees, and which program owns them.
+"""Moves models to the trash. Before that, it lists the files to move, the space that is freed, and the owning program.
 
 Blobs of the Hugging Face cache and of Ollama are removed only with the last link or manifest that leads to them.
 """
@@ -116,7 +116,7 @@ def _send2trash() -> Callable[[str], None]:
 def _side_files_alone(
     entry: Entry, quantisation: Quantisation, copy: Copy, others: Sequence[Entry]
 ) -> Iterator[FoundFile]:
-    """Yield the side files to remove with a copy: if it is the model's last copy, those that no other model uses."""
+    """Yield the side files to remove with a copy: none, or if it is the last copy, those that no other model uses."""
     if len(entry.quantisations) > 1 or len(quantisation.copies) > 1 or not copy.first.store.is_ours:
         return
     shared = {side.file.path for other in others if other.key != entry.key for side in other.side_files}
@@ -161,6 +161,7 @@ def _ollama_paths(file: FoundFile) -> tuple[Path, ...]:
     try:
         own = blobs_of(root, manifest)
         kept = {blob for other in manifest_paths(root, Walk()) if other != manifest for blob in blobs_of(root, other)}
+    # Also for a manifest of another model: it may need any of the blobs, so none can be removed.
     except (OSError, *UNREADABLE) as error:
         raise LibraryError(
             tr("Ollama's manifests cannot be read ({error}); use `ollama rm {name}`.", error=error, name=file.name)

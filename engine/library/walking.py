@@ -23,7 +23,7 @@ _CONTROL_FILE = ".aria2"
 
 @dataclass(slots=True)
 class Walk:
-    """A walk through the folders below one or more roots, and what it has found.
+    """A walk through the folders below one or more roots, with a record of visited folders and problems.
 
     `folders`: paths of the visited folders, with their modification times (ns).
     `problems`: sentences about folders and files that were skipped.

@@ -40,7 +40,7 @@ RESERVE_BYTES = 256 * MIB
 _READ_BYTES = 1 << 20
 _SHOWN_NAME = 200
 _HEADER_BYTES = 1 << 16
-"""Largest number of bytes in the archive's headers before a file; tarfile would read longer ones into memory."""
+"""Largest size in bytes of the tar headers before a file; tarfile would read longer headers into memory."""
 _BROKEN = (tarfile.TarError, EOFError, zlib.error)
 
 

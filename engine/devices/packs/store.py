@@ -35,9 +35,9 @@ KEPT_VERDICTS = 64
 class FileState(msgspec.Struct, frozen=True):
     """Size, times and inode of a file when its hash was checked. `size`: in bytes; -1: the file is missing.
 
-    At a child's start states are compared and not hashes, for which up to 4 GiB would have to be read. A program that
-    changes a file can reset the modification time, but not ctime. If it replaces the file, the inode changes. Windows
-    has no ctime; there only the inode and the other values are compared.
+    A child compares states at its start, because hashing would read up to 4 GiB. A program that changes a file can
+    reset the modification time, but not ctime (`changed_ns`). If it replaces the file, the inode changes. On Windows
+    `changed_ns` is the time of creation, which a change does not alter.
     """
 
     name: str

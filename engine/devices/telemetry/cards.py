@@ -312,13 +312,13 @@ def _is_sliced(library: ModuleType, handle: Any) -> bool:
 
 
 DISPLAY_MARGIN_BYTES = GIB
-"""Default margin in bytes of a card that draws a desktop, whose windows are opened and closed."""
+"""Default margin in bytes of a card that draws a desktop, because each new window takes memory of the card."""
 # PCIe by generation, per lane and direction, after 8b/10b (1, 2) or 128b/130b encoding (from 3 on).
 _LANE_BYTES_PER_SECOND = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.56e9}
 _GENERATIONS = {"2.5": 1, "5.0": 2, "8.0": 3, "16.0": 4, "32.0": 5, "64.0": 6}
-"""Generation of a PCIe link by its transfers, as the kernel writes them ("16.0 GT/s PCIe")."""
+"""PCIe generation by transfer rate in GT/s, as the kernel writes it ("16.0 GT/s PCIe")."""
 _REACHED = 0.8
-"""Share of a link's raw speed that copies reach."""
+"""Share of a PCIe link's raw speed that copies reach."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,6 +388,7 @@ def _kernel(pci: PciId, drm_root: Path) -> CardFacts:
 
 
 def _kernel_link(card: Path) -> float | None:
+    # The maximum speed, because an idle card lowers the present one; the present width, because a slot may limit it.
     transfers, lanes = _text(card / "max_link_speed").split(" "), _text(card / "current_link_width")
     generation = _GENERATIONS.get(transfers[0])
     return None if generation is None or not lanes.isdecimal() else link_speed(generation, int(lanes))

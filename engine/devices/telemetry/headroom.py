@@ -16,19 +16,19 @@ AlertKind = Literal["low", "falling", "spilled", "paging"]
 
 FLOOR_BYTES = 128 * MIB
 FLOOR_SHARE = 0.02
-"""Share of a device's total memory. Free memory is low below the smaller of this share and `FLOOR_BYTES`."""
+"""Free memory is low below this share of a device's total memory, or below `FLOOR_BYTES` if that is less."""
 WINDOW_S = 20.0
 FALL_SOON_S = 45.0
-"""Memory counts as falling if it would be used up within this many seconds at the pace of the last `WINDOW_S`."""
+"""Free memory counts as falling if it would be used up within this many seconds at the pace of the last `WINDOW_S`."""
 FALL_BYTES = 64 * MIB
 SPILL_BYTES = 64 * MIB
 PAGING_PER_S = 200.0
 PAGING_FREE_BYTES = 2 * GIB
 PAGING_FREE_SHARE = 0.1
-"""Share of free memory below which page faults count: above it they come from the first read of a model's file."""
+"""Page faults cause alerts only below this share of free memory; else they come from the first read of a file."""
 _BEGIN_AFTER = 2
 _END_AFTER = 3
-"""Consecutive readings that begin and end an alert, so that a single odd reading does neither."""
+"""An alert begins after `_BEGIN_AFTER` bad readings in a row, and ends after `_END_AFTER` good ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +124,7 @@ class _DeviceWatch:
         fallen_bytes = _free_bytes(oldest) - _free_bytes(sample)
         if fallen_bytes < FALL_BYTES or seconds <= 0:
             return None
+        # As if memory went on falling at the mean pace of the window.
         left_s = _free_bytes(sample) * seconds / fallen_bytes
         if left_s > FALL_SOON_S:
             return None

@@ -149,7 +149,7 @@ class HostReader:
 
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost"})
 LOOK_AGAIN_S = 5.0
-"""Seconds between two searches for the process of a port, as each search reads the whole process table."""
+"""Least seconds between two searches for the process that listens on a port: each reads the whole process table."""
 
 
 @dataclass(frozen=True, slots=True)

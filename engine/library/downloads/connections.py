@@ -49,11 +49,13 @@ class SpanPlan:
 
         `done`: byte ranges on the disk.
         `size_bytes`: size of the file, None if it is unknown. Then a single connection fetches the file to its end.
-        `wanted`: number of connections that are wanted. A single one fetches up to `MAX_SPAN_BYTES`.
+        `wanted`: number of connections for the file. A single connection gets a span of up to `MAX_SPAN_BYTES`.
         """
+        # Without a size there are no gaps to compute: one connection continues after the complete start of the file.
         if size_bytes is None:
             return None if self._taken else self._hand_out(done[0][1] if done and done[0][0] == 0 else 0, None)
         if wanted > 1:
+            # A span that was made for a single connection may cover all that is missing.
             self._shorten()
         covered = done
         for span in self._taken:

@@ -23,8 +23,8 @@ _NICENESS = 19
 class Hasher:
     """Hashes a growing file in a thread of its own, from the constructor until `finish` or `close`.
 
-    `read`: returns at most a number of bytes at an offset; its arguments are the offset and the number.
-    `end`: returns the length of the complete start of the file, in bytes.
+    `read`: reads the file; its arguments are an offset and the largest number of bytes to return.
+    `end`: returns the number of bytes at the start of the file that have all arrived.
     `hashed_bytes`: number of bytes hashed so far.
     """
 

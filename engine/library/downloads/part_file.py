@@ -249,7 +249,7 @@ def discard_part(target: Path) -> None:
 
 
 def bytes_here(target: Path, size_bytes: int | None) -> int:
-    """Return the number of bytes that are on the disk: of `target`, or of its unfinished download.
+    """Return the size on the disk of the file `target`, or of its unfinished download; 0 if there is neither.
 
     `size_bytes`: size of the complete file, None if it is unknown.
     """
@@ -314,7 +314,7 @@ class DamagedError(EngineError):
 
 
 class OccupiedError(EngineError):
-    """Another transfer of the same file is running, or another file is in its place."""
+    """Another transfer of the same file is running, or another file exists at the target path."""
 
     kind = "argument"
 
@@ -403,7 +403,7 @@ class _Step(msgspec.Struct, frozen=True):
 class Journal:
     """The open journal of an unfinished download, JSON Lines next to its bytes. Not thread-safe.
 
-    `done`: byte ranges on the disk at the start.
+    `done`: byte ranges that are on the disk when the journal is opened.
     """
 
     def __init__(self, path: Path, origin: Origin, done: Ranges) -> None:
@@ -415,7 +415,7 @@ class Journal:
         self._descriptor = self._begin(_Step(done, synced=not done, boot=self._boot))
 
     def note(self, done: Ranges, *, synced: bool = False) -> None:
-        """Write a line: the byte ranges `done` are on the disk.
+        """Write a line that states that the byte ranges `done` are on the disk.
 
         `synced`: whether those bytes were synced; then the line is synced as well.
         """

@@ -38,7 +38,9 @@ def in_folder(
 def in_cache(
     listing: RepoListing, files: Sequence[HubFile], hub: HubSettings, cache: Path
 ) -> tuple[tuple[TransferFile, ...], tuple[tuple[str, str], ...]]:
-    """Return the transfers of `files` into the Hugging Face cache, and its refs as pairs of a path and the commit.
+    """Return the transfers of `files` into the Hugging Face cache, and the refs to write there.
+
+    A ref is a pair of the path of its file and the commit.
 
     Raises:
         ArgumentError: if a name is not safe.

@@ -53,7 +53,7 @@ class DownloadQueue:
     `path`: the queue file.
     `on_change`: called in the queue's thread with all jobs when one changes, and twice a second while one runs.
     `token_of`: returns the access token for the hub with a given endpoint.
-    `template`: a request whose limits are used for every request.
+    `template`: request from which time-outs and other limits are copied into every request.
     `retries`: schedule of retries, for tests.
     """
 
@@ -391,13 +391,14 @@ class Retries:
     def add(self, job_id: str, done_bytes: int) -> None:
         """Schedule a retry of a job whose server was not reached.
 
-        After the last pause of `PAUSES_S` none is scheduled.
+        Each pause of `PAUSES_S` is used once. After the last pause, no retry is scheduled unless bytes have arrived.
         """
         before = self._tried.get(job_id)
         # Progress since the last try: the pauses begin anew.
         n_tries = 0 if before is None or done_bytes > before.done_bytes else before.n_tries + 1
         if n_tries >= len(PAUSES_S):
             return
+        # While no retry waits, `due` does not read the network, so its last state may be old.
         if not self._waiting:
             self._seen = self._network()
         retry = Retry(self._clock() + PAUSES_S[n_tries], n_tries, done_bytes)
@@ -430,7 +431,7 @@ class Retries:
 def network_state() -> object:
     """Return the network addresses of this computer; None if they cannot be read.
 
-    They change with a cable, a network or a VPN.
+    The addresses change when a cable, a wireless network or a VPN is connected or disconnected.
     """
     try:
         return {

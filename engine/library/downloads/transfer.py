@@ -26,10 +26,10 @@ def downloader_argv() -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class TransferEnd:
-    """Result of a download request: the files, or the kind of error by `docs/contract.md` with a sentence.
+    """Result of a download request: the downloaded files, or the kind of the error and a sentence.
 
     `fetched_bytes`: bytes received in this transfer.
-    `kind`: kind of error, empty if the request succeeded.
+    `kind`: kind of the error as in `docs/contract.md`, empty if the request succeeded.
     """
 
     files: tuple[DownloadedFile, ...] = ()

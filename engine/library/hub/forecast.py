@@ -1,8 +1,8 @@
 """Forecasts every quantisation of a repository on a rig, before any weights are downloaded.
 
-One header is read, and its quantisation is planned like a file. The others are planned from the same header, with
-their tensors scaled to the size of their files (grade "estimated"). `fit_repo` starts from an address, `fit_listing`
-from a listing, `forecast_repo` from a header.
+The header of one quantisation is read, and this quantisation is planned like a local file. The other quantisations are
+planned from the same header, with its tensors scaled to the size of their files (grade "estimated"). `fit_repo` starts
+from an address, `fit_listing` from a listing, `forecast_repo` from a header.
 """
 
 from __future__ import annotations
@@ -135,6 +135,7 @@ def _sized_projector(file: HubFile) -> Projector:
     Its header is not read: that would be one more request to the hub for some kilobytes of difference.
     """
     size_bytes = file.size_bytes
+    # I8 has one byte per element, so the number of elements is the size.
     return Projector(Path(file.path), (TensorInfo(file.name, (size_bytes,), "I8", size_bytes, 0, 0),))
 
 
@@ -172,8 +173,11 @@ def scaled_model(model: ModelFile, quantisation: Quantisation) -> ModelFile:
 def propose(fits: list[QuantisationFit]) -> tuple[str | None, str]:
     """Return the name of the best quantisation, None if none fits, and a sentence with the reason.
 
-    The best is the largest of at most 8 bits per weight that fits on GPUs. Without GPUs, or if only those below 4 bits
-    fit there, it is one of at least 4 bits with the fewest layers on the CPU; else the largest that fits.
+    The first of these rules that finds a quantisation decides. Quantisations of more than 8 bits per weight are
+    considered only if no other quantisation fits.
+    1. The largest quantisation of at least 4 bits per weight that fits on the GPUs.
+    2. The quantisation of at least 4 bits per weight with the fewest layers on the CPU.
+    3. The largest quantisation that fits, preferably on the GPUs.
     """
     sensible = [fit for fit in fits if fit.fits and fit.quantisation.bits <= PLENTY_BITS] or [
         fit for fit in fits if fit.fits
@@ -284,7 +288,7 @@ def fit_repo(
 ) -> RepoFit:
     """Return the forecasts of the repository at `address`. Waits for the network.
 
-    The header of the quantisation that `address` names is read; if it names none, that of the preferred one.
+    The header of the quantisation in `address` is read, or that of the preferred quantisation if `address` has none.
 
     `options_of`: returns the conditions of the forecast for a model.
     `tell`: called with the number of forecasts done.

@@ -129,8 +129,7 @@ class Head:
     `etag`: etag of the file without quotation marks, None if not stated.
     `size_bytes`: size of the whole file, None if not stated.
     `commit`: commit of the file at the hub, None if not stated.
-    `first`: offset of the first byte of the response's content in the file.
-    `end`: offset after its last byte; None if unknown.
+    `first`, `end`: byte range of the file that the response contains, `end` excluded; `end` is None if it is unknown.
 
     If the hub redirects to its storage, etag and size are those that the hub states.
     """
@@ -290,7 +289,7 @@ def open_range(url: str, first: int, end: int, *, token: str | None = None, time
 
 @dataclass(frozen=True, slots=True)
 class _Linked:
-    """Headers of the hub's redirect about the file that it redirects to."""
+    """Facts about a file from the headers with which the hub redirects to its storage."""
 
     etag: str | None = None
     size_bytes: int | None = None

@@ -30,7 +30,7 @@ from engine.planning.speed.work import Work
 
 MICRO_BATCHES = (128, 256, 1024, 2048, 4096)
 BUSY_LOAD = 0.25
-"""Largest share of the processors that other programs may use during a measurement that corrects the speed book."""
+"""If other programs used more than this share of the processor time, a measurement does not correct the speed book."""
 OFFLOAD_BATCHES = (8, 128, 1024)
 """Values of `op_offload_min_batch` to try: smallest number of tokens in a micro batch for which op offload is used."""
 
@@ -48,7 +48,7 @@ class Predictor:
     """Predicts the time of answers with a speed book (measured speeds of devices), and corrects the book by
     measurements.
 
-    For one thread, but not the GUI thread, because it asks drivers for the speed of links.
+    Must be used in a single thread, but not in the GUI thread, because drivers are asked for PCIe rates.
     `book`: the measured speeds of devices that predictions use.
     `preset`: lengths of the prompt and the answer to predict.
     """
@@ -75,8 +75,8 @@ class Predictor:
     def learn(self, plan: Plan, measured: Measured) -> None:
         """Correct the speed book by the median speeds of a measured layout.
 
-        The book stays as it is if there are no samples, or if other programs used much of the processors: predictions
-        are for a machine that is idle otherwise.
+        The book stays as it is if there are no samples, or if other programs used more than `BUSY_LOAD` of the
+        processor time: predictions are for a machine on which no other program computes.
         """
         samples = [each for each in measured.samples if each.depth == 0]
         prompt, generation = measured.middle("prompt"), measured.middle("generation")
@@ -99,6 +99,7 @@ def strategy_candidates(base: Plan, book: SpeedBook, cancel: CancelToken) -> tup
     watch = Watch(cancel)
     constraints = Constraints(side_files=edit.side_files, speeds=known_speeds(rig, book), watch=watch)
     several = len([device for device in rig.devices if device.kind != "accel"]) > 1
+    # Strategy "context" is left out, because it changes the context length.
     asked: list[tuple[str, Constraints]] = [(name, constraints) for name in STRATEGIES if name != "context"]
     if several:
         asked.append(("proportional", replace(constraints, split=True)))
@@ -114,10 +115,10 @@ def strategy_candidates(base: Plan, book: SpeedBook, cancel: CancelToken) -> tup
 
 
 def numa_candidates(base: Plan) -> tuple[Candidate, ...]:
-    """Return three plans that show what a split by NUMA node gains.
+    """Return three plans whose speeds show whether a split by NUMA node is faster.
 
-    They are: the model on the CPU alone; the same with llama.cpp's `--numa distribute`; and the layers split evenly
-    over the devices of the rig.
+    The plans are: the model on the CPU alone; the same with llama.cpp's `--numa distribute`; and the layers split
+    evenly over the devices of the rig.
 
     `base`: plan on a rig whose devices are workers bound to NUMA nodes (`numa_rig`).
     """
@@ -149,9 +150,9 @@ def _pipelines(name: str, plan: Plan) -> tuple[Candidate, ...]:
 
 
 def _op_offloads(name: str, plan: Plan) -> tuple[Candidate, ...]:
-    """Return candidates with other thresholds of op offload.
+    """Return candidates with other thresholds of op offload, which computes weights on the CPU on a card.
 
-    Only weights on the CPU can be computed on a card, and only by backends that offer op offload.
+    Empty if no weights are on the CPU, or if no backend of the layout supports op offload.
     """
     layout, context = plan.edit.layout, plan.settings
     on_host = CPU_ID in layout.devices or any(each.device == CPU_ID for each in layout.overrides)
@@ -176,12 +177,14 @@ def _flash_attentions(name: str, plan: Plan) -> tuple[Candidate, ...]:
 def _micro_batches(prompt_tokens: int, name: str, plan: Plan) -> tuple[Candidate, ...]:
     context = plan.settings
     # A micro batch that is longer than the prompt changes nothing.
+    # Sizes above that length are all alike: of these the dict keeps the last one, which is the smallest.
     sizes = {min(size, prompt_tokens): size for size in reversed(MICRO_BATCHES)}
     sizes.pop(min(context.n_ubatch, prompt_tokens), None)
     return _with(
         name,
         plan,
         [
+            # llama.cpp limits the micro batch to the batch, so the batch grows with it.
             (tr("micro batch {count}", count=size), {"n_ubatch": size, "n_batch": max(size, context.n_batch)})
             for size in sorted(sizes.values())
             if size <= context.n_ctx_each

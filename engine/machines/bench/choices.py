@@ -1,6 +1,6 @@
-"""Finds the settings that a benchmark preferred, so that later loads of the model on these devices use them.
+"""Finds the settings that were fastest in a benchmark, so that later loads of the model on these devices use them.
 
-A choice compares two layouts that took turns and differ in this setting alone.
+Two layouts are compared only if they were measured in turns and differ in a single setting.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from engine.planning.plan.plan import Plan
 from engine.planning.settings.context_settings import ContextSettings
 
 MIN_GAIN = 1.05
-"""Factor by which prompts must be faster for another batch size to be preferred, as a larger one needs more memory."""
+"""Another micro batch is preferred only if prompts are faster by this factor: a larger one needs more memory."""
 
 
 def choices_of(results: BenchResults, candidates: Sequence[Candidate]) -> tuple[MeasuredChoice, ...]:
-    """Return the micro batch and the threshold of op offload that were fastest for prompts, as far as they were tried.
+    """Return the fastest micro batch and threshold of op offload for prompts, each if several values were measured.
 
     `candidates`: the measured layouts with their plans.
     """

@@ -37,7 +37,7 @@ POLL_S = 0.2
 class LoadEndedError(EngineError):
     """A layout could not be loaded, or its process ended.
 
-    `reason`: word of `docs/contract.md`, such as `does_not_fit`.
+    `reason`: kind of the error as in `docs/contract.md`, such as `does_not_fit`.
     """
 
     def __init__(self, sentence: str, reason: str) -> None:
@@ -103,6 +103,7 @@ class SessionSubject:
         self._session.unload()
         while self._session.snapshot.holds_child:
             self._wait_for_news()
+        # Updates about the unloaded model must not be taken for updates of this load.
         while not self._news.empty():
             self._news.get()
         begun_s = time.perf_counter()
@@ -121,6 +122,7 @@ class SessionSubject:
         With the same beginning the child would take the tokens from its KV cache and not compute them again.
         """
         if len(self._tokens) < n_tokens:
+            # `PROSE` has more than 64 words, and so more than 64 tokens.
             text = PROSE * (1 + n_tokens // 64)
             found = self._ask(Tokenise(text=text, add_special=False))
             assert isinstance(found, Tokenised)

@@ -20,7 +20,7 @@ from engine.devices.telemetry.sampler import DeviceReadings, Sampler
 from engine.machines.bench.results import DeviceState
 
 INTERVAL_S = 0.25
-"""Seconds between two readings, so that even a short answer gets some."""
+"""Seconds between two readings: short, so that there are several readings in a short answer."""
 SLEPT_S = 2.0
 """Smallest difference in seconds between wall clock and monotonic clock that counts as sleep of the machine.
 
@@ -30,7 +30,7 @@ Time services correct the clock by less.
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Readings of the devices during one answer or another span of time.
+    """Readings of the devices during a span of time, such as one answer or one load.
 
     `seconds`: length of the span.
     `slept_s`: seconds that the machine slept, 0 if it did not.

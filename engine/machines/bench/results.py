@@ -33,14 +33,14 @@ Measure = Literal["prompt", "generation", "first_token", "load", "answer"]
 "first_token" is the time to the first token, "answer" the time of prompt and answer together.
 """
 RATES: tuple[Measure, ...] = ("prompt", "generation")
-"""Measures in tokens per second. The others are in seconds."""
+"""Measures in tokens per second. All other measures are in seconds."""
 
 
 class Preset(msgspec.Struct, frozen=True):
     """What a benchmark measures. Lengths are in tokens.
 
-    `n_rounds`: number of turns of each layout.
-    `depths`: numbers of tokens in the context before the prompt; -1 for as many as the context has room for.
+    `n_rounds`: number of rounds. In each round, every layout is measured once.
+    `depths`: numbers of tokens in the context before the prompt; `FULL` (-1) for as many as fit into the context.
     """
 
     name: str
@@ -123,11 +123,11 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 
     `layout`: content of a layout file.
     `reason`: why the layout was tried.
-    `against`: name of the layout that it was measured in turns with; empty for the first layout.
+    `against`: name of the layout with which it is compared; empty for the first layout.
     `predicted_per_second`: predicted speed of the generation before the measurement, in tokens per second.
     `answers`: texts of the greedy answers, by the number of the round.
     `problem`: sentence that says why there are no further samples, else empty.
-    `problem_kind`: word of `docs/contract.md` for the problem, such as `does_not_fit`.
+    `problem_kind`: kind of the problem as in `docs/contract.md`, such as `does_not_fit`.
     """
 
     name: str
@@ -221,7 +221,7 @@ class AnswerCheck(msgspec.Struct, frozen=True):
 
 
 class MachineDevice(msgspec.Struct, frozen=True):
-    """A device of the benchmark's machine. `name`: empty for RPC workers, which are named after their machine."""
+    """A device of the benchmark's machine. `name`: empty for RPC workers, whose names contain names of machines."""
 
     id: str
     name: str
@@ -365,7 +365,7 @@ def _difference(base: str, mine: str, name: str, its: str) -> str:
 def with_comparisons(results: BenchResults) -> BenchResults:
     """Return the results with their comparisons and the winner computed.
 
-    Each layout is compared with the one that it was measured in turns with.
+    Each layout is compared with the layout in `Measured.against`, with which it was measured in turns.
     """
     pairs = [
         (base, each) for each in results.layouts if each.against and (base := results.layout(each.against)) is not None
@@ -381,7 +381,7 @@ def with_comparisons(results: BenchResults) -> BenchResults:
 def winner_of(layouts: Sequence[Measured]) -> str:
     """Return the name of the layout with the shortest time of a whole answer; empty if none was measured.
 
-    The layouts are compared in order: the best so far is replaced only by one whose interval shows that it is faster.
+    The layouts are compared in order. A later layout replaces the best one so far only if its verdict is `faster`.
     """
     measured = [each for each in layouts if each.middle("answer") is not None]
     if not measured:

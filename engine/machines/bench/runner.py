@@ -44,16 +44,16 @@ from engine.planning.plan.plan import Plan
 from engine.runtime.session.events import Loaded
 
 WORTH = 1.05
-"""A candidate is not tried if its predicted time exceeds that of the best measured layout by more than this factor."""
+"""A candidate is measured only if its predicted time is at most this factor times the time of the best layout."""
 MIN_TOKENS = 8
-"""Smallest number of generated tokens from which a speed is computed.
+"""Smallest number of generated tokens for which a speed is computed.
 
-The first token belongs to the prompt's computation.
+The time of the first token is counted with the prompt.
 """
 _WARM_UP_TOKENS = 64
 """Largest number of prompt tokens in a block of the warm-up."""
-_DEPTH_STEP = 256
-"""Tokens of the context that stay free at full depth, because the length of a prompt is only approximate."""
+_SPARE_TOKENS = 256
+"""Number of tokens that stay free in the context at full depth, because the length of a prompt is approximate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class BenchProgress:
     """Progress of a benchmark.
 
     `words`: the current action, for people.
-    `done`, `total`: numbers of turns; the total of a search may shrink.
+    `done`, `total`: number of completed measurements, and of all measurements; `total` may shrink in a search.
     `results`: the results so far.
     """
 
@@ -177,6 +177,7 @@ class Bench:
         waiting = list(candidates)
         while waiting:
             predicted = {each.name: self._predictor.answer_s(each.plan) for each in waiting}
+            # Sorted again for each rival: the measurements before have corrected the predictions.
             waiting.sort(key=lambda each: predicted[each.name] or inf)
             rival = waiting.pop(0)
             if not _may_win(best.measured, predicted[rival.name]):
@@ -268,7 +269,7 @@ class Bench:
         """
         context = trial.candidate.plan.settings.n_ctx_each
         room = context - self._preset.prompt_tokens - self._preset.answer_tokens
-        full = max(0, room - _DEPTH_STEP)
+        full = max(0, room - _SPARE_TOKENS)
         for depth in self._preset.depths:
             if depth == FULL:
                 if full > max((each for each in self._preset.depths if each <= full), default=0):
@@ -405,7 +406,7 @@ def sample_of(answer: Answer, number: int, depth: int, window: Window) -> Sample
 def _may_win(best: Measured, predicted_s: float | None) -> bool:
     """Return whether a candidate is worth measuring.
 
-    Its predicted time must be at most `WORTH` times the best measured time, or one of the two is unknown.
+    True if its predicted time is at most `WORTH` times the best measured time, or if one of the two times is unknown.
     """
     best_s = best.middle("answer")
     return predicted_s is None or best_s is None or predicted_s <= best_s * WORTH

@@ -58,7 +58,7 @@ class Ratio:
 
 
 def ratio_of(rates: Sequence[tuple[float, float]]) -> Ratio | None:
-    """Return the ratio of the second to the first rate, as the median of the rounds; None if there are no rounds.
+    """Return the median over the rounds of the second rate divided by the first; None if there are no rounds.
 
     `rates`: pairs of rates above 0, one pair for each round.
     """
@@ -89,7 +89,7 @@ def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
 def turn_order(names: Sequence[str], round_number: int) -> tuple[str, ...]:
     """Return the order in which the layouts are measured in a round.
 
-    It is reversed in every second round, so A B, B A, A B.
+    The order is reversed in every second round: A B, B A, A B.
     """
     return tuple(names) if round_number % 2 == 0 else tuple(reversed(names))
 

@@ -178,9 +178,10 @@ def _layout_lines(results: BenchResults, measured: Measured) -> Iterator[str]:
 
 
 def side_lines(measured: Measured) -> Iterator[str]:
-    """Yield the lines on a layout below its speeds.
+    """Yield the lines of text that follow the speeds of a layout.
 
-    They state the prediction, the memory, the state of devices, the load of other programs, and its problem.
+    The lines state the predicted speed, memory and state of the devices, the load by other programs, and the problem
+    that ended the measurement.
     """
     generation = measured.middle("generation")
     if measured.predicted_per_second and generation:
@@ -235,7 +236,7 @@ def closing_lines(results: BenchResults) -> Iterator[str]:
 
 
 def with_titles(results: BenchResults, titles: Mapping[str, str]) -> BenchResults:
-    """Return the results with the names of strategies replaced by `titles`, to be shown; files keep the names.
+    """Return the results for display, with the names of strategies replaced by `titles`; files contain the names.
 
     A name may be followed by a comma and other words, as in "priority, split".
     """

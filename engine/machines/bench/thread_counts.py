@@ -1,7 +1,8 @@
 """Measures with how many threads this computer's CPU is fastest, for answers and for prompts.
 
-Each number of threads is measured in turns in one child, and the winner once more in turns with a child whose threads
-are bound to physical cores. The products are those of `engine.runtime.child.load.speed.measure_threads`.
+All numbers of threads are measured in turns in one child. Then the best number is measured in turns with a second
+child, whose threads are bound to physical cores. The measured matrix products are those of
+`engine.runtime.child.load.speed.measure_threads`.
 """
 
 from __future__ import annotations
@@ -31,26 +32,29 @@ ROUNDS = MIN_ROUNDS + 2
 MIN_GAIN = 1.03
 """A number of threads is preferred to the default one only if it is faster by this factor."""
 _MANY_CORES = 16
-"""Number of cores from which a quarter of them is also tried: few cores may use the whole bandwidth of the memory."""
+"""With at least so many cores, a quarter of them is tried too: it may already use the whole memory bandwidth."""
 _SIZE_BYTES = 128 * MIB
-"""Size of the matrix, larger than most caches."""
+"""Size of the matrix whose product is timed: larger than most caches."""
 _PART = 8
-"""The matrix is at most 1/8 of the free memory."""
+"""The matrix takes at most 1/8 of the free memory."""
 _MEASURED_S = 0.05
 BUSY_SHARE = 0.1
-"""Largest share of the processors that other programs may use: with one busy core, all threads wait for it."""
+"""Largest share of processor time for other programs: if one core is busy, all threads wait for the thread on it."""
 _TIMEOUT_S = 60.0
 
 Round = Mapping[str, tuple[float, float]]
-"""Speeds of answers and of prompts in one round, by the label of what was measured."""
+"""Speeds of answers and of prompts in one round, by a label: the number of threads, or "free" and "bound"."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind of work. `setting`: its key in a layout file. `at`: its index in a `Round`'s values."""
+    """Work that has its own number of threads: answers or prompts.
+
+    `setting`: key of the number of threads in a layout file. `index`: index of the speed in the values of a `Round`.
+    """
 
     setting: str
-    at: int
+    index: int
 
 
 _KINDS = (Kind("threads", 0), Kind("threads_batch", 1))
@@ -59,7 +63,7 @@ _KINDS = (Kind("threads", 0), Kind("threads_batch", 1))
 def thread_counts_to_try(processor: Processor, n_processors: int) -> tuple[int, ...]:
     """Return the numbers of threads to measure, ascending: the default, all cores, half of them, and all processors.
 
-    With many cores also a quarter of them. None exceeds the CPU quota.
+    With many cores, a quarter of them is added. All numbers are limited by the CPU quota.
 
     `n_processors`: number of logical processors that this process may use.
     """
@@ -89,9 +93,9 @@ def choose_threads(rounds: Sequence[Round], counts: Sequence[int], base: int, ma
 
 
 def choose_bound(rounds: Sequence[Round], free: str, bound: str, machine: str) -> MeasuredChoice:
-    """Return whether threads are bound to cores: 1 if that makes answers faster, and prompts not clearly slower.
+    """Return the choice whether to bind threads to cores: 1 if answers are faster, and prompts not clearly slower.
 
-    `free`, `bound`: labels of both in `rounds`.
+    `free`, `bound`: labels of unbound and bound threads in `rounds`.
     """
     answers, prompts = (_ratio(rounds, kind, free, bound) for kind in _KINDS)
     if is_clear_gain(answers, MIN_GAIN) and not (prompts.differs and prompts.value < 1):
@@ -135,7 +139,7 @@ def thread_lines(found: Sequence[MeasuredChoice]) -> tuple[str, ...]:
 
 
 def is_clear_gain(ratio: Ratio | None, least: float) -> bool:
-    """Return whether a ratio is at least `least`, and its interval above 1."""
+    """Return whether a ratio is at least `least`, and its whole confidence interval is above 1."""
     return ratio is not None and ratio.low is not None and ratio.low > 1 and ratio.value >= least
 
 
@@ -157,6 +161,7 @@ def measured_threads(
     machine = machine_key(host)
     rounds: list[Round] = []
     with Questions(timeout_s=_TIMEOUT_S, argv=argv, cancel=cancel, name=tr("thread test")) as free:
+        # A warm-up, whose speed is discarded. Other programs are watched from here on.
         _ask(free, counts[:1], size_bytes)
         quiet = Quiet()
         for number in range(ROUNDS):
@@ -165,6 +170,7 @@ def measured_threads(
         quiet.check()
         chosen = choose_threads(rounds, counts, base, machine)
         count = chosen[0].value
+        # OMP_PLACES has one place for each core, so more threads than cores would share places.
         if not 1 < count <= len(core_places()):
             return tuple(chosen)
         environment = bound_threads()
@@ -208,7 +214,7 @@ def _ask(child: Questions, counts: Sequence[int], size_bytes: int) -> dict[int, 
 
 
 def _ratio(rounds: Sequence[Round], kind: Kind, base: str, other: str) -> Ratio:
-    found = ratio_of([(each[base][kind.at], each[other][kind.at]) for each in rounds])
+    found = ratio_of([(each[base][kind.index], each[other][kind.index]) for each in rounds])
     return found or Ratio(1.0, None, None, 0)
 
 

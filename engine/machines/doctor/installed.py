@@ -25,7 +25,7 @@ MAKERS = {0x10DE: "NVIDIA", 0x1002: "AMD", 0x8086: "Intel"}
 _BACKENDS = {"NVIDIA": ("CUDA", "Vulkan"), "AMD": ("HIP", "ROCm", "Vulkan"), "Intel": ("Vulkan", "SYCL")}
 _SETTING = {"NVIDIA": "cuda", "AMD": "vulkan", "Intel": "vulkan"}
 _DISPLAY, _ACCELERATOR = 0x03, 0x12
-"""Base classes of PCI devices that are cards: display controller and processing accelerator."""
+"""PCI base classes of cards: display controller and processing accelerator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ def card_checks(
 ) -> Iterable[Check]:
     """Yield a check for each card: whether the engine uses it, or else why not.
 
-    If one card is used, an unused one, such as the processor's, is no error.
+    If the engine uses one of the cards, an unused card, such as the processor's GPU, is no error.
 
     `used`: PCI addresses of the cards that the engine uses.
     `backends`: names of the backends that the engine was built with.

@@ -27,10 +27,7 @@ from engine.runtime.session.reports import loaded_event
 PARTS = ("weights_bytes", "mapped_bytes", "kv_cache_bytes", "recurrent_bytes", "compute_bytes", "output_bytes")
 N_CTX = 2048
 TOLERATED = 0.01
-"""Largest error of a forecast, as a share of its bytes, with which the check passes.
-
-Smaller errors are only reported.
-"""
+"""The check passes if the error of the forecast is at most this share of its bytes. The error is reported anyway."""
 LOAD_TIMEOUT_S = 300.0
 _PROMPT = "What does a computer's memory do?"
 _TOKENS = 24
@@ -55,7 +52,7 @@ class LoadCheck:
         """Load all layers of the model on `device`, and yield checks of its memory, an answer and the memory overhead.
 
         Raises:
-            EngineError: if the model cannot be loaded there for a reason other than memory, or after the cancel.
+            EngineError: if the load fails for a reason other than lack of memory, or after the cancel.
         """
         # Read before the child starts: its CUDA context takes device memory that is part of the overhead.
         plan = self._plan(device)

@@ -49,18 +49,18 @@ from engine.planning.speed.speeds import Link
 from engine.runtime.process.questions import raise_if_cancelled
 
 NVML_TOLERANCE = 0.02
-"""Share by which NVML and the engine may differ in a card's total memory.
+"""Largest relative difference between the total memory of a card in NVML and in the engine.
 
-One of them counts the part that is reserved for firmware.
+Only one of the two totals includes the memory that is reserved for firmware.
 """
 
 _FEATURES: Mapping[bool, tuple[Feature, ...]] = {
     True: ("weights", "extra_buffers", "flash_attention"),
     False: ("weights", "flash_attention"),
 }
-"""Features of the engine to check, by whether the device is the host (CPU)."""
+"""Features of the engine to check: on the host (CPU) under True, on other devices under False."""
 _SPLIT_NEEDS = 2
-"""Tensor split is checked only if there are more devices than this, the host included."""
+"""Tensor split is checked only if there are more devices than this number, the host included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Files:
 
 
 class Machine:
-    """The examination of this machine: makes the steps for the devices of a rig.
+    """The examination of this machine: makes the steps that examine the devices of a rig.
 
     A context manager for its temporary files.
 

@@ -1,6 +1,6 @@
 """Runs an examination of a machine step by step, and writes the report file that users send.
 
-A step that fails loses only its own results. A cancel keeps the results of the steps before.
+A step that fails loses only its own results. After a cancel, the results of earlier steps are kept.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Progress:
 def examine(steps: Sequence[Step], tell: Callable[[Progress], None], cancel: CancelToken) -> Report:
     """Run the steps of an examination in the calling thread, and return the results.
 
-    After a cancel these are the results until then.
+    After a cancel, the report has the results of the steps until the cancel.
 
     `tell`: called with the progress before each step and after each check.
     """

@@ -20,7 +20,7 @@ MAX_FILE_BYTES = 1 << 20
 KEPT_DEVICES = 64
 NO_DRIVERS: Mapping[str, str] = MappingProxyType({})
 _ABOUT_A_TYPE = ("weights", "flash_attention")
-"""Features that can be faulty for a single type of weights or cache. The others are faulty as a whole."""
+"""Features that can be faulty for a single type of weights or cache. Other features are faulty for all types."""
 
 
 class KeptCheck(msgspec.Struct, frozen=True):

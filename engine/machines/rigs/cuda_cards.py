@@ -44,7 +44,7 @@ _CUDA_DEVICE = GgmlDevice(
 )
 """Description of a CUDA card as ggml-cuda.cu would report it, for a card on which CUDA fails.
 
-Its host buffers have the alignment of the CPU's, and it has no largest buffer.
+Host buffers have the alignment of CPU buffers (32), and the size of a buffer has no limit.
 """
 
 AskDevices = Callable[[ListDevices, Mapping[str, str]], Sequence[GgmlDevice]]
@@ -52,7 +52,7 @@ AskDevices = Callable[[ListDevices, Mapping[str, str]], Sequence[GgmlDevice]]
 
 
 def list_all_devices(ask: AskDevices, request: ListDevices) -> tuple[GgmlDevice, ...]:
-    """Return the devices that a child lists for `request`, with the free memory that they have without that child.
+    """Return the devices that a child lists for `request`. Memory that the child itself uses counts as free.
 
     Raises:
         EngineError: if the child fails, and hiding cards does not help.
@@ -74,7 +74,7 @@ def list_all_devices(ask: AskDevices, request: ListDevices) -> tuple[GgmlDevice,
 
 
 def _free_of_contexts(found: Iterable[GgmlDevice], cards: Iterable[NvidiaCard]) -> Iterator[GgmlDevice]:
-    """Yield the devices with the free memory that they have after the child that listed them has ended."""
+    """Yield the devices with the free memory that they will have after the end of the child that listed them."""
     free = {card.uuid: card.free_bytes for card in cards}
     for device in found:
         free_bytes = device.free_bytes
@@ -133,7 +133,7 @@ class _Place:
 
 
 def _numbered(found: Iterable[GgmlDevice], cards: Sequence[NvidiaCard], bad: set[PciId]) -> Iterator[GgmlDevice]:
-    """Yield the devices, named as if all cards worked, and the bad cards at their places among them.
+    """Yield all devices including the bad cards, named and ordered as if all cards worked.
 
     `cards`: all visible cards in CUDA's order.
     `bad`: PCI addresses of the cards on which CUDA fails.

@@ -217,9 +217,9 @@ def _ask_devices(
 
 
 def _endpoints(texts: Iterable[str], routes: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the endpoints as the engine writes them (host:port), because it aborts for a stray space.
+    """Return the endpoints as host:port without spaces, because the engine aborts at a stray space.
 
-    Endpoints with a tunnel in `routes` are left as they are.
+    Endpoints with a tunnel in `routes` are not changed.
     """
     endpoints: list[str] = []
     for text in texts:

@@ -29,7 +29,7 @@ WEIGHT_TYPES = {
     "Q2_K": "Q2_K", "Q3_K": "Q3_K_S", "Q4_K": "Q4_K_S", "Q5_K": "Q5_K_S", "Q6_K": "Q6_K", "IQ4_NL": "IQ4_NL",
     "IQ4_XS": "IQ4_XS",
 }  # fmt: skip
-"""Types of weights to check, each with the quantiser's file type that uses it for (nearly) all matrices."""
+"""Types of weights to check, each with the file type of llama.cpp's quantiser that uses it for nearly all matrices."""
 N_LAYERS = 2
 _SEED = 11
 
@@ -93,9 +93,9 @@ TOLERANCE = 0.05
 Rounding in other kernels gives some thousandths, faults give 1 and more.
 """
 WEIGHT_TOLERANCE = 0.9
-"""Largest error, as in `TOLERANCE`, of weights with few bits against F16. Two bits with random weights give 0.5."""
+"""Largest error, as in `TOLERANCE`, of quantised weights against F16. With random weights, Q2_K has an error of 0.5."""
 CACHE_TOLERANCE = 0.25
-"""Largest error, as in `TOLERANCE`, of a cache with few bits against F16, which is less exact by design."""
+"""Largest error, as in `TOLERANCE`, of a quantised KV cache against an F16 cache."""
 FELL_SILENT = "It was not tried: the worker had fallen silent before; start it again."
 TIMEOUT_S = 120.0
 
@@ -345,7 +345,7 @@ def how_it_ended(error: WorkerCrashedError | WorkerStalledError) -> str:
 def _difference(expected: Sequence[float], found: Sequence[float]) -> float | None:
     """Return the squared difference of the logits divided by the variance of the expected ones.
 
-    None if they differ in length or if nothing is expected.
+    None if the two lists differ in length, or if they are empty.
     """
     if not expected or len(expected) != len(found):
         return None

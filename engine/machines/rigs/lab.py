@@ -1,4 +1,4 @@
-"""Local RPC workers with memory caps: devices for this machine (`LabRig`), or one for others (`serve`).
+"""Local RPC workers with memory caps: devices for this machine (`LabRig`), or a device for others (`serve`).
 
 The devices of a lab rig are simulated, or the NUMA nodes of this machine (`numa_rig`).
 """
@@ -35,7 +35,7 @@ START_TIMEOUT_S = 60.0
 MIN_CAP_BYTES = MIB
 CAPS_NOT_ENFORCED = tr("This system cannot limit a worker's memory: the caps count in plans but are not enforced.")
 NODE_MARGIN_SHARE = 8
-"""Divisor of a NUMA node's free memory: 1/8 of it is left for the CPU lane, the window and other programs."""
+"""Divisor of a NUMA node's free memory: 1/8 of it is left for layers on the CPU, the window and other programs."""
 _LOCAL_HOST = "127.0.0.1"
 _ASK_S = 0.5
 _END_TIMEOUT_S = 5.0
@@ -160,7 +160,7 @@ class _Started:
 class LabRig:
     """RPC workers with memory caps on this machine: simulated devices, or its NUMA nodes.
 
-    Their ids are RPC0, RPC1 ... in the order of the caps, or NODE0, NODE1 ... with the numbers of the nodes.
+    Device ids are RPC0, RPC1 ... in the order of the caps, or NODE0, NODE1 ... by the numbers of the nodes.
 
     `nodes`: the NUMA node to which each worker is bound, in the order of the caps; empty: none is bound.
 
@@ -434,7 +434,7 @@ def numa_rig(
 ) -> LabRig:
     """Return a lab rig, not yet started, with a worker bound to each NUMA node that has processors and memory.
 
-    Each worker may use the free memory of its node, less a share for the CPU lane and other programs.
+    Each worker may use the free memory of its node, less a share for layers on the CPU and for other programs.
 
     Raises:
         ArgumentError: if there are not two such nodes.
@@ -447,7 +447,7 @@ def numa_rig(
 
 
 def memory_not_bound(names: Sequence[str]) -> str:
-    """Return a sentence on workers of NUMA nodes whose memory is not bound (`unbound_nodes`); empty if all are."""
+    """Return a sentence that the memory of these workers is not bound to NUMA nodes; empty if `names` is empty."""
     if not names:
         return ""
     return tr(

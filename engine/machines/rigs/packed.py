@@ -1,4 +1,4 @@
-"""Discovery of devices with engine packs installed. A pack that stopped working loses only its own devices."""
+"""Discovery of devices with engine packs installed. If a pack stops working, only its own devices are lost."""
 
 from __future__ import annotations
 

@@ -73,10 +73,10 @@ class RemoteMachines:
         self._identity, self._book, self._tunnels, self._checks = identity, book, tunnels, checks
 
     def find(self, machine: Machine) -> LentDevices:
-        """Return the devices that `machine` lends. Those that another user holds are marked as away.
+        """Return the devices that `machine` lends. Devices that another user uses now are marked as away.
 
         Raises:
-            EngineError: if it does not answer, lends nothing, or one of its free workers does not answer.
+            EngineError: if the machine or a worker of a free device does not answer, or if the machine lends nothing.
         """
         try:
             offer, round_trip_s = self.ask(machine)
@@ -133,7 +133,7 @@ def machine_of(device: Device) -> Machine | None:
 
 
 def device_of(offered: OfferedDevice, machine: Machine) -> Device:
-    """Return the device of the rig that describes an offered device. The address of its tunnel is not set."""
+    """Return the `Device` of the rig for an offered device. `via`, the address of its tunnel, is not set."""
     device = Device(
         id=_device_id(machine.name, offered.name),
         name=LENT_NAME_SEPARATOR.join(filter(None, (machine.name, offered.description or offered.name))),
@@ -159,9 +159,9 @@ def away_words(offered: OfferedDevice) -> str:
 
 
 def with_offer(device: Device, offered: OfferedDevice | None) -> Device:
-    """Return a known device updated from its machine's current offer.
+    """Return `device` updated from the current offer of its machine.
 
-    `offered`: None: the device is not offered any more.
+    `offered`: the device in the offer; None if it is not offered any more.
     """
     if offered is None:
         return replace(device, away=tr("not offered now"))

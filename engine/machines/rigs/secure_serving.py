@@ -42,9 +42,9 @@ _HOST_MARGIN_SHARE = 20
 _END_TIMEOUT_S = 5.0
 _POLL_S = 0.25
 RESTART_AFTER_S = 60.0
-"""Seconds after its start before which the end of a worker counts as quick (`MAX_QUICK_ENDS`)."""
+"""A worker that ends less than this many seconds after its start has ended quickly (`MAX_QUICK_ENDS`)."""
 MAX_QUICK_ENDS = 5
-"""Number of quick ends in a row, outside of sessions, up to which a worker is started again.
+"""Largest number of quick ends in a row, each without a session, after which a worker is started again.
 
 An end during a session counts against the borrower (`Refusals`), since its model may have ended the worker; the device
 shall stay available to others.
@@ -156,9 +156,9 @@ def _usual_margin(device: Device) -> int:
 
 
 class _Worker:
-    """The RPC worker of one lent device. A worker that ends by itself is started again if it had run for a while.
+    """The RPC worker of one lent device. If its process ends by itself, it is started again (`MAX_QUICK_ENDS`).
 
-    `key`: the local port from which alone the worker accepts connections.
+    `key`: the only local port from which the worker accepts connections.
     `kept_name`: name of the worker's subfolder in the cache of weights.
     `blame`: called after the worker has ended; counts the end against the borrower with a session, and returns False if
     there was no session.
@@ -278,7 +278,7 @@ class _Worker:
 
 @dataclass(frozen=True, slots=True)
 class Lent:
-    """The listener and the workers, as they are when all devices are served.
+    """Port of the listener and state of the workers at the moment when all devices are served.
 
     `port`: TCP port of the listener.
     `servings`: the messages with which the workers reported that they serve, in the order of the devices.
@@ -393,7 +393,7 @@ def _serving(
 
 
 def _blame(listener: Listener, device: str, tell: Callable[[str], None]) -> bool:
-    """Count the end of a worker against the borrower that had a session; return whether there was one."""
+    """If a worker ended during a session, count that against the borrower, and return True; else return False."""
     use = listener.take_ended(device)
     if use is None:
         return False

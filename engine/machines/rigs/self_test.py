@@ -114,16 +114,16 @@ def _load(rig: Rig, device_id: str, model: Path, runs: Sequence[int]) -> Load:
 
 
 def _interleaved(positions: int) -> list[int]:
-    """Return the numbers of layers of the entries, as equal as possible. `positions`: layers with the output layer."""
+    """Divide `positions` layers, the output layer included, as evenly as possible; return the number for each entry."""
     count = min(MAX_ENTRIES_TRIED, MAX_ENTRIES, positions)
     # Differences of a floor: they sum to `positions`, and differ by one at most.
     return [positions * (index + 1) // count - positions * index // count for index in range(count)]
 
 
 def _prompt(number: int) -> tuple[int, ...]:
-    """Return the tokens of the prompt of a round.
+    """Return the tokens of the prompt for round `number`; each round has another prompt.
 
-    They differ between rounds; every vocabulary has the first 200 tokens.
+    Only the first 200 tokens are used, which every vocabulary has.
     """
     # Lengths differ as well, so that the last micro-batch is not always full.
     return tuple(3 + (number * 7 + index * (1 + number % 5)) % 197 for index in range(CONTEXT.n_batch - number))
@@ -164,7 +164,7 @@ def keep_verdict(path: Path, device: Device, result: SelfTest) -> None:
 def with_verdicts(rig: Rig, verdicts: Mapping[str, bool]) -> Rig:
     """Return `rig` with the stored verdicts: whether a device may be several entries of one layout.
 
-    Devices without a verdict stay as a rig file states.
+    Devices without a verdict keep their capability, which may come from a rig file.
     """
 
     def judged(device: Device) -> Device:

@@ -37,10 +37,10 @@ TIMEOUT_S = 120.0
 MAX_SILENT = 3
 """If this many RPC workers have stopped answering, no further worker is measured."""
 _ENOUGH_S = 40.0
-"""Seconds after which no further types are measured on a slow device; the types measured so far stand for the rest."""
+"""Seconds after which no further types are measured on a slow device. For them, speeds of measured types are used."""
 _MIN_BYTES = 4 * MIB
 _PART = 4
-"""The matrix of a speed test is at most 1/4 of the free memory."""
+"""The matrix of a speed test takes at most 1/4 of the free memory. A refused matrix is retried with 1/4 of its size."""
 _TYPES = {"Q8_0": 8, "Q4_0": 2, "Q4_1": 3, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14, "IQ4_XS": 23}
 """Types of weights to measure, with ggml's numbers (`ggml_type`). The kernels of other types resemble one of these."""
 
@@ -247,7 +247,7 @@ class BareSpeeds(NamedTuple):
     """Speeds predicted from measurements alone, without learnt corrections.
 
     `answer`: speed of the generation.
-    `prompt`: speed of the prompt, None if the answer cannot correct it.
+    `prompt`: speed of the prompt, None if its measured speed is no use for corrections.
     """
 
     answer: SpeedForecast
@@ -257,7 +257,7 @@ class BareSpeeds(NamedTuple):
 def bare_speed(plan: Plan, book: SpeedBook, answer: TimedAnswer) -> BareSpeeds | None:
     """Return the speeds predicted for `answer` from measurements alone, without learnt corrections.
 
-    None if there is no prediction. It asks drivers, so it may take a moment.
+    None if there is no prediction. May block for a moment, because drivers are asked for PCIe rates.
     """
     speeds = known_speeds(plan.rig, book).unlearnt
     work = Work(plan.model)

@@ -1,6 +1,6 @@
 """The calling end of the tunnel: pairs with a machine, or forwards local connections to the workers of a paired one.
 
-Failures of the other machine are converted into sentences.
+Failures of a call become a `TunnelError` with a sentence for people.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from engine.machines.tunnel.streams import (
 CALL_TIMEOUT_S = 1.7
 """Time-out in seconds for connection, handshake and first answer together.
 
-It is below the 2 s that a greeting through a tunnel has for all of them.
+The greeting of an endpoint through a tunnel has 2 s, in which the whole call must have succeeded or failed.
 """
 PAIRING_TIMEOUT_S = 15.0
 MAX_FORWARDED = 8
@@ -356,7 +356,7 @@ class Forwarder:
 
 
 async def _refuse(caller: Stream, notice: bytes) -> None:
-    """Send the reason of a refusal, and wait until the caller has read it, because closing earlier would discard it."""
+    """Send the reason of a refusal, and wait until the caller has read it: an earlier close could discard the bytes."""
     await caller.send(notice)
     # Half of a close: the caller sees the end of the notice, and its own direction stays open until it closes.
     caller.transport.write_eof()

@@ -35,7 +35,7 @@ MAX_CONNECTIONS = 32
 MAX_OF_ONE_ADDRESS = 8
 """Largest number of connections from one address that use no device."""
 HELLO_S = 5.0
-"""Time-out in seconds of preface and TLS handshake of a session."""
+"""Time-out in seconds for the preface and the TLS handshake of a session."""
 PAIRING_S = 15.0
 BUSY_S = 0.8
 """Seconds that a caller waits if another session uses the device, because that session may just be ending."""
@@ -96,7 +96,7 @@ class _Place:
 class _Caller:
     """A connection to the listener.
 
-    `begun_s`: time of its acceptance by the loop's clock.
+    `begun_s`: time when it was accepted, by the clock of the event loop.
     `session`: fingerprint of the client during a session, else empty.
     """
 
@@ -222,8 +222,9 @@ class Listener:
     def _make_room(self, address: str) -> bool:
         """Return whether another connection from `address` may be accepted.
 
-        At the limit the oldest connection without a session is closed. Else anyone who shares an address with a paired
-        machine could lock it out with silent connections. A paired machine has its session within some milliseconds.
+        At the limit, the oldest connection without a session is closed to make room. Otherwise, silent connections from
+        the address of a paired machine could lock that machine out. A paired machine gets its session within
+        milliseconds.
         """
         crowd = [each for each in self._callers if each.address == address]
         if self._waiting_of(address) < MAX_OF_ONE_ADDRESS:
@@ -241,10 +242,7 @@ class Listener:
         return True
 
     def _waiting_of(self, address: str) -> int:
-        """Return the number of connections of an address that use no device.
-
-        Those that use one are not limited by address.
-        """
+        """Return the number of connections from `address` that use no device. Only these are limited by address."""
         callers = [each for each in self._callers if each.address == address]
         clients = {each.session for each in callers}
         return len(callers) - sum(use.fingerprint in clients for use in self.uses)

@@ -16,12 +16,12 @@ from engine.devices.endpoint import MAX_ALIGNMENT_BYTES, MAX_DEVICE_BYTES
 from engine.machines.tunnel.pairings import MAX_NAME
 
 MAX_OFFERED = 16
-"""Largest number of devices that one machine lends, the same as llama.cpp uses in all (`llama_max_devices`)."""
+"""Largest number of devices that one machine lends, the same as llama.cpp uses in total (`llama_max_devices`)."""
 MAX_DESCRIPTION = 80
 MAX_TYPES = 40
 """Largest number of types of weights with a speed in an offer."""
 _SLOWEST, _FASTEST = 1e6, 1e14
-"""Bounds of a plausible speed, in bytes per second, or weights times tokens per second."""
+"""Bounds of a plausible speed: bytes per second of memory, or weights times tokens per second of matrix products."""
 _LONGEST_OP_S = 1.0
 MAX_REFUSED_S = 86_400
 """Largest plausible time of a refusal, in seconds."""

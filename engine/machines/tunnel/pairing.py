@@ -137,7 +137,7 @@ class Offer(msgspec.Struct, frozen=True):
 class Verdict(msgspec.Struct, frozen=True):
     """The server's last message of a pairing.
 
-    It has the server's proof of the code; empty if the client's proof was wrong.
+    `proof`: HMAC that proves that the server knows the code; empty if the client's proof was wrong.
     """
 
     proof: bytes
@@ -198,8 +198,7 @@ async def ask_pairing(stream: Stream, identity: Identity, name: str, code: str, 
 def _proof(side: bytes, code: bytes, client_nonce: bytes, server_nonce: bytes, client: bytes, server: bytes) -> bytes:
     """Return the HMAC with which a side proves that it knows the code.
 
-    The text of the HMAC begins with `side`. All other parts have a fixed length, so different parts never give the same
-    text.
+    The message starts with `side`. All other parts have a fixed length, so different parts never give the same message.
     `code`: HMAC key.
     `client`, `server`: certificates of both sides (DER).
     """

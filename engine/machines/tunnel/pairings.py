@@ -123,7 +123,9 @@ class PairingStore:
             self._write([*others, pairing][-MAX_PAIRINGS:])
 
     def forget(self, text: str) -> tuple[Pairing, ...]:
-        """Delete the pairings with one machine in both roles, and return them. `text`: as in `server`.
+        """Delete the pairings with one machine in both roles, and return them.
+
+        `text`: name of the machine, its endpoint, or the start of its fingerprint.
 
         Raises:
             PairingError: if none or several machines match.

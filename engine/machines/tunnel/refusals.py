@@ -1,4 +1,4 @@
-"""Counts how often each borrower (a machine that uses our devices) has ended a worker, and refuses it for some time.
+"""Counts how often each borrower (a machine that uses our devices) has ended a worker, to refuse it for some time.
 
 A model can end a worker: ggml aborts at an operation that the device cannot compute. The worker is started again, and
 other borrowers must be able to use it. So the ends are counted for each borrower, not for each device.
@@ -13,13 +13,13 @@ from collections import deque
 from collections.abc import Callable
 
 MAX_ENDS = 5
-"""Number of ends within `WITHIN_S` after which a borrower is refused."""
+"""Number of ended workers within `WITHIN_S` seconds after which a borrower is refused."""
 WITHIN_S = 600.0
 REFUSED_S = 300.0
 
 
 class Refusals:
-    """Counts the workers that each borrower has ended. Thread-safe.
+    """Counts how often models of each borrower have ended a worker. Thread-safe.
 
     `clock`: monotonic clock in seconds.
     """
@@ -30,9 +30,7 @@ class Refusals:
         self._ends_s: dict[str, deque[float]] = {}
 
     def count(self, fingerprint: str) -> bool:
-        """Count a worker that the borrower with this certificate has ended; return whether the borrower is refused from
-        now on.
-        """
+        """Count the end of a worker against the borrower with this certificate; return whether it is refused now."""
         with self._lock:
             # One entry for each pairing, and the file of pairings is bounded.
             self._ends_s.setdefault(fingerprint, deque(maxlen=MAX_ENDS)).append(self._clock())
@@ -41,6 +39,7 @@ class Refusals:
     def left_s(self, fingerprint: str) -> int:
         """Return for how many seconds the borrower with this certificate is refused; 0 if it is not."""
         with self._lock:
+            # At most the last `MAX_ENDS` times, so the first and the last one span `MAX_ENDS` ends.
             ends_s = self._ends_s.get(fingerprint)
             if ends_s is None or len(ends_s) < MAX_ENDS or ends_s[-1] - ends_s[0] > WITHIN_S:
                 return 0

@@ -201,6 +201,7 @@ class Stream(asyncio.BufferedProtocol):
     async def close(self) -> None:
         """Send the buffered bytes and close the connection. Takes at most some seconds."""
         self.transport.close()
+        # Limited: the other side may take no more bytes, or with TLS never send its close_notify.
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_CLOSE_S):
@@ -251,10 +252,10 @@ async def plain_stream(connection: socket.socket) -> Stream:
 
 
 async def relay(one: Stream, other: Stream) -> bool:
-    """Forward bytes in both directions until one side ends; then close both. Return whether only `other` had ended.
+    """Forward bytes in both directions until one stream ends, then close both streams.
 
-    The last bytes of the side that ended are still sent to the other side. If a connection breaks, both are closed at
-    once.
+    Return True if `other` ended first. Bytes that arrived before the end are still forwarded, unless a connection
+    breaks.
     """
     one.pass_on_to(other)
     other.pass_on_to(one)

@@ -165,7 +165,8 @@ def write_llama(
 ) -> None:
     """Write one model file.
 
-    `weights`: function that returns the values of a tensor; None: the tensor data is a sparse hole of the true size.
+    `weights`: function that returns the values of a tensor; None: the file has its full size, but the tensor data is a
+    hole (sparse file).
 
     Raises:
         OSError: if the file cannot be written.

@@ -52,7 +52,7 @@ def found_overrides(layout: Layout, names: Iterable[str]) -> tuple[TensorOverrid
 def names_pattern(names: Iterable[str]) -> str:
     r"""Return a regex that matches exactly these tensor names.
 
-    Names that differ in the layer number only share one group, such as `blk\.(3|4)(\.ffn_up\.weight)`.
+    Names that differ only in the layer number become one group, such as `blk\.(3|4)(\.ffn_up\.weight)`.
     """
     layers: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     alternatives = []

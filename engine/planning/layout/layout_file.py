@@ -188,7 +188,7 @@ def encode_draft(draft: DraftEntry) -> str:
 
 
 def decode_draft(text: str) -> DraftEntry:
-    """Return the draft in a text of `encode_draft`. Raises `LayoutError` for any other text."""
+    """Return the draft in a JSON text made by `encode_draft`. Raises `LayoutError` for any other text."""
     root = parse_document(text, what="draft", source="", version=VERSION, fail=LayoutError)
     return _parse_draft(root, "draft")
 
@@ -218,9 +218,9 @@ def _parse_draft(root: JsonObject, key: str) -> DraftEntry:
 
 
 def _parse_places(root: JsonObject, n_layers: int | None) -> Layout:
-    """Return the layout in a JSON object.
+    """Return the layout that a JSON object describes.
 
-    `n_layers`: number of layers of the model; None for the number that the object's runs cover.
+    `n_layers`: number of layers of the model; None if it follows from the runs in the object.
     """
     runs = tuple(_parse_run(item) for item in root.nested_list("runs"))
     # Files written by hand may have no `model`: then the model's own layer count is used, else that of the runs.

@@ -26,7 +26,7 @@ MOVABLE_PARTS: Mapping[MovablePart, tuple[OverridePart, ...]] = {"experts": ("ex
 EMBEDDING = "token_embd.weight"
 EMBEDDING_PATTERN = r"^token_embd\.weight$"
 _SEPARATE: tuple[OverridePart, ...] = ("experts", "ffn", "attention")
-"""Override parts without a tensor in common, so that the order of their overrides does not matter."""
+"""Parts that have no tensor in common, so that the order of their overrides does not matter."""
 
 
 def part_words(part: str) -> str:
@@ -115,10 +115,10 @@ def _devices(overrides: Iterable[Override], part: OverridePart, n_layers: int) -
 
 
 def _split(layout: Layout) -> tuple[tuple[Override, ...], tuple[Override, ...]]:
-    """Return the layout's overrides as (those at the front whose order does not matter, all others).
+    """Return the layout's overrides as (overrides at the front whose order does not matter, all later overrides).
 
-    The order does not matter for overrides of `_SEPARATE` parts and of the token embedding: they have no tensor in
-    common.
+    The order of overrides of `_SEPARATE` parts and of the token embedding does not matter, because no tensor is in two
+    of these.
     """
     front = tuple(takewhile(lambda each: each.part in _SEPARATE or each.pattern == EMBEDDING_PATTERN, layout.overrides))
     return front, layout.overrides[len(front) :]

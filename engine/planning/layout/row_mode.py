@@ -74,7 +74,7 @@ def with_homes(layout: Layout) -> Layout:
 
 
 def row_violations(layout: Layout, model: ModelFile, rig: Rig) -> Iterator[Violation]:
-    """Yield violations for weights with which ggml-sycl aborts in mode row: stacks, and unsupported types.
+    """Yield violations for weights with which ggml-sycl aborts in mode row: three-dimensional ones, unsupported types.
 
     Rules: `row_weights`.
     """

@@ -257,8 +257,9 @@ def _owners(model: ModelFile, architecture: Architecture) -> int:
 def _cache_of(model: ModelFile, n_owners: int, sliding: tuple[bool, ...]) -> tuple[int, ...]:
     """Return the index of the layer whose KV cache each layer reads.
 
-    The first `n_owners` layers have their own cache. Later layers read the cache of the last owner, and sliding ones
-    that of the owner before it. So these two owners must be of the same kind as their readers.
+    The first `n_owners` layers have their own cache. Later layers with full attention read the cache of the last owner;
+    later layers with a sliding window read the cache of the owner before it. Such an owner must have the same kind of
+    attention.
     """
     found = [index if index < n_owners else n_owners - (2 if slides else 1) for index, slides in enumerate(sliding)]
     for index, owner in enumerate(found):
@@ -286,7 +287,7 @@ def _caching_layers(
 def _window(
     model: ModelFile, rule: Window | None, recurrent: tuple[bool, ...], n_trunk: int
 ) -> tuple[int, tuple[bool, ...]]:
-    """Return (window in tokens, whether each layer has it); (0, all False) for a model with no sliding window."""
+    """Return (length of the sliding window in tokens, whether each layer has it); (0, all False) without a window."""
     n_layers = model.n_layers
     nowhere = (False,) * n_layers
     if rule is None or (rule.only_with_layers is not None and n_trunk != rule.only_with_layers):

@@ -25,9 +25,7 @@ from engine.planning.memory.placement import Placement
 from engine.planning.memory.tensors import padded_bytes
 
 _FAST_MULTIPLE = 128
-"""Slices are multiples of this number of elements if each device still gets a slice then; kernels are faster
-with it.
-"""
+"""Number of elements to whose multiples slices are rounded, for faster kernels, if each device still gets a slice."""
 
 _Kind = Literal["q", "k", "v", "qkv", "head_norm", "sinks", "out", "gate", "heads", "heads_2", "conv", "ssm_out", "r",
                 "s", "ffn", "ffn_up", "gate_up", "output", "group", "group_heads", "group_q", "group_rank"]  # fmt: skip
@@ -35,10 +33,11 @@ _OUT, _SSM_OUT, _DOWN = ("attn_output.weight",), ("ssm_out.weight",), ("ffn_down
 
 
 class _Rule(NamedTuple):
-    """A rule for tensors whose name matches `pattern`: they are sliced along dimension `axis`.
+    """Rule for tensors whose name matches `pattern`: they are sliced along dimension `axis`.
 
     `kind`: kind of tensor, which determines segments and granularity.
-    `like`: names of tensors; the first one that the layer has determines the block size.
+    `like`: names of weights. The type of the first one in the layer determines the quantisation block; empty for the
+    tensor's own type.
     """
 
     pattern: re.Pattern[str]
@@ -86,17 +85,17 @@ _GROUPED_RULES = (
     _rule(r"ffn_down_shexp\.weight", 0, "ffn", _SHARED_DOWN),
     *(rule for rule in _BLOCK_RULES if rule.kind in ("ffn", "ffn_up", "gate_up")),
 )
-"""Rules for models whose heads are projected in groups. Their state and output layer are on every device as a whole."""
+"""Rules for models with grouped output projections. Each device has their whole state and the whole output layer."""
 _OUTPUT_RULES = (_rule(r"output\.weight", 1, "output"), _rule(r"output\.bias", 0, "output"))
 _STATE_LIKE = {"k": _OUT, "v": _OUT, "r": _SSM_OUT, "s": _SSM_OUT}
 
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """Division of the sliced dimension of a tensor.
+    """Division of the sliced dimension of a tensor into segments, such as Q, K and V, which are sliced separately.
 
-    `segments`: (elements, number of equal segments).
-    `granularity`: number of elements to whose multiples each segment is sliced.
+    `segments`: (elements of a segment, number of such segments) for each size of segment.
+    `granularity`: number of elements of which slices are multiples, for each entry of `segments`.
     """
 
     segments: tuple[tuple[int, int], ...]

@@ -31,7 +31,8 @@ Source: `ggml_cuda_fattn_kv_type_supported`, `ggml_cuda_lightning_indexer_suppor
 """
 
 _CUDA_VECTOR_TYPES = frozenset({"f16", "bf16", "q4_0", "q8_0"})
-"""KV cache types, equal for K and V, for which CUDA has vector kernels of flash attention (`GGML_CUDA_FA_QUANTS`)."""
+"""KV cache types for which CUDA has vector kernels of flash attention if K and V have one type (`GGML_CUDA_FA_QUANTS`).
+"""
 
 
 def backend_devices(placement: Placement) -> tuple[str, ...]:
@@ -209,7 +210,7 @@ def as_one_device(placement: Placement) -> Placement:
 
 
 def _shared_traits(members: list[BackendTraits]) -> BackendTraits:
-    """Return backend properties for several devices as one: the largest alignment, and row padding if one has it."""
+    """Return the backend properties of a merged device: largest alignment of the members, row padding if one has it."""
     return BackendTraits(
         SizeRule(
             alignment_bytes=max(traits.size_rule.alignment_bytes for traits in members),

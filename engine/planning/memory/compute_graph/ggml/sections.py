@@ -1,4 +1,4 @@
-"""Sections of a graph: the nodes of one layer with placeholders for devices, shared by all such layers.
+"""Sections of a graph: the nodes of one layer with placeholders for devices, shared by all layers of a kind.
 
 Layers of one kind have the same nodes. So a section is built once for each pair of kinds (its own, and that of the
 layer before it), and used for all layers with this pair. A section is one layer, or a few if a layer leaves nodes to
@@ -156,10 +156,9 @@ class Section:
     `read_counts`: number of times that nodes have each tensor as a source.
     `ops`: operation of each node.
     `fused`: (tensor, buffer type) as in `Graph`.
-    `layers`: numbers of the layers that it refers to.
+    `layers`: numbers of the layers that the section refers to.
     `shape`, `shape_before`: tensors of this layer and of the one before, to check that two sections may be neighbours.
-    `earlier`, `later`: names that sections before and after use too, if the section serves for one layer only; else
-    None.
+    `earlier`, `later`: names that earlier and later sections also use, if the graph was built whole; else None.
     `plain`: the section of which this one is a copy with weights in other buffer types; None if it is no copy.
     """
 
@@ -185,7 +184,7 @@ class Section:
 
     @property
     def form(self) -> Section:
-        """Return the section without overrides of weights; all copies made by `with_bufts` have the same one.
+        """Return the section without overrides of weights, of which `with_bufts` made this one.
 
         It is a cache key for results that do not depend on the buffer types of weights.
         """
@@ -433,8 +432,9 @@ def _shape(made: Sequence[Tensor]) -> Shape:
 
 
 def _made(graph: Graph, before: LayerStart | None, mark: LayerStart) -> list[Tensor]:
-    """Return the nodes that a layer makes between its start and the next one; nodes not yet expanded at its end
-    come last.
+    """Return the nodes that a layer creates; the ones that are not yet expanded at the layer's end are last.
+
+    `before`, `mark`: start of the layer (None for the first one) and start of the next layer.
     """
     waited = set(before.waiting) if before else set()
     start = before.n_nodes if before else 0
@@ -539,7 +539,7 @@ def partition_graph(
 def _cuts(graph: Graph, starts: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """Return (number of nodes, number of leaf tensors) at the start of each section, and at the end of the graph.
 
-    A start is left out if its section would read no weight: its backend would then depend on its neighbours.
+    A section that would read no weight is joined with the next one, because its backend depends on its neighbours.
     """
     found = [(0, 0)]
     end = (len(graph.nodes), len(graph.leafs))

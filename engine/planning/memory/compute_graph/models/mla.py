@@ -39,9 +39,9 @@ def mla_attention_head_gate(ctx: GraphContext, current: Tensor) -> Tensor:
 
 
 def gated(ctx: GraphContext, found: Tensor, current: Tensor) -> Tensor:
-    """Return `found`, the output of the heads, multiplied by a gate for each element or head.
+    """Return `found`, the output of the heads, multiplied by the layer's gate; unchanged if it has none.
 
-    `found` is unchanged if the layer has no gate.
+    There is a gate value for each element or for each head.
     """
     if not ctx.has("attn_gate"):
         return found
@@ -223,11 +223,11 @@ With more tokens, the other rows are masked instead (`build_dsa_layer`).
 class _KpoolInput:
     """Input tensors of the pooling indexer (`llm_graph_input_kpool`).
 
-    `cells`: cells of all pools; `members`: tokens in each pool.
-    `mask`: pools that each token may see.
-    `tail`: cells of each token's sequence that fill no pool.
-    `dead`: selected cells that a token must not see.
-    `new_members`, `new_cells`: the same for pools that this batch completes.
+    `cells`: cells of all pools. `members`: tokens in each pool.
+    `mask`: mask of the pools that each token may attend to.
+    `tail`: cells of each token's sequence that are not in a complete pool.
+    `dead`: mask of selected cells that a token must not attend to.
+    `new_members`, `new_cells`: `members` and `cells` of the pools that this batch completes.
     """
 
     cells: Tensor
@@ -241,7 +241,7 @@ class _KpoolInput:
 
 @dataclass(frozen=True, slots=True)
 class _Selection:
-    """What the last layer with an indexer selected: cells, or an attention mask."""
+    """Selection of the last layer with an indexer: the selected cells, or an attention mask."""
 
     found: Tensor
 

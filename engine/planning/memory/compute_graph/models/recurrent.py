@@ -146,7 +146,7 @@ def build_mamba2_layer(ctx: GraphContext, current: Tensor) -> Tensor:
 def build_plamo2_mamba_layer(ctx: GraphContext, current: Tensor) -> Tensor:
     """Return the output of PLaMo 2's Mamba layer (`build_plamo2_mamba_layer`).
 
-    In the result of the input projection, gate and input of the scan alternate from head to head.
+    The input projection has the scan's input and the gate of each head next to each other.
     """
     graph, batch, ssm = ctx.graph, ctx.batch, ctx.hparams.ssm
     tokens, sequences = batch.sequence_tokens, batch.n_sequences
@@ -209,7 +209,7 @@ def _flat(ctx: GraphContext, source: Tensor) -> Tensor:
 
 
 def minimax_01_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
-    """Return the output of a layer whose residuals are its scaled norms (src/models/minimax-01.cpp)."""
+    """Return the output of a layer that adds scaled normalised inputs as residuals (src/models/minimax-01.cpp)."""
     graph = ctx.graph
     normed = ctx.build_norm(previous, "attn_norm")
     current = ctx.mixed(normed)

@@ -21,7 +21,7 @@ class _FirstValues:
 
 
 def time_mixing(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return the output of a layer's time mixing, and store the last token of each sequence (src/models/arwkv7.cpp)."""
+    """Return the output of a layer's time mixing, and store each sequence's last token (src/models/arwkv7.cpp)."""
     states, shift = _build_token_shift_load(ctx)
     mixed = _mix_time(ctx, states, current, _shifted(ctx, shift, current))
     _build_token_shift_store(states, ctx, ctx.graph.view(current, (shift.ne[0], 1, shift.ne[2]), current.nb))

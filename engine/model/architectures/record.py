@@ -32,7 +32,7 @@ class Style(msgspec.Struct, frozen=True):
     # ------------------------------------------------------------------ embeddings
 
     input_scale: bool = False
-    """Whether embeddings are scaled, or normalised without weights."""
+    """Whether token embeddings are scaled. Also set if they are normalised without weights: this allocates the same."""
 
     input_norm: bool = False
     """Whether embeddings are normalised with weights of a norm tensor."""
@@ -321,7 +321,10 @@ class Recurrence(msgspec.Struct, frozen=True):
     """Whether recurrent layers also have a KV cache."""
 
     interval: int = 4
-    """Period of the attention layers, unless the file has `full_attention_interval`: the last of each period is one."""
+    """Period of attention layers if the file has no `full_attention_interval`.
+
+    The last layer of each period has attention, the others are recurrent.
+    """
 
 
 class Indexer(msgspec.Struct, frozen=True):

@@ -222,7 +222,7 @@ class FileIdentity:
     """Identity of a model's files.
 
     `parts`: device, inode, size and modification time (ns) of each file.
-    `copy`: 0, or the number of a further copy of the same model that is opened with another layout.
+    `copy`: number that distinguishes models opened from the same files with different layouts; 0 for the first one.
     """
 
     parts: tuple[tuple[int, int, int, int], ...]

@@ -282,7 +282,7 @@ def check_cover(n_layers: int, runs: Sequence[Run]) -> None:
     """Check that `runs` contain each of `n_layers` layers once and in order; neighbouring runs may be on one device.
 
     Raises:
-        LayoutError: they do not, or `n_layers` is not between 1 and `MAX_LAYERS`.
+        LayoutError: a layer is missing, repeated or out of order, or `n_layers` is not between 1 and `MAX_LAYERS`.
     """
     if not 1 <= n_layers <= MAX_LAYERS:
         raise LayoutError(

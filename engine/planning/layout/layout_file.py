@@ -38,17 +38,17 @@ _LAYERS = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?", re.ASCII)
 DraftKind = Literal["ngram", "model", "mtp"]
 DRAFT_KINDS: tuple[DraftKind, ...] = get_args(DraftKind)
 DRAFT_SETTINGS = ("n_ctx", "type_k", "type_v", "flash_attn", "offload_kqv", "swa_full")
-"""Context settings that a draft model has of its own in a layout file. All others are those of the main model."""
+"""Context settings that a layout file has for the draft model too. Its other settings are those of the main model."""
 FOLLOWING = ContextSettings(n_ctx=AUTO_CONTEXT)
 """Settings of a draft model whose context is as long as that of the main model."""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftEntry:
-    """The key `draft` of a layout file: what drafts tokens for speculative decoding.
+    """The key `draft` of a layout file: the source of drafted tokens for speculative decoding.
 
-    `model`: path or file name of the draft model; empty for drafts without a model. The other fields are as in `Draft`
-    (`engine/planning/memory/drafts.py`).
+    `model`: path or file name of the draft model; empty if the source is no draft model. The other fields are as in
+    `Draft` (`engine/planning/memory/drafts.py`).
     """
 
     kind: DraftKind

@@ -168,9 +168,9 @@ class HostBuffer:
     max_buffer_bytes: int | None = None
 
     def of(self, size_bytes: int, n_parts: int = 1) -> int:
-        """Return the bytes of `n_parts` buffers for `size_bytes` in all.
+        """Return the bytes of `n_parts` buffers that together have room for `size_bytes`.
 
-        0 for 0 bytes, because then there is no buffer.
+        0 if `size_bytes` is 0, because then there is no buffer.
         """
         return size_bytes + n_parts * self.extra_bytes if size_bytes else 0
 

@@ -27,7 +27,7 @@ from engine.planning.memory.tensors import OverrideHomes
 from engine.planning.settings.context_settings import ContextSettings
 
 _OWN_TABLES = ("nextn.embed_tokens.weight", "nextn.shared_head_head.weight")
-"""Tensors of heads with their own embedding or output matrix; no graph of such heads was compared with llama.cpp."""
+"""Names of an MTP head's own embedding and output matrix; no graph of such heads was compared with llama.cpp."""
 _FLOAT_BYTES = 4
 _MOST_TABLES = 12
 """Number of sets of context settings whose tables are cached, as in `ModelMemory`."""

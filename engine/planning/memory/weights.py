@@ -1,7 +1,7 @@
 """Bytes of weights on each device, added up as in llama.cpp's buffers (`llama_model_loader::load_all_data`).
 
-The bytes of a layer on a device are computed once for each combination of overrides, and those of each range of layers
-once too. A drag changes two ranges; the others are cached.
+The bytes of a layer on a device are computed once for each combination of overrides. Sums over ranges of layers are
+cached too: a drag changes two ranges only.
 """
 
 from __future__ import annotations

@@ -343,7 +343,7 @@ class GraphContext:
         return found if bias is None else self.graph.add(found, bias)
 
     def projection(self, stem: str, source: Tensor) -> Tensor:
-        """Return queries, keys or values of `source` as a matrix product, not yet divided into heads."""
+        """Return the product of `source` and the query, key or value weight `stem`, not yet divided into heads."""
         if self.style.projections == "full":
             return self.linear(stem, source)
         bare = self.style.projections == "bare"

@@ -213,7 +213,7 @@ def read_model_hparams(
     """Return the hyper-parameters of the model. `positions`: as in `Style`.
 
     Raises:
-        MissingNumberError: a key is missing; the message names it, and the model's memory is left to the probe.
+        MissingNumberError: a key is missing; the message names it. Only a probe can then measure the model's memory.
     """
     # Hybrid models may begin with recurrent layers, which have no KV heads.
     first = next((index for index, count in enumerate(hyper.n_head_kv) if count), 0)

@@ -55,14 +55,14 @@ class BackendMap:
         return self.numbers[number] if number >= 0 else -1
 
     def keys(self, keys: Iterable[Key]) -> frozenset[Key]:
-        """Return the names in the other segment of tensors with these names in this one.
+        """Return the names that the tensors `keys` of this segment have in the other segment.
 
-        Tensors for which that segment has no name are left out.
+        Tensors that have no name there are left out.
         """
         return frozenset(found for key in keys if (found := self.key(key)) is not None)
 
     def key(self, key: Key) -> Key | None:
-        """Return the other segment's name for the tensor that is named `key` in this one; None if it has no name there."""
+        """Return the name that the tensor `key` of this segment has in the other segment; None if it has none there."""
         if key[0] == "copy":
             original, backend = self.key(key[1]), self.backend(key[2])  # type: ignore[arg-type]
             return None if original is None or backend < 0 else ("copy", original, backend)
@@ -99,7 +99,7 @@ class BackendMap:
     def held(self, held: Iterable[TensorAlloc]) -> tuple[TensorAlloc, ...]:
         """Return allocated tensors with the names and buffer types that they have in the other segment.
 
-        Tensors for which that segment has no name are left out.
+        Tensors that have no name there are left out.
         """
         return tuple(
             [

@@ -70,7 +70,7 @@ def pin_at(place: int) -> int:
 
 
 def name_after(key: Key) -> Key | None:
-    """Return the name in the next section of the tensor that has the name `key` in this one.
+    """Return the name that the tensor `key` of this section has in the next section.
 
     None if the next section cannot read it.
     """
@@ -97,7 +97,7 @@ def is_early(key: Key) -> bool:
 
 
 def _name_before(key: Key) -> Key | None:
-    """Return the name in the previous section of the tensor that has the name `key` in this one.
+    """Return the name that the tensor `key` of this section has in the previous section.
 
     None if the previous section cannot know it.
     """
@@ -199,14 +199,14 @@ class Section:
         return replace(self, tensors=tuple(tensors), plain=self.form)
 
     def name_after(self, key: Key) -> Key | None:
-        """Return the name in the next section of the tensor that has the name `key` in this one.
+        """Return the name that the tensor `key` of this section has in the next section.
 
         None if the next section cannot read it.
         """
         return name_after(key) if self.later is None or is_early(key) else key
 
     def name_before(self, key: Key) -> Key | None:
-        """Return the name in the previous section of the tensor that has the name `key` in this one.
+        """Return the name that the tensor `key` of this section has in the previous section.
 
         None if the previous section cannot know it.
         """

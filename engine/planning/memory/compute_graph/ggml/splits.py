@@ -55,7 +55,7 @@ class SplitSection:
     `use_counts`: uses of each slot (`n_children` and `n_views` of ggml-alloc), and one more for an output.
     `slots`: slot by name, for tensors that other sections read or compute.
     `passed`: (slot, name in the next section) of tensors that the next section may read.
-    `names_before`: names that the tensors read by nodes and copies have in the section before.
+    `names_before`: names, as used in the previous section, of the tensors that nodes and copies read.
     `early`: slots of tensors that an earlier section computes (see `vulkan_order`).
     """
 

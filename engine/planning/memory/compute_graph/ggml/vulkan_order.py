@@ -25,9 +25,11 @@ from engine.planning.memory.compute_graph.ggml.sections import EARLY, Key, is_ea
 from engine.planning.memory.compute_graph.ggml.splits import NodeAlloc, SplitPart, SplitSection, make_split_section
 
 _NUM_TO_CHECK = 20
-"""Number of nodes from the first unscheduled one on, among which nodes to run with it are searched (`NUM_TO_CHECK`)."""
+"""Number of nodes from which a set that runs together is chosen: the first unscheduled node and those after it
+(`NUM_TO_CHECK`).
+"""
 _PULL_REACH = 15
-"""Number of nodes after a node, among which a node to fuse with it is searched."""
+"""A node is fused only with nodes that are less than this number of nodes after it."""
 
 _TOPK_MOE_EARLY_SOFTMAX = ("soft_max", "reshape", "argsort", "view", "get_rows")
 _NORM_OF_WEIGHTS = ("reshape", "sum_rows", "clamp", "div", "reshape")

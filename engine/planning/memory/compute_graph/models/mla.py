@@ -76,7 +76,10 @@ def mla_heads(ctx: GraphContext, current: Tensor) -> Tensor:
 
 
 def q_lora(ctx: GraphContext, current: Tensor) -> Tensor:
-    """Return the input of the query projection: a low-rank vector (`q_lora_rank`) if the layer has weights for it."""
+    """Return the input of the query projection: a low-rank vector (`q_lora_rank`) of `current`, or `current` itself.
+
+    The latter is returned if the layer has no `attn_q_a`.
+    """
     if not ctx.has("attn_q_a"):
         return current
     return ctx.build_norm(ctx.graph.mul_mat(ctx.weight("attn_q_a"), current), "attn_q_a_norm")
@@ -294,7 +297,7 @@ def kpool_attention(ctx: GraphContext, current: Tensor) -> Tensor:
 
 
 def _n_full_pools(ctx: GraphContext) -> int:
-    """Return the largest number of complete pools, if each sequence had all cells of a unified cache."""
+    """Return the number of complete pools in the worst case: each sequence has all cells of a unified cache."""
     return ctx.batch.n_cells // ctx.hparams.indexer.kpool * ctx.batch.n_states
 
 

@@ -207,7 +207,7 @@ class GraphRecord(msgspec.Struct, frozen=True):
     """
 
     before: Builder | None = None
-    """Function that builds the input of the first layer from the embeddings; None: it is the embeddings."""
+    """Function that builds the input of the first layer from the embeddings; None: the embeddings are the input."""
 
     behind: Builder | None = None
     """Function that builds the operations after the last layer, on the device of the output layer;
@@ -439,7 +439,7 @@ class Architecture(msgspec.Struct, frozen=True):
     # ------------------------------------------------------------------ weights
 
     ties_output: bool = True
-    """Whether the token embedding is used as the output matrix if the file has none."""
+    """Whether the token embedding is used as the output matrix if the file has no output matrix."""
 
     output_first: bool = False
     """Whether llama.cpp creates the output matrix before the token embedding if one tensor is used for both.

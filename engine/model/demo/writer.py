@@ -112,6 +112,7 @@ def babble_weights(vocabulary: Vocabulary, *, seed: int) -> WeightSource:
             return values
         if name.endswith(("attn_output.weight", "ffn_down.weight")):
             values = noise(extents, _LAYER_NOISE)
+            # The output matrix reads the last letter from these dimensions, so layers must add nothing to them.
             values[:_N_CLASSES] = 0
             return values
         return noise(extents, extents[1] ** -0.5)

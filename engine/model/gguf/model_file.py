@@ -135,6 +135,7 @@ class ModelFile:
 
 _BLOCK_NAME = re.compile(r"(?:enc\.|dec\.)?blk\.(\d{1,9})\.(.+)", re.ASCII | re.DOTALL)
 
+# Experts come first, because the pattern of `ffn` matches their names too.
 PART_PATTERNS: tuple[tuple[TensorPart, str], ...] = (
     ("experts", r"ffn_(gate|up|down|gate_up)_(ch)?exps\.|ffn_(gate|up|down)\.\d+\."),
     ("ffn", r"ffn|post_ffw|pre_ffw|exp_probs|channel_mix|hc_ffn|vis_(gate|down|up)"),

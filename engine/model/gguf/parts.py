@@ -79,6 +79,7 @@ def part_paths(path: Path, header: FileHeader) -> tuple[Path, ...]:
                 ),
             )
         return (path,)
+    # llama.cpp derives the names of the other files from this one (`llama_split_prefix`), so the name must be correct.
     if name is None or (name.number, name.count) != (number + 1, count):
         example = f"NAME-{number + 1:05d}-of-{count:05d}.gguf"
         raise ModelFileError(

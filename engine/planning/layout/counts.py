@@ -57,6 +57,7 @@ def with_layer_count(layout: Layout, device: str, count: int) -> Layout:
         counts[each] -= taken
         missing -= taken
     made = make_layout(layout.n_layers, [each for each in order for _ in range(counts[each])])
+    # Moved run by run, because `made` has no overrides, and the output layer may be on another device.
     moved = layout
     for run in made.runs:
         moved = moved.move_range(run.first, run.last, run.device)

@@ -232,6 +232,7 @@ class Layout:
         members = [device for device in self.devices if device != CPU_ID]
         if not members:
             raise LayoutError(tr("splitting inside layers needs a device other than CPU"), place="split_mode")
+        # A device with the output layer alone gets a share too, because a share of 0 would leave it out.
         return tuple((device, float(max(1, self.assignment().count(device)))) for device in members)
 
     def _edited(self, runs: tuple[Run, ...], output_device: str) -> Layout:

@@ -78,6 +78,7 @@ def place_parts(layout: Layout, part: MovablePart, places: Mapping[int, str]) ->
 
     Raises `LayoutError` as `place_part` does.
     """
+    # `place_part` raises the error for an invalid range.
     if places and not (min(places) >= 0 and max(places) < layout.n_layers):
         return place_part(layout, part, min(places), max(places), CPU_ID)
     for name in MOVABLE_PARTS[part]:

@@ -66,6 +66,7 @@ def with_homes(layout: Layout) -> Layout:
     members, leading = split_members(layout), leading_cpu_layers(layout)
     sums = _sums([share for _, share in layout.tensor_split if share > 0])
     bounds = [float32(total / sums[-1]) for total in sums]
+    # llama.cpp counts the output layer as a layer, and searches with `std::upper_bound` in float32.
     n_split = layout.n_layers + 1 - leading
     homes = [members[bisect_right(bounds, float32(position / n_split))] for position in range(n_split)]
     places = [*[CPU_ID] * leading, *homes]

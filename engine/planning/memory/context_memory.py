@@ -51,6 +51,7 @@ class ContextMemory:
         self._output_width = hyper.n_vocab + (hyper.n_embd if architecture.keeps_encoded else 0)
         n_floats = self._output_width * shape.n_sequences
         if hyper.pooled_width:
+            # A text is pooled in one micro batch, and fits into the cells of its sequence and the trained context.
             longest = min(shape.n_ubatch, shape.n_cells, hyper.n_ctx_train)
             n_tokens = min(shape.n_ubatch, shape.n_sequences * longest)
             n_floats = max(n_floats, n_tokens * (hyper.n_vocab + hyper.pooled_width))
@@ -72,6 +73,7 @@ class ContextMemory:
 
         `n_drafted`: number of drafted tokens of each sequence in the batch.
         """
+        # One row for the last token of each sequence and one for each drafted token, but not more than the batch has.
         return max(self.shape.n_sequences, min(self.shape.n_batch, self.shape.n_sequences * (n_drafted + 1)))
 
     def output_bytes(self, n_outputs: int) -> int:

@@ -123,6 +123,7 @@ class CudaPools:
                 # The last token of each sequence has an output, and each drafted token.
                 fixed_bytes = max(fixed_bytes, self._product_bytes(self._output, n_outputs))
             soon_bytes, full_bytes = self._soon_and_full(layers, flash=flash)
+            # Each entry of the device list has a backend of its own, and so its own pool and cuBLAS workspace.
             n_pools = placement.entries.count(device)
             pool_bytes = n_pools * pad(max(fixed_bytes, full_bytes), _POOL_STEP)
             late_bytes = pool_bytes - n_pools * pad(max(fixed_bytes, soon_bytes), _POOL_STEP)
@@ -187,6 +188,7 @@ class CudaPools:
         """Return the temporary bytes of a product with experts (`ggml_cuda_mul_mat_id`)."""
         n_in, n_out = tensor.shape[0], tensor.shape[1]
         n_rows = n_tokens * self._n_used
+        # `ids_src1`, `ids_dst` and `expert_bounds`, three int32 arrays of `ggml_cuda_mul_mat_q`.
         if _has_mmq(tensor):
             return _mmq_bytes(n_in, n_rows) + 3 * pad(4 * n_rows, _ALIGNMENT)
         # `ggml_cuda_should_use_mmf`: small batches of floats have a kernel.

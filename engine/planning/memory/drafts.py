@@ -176,6 +176,7 @@ def with_draft_memory(estimate: MemoryEstimate, of_draft: MemoryEstimate, subjec
         devices[device_id] = replace(
             before,
             mapped_bytes=before.mapped_bytes + memory.mapped_bytes,
+            # One process loads both models, so a device has the overhead once.
             overhead_bytes=before.overhead_bytes or memory.overhead_bytes,
             answering_bytes=before.answering_bytes + memory.answering_bytes,
             late_bytes=before.late_bytes + memory.late_bytes,

@@ -231,6 +231,7 @@ def _head_sizes(
     full = 0
     if n_head or architecture.states_heads:
         full = number(model, key, n_embd // n_head if n_head else None)
+    # Layers with a sliding window may have heads of another size, which has a key of its own.
     in_window = number(model, f"{key}_swa", full)
     return tuple(in_window if slides else full for slides in sliding)
 
@@ -248,6 +249,7 @@ def _owners(model: ModelFile, architecture: Architecture) -> int:
         return min(n_layers, architecture.n_kv_layers)
     if architecture.shares_kv:
         n_shared = number(model, "attention.shared_kv_layers", 0, least=0)
+        # Two layers must have a cache: one for readers with full attention, one for those with a window (`_cache_of`).
         if n_shared > n_layers - 2:
             raise MissingNumberError(f"{model.architecture}.attention.shared_kv_layers is {n_shared} of {n_layers}")
         return n_layers - n_shared
@@ -376,6 +378,7 @@ def _recurrent_widths(model: ModelFile, architecture: Architecture, n_embd: int,
         return 0, 0
     kind = architecture.recurrence.state
     if kind == "wkv":
+        # Token shift: time mixing and channel mixing each read the previous token, so the state has two by default.
         shifts = number(model, "token_shift_count", 2, least=0)
         return shifts * n_embd, n_embd * number(model, "wkv.head_size")
     if kind == "short_convolution":
@@ -386,8 +389,10 @@ def _recurrent_widths(model: ModelFile, architecture: Architecture, n_embd: int,
     kernel = number(model, "ssm.conv_kernel", least=0)
     if kind == "kda":
         head = number(model, "kda.head_dim")
+        # Queries, keys and values have a convolution each, with a kernel of 4 tokens if the file names none.
         return 3 * (kernel - 1 if kernel else 3) * n_head * head, head * head * n_head
     inner, state = number(model, "ssm.inner_size"), number(model, "ssm.state_size")
+    # Mamba 2 convolves the scan's input together with B and C (2 x groups x state), Mamba 1 the input alone.
     n_groups = number(model, "ssm.group_count", least=0) if kind == "grouped_scan" else 0
     return max(0, kernel - 1) * (inner + 2 * n_groups * state), state * inner
 
@@ -396,6 +401,7 @@ def _hashed_widths(model: ModelFile, n_embd: int) -> tuple[int, ...]:
     layers = _value(model, "ple.layers")
     if not isinstance(layers, tuple):
         return (0,) * model.n_layers
+    # A dilated convolution: the tokens that it reads are `ple.ngram_size` tokens apart.
     rows = (number(model, "ple.conv_kernel") - 1) * number(model, "ple.ngram_size")
     width = rows * number(model, "hyper_connection.count") * n_embd
     return tuple(width if index in layers else 0 for index in range(model.n_layers))

@@ -124,7 +124,6 @@ def layer_states(
         return compressed_states(hyper, context)
     shape = context_shape(context, hyper.n_ctx_train, causal=hyper.causal)
     in_window = window_cells(hyper, context)
-    # Without flash attention V is kept transposed, and then every layer's V is as wide as the widest.
     k_widths, v_widths = hyper.k_widths, hyper.v_widths
     # `v_trans`: a transposed V cache has one row per element, so llama.cpp allocates the widest layer's width
     # everywhere.
@@ -183,6 +182,7 @@ def compressed_states(hyper: HyperParameters, context: ContextSettings) -> tuple
     for index, ratio in enumerate(hyper.ratios):
         width, head = k_widths[index], hyper.head_k[0]
         cache = [CacheTensor("k", context.type_k, width, n_window_rows)]
+        # Tokens that do not fill a block yet: two tensors, for their keys and for their scores.
         pending: list[CacheTensor] = []
         # One compressed key for each `ratio` cells, padded like other cells.
         if ratio in COMPRESSED_RATIOS:

@@ -81,6 +81,7 @@ class Adapter:
                 home = homes[int(block[1])]
             elif tensor.name.startswith(_OUTPUT):
                 home = placement.output_device
+            # llama-adapter.cpp puts both matrices into the buffer type of the weight, which overrides may have moved.
             changed = _changed_weight(tensor.name)
             home = next((device for finds, device in rules if finds(changed)), home)
             traits = placement.traits.get(home)

@@ -115,6 +115,7 @@ class TensorSplit:
         n = len(self._shares)
         # `get_il_eff` in llama-model.cpp: a layer is rotated by the number of earlier layers of its kind.
         self._rotations = [kinds[:index].count(kind) % n for index, kind in enumerate(kinds)]
+        # The slices of a layer depend on these numbers only, so equal layers share the cached result (`_slices`).
         layers = zip(hyper.n_head, hyper.n_head_kv, hyper.head_k, hyper.head_v, hyper.recurrent, strict=True)
         self._likenesses: list[tuple[object, ...]] = [
             (*numbers, self._rotations[index], self._feed_forward_width(index)) for index, numbers in enumerate(layers)
@@ -134,6 +135,7 @@ class TensorSplit:
         if layer is None or layer < self._hyper.n_layers:
             name = parts[2] if in_block else tensor.name
             rule = next((each for each in self._candidates(layer) if each.pattern.fullmatch(name)), None)
+        # Without a rule llama.cpp mirrors the tensor: each device has all of it.
         if rule is None or rule.axis >= len(tensor.shape):
             return [padded_bytes(tensor.type_name, tensor.shape, tensor.size_bytes, each) for each in rules]
         block_elements = self._block_elements(layer, rule.like, tensor.type_name)
@@ -228,6 +230,7 @@ class TensorSplit:
             found = self._delta_net_segments(kind)
             if found is not None:
                 return found
+        # Q, K and V are cut separately, so that each device gets the heads of all three that belong together.
         if kind == "qkv":
             q_width = hyper.n_head[layer] * hyper.head_k[layer] * (2 if gated else 1)
             k_width, v_width = hyper.k_widths[layer], hyper.v_widths[layer]
@@ -238,6 +241,7 @@ class TensorSplit:
             return ((q_width, 1), (k_width, 1), (v_width, 1))
         if kind == "gate_up":
             return ((extent // 2, 2),)
+        # An `ffn_up` of twice the feed-forward width contains gate and up in one matrix; each half is cut separately.
         if kind == "ffn_up" and not gated and extent == 2 * self._feed_forward_width(layer):
             return ((extent // 2, 2),)
         return ((extent, 1),)
@@ -352,6 +356,7 @@ class MemberTables:
         `leading`: number of CPU layers at the front, which are left out.
         """
         last = self._last_state
+        # By identity: a context has one tuple of states, and comparing all its tensors takes longer.
         if last is not None and last[0] is states and last[1] == leading:
             return last[2]
         layers = list(enumerate(states))[leading:]

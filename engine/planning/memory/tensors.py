@@ -114,7 +114,7 @@ class TensorClasses:
 
     `blocks`: tensors of each layer.
     `inputs`: input tensors, which stay on the CPU.
-    `ropes`: RoPE factors, once for each buffer type with a layer that needs them.
+    `ropes`: RoPE factors; each buffer type with a layer that needs them gets a copy.
     `outputs`: tensors of the output layer.
     `lazy`: input tensor that llama.cpp leaves in the file; None if there is none.
     """

@@ -37,7 +37,7 @@ Weights of a CPU entry of the device list are always in plain memory.
 _SPLIT = "all members of a tensor split"
 """Place of tensors that are sliced over the devices of split mode tensor."""
 _ROWS = "split rows"
-"""Buffer of tensors whose rows are split in mode row."""
+"""Name of the buffer for tensors whose rows are split in mode row."""
 _MOST_RANGES = 4096
 _MOST_LAYERS = 16384
 
@@ -174,6 +174,7 @@ class WeightTables:
 
     def _forget_others(self, placement: Placement, members: MemberTables | None) -> None:
         """Clear the caches that are not valid for the devices and overrides of `placement`."""
+        # Of the entries only the first matters: its kernels decide for weights in split mode tensor (`_left_to_host`).
         circumstances = (
             tuple(placement.traits.items()), placement.entries[:1], placement.repacks, placement.can_map,
             placement.maps_file, placement.pinned_host, placement.extra_buffers, placement.host, members,

@@ -41,7 +41,10 @@ def backend_devices(placement: Placement) -> tuple[str, ...]:
 
 
 def backends_of(entries: Sequence[tuple[str, BackendTraits]]) -> list[Backend]:
-    """Return the scheduler's backends for (name of the buffer type, properties of the backend) of each entry."""
+    """Return the scheduler's backends.
+
+    `entries`: (name of the buffer type, properties of the backend) for each entry of the device list, the CPU last.
+    """
     traits = {name: found for name, found in entries if name != HOST}
     return [_backend(name, found, traits) for name, found in entries]
 

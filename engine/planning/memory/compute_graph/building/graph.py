@@ -94,6 +94,7 @@ def finish(
         current.is_output = True
         graph.build_forward_expand(current)
         return graph
+    # `llm_graph_result::set_outputs`: hidden states, embeddings and logits are outputs, which gallocr never frees.
     if ctx.style.out_ids == "before_norm":
         current.is_output = True
         current = graph.get_rows(current, ctx.inputs.inp_out_ids)

@@ -265,6 +265,7 @@ def _rotated_heads(hyper: HyperParameters, *, slides: bool) -> tuple[int, int]:
     layers = [index for index, caches in enumerate(hyper.caching) if caches and hyper.sliding[index] is slides]
 
     def common(heads: tuple[int, ...]) -> int:
+        # As `_rotation` in attention.py: heads whose size is not a multiple of 64 are not rotated.
         sizes = {heads[index] for index in layers}
         return sizes.pop() if len(sizes) == 1 and heads[0] % 64 == 0 else 0
 

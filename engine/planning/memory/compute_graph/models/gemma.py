@@ -53,6 +53,7 @@ def _flat(ctx: GraphContext, current: Tensor) -> tuple[Tensor, Tensor | None, Te
     if not owns:
         return q, None, None
     k = ctx.linear("attn_k", current)
+    # Layers without `attn_v` use the keys as values, before norm and RoPE are applied to the keys.
     return q, k, ctx.linear("attn_v", current) if ctx.has("attn_v") else k
 
 
@@ -120,6 +121,7 @@ def altup_unembed(ctx: GraphContext, current: Tensor) -> Tensor:
     size = _calc_magnitude(ctx, _first(ctx, current))
     others = _resized(ctx, "altup_unembd_proj", ctx.inputs.output, _rest(ctx, current), size)
     total = _first(ctx, current)
+    # The views of all versions look alike here, because tensors of this graph have no offsets.
     for _ in range(_N_ALTUP - 1):
         total = graph.add(total, _first(ctx, others))
     return graph.get_rows(graph.scale(total), ctx.inputs.inp_out_ids)

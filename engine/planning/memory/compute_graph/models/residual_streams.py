@@ -151,7 +151,7 @@ def _stream(ctx: GraphContext, streams: Tensor) -> Tensor:
 
 
 def _share(ctx: GraphContext, shares: Tensor) -> Tensor:
-    """Return the share of one residual stream for each token, with shape (1, tokens)."""
+    """Return the factor of one residual stream for each token, with shape (1, tokens)."""
     return ctx.graph.view(shares, (1, shares.ne[1]), shares.nb)
 
 
@@ -170,7 +170,7 @@ def _weighted_copy(ctx: GraphContext, streams: Tensor, shares: Tensor) -> Tensor
 
 
 def _added(ctx: GraphContext, current: Tensor, streams: Tensor, shares: Tensor) -> Tensor:
-    """Return the residual streams, each with its share of `current` added."""
+    """Return the residual streams plus `current` times the factor of each stream in `shares`."""
     graph, count = ctx.graph, streams.ne[1]
     current, shares, streams = (graph.cast(source, "f32") for source in (current, shares, streams))
     sums = [graph.add(_stream(ctx, streams), graph.mul(current, _share(ctx, shares))) for _ in range(count)]
@@ -209,7 +209,7 @@ def _build_hc_sinkhorn(ctx: GraphContext, mixes: Tensor, scale: Tensor, base: Te
 
 
 def _mixed(ctx: GraphContext, current: Tensor, streams: Tensor, shares: Tensor, mixing: Tensor) -> Tensor:
-    """Return the residual streams mixed by the matrix `mixing`, each with its share of `current` added."""
+    """Return the residual streams mixed by the matrix `mixing`, plus `current` times the factor of each stream."""
     graph, count = ctx.graph, streams.ne[1]
     if ctx.fuses("hc_post"):
         return ctx.fused("hc_post", streams.ne, current, streams, shares, mixing)
@@ -385,6 +385,7 @@ def res_mix_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
     if keeps:
         _res_push(ctx, previous)
     current = ctx.mixed(graph.build_forward_expand(ctx.build_norm(current, "attn_norm")))
+    # A stored residual is not added again: later layers read it from the mixture.
     residual = current if keeps else graph.add(previous, current)
     current = ctx.build_norm(_mixed_residuals(ctx, residual, "ffn_res_score"), "ffn_norm")
     return graph.add(residual, feed_forward(ctx, current))

@@ -247,6 +247,7 @@ def granite_switch_layer(ctx: GraphContext, previous: Tensor) -> Tensor:
     if ctx.layer.is_last:
         rows = ctx.inputs.inp_out_ids
         current, residual = graph.get_rows(current, rows), graph.get_rows(residual, rows)
+        # The last layer goes on with the output rows only, so the adapters of all other tokens are dropped too.
         ids = ctx.shared.get(_AdapterIds).ids
         wanted = graph.get_rows(graph.reshape(ids, 1, ids.ne[0]), rows)
         ctx.shared.put(_AdapterIds(graph.reshape(wanted, rows.ne[0])))

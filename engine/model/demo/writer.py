@@ -88,9 +88,9 @@ class _Letters:
 
 
 def babble_weights(vocabulary: Vocabulary, *, seed: int) -> WeightSource:
-    """Return a function that makes reproducible weights for a babbling llama of any depth.
+    """Return a function that makes reproducible weights for a llama model that generates letters at random.
 
-    The model must have at least 128 embedding dimensions.
+    The model may have any number of layers, and must have at least 128 embedding dimensions.
     """
     generator = np.random.default_rng(seed)
     letters = _Letters(vocabulary)

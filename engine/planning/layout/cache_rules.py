@@ -85,9 +85,9 @@ def member_attention_violations(model: ModelFile, context: ContextSettings) -> I
 
 
 def cuda_flash_gaps(model: ModelFile, context: ContextSettings) -> tuple[KvType | None, int | None]:
-    """Return (cache type, head width) for which CUDA's flash attention has no kernel, for this model and context.
+    """Return (cache type, head size) of this model and context for which CUDA's flash attention has no kernel.
 
-    Each is None if there is a kernel. The width is None too if K and V heads differ in width.
+    Either is None if CUDA has a kernel for it. The head size is also None if K and V heads have different sizes.
     """
     widths = _head_widths(model, "key")
     if not widths or not architecture_rules(model.architecture).has_cache or _has_latent_attention(model):

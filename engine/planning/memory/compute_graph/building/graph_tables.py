@@ -259,7 +259,7 @@ def _count_layers(model: ModelFile, part: str, n_layers: int) -> int:
     """Return the number of layers in a part of the model ("enc" or "dec").
 
     Raises:
-        MissingNumberError: the file has a number above `n_layers`.
+        MissingNumberError: `decoder_block_count` in the file is above `n_layers`.
     """
     count = number(model, "decoder_block_count", n_layers) if part == "dec" else n_layers
     if count > n_layers:

@@ -360,7 +360,7 @@ def _convolved(ctx: GraphContext, source: Tensor, streams: Tensor) -> Tensor:
 
 
 def _tap(ctx: GraphContext, wide: int) -> Tensor:
-    """Return one factor of the convolution for each channel, as F32."""
+    """Return one tap of the convolution: a factor for each channel, in F32."""
     graph, half = ctx.graph, ctx.layer.weights["ple_conv1d"].type_name != "F32"
     column = graph.view(ctx.weight("ple_conv1d"), (1, wide))
     column = graph.reshape(graph.new("cont", column.ne, column, type_name="f16" if half else "f32"), wide)

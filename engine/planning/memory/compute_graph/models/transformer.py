@@ -80,7 +80,7 @@ def weighted_sum(
 ) -> Tensor:
     """Return the sum of the outputs of the `chosen` experts, weighted by `rows` unless it is None.
 
-    `kind`: suffix of the names of their weights.
+    `kind`: suffix of the names of the experts' weights.
     `activations`: number of nodes of the activation if there is no gate.
     """
     graph = ctx.graph

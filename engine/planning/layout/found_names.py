@@ -16,7 +16,7 @@ from engine.planning.layout.layout import Layout
 from engine.planning.layout.patterns import part_pattern, pattern_finder
 
 MAX_NAMES_LENGTH = 32768
-"""Most characters of a regex for llama.cpp. libstdc++ refuses a regex of over 100,000 states.
+"""Largest length of a regex for llama.cpp, in characters. libstdc++ refuses a regex of over 100,000 states.
 
 Regexes for whole models have some hundred characters.
 """

@@ -93,8 +93,8 @@ def draft_file(draft: Draft | None) -> DraftEntry | None:
 def draft_of_file(entry: DraftEntry | None, model: ModelFile, folder: Path) -> Draft | None:
     """Return the draft that a layout file names; None if it names none.
 
-    A draft model is searched at its path, then by its file name in the folders of the layout file and of the model. Its
-    file is read, so this must not be called in the GUI thread.
+    A draft model is looked up by its path, then by its file name in the folders of the layout file and of the model.
+    Its file is read, so this must not be called in the GUI thread.
 
     `folder`: folder of the layout file.
 

@@ -61,7 +61,7 @@ class _PlacedSections:
     `mixed`: section of a unit, by number of the unit and devices of its layers.
     `segments`: cached segments.
     `ends`: section of the output layer, by devices of the last layers and the output layer.
-    `plain`: None if the overrides name devices by id; else the object whose overrides do.
+    `plain`: None if the overrides name devices by id; else the object for the same overrides with device ids.
     `names`: name of each device in the overrides, by device id; empty if they name devices by id.
     `renamed`: objects for the same overrides with devices named by position, by the devices of a segment.
     """

@@ -360,7 +360,7 @@ class GraphContext:
         return op not in self.batch.unfused
 
     def fused(self, op: str, ne: Sequence[int], *src: Tensor) -> Tensor:
-        """Return a node that llama.cpp replaces by several if its layer is on another device (see `Graph.fused`)."""
+        """Return a node that llama.cpp replaces by several if it is not on the device of its layer (`Graph.fused`)."""
         found = self.graph.new(op, ne, *src)
         self.graph.fused.append((found, self.layer.buft))
         return found

@@ -137,9 +137,9 @@ class GraphTables:
         self._homes = override_homes
 
     def kernel_class(self, kernels: Kernels) -> int:
-        """Return the number of the class of devices that have no kernel for the same weights.
+        """Return the number of the class to which a device with these kernels belongs.
 
-        `kernels`: kernels of a device. llama.cpp puts weights without a kernel in host memory.
+        Devices of a class have no kernel for the same weights, which llama.cpp puts in host memory.
         """
         found = self._kernel_classes.get(kernels)
         if found is None:
@@ -370,10 +370,10 @@ class SectionMaker:
     def section(self, name: SectionName) -> Section:
         """Return the section (run of nodes) with a name; it is built on first use.
 
-        The name `("layers", before, layers, kernel_classes, is_last, outer)` is the section of `layers` after the
-        layers `before`, which are empty for the first section. `("end", before, layers, kernel_classes, True, outer)`
-        is the section with the output matrix. `before`, `layers` and `outer` are numbers of variants. `kernel_classes`
-        has one entry for each layer, and one for the output layer.
+        `("layers", before, layers, kernel_classes, is_last, outer)` names the section of `layers`, which follow the
+        layers `before`; the latter are empty for the first section. `("end", before, layers, kernel_classes, True,
+        outer)` names the section with the output matrix. `before`, `layers` and `outer` are numbers of variants.
+        `kernel_classes` has one entry for each layer, and one for the output layer.
 
         Raises:
             DistantReadError: a layer reads a tensor of a layer that is not its neighbour.

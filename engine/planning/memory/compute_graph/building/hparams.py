@@ -145,7 +145,7 @@ class SsmHparams:
     def kept(self) -> int:
         """Number of tokens of the previous batch that a convolution needs.
 
-        If the file has no kernel size, it is 3 (`llama_hparams::n_embd_r`).
+        3 if the file has no kernel size (`llama_hparams::n_embd_r`).
         """
         return self.d_conv - 1 if self.d_conv else 3
 

@@ -27,7 +27,7 @@ Key = tuple[object, ...]
 """Name of a tensor that more than one section uses, as seen from one of them. In ggml it would be the tensor's address.
 
 `("in", n)`: input `n` of the graph.
-`("view", n, shape, offset)`: a view of input `n`.
+`("view", "in", n, ne, nb)`: a view of input `n` with shape `ne` and strides `nb`.
 `("weight", buft)`: a weight that layers share, in a buffer type.
 `("embd", n)`: tensor `n` of those made before the first layer.
 `(0, n)`: tensor `n` of this section. `(-1, n)`: tensor `n` of the section before.
@@ -46,7 +46,7 @@ Shape = tuple[tuple[object, ...], ...]
 def buft_at(place: int, kernel_class: int = 0) -> str:
     """Return the placeholder for the buffer type of a layer's device, such as "@0.1".
 
-    `place`: number of the layer in its section (a run of nodes). `kernel_class`: as of `scheduler.Place`.
+    `place`: number of the layer in its section (a run of nodes). `kernel_class`: as in `scheduler.Place`.
     """
     return f"@{place}.{kernel_class}"
 
@@ -539,7 +539,7 @@ def partition_graph(
 def _cuts(graph: Graph, starts: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """Return (number of nodes, number of leaf tensors) at the start of each section, and at the end of the graph.
 
-    A section that would read no weight is joined with the next one, because its backend depends on its neighbours.
+    A section that reads no weights is joined with a neighbour, because its backend would depend on the neighbours.
     """
     found = [(0, 0)]
     end = (len(graph.nodes), len(graph.leafs))

@@ -37,7 +37,7 @@ class Compression:
     `places`: index of each token in its block.
     `kept`: indices of the tokens that are written to the state.
     `rows`: rows of the state to which these tokens are written.
-    `read`: rows of the state that complete blocks consist of.
+    `read`: rows that complete blocks consist of, in the state followed by the batch.
     `cells`: cells of the new compressed keys.
     `positions`: positions of the new compressed keys.
     `mask`: mask of attention to the compressed keys.
@@ -100,9 +100,9 @@ def rotation_matrix(ctx: GraphContext, kind: Kind | Literal["window"]) -> Tensor
 
 
 def compress(ctx: GraphContext, kind: Kind, current: Tensor, cache: Tensor) -> None:
-    """Write the compressed keys of complete blocks to `cache`, and what later blocks need to the layer's state.
+    """Write compressed keys of complete blocks to `cache`, and keys and scores of the last tokens to the layer's state.
 
-    The state contains the keys and scores of the last tokens, which are not compressed.
+    Later blocks need the state.
 
     `current`: normalised input of the layer.
     """

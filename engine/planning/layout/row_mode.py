@@ -1,9 +1,10 @@
 """llama.cpp's split mode row: how many rows of each weight each device has, and which device computes each layer.
 
 In llama-cpp-python 0.3.36 only ggml-sycl has a split buffer type (`ggml_backend_sycl_split_buffer_type`). SYCL devices
-accept every operation with any buffer type, and llama.cpp tries the split buffer first (`make_gpu_buft_list`). So all weights of the split layers and of the output layer are split, also norms and biases. (stable-diffusion.cpp splits
-only matrices of at least 256 x 256 inside layers.) KV cache and computations are on the layer's own device
-(`dev_layer`), which follows from the shares as in mode layer.
+accept every operation with any buffer type, and llama.cpp tries the split buffer first (`make_gpu_buft_list`). So all
+weights of the split layers and of the output layer are split, also norms and biases. (stable-diffusion.cpp splits only
+matrices of at least 256 x 256 inside layers.) KV cache and computations are on the layer's own device (`dev_layer`),
+which follows from the shares as in mode layer.
 """
 
 from __future__ import annotations

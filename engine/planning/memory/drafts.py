@@ -47,7 +47,7 @@ class Draft:
 
     @property
     def path(self) -> Path | None:
-        """Path of the draft model; None for other kinds."""
+        """Path of the draft model; None if tokens are drafted without a draft model."""
         return None if self.model is None else self.model.paths[0]
 
 

@@ -127,9 +127,9 @@ def variant_weight_bufts(
 
 
 def in_block_bufts(select: SelectBuft, bufts: Sequence[str]) -> SelectBuft:
-    """Return a function like `select`, for layers that use the weights of another layer's block, as in looped models.
+    """Return a function that chooses buffer types in models whose layers use weights of other blocks (looped models).
 
-    The new function calls `select` with the buffer type of the block's device, instead of that of the layer.
+    It calls `select` with the buffer type of the block's device, instead of that of the layer's device.
 
     `bufts`: buffer type of each block's device.
     """
